@@ -7,6 +7,7 @@ Thread:      main; the worker starts its own.
 
 from __future__ import annotations
 
+import logging
 import os
 
 import click
@@ -18,6 +19,9 @@ from qworker.cli.spooler_options import SpoolerGiven, spooler_options
 from qworker.cli.spooling import before_application, spool_in
 from qworker.cli.worker_process import Process, run_worker
 from qworker.naming import node_name
+from qworker.spooler import uwsgi_api
+
+logger = logging.getLogger(__name__)
 
 
 @click.command(
@@ -55,18 +59,36 @@ def run(
     """
     spooler = spooler.with_directories(tuple(map(os.path.realpath, directories)))
     before_application(spooler)
-    choice = (
-        open_app(app, tasks=False) if app is not None else AppChoice(QWorker("spooler"), "of its own", "-")
-    )
+    choice = _without_app() if app is None else open_app(app, tasks=False)
     conf = choice.app.conf
     conf.command_line({"worker_pool": pool, "worker_shutdown_timeout": shutdown_timeout})
     conf.validate()
     load_tasks(choice.app)
     parts = spool_in(choice.app, spooler, alone=True)
-    queues = tuple(f"spool:{directory}" for directory in spooler.options(conf).directories)
+    options = spooler.options(conf)
+    queues = tuple(f"spool:{directory}" for directory in options.directories)
+
+    def tell(processes: int) -> None:
+        logger.info(
+            "spool directories %s; %s × %d", ", ".join(options.directories), conf.worker_pool, processes
+        )
+        if app is not None:
+            logger.info("app %s (%s); what jobs send goes to its broker", choice.target, choice.how)
+        if options.harakiri is None:
+            logger.info("no harakiri: a job that hangs keeps its process for ever (see --spooler-harakiri)")
+        if uwsgi_api.spooler is None and options.bridge is None:
+            logger.warning("no function runs jobs: set uwsgi.spooler in a module of --spooler-python-import")
+
     return run_worker(
         choice,
         Process(hostname or node_name(), loglevel, logfile, log_json, pidfile),
         queues=queues,
         besides=parts,
+        tell=tell,
     )
+
+
+def _without_app() -> AppChoice:
+    """An app that has neither tasks nor a broker."""
+    own = QWorker("spooler", broker="memory://", backend="disabled://")
+    return AppChoice(own, "of its own", "-")

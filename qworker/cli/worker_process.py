@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -44,11 +44,13 @@ def run_worker(
     queues: tuple[str, ...] | None,
     reloader: Reloader | None = None,
     besides: Sequence[MakeComponent] = (),
+    tell: Callable[[int], None] | None = None,
 ) -> int:
     """Run a worker of the app until it is told to stop, and return the exit code.
 
     - queues: which it consumes; None for those of the settings.
     - besides: make more parts of it.
+    - tell: logs what is about to run, given how many processes it has; None: its tasks and queues.
     """
     conf = choice.app.conf
     node = process.node
@@ -62,7 +64,7 @@ def run_worker(
         stack.enter_context(redirected_stdouts(conf))
         raise_open_files_limit()
         set_title(f"qworker: {node}")
-        return _run(choice, node, queues, reloader, besides)
+        return _run(choice, node, queues, reloader, besides, tell)
 
 
 def _run(
@@ -71,31 +73,36 @@ def _run(
     queues: tuple[str, ...] | None,
     reloader: Reloader | None,
     besides: Sequence[MakeComponent],
+    tell: Callable[[int], None] | None,
 ) -> int:
     from qworker.worker import Worker
 
     def ready() -> None:
         # Only now: the worker forks before any thread begins and before its broker is opened.
-        logger.info("ready; broker %s", mask_urls(choice.app.broker.url), extra={"event": "worker-ready"})
+        if tell is not None:
+            logger.info("ready", extra={"event": "worker-ready"})
+        else:
+            logger.info("ready; broker %s", mask_urls(choice.app.broker.url), extra={"event": "worker-ready"})
         if reloader is not None:
             reloader.start(lambda: worker.request_stop("warm"))
 
     worker = Worker(choice.app, hostname=node, queues=queues, on_ready=ready, besides=besides)
-    _tell(choice, node, worker.queues, worker.concurrency, reloader is not None)
+    logger.info("qworker %s, %s, process %d", __version__, node, os.getpid())
+    if tell is not None:
+        tell(worker.concurrency)
+    else:
+        _tell(choice, worker.queues, worker.concurrency, reloader is not None)
     code = worker.run()
     if reloader is not None and reloader.changed:
         start_again()
     return code
 
 
-def _tell(
-    choice: AppChoice, node: str, queues: Sequence[str], concurrency: int, reload_on_change: bool
-) -> None:
+def _tell(choice: AppChoice, queues: Sequence[str], concurrency: int, reload_on_change: bool) -> None:
     """Log what is about to run. People look for this first when something is not as expected."""
     app, conf = choice.app, choice.app.conf
     names_of_tasks = sorted(name for name in app.tasks if not name.startswith(("celery.", "qworker.")))
     listed = ", ".join(names_of_tasks[:8]) + (", …" if len(names_of_tasks) > 8 else "")
-    logger.info("qworker %s, %s, process %d", __version__, node, os.getpid())
     logger.info(
         "app %s (%s), %s: %s", choice.target, choice.how, count(len(names_of_tasks), "task"), listed or "none"
     )

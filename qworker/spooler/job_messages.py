@@ -55,7 +55,7 @@ def signal_message(tag: int, number: int, directory: str) -> Leased:
     """A message for the handlers of signal *number*, which no file stands for."""
     id_ = quote(f"uwsgi-signal-{number}-{tag}")
     headers = (
-        f'{{"lang":"py","task":{quote(SIGNAL)},"id":{id_},"root_id":{id_},"retries":0,'
+        f'{{"lang":"py","task":{quote(SIGNAL)},"shadow":{quote(SHOWN)},"id":{id_},"root_id":{id_},"retries":0,'
         f'"ignore_result":true,"argsrepr":"({number},)","kwargsrepr":"{{}}"}}'
     )
     body = f"[[{number}],{{}},{NO_EMBED_JSON}]"

@@ -7,7 +7,8 @@ Thread:      any.
 
 configure() says what the directories are, or the settings of the app do. While nothing does, ``spool`` and
 all else that needs a spooler is not there, as in a uWSGI without one: ``hasattr(uwsgi, "spool")`` is false,
-and to use it raises NoSpooler, which is an AttributeError and says what to set. What is different from uWSGI 2.0:
+and to use it raises NoSpooler, which is an AttributeError and says what to set. What is different from uWSGI
+2.0:
 
 - ``spool`` takes text, bytes and whole numbers, in any spelling, and ``at`` as a number or datetime, too.
   It never changes what it is passed, and refuses what uWSGI cuts or misunderstands.
