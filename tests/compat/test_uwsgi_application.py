@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.compat, pytest.mark.timeout(120)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLE = REPOSITORY / "examples" / "uwsgi_app"
+SPOOL_RUN = ("-m", "qworker", "spool", "run", "--ini", "app.ini")
 SHIM = """
     from qworker.spooler import uwsgi_api
     from qworker.spooler.options import SpoolerOptions
@@ -59,11 +60,18 @@ WORK_OFF = """
 @contextmanager
 def started(directory: Path, *options: str) -> Iterator[Path]:
     """A real uWSGI; its log."""
-    log = directory / "uwsgi.log"
     code = "import sys, pyuwsgi; pyuwsgi.run(sys.argv[1:])"
+    with running(directory, "uwsgi.log", "-c", code, *options) as log:
+        yield log
+
+
+@contextmanager
+def running(directory: Path, name: str, *arguments: str) -> Iterator[Path]:
+    """Python with these arguments; its log, of that name."""
+    log = directory / name
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-c", code, *options],
+            [sys.executable, *arguments],
             cwd=directory,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
             stdout=out,
@@ -110,33 +118,77 @@ def example(tmp_path: Path) -> Path:
     return Path(shutil.copytree(EXAMPLE, tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__")))
 
 
-def test_the_example_runs_under_uwsgi(example: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    ini = example / "app.ini"
-    ini.write_text(ini.read_text().replace("127.0.0.1:8080", address))
+class Site:
+    """The example's page, on an address of its own."""
 
-    def page(**fields: str) -> str:
-        with urlopen(f"http://{address}/", urlencode(fields).encode() or None, timeout=20) as answer:
+    def __init__(self, example: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._address = f"127.0.0.1:{free.getsockname()[1]}"
+        ini = example / "app.ini"
+        ini.write_text(ini.read_text().replace("127.0.0.1:8080", self._address))
+
+    def page(self, **fields: str) -> str:
+        with urlopen(f"http://{self._address}/", urlencode(fields).encode() or None, timeout=20) as answer:
             return str(answer.read().decode())
 
-    def is_up() -> bool:
+    def is_up(self) -> bool:
         with suppress(URLError, OSError):
-            return "0 sent" in page()
+            return "sent" in self.page()
         return False
 
-    with started(example, "--ini", "app.ini") as log:
-        eventually(is_up, log)
+    def send_all(self) -> None:
+        """A mail of each kind, and one that cannot be delivered."""
         for how in ("now", "soon", "first", "letter"):
-            assert "uwsgi_spoolfile_on_" in page(to="a@example.com", subject=how, how=how)
-        page(to="nobody", how="letter")
-        outbox = example / "outbox"
-        eventually(lambda: len(subjects(outbox)) == 4, log)
-        assert sorted(subjects(outbox)) == ["A letter", "first", "now", "soon"]
-        eventually(lambda: not files(example / "jobs"), log)
-        eventually(lambda: (outbox / "waiting").exists() and (outbox / "minute").exists(), log)
+            assert "uwsgi_spoolfile_on_" in self.page(to="a@example.com", subject=how, how=how)
+        self.page(to="nobody", how="letter")
+
+
+def all_is_done(example: Path, times: int, log: Path) -> None:
+    outbox = example / "outbox"
+    eventually(lambda: len(subjects(outbox)) == 4 * times, log)
+    assert sorted(subjects(outbox)) == sorted(["A letter", "first", "now", "soon"] * times)
+    eventually(lambda: not jobs_in(example), log)
+    eventually(lambda: (outbox / "waiting").exists() and (outbox / "minute").exists(), log)
+
+
+def jobs_in(example: Path) -> list[str]:
+    return [name for name in files(example / "jobs") if "uwsgi_spoolfile_on_" in name]
+
+
+def test_the_example_runs_under_uwsgi(example: Path) -> None:
+    site = Site(example)
+    with started(example, "--ini", "app.ini") as log:
+        eventually(site.is_up, log)
+        site.send_all()
+        all_is_done(example, 1, log)
         assert "nobody can be reached" in log.read_text()
+
+
+def test_the_spooler_runs_in_qworker_with_the_same_file(example: Path) -> None:
+    """Its timer and its cron, too. The page is another server's."""
+    enqueue = """
+        from app import enqueue
+        for how in ("now", "soon", "first", "letter"):
+            assert "uwsgi_spoolfile_on_" in enqueue(how, "a@example.com", how)
+        enqueue("letter", "nobody", "")
+    """
+    python(example, SHIM.format(directories=(str(example / "jobs"),)), enqueue)
+    with running(example, "qworker.log", *SPOOL_RUN) as log:
+        all_is_done(example, 1, log)
+        assert "nobody can be reached" in log.read_text()
+
+
+def test_both_work_off_what_the_page_enqueues_each_job_once(example: Path) -> None:
+    site = Site(example)
+    with (
+        running(example, "qworker.log", *SPOOL_RUN),
+        started(example, "--ini", "app.ini") as log,
+    ):
+        eventually(site.is_up, log)
+        for _ in range(5):
+            site.send_all()
+        all_is_done(example, 5, log)
 
 
 def test_the_example_runs_outside_it(example: Path) -> None:
