@@ -20,6 +20,7 @@ from qworker.cli.spooling import before_application, spool_in
 from qworker.cli.worker_process import Process, run_worker
 from qworker.naming import node_name
 from qworker.spooler import uwsgi_api
+from qworker.spooler.job_messages import queue_name
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ def run(
     load_tasks(choice.app)
     parts = spool_in(choice.app, spooler, alone=True)
     options = spooler.options(conf)
-    queues = tuple(f"spool:{directory}" for directory in options.directories)
+    queues = tuple(map(queue_name, options.directories))
 
     def tell(processes: int) -> None:
         logger.info(

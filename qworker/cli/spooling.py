@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -65,7 +66,9 @@ def spool_in(app: QWorker, given: SpoolerGiven, *, alone: bool) -> list[MakeComp
     _import_application(options, given.ini)
     if given.ini is not None:
         _tell_of_ini(given.ini)
-    return attach(app, options, alone=alone)
+    attached = attach(app, options, alone=alone)
+    signal.signal(signal.SIGUSR1, lambda *_: attached.rescan())  # as to a spooler of uWSGI's
+    return attached.besides
 
 
 def _import_application(options: SpoolerOptions, ini: IniFile | None) -> None:

@@ -11,10 +11,10 @@ directory), ``disk`` (what has reached it), ``writing``, ``sweeping``. Claiming:
 ``examining``, ``copying`` and ``administration``, which sees, removes, retries and moves. What is said of it:
 ``options``, ``ini`` (uWSGI's files) and ``settings``, which has all that is said together. Running:
 ``uwsgi_api`` (the function that runs jobs), ``policy``, ``jobs`` (in a child); ``job_messages``, ``consumer``
-and ``dispatch`` (in a worker), ``beside`` (with the app's own broker), and ``runner``, which attaches all to
-an app. A spool directory as a broker: ``message_files``, ``messages`` and ``broker``. uWSGI's interface:
-``enqueueing``, ``runtime`` (who works off a directory), ``job_context``, ``introspection``; signals with
-``cron_fields``, ``signal_table``, ``clockwork`` (when), ``signal_socket`` and ``signal_source``;
+and ``dispatch`` (in a worker), ``depths`` and ``beside`` (with the app's own broker), and ``runner``, which
+attaches all to an app. A spool directory as a broker: ``message_files``, ``messages`` and ``broker``. uWSGI's
+interface: ``enqueueing``, ``runtime`` (who works off a directory), ``job_context``, ``introspection``;
+signals with ``cron_fields``, ``signal_table``, ``clockwork`` (when), ``signal_socket`` and ``signal_source``;
 ``installing``. Its decorators: ``arguments``, ``spool_functions`` and ``decorators``. Packages: ``network``.
 """
 

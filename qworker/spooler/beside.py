@@ -20,6 +20,7 @@ from qworker.spooler.dispatch import JobDispatch
 from qworker.transports.capabilities import capabilities_of
 from qworker.transports.lease import (
     Ack,
+    Admin,
     Broker,
     Claim,
     Consumer,
@@ -36,12 +37,12 @@ POLL_SECONDS = 5.0
 
 
 class SpoolBeside(Broker):
-    """broker: of the app. spool: what takes jobs from directories."""
+    """broker: of the app. spool: what takes jobs from directories. admin: of both."""
 
-    def __init__(self, broker: Broker, spool: JobDispatch) -> None:
+    def __init__(self, broker: Broker, spool: JobDispatch, admin: Admin) -> None:
         self.url = broker.url
         self.sender = broker.sender
-        self.admin = broker.admin
+        self.admin = admin
         self.consumer = self._both = _Both(broker.consumer, spool)
         self.lacks = broker.lacks
         self.lowest_first = broker.lowest_first
@@ -58,10 +59,10 @@ class SpoolBeside(Broker):
 class SpoolInstead(Broker):
     """The same, but that nothing is taken from the app's own broker: the worker has the directories alone."""
 
-    def __init__(self, broker: Broker, spool: JobDispatch) -> None:
+    def __init__(self, broker: Broker, spool: JobDispatch, admin: Admin) -> None:
         self.url = broker.url
         self.sender = broker.sender
-        self.admin = broker.admin
+        self.admin = admin
         self.consumer = spool
         # Results have a store of their own, whatever the app's broker would do with them.
         self.lacks = capabilities_of("spool:").lacks

@@ -150,7 +150,7 @@ class SpoolDirectory:
 
     def rest(self) -> float:
         """Seconds for which there is no job, unless fileno() can be read."""
-        if self._candidates or self._scanning is not None or self._ended:
+        if self._candidates or self._scanning is not None or self._ended or self._again:
             return 0.0
         until_due = self.next_due() - self._clock.now()
         until_scan = self._next_scan - self._clock.monotonic()
@@ -179,7 +179,7 @@ class SpoolDirectory:
         self._wakeup.wake()
 
     def rescan(self) -> None:
-        """Have everything looked at again, at the next call of next()."""
+        """Have everything looked at again, at the next call of next(). Any thread, and signal handlers."""
         self._again = True
 
     def close(self) -> None:

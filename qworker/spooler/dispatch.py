@@ -88,6 +88,12 @@ class JobDispatch(DirectoryConsumer[JobLane]):
             self._signals.stop()
         super().deregister()
 
+    def rescan(self) -> None:
+        """Have all directories read through. Any thread; safe in a signal handler."""
+        for lane in self._lanes:
+            lane.directory.rescan()
+        self.wake()
+
     def files(self) -> list[int]:
         return super().files() + ([] if self._signals is None else self._signals.filenos())
 

@@ -33,7 +33,7 @@ def job_messages(directory: str, harakiri: float | None, *, results: bool) -> Ma
     head = f'{{"lang":"py","task":{quote(RUN)},"shadow":{quote(SHOWN)},"id":'
     tail = f'{limit}{ignore},"retries":0,"kwargsrepr":"{{}}"}}'
     quoted = quote(directory)
-    queue = f"{SHOWN}:{directory}"
+    queue = queue_name(directory)
 
     def make(tag: int, paths: Sequence[str]) -> Leased:
         id_ = quote(job_id(paths[0]))
@@ -43,6 +43,11 @@ def job_messages(directory: str, harakiri: float | None, *, results: bool) -> Ma
         return Leased(tag, queue, 0, None, 0, False, 0, headers, None, body.encode())
 
     return make
+
+
+def queue_name(directory: str) -> str:
+    """What the queue of the jobs of *directory* is called."""
+    return f"{SHOWN}:{directory}"
 
 
 def job_id(path: str) -> str:
@@ -59,4 +64,4 @@ def signal_message(tag: int, number: int, directory: str) -> Leased:
         f'"ignore_result":true,"argsrepr":"({number},)","kwargsrepr":"{{}}"}}'
     )
     body = f"[[{number}],{{}},{NO_EMBED_JSON}]"
-    return Leased(tag, f"{SHOWN}:{directory}", 0, None, 0, False, 0, headers, None, body.encode())
+    return Leased(tag, queue_name(directory), 0, None, 0, False, 0, headers, None, body.encode())

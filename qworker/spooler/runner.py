@@ -10,15 +10,16 @@ The jobs run in the processes of the worker's own pool, with its time limits and
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from qworker import signals
 from qworker.clock import Clock
 from qworker.errors import ConfigurationError
 from qworker.spooler import job_context, uwsgi_api
 from qworker.spooler.beside import SpoolBeside, SpoolInstead
+from qworker.spooler.depths import SpoolDepths
 from qworker.spooler.directory import SpoolDirectory
 from qworker.spooler.dispatch import MOST, JobDispatch, JobLane
 from qworker.spooler.job_messages import SHOWN, job_messages
@@ -36,9 +37,16 @@ if TYPE_CHECKING:
     from qworker.components.component import Component
 
 
-def attach(app: QWorker, options: SpoolerOptions, *, alone: bool) -> list[MakeComponent]:
+class Attached(NamedTuple):
+    """besides: make the parts of the worker that are needed. rescan: has all directories read through; any
+    thread, and signal handlers."""
+
+    besides: list[MakeComponent]
+    rescan: Callable[[], None]
+
+
+def attach(app: QWorker, options: SpoolerOptions, *, alone: bool) -> Attached:
     """Have a worker of *app* work off the directories of *options*, which are made when they are missing.
-    Returns what makes the parts of the worker that this needs.
 
     alone: it takes nothing from the app's own broker; what jobs send still goes there.
     ConfigurationError when there is no directory, or one cannot be used.
@@ -50,10 +58,12 @@ def attach(app: QWorker, options: SpoolerOptions, *, alone: bool) -> list[MakeCo
     source = SignalSource(places, uwsgi_api.signal_table)
     consumer = JobDispatch(lambda queues: [_lane(place, options) for place in places], app.clock, source)
     add_spool_tasks(app, options, results=options.results)
-    app.stores.use_broker((SpoolInstead if alone else SpoolBeside)(app.broker, consumer))
+    own = app.broker
+    depths = SpoolDepths(own.admin, places, app.clock)
+    app.stores.use_broker((SpoolInstead if alone else SpoolBeside)(own, consumer, depths))
     logging.getLogger("qworker.components.outcomes").addFilter(_tells_nothing)
     signals.worker_process_init.connect(partial(_begin_process, alone), weak=False, dispatch_uid=__name__)
-    return [partial(_server, options, app.clock)] if options.sockets else []
+    return Attached([partial(_server, options, app.clock)] if options.sockets else [], consumer.rescan)
 
 
 def _server(options: SpoolerOptions, clock: Clock, on_crash: OnCrash) -> Component:

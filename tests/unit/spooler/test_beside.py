@@ -10,6 +10,7 @@ import pytest
 
 from qworker.errors import LeaseLost
 from qworker.spooler.beside import SpoolBeside, SpoolInstead
+from qworker.spooler.depths import SpoolDepths
 from qworker.spooler.directory import SpoolDirectory
 from qworker.spooler.dispatch import JobDispatch, JobLane
 from qworker.spooler.job_messages import job_messages
@@ -48,8 +49,8 @@ def jobs(writer: Writer, clock: FakeClock) -> JobDispatch:
 
 
 @pytest.fixture
-def both(own: MemoryStore, jobs: JobDispatch) -> Iterator[SpoolBeside]:
-    broker = SpoolBeside(own, jobs)
+def both(own: MemoryStore, jobs: JobDispatch, writer: Writer, clock: FakeClock) -> Iterator[SpoolBeside]:
+    broker = SpoolBeside(own, jobs, SpoolDepths(own.admin, [writer.path], clock))
     yield broker
     broker.close()
 
@@ -128,9 +129,9 @@ def test_a_file_that_comes_ends_a_wait_for_the_broker(both: SpoolBeside, writer:
 
 
 def test_alone_nothing_is_taken_from_the_own_broker(
-    own: MemoryStore, jobs: JobDispatch, writer: Writer
+    own: MemoryStore, jobs: JobDispatch, writer: Writer, clock: FakeClock
 ) -> None:
-    broker = SpoolInstead(own, jobs)
+    broker = SpoolInstead(own, jobs, SpoolDepths(own.admin, [writer.path], clock))
     broker.consumer.register("w", ["q"], 2)
     broker.sender.push([message("a", queue="q")])
     writer.write({})
@@ -139,3 +140,26 @@ def test_alone_nothing_is_taken_from_the_own_broker(
     assert "results" in broker.lacks
     broker.close()
     broker.close()
+
+
+def test_jobs_are_counted_with_the_queues(both: SpoolBeside, writer: Writer, clock: FakeClock) -> None:
+    both.sender.push([message("a")])
+    writer.write({})
+    writer.write({}, at=clock.now() + 100)
+    own, spool = both.admin.depths(["q"])
+    assert (own.queue, own.ready) == ("q", 1)
+    assert (spool.queue, spool.ready, spool.delayed, spool.leased, spool.dead) == (
+        f"spool:{writer.path}", 1, 1, 0, 0,
+    )  # fmt: skip
+
+
+def test_a_rescan_finds_what_nobody_told_of(jobs: JobDispatch, writer: Writer) -> None:
+    jobs.register("w", (), 1)
+    assert jobs.lease((), 10).messages == []
+    writer.write({})
+    jobs._lanes[0].directory._watcher.told()  # it is lost
+    assert jobs.wait(0.0) is False
+    jobs.rescan()
+    assert jobs.wait(10.0) is True
+    assert len(jobs.lease((), 10).messages) == 1
+    jobs.deregister()
