@@ -1,0 +1,167 @@
+"""`qworker spool run` and `qworker start --spooler` with the options of uWSGI's spooler, as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from qworker.errors import SpoolError
+from qworker.spooler.network import send
+from qworker.spooler.writing import Writer
+from tests.acceptance.private_servers import free_port
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+
+MODULE = """
+import json, os, time
+from qworker.spooler import uwsgi_api as uwsgi
+
+def note(**what):
+    with open("{ledger}", "a") as ledger:
+        ledger.write(json.dumps(what | {{"pid": os.getpid()}}) + "\\n")
+
+def spooler(env):
+    note(n=env.get(b"n", b"").decode(), cwd=os.getcwd(), nice=os.nice(0), body=len(env.get("body", b"")))
+    return uwsgi.SPOOL_OK
+
+uwsgi.spooler = spooler
+"""
+
+
+class Spooler:
+    """What is run in *folder*, and what its jobs have noted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ledger = folder / "ledger"
+        self.ledger.touch()
+        self.log = folder / "log"
+        self.writer = Writer(folder / "jobs")
+        (folder / "jobs_module.py").write_text(MODULE.format(ledger=self.ledger))
+
+    @contextmanager
+    def running(self, *arguments: str, command: tuple[str, ...] = ("spool", "run", "jobs")) -> Iterator[None]:
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "qworker",
+                    *command,
+                    "--spooler-python-import",
+                    "jobs_module",
+                    *arguments,
+                ],
+                cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": str(self.folder)},
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0, self.said()
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def noted(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.ledger.read_text().splitlines()]
+
+    def await_notes(self, number: int) -> list[dict[str, object]]:
+        until(lambda: len(self.noted()) >= number, say=self.said)
+        return self.noted()
+
+
+@pytest.fixture
+def spooler(tmp_path: Path) -> Spooler:
+    return Spooler(tmp_path)
+
+
+def write(spooler: Spooler, *numbers: int, **more: object) -> None:
+    for number in numbers:
+        spooler.writer.write({"n": str(number)}, **more)  # type: ignore[arg-type]
+
+
+def test_jobs_are_run_where_they_lie_and_told_of(spooler: Spooler) -> None:
+    with spooler.running():
+        write(spooler, 1)
+        (note,) = spooler.await_notes(1)
+        until(lambda: " done in " in spooler.said(), say=spooler.said)
+    assert (note["cwd"], note["nice"]) == (spooler.writer.path, os.nice(0))
+
+
+def test_quiet_chdir_and_order(spooler: Spooler) -> None:
+    write(spooler, 3, 4)
+    write(spooler, 2, priority=20)
+    write(spooler, 1, priority=3)
+    options = ("--spooler-quiet", "--spooler-chdir", "/", "--spooler-ordered", "--spooler-processes", "1")
+    with spooler.running(*options):
+        notes = spooler.await_notes(4)
+    assert [note["n"] for note in notes] == ["1", "2", "3", "4"]
+    assert {note["cwd"] for note in notes} == {"/"}
+    assert " done in " not in spooler.said()
+
+
+def test_processes_are_replaced_after_so_many_jobs(spooler: Spooler) -> None:
+    write(spooler, *range(9))
+    with spooler.running("--spooler-max-tasks", "3", "--spooler-processes", "1"):
+        notes = spooler.await_notes(9)
+    assert len({note["pid"] for note in notes}) == 3
+
+
+def test_a_module_that_cannot_be_imported_is_told_and_the_others_are(spooler: Spooler) -> None:
+    with spooler.running("--spooler-python-import", "no_such_module"):
+        write(spooler, 1)
+        spooler.await_notes(1)
+    assert "no_such_module cannot be imported" in spooler.said()
+
+
+@pytest.mark.parametrize("address", ["spool.sock", "127.0.0.1:0"])
+def test_jobs_come_over_the_network(spooler: Spooler, address: str) -> None:
+    address = address.replace(":0", f":{free_port()}")
+    target = address if ":" in address else str(spooler.folder / address)
+    with spooler.running("--spooler-socket", address):
+        until(lambda: sent(target), say=spooler.said)
+        (note,) = spooler.await_notes(1)
+    assert note["n"] == "7"
+
+
+def sent(target: str) -> bool:
+    with suppress(SpoolError):  # it is not there yet
+        send(target, {"n": "7"})
+        return True
+    return False
+
+
+def test_a_spooler_that_is_given_in_the_settings_runs_in_a_worker(spooler: Spooler) -> None:
+    (spooler.folder / "proj.py").write_text(
+        "import jobs_module\nfrom qworker import QWorker\n"
+        "app = QWorker('proj', changes={'spooler': 'jobs'})\n"
+        "@app.task\ndef note(n): jobs_module.note(n=n)\n"
+    )
+    with spooler.running(command=("start", "-A", "proj")):
+        write(spooler, 1)
+        call = [sys.executable, "-m", "qworker", "call", "-A", "proj", "proj.note", "two"]
+        subprocess.run(call, cwd=spooler.folder, check=True, capture_output=True)
+        notes = spooler.await_notes(2)
+    assert sorted(str(note["n"]) for note in notes) == ["1", "two"]
+
+
+def test_there_has_to_be_a_directory(spooler: Spooler) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "qworker", "spool", "run"], cwd=spooler.folder, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "there is no spool directory to work off: name one" in done.stderr
+    assert "Traceback" not in done.stderr
