@@ -1,4 +1,4 @@
-"""`qworker spool run` and `qworker start --spooler` with the options of uWSGI's spooler, as real processes."""
+"""`qworker spool run`, and `qworker start --spooler`, with the options of uWSGI: as real processes."""
 
 from __future__ import annotations
 
