@@ -60,6 +60,9 @@ REGEXES: dict[str, Callable[[], list[Any]]] = {
     "qworker.transports.connect_errors:_WAITING": lambda: _named(
         "qworker.transports.connect_errors:_WAITING"
     ),
+    "qworker.spooler.ini:_REFERENCE": lambda: _named("qworker.spooler.ini:_REFERENCE"),
+    "qworker.spooler.ini:_LOGIC": lambda: _named("qworker.spooler.ini:_LOGIC"),
+    "qworker.spooler.enqueueing:_DECIMAL": lambda: _named("qworker.spooler.enqueueing:_DECIMAL"),
     "qworker.transports.connect_errors:_PATTERNS": lambda: [
         pattern for pattern, _ in importlib.import_module("qworker.transports.connect_errors")._PATTERNS
     ],
@@ -88,6 +91,8 @@ BOUNDED: dict[str, str] = {
     "qworker.publishing.routing:_compile": "the patterns are the user's own settings, and names of tasks "
     "have at most 255 characters",
     "qworker.spooler.names:_digits": "names of files have at most 255 bytes",
+    "qworker.spooler.network.admission:_NUMBER": "a value of a packet has at most 65,531 bytes, of which it "
+    "looks at 31",
     "qworker.publishing.routing:_topic": "bindings and routing keys are the caller's own settings and "
     "arguments",
 }
