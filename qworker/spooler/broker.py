@@ -296,7 +296,7 @@ def open_broker(url: str | None, conf: Settings) -> SpoolBroker:
     """
     parts = urlsplit(url or "")
     directory = unquote(parts.path)
-    if parts.netloc or not directory.strip("/"):
+    if parts.netloc or not directory.startswith("/") or not directory.strip("/"):
         raise ConfigurationError(
             "broker_url names a spool directory as spool:///var/spool/jobs: three slashes, and a whole path",
             setting="broker_url",
