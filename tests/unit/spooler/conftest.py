@@ -1,4 +1,4 @@
-"""The interface of uWSGI as a new process has it."""
+"""A clock of files, who writes jobs, and the interface of uWSGI as a new process has it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,24 @@ import pytest
 
 from qworker.spooler import uwsgi_api
 from qworker.spooler.options import SpoolerOptions
+from qworker.spooler.writing import Writer
+from qworker.testing import FakeClock
+from tests.support.spools import clock_of_files
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     return tmp_path / "spool"
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return clock_of_files()
+
+
+@pytest.fixture
+def writer(place: Path) -> Writer:
+    return Writer(place)
 
 
 @pytest.fixture

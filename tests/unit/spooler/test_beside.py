@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,24 +18,13 @@ from qworker.testing import FakeClock
 from qworker.testing.store import MemoryStore
 from qworker.transports.lease import Ack, Release
 from tests.support.messages import message
-from tests.support.spools import clock_of_files
 
 ROW = ("job", "SUCCESS", b"-2", None)
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return clock_of_files()
-
-
-@pytest.fixture
 def own(clock: FakeClock) -> MemoryStore:
     return MemoryStore(clock, lease_seconds=15.0)
-
-
-@pytest.fixture
-def writer(tmp_path: Path) -> Writer:
-    return Writer(tmp_path / "spool")
 
 
 @pytest.fixture

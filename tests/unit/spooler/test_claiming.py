@@ -16,20 +16,10 @@ from qworker.spooler.locks import RecordLock
 from qworker.spooler.names import PREFIX
 from qworker.spooler.writing import Writer
 from qworker.testing import FakeClock
-from tests.support.spools import clock_of_files, files, work_off
+from tests.support.spools import files, work_off
 from tests.support.uwsgi_files import Sample, samples
 
 Open = Callable[..., SpoolDirectory]
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return clock_of_files()
-
-
-@pytest.fixture
-def writer(tmp_path: Path) -> Writer:
-    return Writer(tmp_path / "spool")
 
 
 @pytest.fixture

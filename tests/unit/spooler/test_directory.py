@@ -16,7 +16,7 @@ from qworker.spooler.directory import SpoolDirectory
 from qworker.spooler.names import PREFIX
 from qworker.spooler.writing import NewJob, Writer
 from qworker.testing import FakeClock
-from tests.support.spools import clock_of_files, work_off
+from tests.support.spools import work_off
 from tests.support.uwsgi_files import MANIFEST
 
 
@@ -29,16 +29,6 @@ def has_inotify() -> bool:
 
 
 told = pytest.mark.skipif(not has_inotify(), reason="this system tells nothing of files: it needs Linux")
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return clock_of_files()
-
-
-@pytest.fixture
-def writer(tmp_path: Path) -> Writer:
-    return Writer(tmp_path / "spool")
 
 
 @pytest.fixture

@@ -16,19 +16,8 @@ from qworker.spooler.job_messages import RUN, job_id, job_messages, signal_messa
 from qworker.spooler.writing import Writer
 from qworker.testing import FakeClock
 from qworker.transports.lease import Ack, DeadLetter, Leased, Release, Store
-from tests.support.spools import clock_of_files
 
 Open = Callable[..., JobDispatch]
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return clock_of_files()
-
-
-@pytest.fixture
-def writer(tmp_path: Path) -> Writer:
-    return Writer(tmp_path / "spool")
 
 
 @pytest.fixture

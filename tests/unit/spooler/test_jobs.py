@@ -20,20 +20,10 @@ from qworker.spooler.locks import DescriptionLock
 from qworker.spooler.options import SpoolerOptions
 from qworker.spooler.writing import Writer
 from qworker.testing import FakeClock
-from tests.support.spools import clock_of_files, files
+from tests.support.spools import files
 
 Set = Callable[[Callable[[Env], object]], None]
 Make = Callable[..., JobRunner]
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return clock_of_files()
-
-
-@pytest.fixture
-def writer(tmp_path: Path) -> Writer:
-    return Writer(tmp_path / "spool")
 
 
 @pytest.fixture

@@ -16,11 +16,6 @@ from qworker.spooler.writing import NewJob, Sync, Writer, sweep
 from tests.support.spools import files
 
 
-@pytest.fixture
-def writer(tmp_path: Path) -> Writer:
-    return Writer(tmp_path / "spool")
-
-
 def test_a_job_is_one_file(writer: Writer) -> None:
     path = Path(writer.write({"k": "v"}, b"body"))
     assert decode(path.read_bytes()) == ({b"k": b"v"}, b"body")
