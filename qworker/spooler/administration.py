@@ -62,7 +62,7 @@ class SpoolAdmin:
     ) -> None:
         self.path = existing(path, writable=writable)
         self._directory = os.open(self.path, _DIRECTORY)
-        self._lock = best_lock() if lock is None else lock
+        self._lock = best_lock(self.path) if lock is None else lock
         self._attempts = Attempts(self._directory)
         self._returns = returns_of(self._directory)
 

@@ -62,7 +62,7 @@ class Census:
 
     def __init__(self, path: str, *, lock: FileLock | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self.path = path
-        self._lock = best_lock() if lock is None else lock
+        self._lock = best_lock(path) if lock is None else lock
         self._clock = clock
         self._inotify: Inotify | None = None
         with suppress(OSError):

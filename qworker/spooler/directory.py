@@ -78,7 +78,7 @@ class SpoolDirectory:
         self._ended: deque[tuple[str, Refusal | None]] = deque()
         self._claims = ClaimedPlace(
             self._directory,
-            lock=best_lock() if lock is None else lock,
+            lock=best_lock(self.path) if lock is None else lock,
             owners={os.getuid(), 0} if owners is None else owners,
             grace=grace,
             clock=clock,

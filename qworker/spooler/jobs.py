@@ -109,7 +109,6 @@ class JobRunner:
         self._results = results
         self._seconds = seconds
         self._policy = Policy(options.max_attempts, options.backoff, options.backoff_max)
-        self._lock = best_lock()
         self._places: dict[tuple[int, str], _Place] = {}  # by process
         self._bridge: Callable[[Env], Any] | None = None
         self._stuck: list[Claim] = []
@@ -244,7 +243,7 @@ class JobRunner:
     def _place(self, directory: str) -> _Place:
         key = os.getpid(), directory
         if key not in self._places:
-            self._places[key] = _Place(self._app, directory, self._lock)
+            self._places[key] = _Place(self._app, directory, best_lock(directory))
         return self._places[key]
 
     @contextmanager

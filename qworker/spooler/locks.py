@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import struct
 import threading
 from contextlib import suppress
@@ -21,6 +22,8 @@ from typing import Protocol
 _FLOCK = "hhqqi0q"
 """The structure of Linux: kind, from where, first byte, length (0: to the end), process (0 for OFD locks)."""
 _WHOLE_FILE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+_REMOTE = ("nfs", "cifs", "smb", "ceph", "glusterfs", "fuse.glusterfs", "lustre", "9p")
+"""How the kinds of file systems begin that belong to other machines."""
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -129,6 +132,30 @@ class RecordLock:
         return os.getpid(), status.st_dev, status.st_ino
 
 
-def best_lock() -> FileLock:
-    """OFD locks where the system has them, else record locks."""
-    return DescriptionLock() if hasattr(fcntl, "F_OFD_SETLK") else RecordLock()
+def best_lock(place: str = "", mounts: str = "/proc/self/mounts") -> FileLock:
+    """OFD locks where the system has them; record locks elsewhere, and when the directory *place* is on a
+    network file system, whose server knows no others. mounts: the file that lists what is mounted."""
+    if not hasattr(fcntl, "F_OFD_SETLK") or _is_remote(os.path.realpath(place), mounts):
+        return RecordLock()
+    return DescriptionLock()
+
+
+def _is_remote(place: str, mounts: str) -> bool:
+    try:
+        with open(mounts, encoding="utf-8", errors="surrogateescape") as lines:
+            found = [line.split(" ")[1:3] for line in lines if line.count(" ") >= 2]
+    except OSError:
+        return False
+    inside = [(len(point), kind) for point, kind in map(_mount, found) if _is_below(place, point)]
+    # The mount that was made last hides those below it.
+    return bool(inside) and max(reversed(inside), key=lambda each: each[0])[1].startswith(_REMOTE)
+
+
+def _mount(fields: list[str]) -> tuple[str, str]:
+    """Where, and of which kind; blanks are written in octal."""
+    point, kind = fields
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point), kind
+
+
+def _is_below(place: str, point: str) -> bool:
+    return place == point or place.startswith(point.rstrip("/") + "/")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qworker.spooler.locks import DescriptionLock, FileLock, Locked, RecordLock
+from qworker.spooler.locks import DescriptionLock, FileLock, Locked, RecordLock, best_lock
 
 HOLD = """
 import fcntl, sys
@@ -106,3 +106,36 @@ def test_two_record_locks_of_one_process_know_each_other(directory: int) -> None
         other.acquire("job", directory)
     one.release(file)
     other.release(other.acquire("job", directory))
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("/", DescriptionLock),
+        ("/srv/jobs", RecordLock),
+        ("/srv/jobs/1", RecordLock),
+        ("/srv/jobs2", DescriptionLock),
+        ("/srv/jobs/local/x", DescriptionLock),
+        ("/mnt/my jobs/x", RecordLock),
+        ("/twice", DescriptionLock),
+    ],
+)
+def test_on_a_network_file_system_locks_are_those_of_records(
+    tmp_path: Path, place: str, kind: type[FileLock]
+) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        "/dev/root / ext4 rw 0 0\n"
+        "server:/jobs /srv/jobs nfs4 rw,vers=4.2 0 0\n"
+        "/dev/sdb /srv/jobs/local ext4 rw 0 0\n"
+        "//server/jobs /mnt/my\\040jobs cifs rw 0 0\n"
+        "server:/a /twice nfs rw 0 0\n"
+        "tmpfs /twice tmpfs rw 0 0\n"
+    )
+    assert type(best_lock(place, str(mounts))) is kind
+
+
+def test_where_mounts_are_not_told_locks_are_the_best(tmp_path: Path) -> None:
+    assert type(best_lock("/", str(tmp_path / "none"))) is DescriptionLock
+    (tmp_path / "odd").write_bytes(b"\xff\xfe\n\n")
+    assert type(best_lock("/", str(tmp_path / "odd"))) is DescriptionLock
