@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
 from qworker.cli.options import SettingValue
-from qworker.conf import Settings
-from qworker.spooler.ini import IniFile, read_ini
-from qworker.spooler.options import SETTING_OF, SpoolerOptions, with_whole_paths
-from qworker.spooler.settings import merge
+from qworker.spooler.options import SETTING_OF, with_whole_paths
+
+if TYPE_CHECKING:
+    from qworker.conf import Settings
+    from qworker.spooler.ini import IniFile
+    from qworker.spooler.options import SpoolerOptions
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -49,6 +51,8 @@ class SpoolerGiven(NamedTuple):
 
     def options(self, conf: Settings) -> SpoolerOptions:
         """All that is said, with what the settings say."""
+        from qworker.spooler.settings import merge
+
         return merge(conf, self.ini, self.values)
 
 
@@ -144,4 +148,9 @@ def _given(own: dict[str, Any]) -> SpoolerGiven:
     first = click.get_current_context().meta.get(_ORDER)
     if first is not None:
         values["default"] = first
-    return SpoolerGiven(with_whole_paths(values), read_ini(*files) if files else None)
+    ini = None
+    if files:
+        from qworker.spooler.ini import read_ini
+
+        ini = read_ini(*files)
+    return SpoolerGiven(with_whole_paths(values), ini)

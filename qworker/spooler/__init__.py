@@ -23,16 +23,26 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from qworker.spooler.packet import Packet, decode, encode
-from qworker.spooler.writing import NewJob, Sync, Writer, sweep
-
 if TYPE_CHECKING:
     from qworker.spooler.administration import SpoolAdmin
     from qworker.spooler.claiming import Claim
     from qworker.spooler.directory import SpoolDirectory
+    from qworker.spooler.packet import Packet, decode, encode
+    from qworker.spooler.writing import NewJob, Sync, Writer, sweep
 
-_MODULE_OF = {"Claim": "claiming", "SpoolAdmin": "administration", "SpoolDirectory": "directory"}
-"""Who only writes does without what claiming and waking need."""
+_MODULE_OF = {
+    "Claim": "claiming",
+    "NewJob": "writing",
+    "Packet": "packet",
+    "SpoolAdmin": "administration",
+    "SpoolDirectory": "directory",
+    "Sync": "writing",
+    "Writer": "writing",
+    "decode": "packet",
+    "encode": "packet",
+    "sweep": "writing",
+}
+"""Who only writes does without what claiming and waking need, and a worker without a spooler without all."""
 __all__ = [
     "Claim",
     "NewJob",
