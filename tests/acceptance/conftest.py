@@ -13,6 +13,7 @@ from tests.acceptance.brokers import Broken, RemoteSite
 from tests.acceptance.django_site import DjangoSite, migrated, site_on
 from tests.acceptance.harness import Site, opened
 from tests.acceptance.private_servers import BROKERS, serving
+from tests.acceptance.spool_site import SpoolSite
 from tests.servers import require
 from tests.support.django_databases import KINDS, ProjectDatabase
 
@@ -22,6 +23,13 @@ def site(tmp_path: Path) -> Iterator[Site]:
     """A place with a database and a ledger,
     and no worker yet; whatever was started there is gone afterwards."""
     with opened(tmp_path) as site:
+        yield site
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[SpoolSite]:
+    """The same, with a spool directory."""
+    with closing(SpoolSite(tmp_path)) as site:
         yield site
 
 

@@ -32,7 +32,8 @@ T = TypeVar("T")
 
 
 class WorkerProcess:
-    """One ``qworker start``. options: further command line. settings: for the environment, as QWORKER_*."""
+    """One ``qworker start``, or another *command*. options: further command line. settings: for the
+    environment, as QWORKER_*."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class WorkerProcess:
         *options: str,
         name: str = "one",
         app: str = TASKS,
+        command: Sequence[str] = ("start",),
         environment: dict[str, str] | None = None,
         stdout: int | None = None,
         stderr: int | None = None,
@@ -48,23 +50,23 @@ class WorkerProcess:
     ) -> None:
         self.name = name
         self.log_path = site.path / f"{name}.{len(site.workers)}.log"
-        command = [
+        words = [
             *wrapper,
             sys.executable,
             "-m",
             "qworker",
-            "start",
+            *command,
             "-A",
             app,
             "-n",
             f"{name}@test",
             *options,
         ]
-        if not {"-c", "--concurrency"} & set(options):
-            command += ["-c", "2"]
+        if command == ("start",) and not {"-c", "--concurrency"} & set(options):
+            words += ["-c", "2"]
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                command,
+                words,
                 cwd=site.path,
                 env={**site.environment(**settings), **(environment or {})},
                 stdin=subprocess.DEVNULL,

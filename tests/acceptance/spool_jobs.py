@@ -1,0 +1,168 @@
+"""The jobs of the spooler's fault tests: they work, wait, fail and misbehave, and each writes its runs into the
+ledger. And the tasks beside them.
+
+Comes from:  workers that spool_site.py starts with ``-A tests.acceptance.spool_jobs:app``.
+Goes to:     ledger.py. A job's id is its pair ``id``; what it does says its pair ``do``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from qworker import QWorker
+from qworker.spooler import uwsgi_api
+from tests.acceptance import ledger
+from tests.acceptance.ledger import ENDED, STARTED, run
+
+app = QWorker("spooled")
+
+
+@app.task(name="work", bind=True)
+def work(self: Any, number: int = 0, seconds: float = 0.0) -> int:
+    """Sleep, and return the number."""
+    with run(self):
+        if seconds:
+            time.sleep(seconds)
+    return number
+
+
+@app.task(name="until_file", bind=True)
+def until_file(self: Any, path: str) -> None:
+    """Wait until *path* is there."""
+    with run(self):
+        wait_for(path)
+
+
+@app.task(name="leave_a_child", bind=True)
+def leave_a_child(self: Any, path: str) -> None:
+    """Fork a process that lives until *path* is there, and wait for the same."""
+    with run(self):
+        fork(path)
+        wait_for(path)
+
+
+def to_task(env: dict[Any, Any]) -> Any:
+    """A rule of a bridge: jobs that name a number are tasks, all others are run here."""
+    return work.s(int(env[b"number"])) if b"number" in env else None
+
+
+def wait_for(path: str | bytes) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+
+def fork(path: str | bytes) -> None:
+    """Leave a process behind that lives until *path* is there."""
+    if os.fork() == 0:
+        try:
+            wait_for(path)
+        finally:
+            os._exit(0)
+
+
+def kill_itself(env: dict[Any, Any]) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def segfault(env: dict[Any, Any]) -> None:
+    ctypes.string_at(0)
+
+
+def leave(env: dict[Any, Any]) -> None:
+    os._exit(0)
+
+
+def exit_code(env: dict[Any, Any]) -> None:
+    sys.exit(3)
+
+
+def hang(env: dict[Any, Any]) -> None:
+    while True:
+        time.sleep(0.01)
+
+
+def wait(env: dict[Any, Any]) -> None:
+    wait_for(env[b"file"])
+
+
+def leave_child(env: dict[Any, Any]) -> None:
+    fork(env[b"file"])
+
+
+def leave_child_and_die(env: dict[Any, Any]) -> None:
+    """The first time. A process that it leaves behind lives on."""
+    if env[b"file"] and not os.path.exists(env[b"file"] + b".begun"):
+        os.close(os.open(env[b"file"] + b".begun", os.O_CREAT, 0o600))
+        fork(env[b"file"])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def go_on_twice(env: dict[Any, Any]) -> None:
+    """Return in two processes."""
+    os.fork()
+
+
+def first_time(env: dict[Any, Any]) -> bool:
+    """Whether nobody has made the file of the job yet; it is made."""
+    try:
+        os.close(os.open(env[b"file"], os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return False
+    return True
+
+
+def fail_once(env: dict[Any, Any]) -> None:
+    if first_time(env):
+        fail(env)
+
+
+def kill_once(env: dict[Any, Any]) -> None:
+    if first_time(env):
+        kill_itself(env)
+
+
+def fail(env: dict[Any, Any]) -> None:
+    raise ValueError("as asked for")
+
+
+def sleep(env: dict[Any, Any]) -> None:
+    time.sleep(float(env[b"seconds"]))
+
+
+def nothing(env: dict[Any, Any]) -> None:
+    pass
+
+
+DOES: dict[bytes, Callable[[dict[Any, Any]], None]] = {
+    b"": nothing,
+    b"kill": kill_itself,
+    b"segfault": segfault,
+    b"leave": leave,
+    b"exit": exit_code,
+    b"hang": hang,
+    b"wait": wait,
+    b"leave a child": leave_child,
+    b"leave a child and die": leave_child_and_die,
+    b"go on twice": go_on_twice,
+    b"fail": fail,
+    b"fail once": fail_once,
+    b"kill once": kill_once,
+    b"sleep": sleep,
+}
+
+
+def spooler(env: dict[Any, Any]) -> object:
+    id = env.get(b"id", b"?").decode()
+    ledger.write(STARTED, id, 0, 0)
+    DOES[env.get(b"do", b"")](env)
+    ledger.write(ENDED, id, 0, 0)
+    return eval(env.get(b"return", b"-2"))
+
+
+uwsgi_api.spooler = spooler

@@ -1,0 +1,83 @@
+"""SpoolSite: a Site with a spool directory, and workers that work it off, seen only from outside.
+
+Comes from:  the tests of the spooler's faults. Goes to: harness.py, spool_jobs.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from qworker.spooler.attempts import ATTRIBUTE
+from qworker.spooler.names import DEAD, PREFIX
+from qworker.spooler.writing import NewJob, Writer
+from tests.acceptance.harness import Site, WorkerProcess
+from tests.acceptance.ledger import ENDED, STARTED
+
+JOBS = "tests.acceptance.spool_jobs:app"
+
+
+class SpoolSite(Site):
+    """place: the spool directory."""
+
+    def __init__(self, path: Path, **more: Any) -> None:
+        super().__init__(path, **more)
+        self.place = path / "spool"
+        self.writer = Writer(self.place)
+
+    def work(self, *options: str, **more: Any) -> WorkerProcess:
+        """``qworker spool run``, with two processes, which waits little before it tries again."""
+        return self.start(
+            str(self.place),
+            "--spooler-processes=2",
+            "--spooler-backoff=0.05",
+            *options,
+            command=("spool", "run"),
+            app=JOBS,
+            **more,
+        )
+
+    def beside(self, *options: str, **more: Any) -> WorkerProcess:
+        """``qworker start --spooler``, with two processes."""
+        return self.start(f"--spooler={self.place}", "--spooler-backoff=0.05", *options, app=JOBS, **more)
+
+    def job(self, id: object, do: str = "", **pairs: Any) -> str:
+        """Write a job; the name of its file."""
+        return Path(self.writer.write({"id": str(id), "do": do, **pairs})).name
+
+    def jobs(self, ids: Iterable[object], **pairs: Any) -> None:
+        self.writer.write_many([NewJob({"id": str(id), **pairs}) for id in ids])
+
+    def runs(self, kind: str = ENDED) -> Counter[str]:
+        """id → how often it has ended, or was begun."""
+        return Counter(record.id for record in self.records(kind=kind))
+
+    def begun(self, *ids: object) -> None:
+        wanted = {str(id) for id in ids}
+        self.until(lambda: wanted <= set(self.runs(STARTED)), f"{len(wanted)} jobs to be begun")
+
+    def files(self) -> list[str]:
+        """The files of jobs that are there."""
+        return sorted(path.name for path in self.place.glob(f"{PREFIX}*"))
+
+    def empty(self, seconds: float = 40.0) -> None:
+        """Wait until there are no jobs."""
+        self.until(lambda: not self.files(), "the directory to be empty", seconds)
+
+    def attempts(self, name: str) -> int:
+        import os
+
+        try:
+            return int(os.getxattr(self.place / name, ATTRIBUTE))
+        except OSError:
+            return 0
+
+    def aside(self) -> dict[str, dict[str, Any]]:
+        """The notes of jobs that were set aside, by the name of their file."""
+        return {
+            path.name.removesuffix(".json"): json.loads(path.read_text())
+            for path in (self.place / DEAD).glob(f"{PREFIX}*.json")
+        }
