@@ -188,6 +188,11 @@ class Claim:
         now = self._place.clock.now()
         self._let_go(Refusal(Reason.NOT_DUE, now, stamp_of(os.fstat(self._file))))
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: the job is its parent's, which ends the claim; its death is to free the lock."""
+        file, self._file = self._file, -1
+        os.close(file)
+
     def decline(self) -> None:
         """The job is for another process: it is not offered to this one again, unless its file changes."""
         self._let_go(Refusal(Reason.DECLINED, math.inf, stamp_of(os.fstat(self._file))))
@@ -271,7 +276,8 @@ class ClaimedPlace:
             if status.st_mtime > now:
                 return Refusal(Reason.NOT_DUE, status.st_mtime, stamp_of(status))
             if known.reason is Reason.LOCKED:
-                return known if self.lock.is_held(path, self.directory) else None
+                # Until it is free, however long that takes: to ask again at once would never end.
+                return Refusal(Reason.LOCKED) if self.lock.is_held(path, self.directory) else None
         except OSError as error:
             return self._unopened(path, error)
         return known if known.until > now and known.stamp == stamp_of(status) else None

@@ -38,11 +38,13 @@ from qworker.spooler.options import SpoolerOptions
 from qworker.spooler.policy import Policy
 from qworker.tasks.definition import make_task
 from qworker.tasks.task import Task
+from qworker.transports.forked import forgetful
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
 
 logger = logging.getLogger(__name__)
+_runners = forgetful()
 
 OK = uwsgi_api.SPOOL_OK
 RETRY = uwsgi_api.SPOOL_RETRY
@@ -78,6 +80,18 @@ def run_signal(number: int) -> None:
     uwsgi_api.run_signal(number)
 
 
+def _end_copy(error: BaseException | None) -> None:
+    """End this process, which the job has forked and which has come back from the function: the job is its
+    parent's. error: with which it came back."""
+    code: object = 0
+    if isinstance(error, SystemExit):
+        code = error.code or 0
+    elif error is not None:
+        logger.error("a process that the job had forked has raised", exc_info=error)
+        code = 1
+    os._exit(code & 0xFF if isinstance(code, int) else 1)
+
+
 class _Place:
     """A spool directory, in the process that runs its jobs. declined: files that are not for this process."""
 
@@ -111,8 +125,16 @@ class JobRunner:
         self._policy = Policy(options.max_attempts, options.backoff, options.backoff_max)
         self._places: dict[tuple[int, str], _Place] = {}  # by process
         self._bridge: Callable[[Env], Any] | None = None
+        self._running: set[Claim] = set()
+        _runners.add(self)
         self._stuck: list[Claim] = []
         """What is done and cannot be removed: it stays locked as long as this process lives."""
+
+    def _after_fork(self) -> None:
+        """In a process that a job has forked: it is not to keep the lock when the job's own has died."""
+        for claim in self._running:
+            claim.leave_to_parent()
+        self._running.clear()
 
     def run(self, directory: str, paths: Sequence[str]) -> Any:
         """Run the jobs in the files *paths* of *directory* that can be had, one after the other, until they
@@ -126,9 +148,11 @@ class JobRunner:
             found = place.claims.claim(path)
             if isinstance(found, Refusal):
                 continue
+            self._running.add(found)
             try:
                 value = self._run(place, found)
             finally:
+                self._running.discard(found)
                 if found.held:
                     found.let_go()
         return value if self._results else None
@@ -238,7 +262,16 @@ class JobRunner:
         function = uwsgi_api.spooler
         if function is None:
             raise SpoolError("no function runs jobs: set uwsgi.spooler, or import the module that does")
-        return function(env)
+        process = os.getpid()
+        try:
+            value = function(env)
+        except BaseException as error:
+            if os.getpid() != process:
+                _end_copy(error)
+            raise
+        if os.getpid() != process:
+            _end_copy(None)
+        return value
 
     def _place(self, directory: str) -> _Place:
         key = os.getpid(), directory

@@ -123,6 +123,12 @@ class WorkerProcess:
     def tree(self) -> list[int]:
         return [self.pid, *descendants(self.pid)]
 
+    def cpu_seconds(self) -> float:
+        """What its main process has used of the processor."""
+        with open(f"/proc/{self.pid}/stat") as file:
+            user, system = file.read().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 

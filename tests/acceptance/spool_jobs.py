@@ -103,9 +103,21 @@ def leave_child_and_die(env: dict[Any, Any]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def go_on_twice(env: dict[Any, Any]) -> None:
-    """Return in two processes."""
-    os.fork()
+def come_back_twice(env: dict[Any, Any]) -> None:
+    """Come back in two processes, in the copy with an error if that is asked for; say how that one ended."""
+    child = os.fork()
+    if child == 0:
+        if env[b"how"] == b"exit":
+            sys.exit(7)
+        if env[b"how"] == b"raise":
+            fail(env)
+        raise Return
+    _, status = os.waitpid(child, 0)
+    ledger.write(ENDED, f"copy-ended-with-{os.waitstatus_to_exitcode(status)}", 0, 0)
+
+
+class Return(Exception):
+    """Nothing more is to be done or written."""
 
 
 def first_time(env: dict[Any, Any]) -> bool:
@@ -149,7 +161,7 @@ DOES: dict[bytes, Callable[[dict[Any, Any]], None]] = {
     b"wait": wait,
     b"leave a child": leave_child,
     b"leave a child and die": leave_child_and_die,
-    b"go on twice": go_on_twice,
+    b"come back twice": come_back_twice,
     b"fail": fail,
     b"fail once": fail_once,
     b"kill once": kill_once,
@@ -160,7 +172,10 @@ DOES: dict[bytes, Callable[[dict[Any, Any]], None]] = {
 def spooler(env: dict[Any, Any]) -> object:
     id = env.get(b"id", b"?").decode()
     ledger.write(STARTED, id, 0, 0)
-    DOES[env.get(b"do", b"")](env)
+    try:
+        DOES[env.get(b"do", b"")](env)
+    except Return:
+        return uwsgi_api.SPOOL_OK
     ledger.write(ENDED, id, 0, 0)
     return eval(env.get(b"return", b"-2"))
 

@@ -6,6 +6,9 @@ Comes from:  the tests of the spooler's faults. Goes to: harness.py, spool_jobs.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,6 +54,18 @@ class SpoolSite(Site):
     def jobs(self, ids: Iterable[object], **pairs: Any) -> None:
         self.writer.write_many([NewJob({"id": str(id), **pairs}) for id in ids])
 
+    def run(self, *command: str) -> str:
+        """What a ``qworker`` command prints."""
+        ended = subprocess.run(
+            [sys.executable, "-m", "qworker", *command],
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
     def runs(self, kind: str = ENDED) -> Counter[str]:
         """id → how often it has ended, or was begun."""
         return Counter(record.id for record in self.records(kind=kind))
@@ -68,8 +83,6 @@ class SpoolSite(Site):
         self.until(lambda: not self.files(), "the directory to be empty", seconds)
 
     def attempts(self, name: str) -> int:
-        import os
-
         try:
             return int(os.getxattr(self.place / name, ATTRIBUTE))
         except OSError:

@@ -4,13 +4,12 @@ nothing is lost, nothing that was done is done again, and what cannot be done is
 from __future__ import annotations
 
 import os
-import re
 import signal
-from pathlib import Path
+import time
 
 import pytest
 
-from tests.acceptance.harness import PATIENCE, REPOSITORY
+from tests.acceptance.harness import PATIENCE, REPOSITORY, WorkerProcess
 from tests.acceptance.ledger import STARTED
 from tests.acceptance.processes import gone
 from tests.acceptance.spool_site import SpoolSite
@@ -32,6 +31,13 @@ are due, and nobody is told that they have started."""
 def twice(spool: SpoolSite) -> set[str]:
     """The jobs that ended more than once."""
     return {id for id, times in spool.runs().items() if times > 1}
+
+
+def rests(worker: WorkerProcess) -> bool:
+    """Whether it uses next to no processor for a while."""
+    before = worker.cpu_seconds()
+    time.sleep(0.5)
+    return worker.cpu_seconds() - before < 0.05
 
 
 # -- kill -9 --
@@ -101,11 +107,149 @@ def test_a_worker_dies_at(spool: SpoolSite, point: str) -> None:
     assert hit.exists(), f"{point} was never reached"
     (spool.path / "never").touch()
     spool.until(lambda: not worker.alive or not spool.files(), "the worker to end, or the work")
-    if worker.alive:
-        worker.stop()
+    worker.seen.update(worker.tree())
+    worker.process.terminate()
+    assert worker.wait() in (0, -signal.SIGKILL), "it may be about to die at that point"
     again = spool.work(name="again")
     spool.empty()
     again.stop()
     assert set(spool.runs()) >= {str(id) for id in range(30)} | set(spool.runs(STARTED))
     assert len(twice(spool)) <= 2, "one in each process"
     assert spool.aside() == {}
+
+
+# -- jobs that harm their process --
+
+DIED = "it was begun 3 times, and its process did not live to end it"
+
+
+@pytest.mark.parametrize(
+    ("do", "reason"),
+    [
+        ("kill", DIED),
+        ("segfault", DIED),
+        ("leave", DIED),
+        ("hang", DIED),
+        ("exit", "attempt 3, the last: SystemExit: 3"),
+        ("fail", "attempt 3, the last: ValueError: as asked for"),
+    ],
+)
+def test_a_poisonous_job_is_set_aside(spool: SpoolSite, do: str, reason: str) -> None:
+    """It spoils none of the others, which are given out together with it."""
+    spool.jobs(range(100))
+    bad = spool.job("bad", do)
+    spool.jobs(range(100, 200))
+    worker = spool.work("--spooler-max-attempts=3", "--spooler-harakiri=0.3")
+    spool.empty()
+    assert spool.runs() == {str(id): 1 for id in range(200)}
+    begun = spool.runs(STARTED)
+    assert begun == spool.runs() | {"bad": 3}
+    (note,) = spool.aside().items()
+    assert note[0] == bad
+    assert (note[1]["reason"], note[1]["attempts"]) == (reason, 3)
+    worker.stop()
+
+
+def test_a_job_that_was_set_aside_runs_again_when_it_is_told_to(spool: SpoolSite) -> None:
+    bad = spool.job("bad", "kill once", file=str(spool.path / "killed"))
+    worker = spool.work("--spooler-max-attempts=1")
+    spool.until(lambda: bad in spool.aside(), "the job to be set aside")
+    spool.run("spool", "retry", str(spool.place), bad)
+    spool.empty()
+    assert spool.runs() == {"bad": 1}
+    assert spool.aside() == {}
+    worker.stop()
+
+
+def test_a_process_that_a_job_leaves_behind_holds_nothing(spool: SpoolSite) -> None:
+    """Neither the next jobs, nor the end of the spooler."""
+    go = spool.path / "go"
+    spool.job("parent", "leave a child", file=str(go))
+    spool.jobs(range(50))
+    worker = spool.work()
+    spool.empty()
+    assert spool.runs() == {"parent": 1} | {str(id): 1 for id in range(50)}
+    worker.stop()
+    go.touch()
+
+
+def test_a_process_that_a_dead_job_leaves_behind_does_not_keep_its_lock(spool: SpoolSite) -> None:
+    """uWSGI's locks are not inherited; ours are no different."""
+    go = spool.path / "go"
+    spool.job("parent", "leave a child and die", file=str(go))
+    worker = spool.work()
+    spool.empty()
+    assert spool.runs() == {"parent": 1}
+    assert spool.runs(STARTED) == {"parent": 2}
+    go.touch()
+    worker.stop()
+
+
+@pytest.mark.parametrize("how", ["return", "exit", "raise"])
+def test_a_job_that_comes_back_in_two_processes_is_its_own_ones(spool: SpoolSite, how: str) -> None:
+    """What the copy does counts nothing, and runs no other job; whoever waits for it is told how it ended."""
+    spool.job("fork", "come back twice", how=how)
+    spool.jobs(range(50))
+    worker = spool.work("--spooler-max-attempts=1")
+    spool.empty()
+    expected = {"return": 0, "exit": 7, "raise": 1}[how]
+    assert spool.runs() == {"fork": 1, f"copy-ended-with-{expected}": 1} | {str(id): 1 for id in range(50)}
+    pool = worker.pool()
+    assert {record.pid for record in spool.records()} <= set(pool)
+    assert spool.aside() == {}
+    worker.stop()
+
+
+def test_a_job_that_another_spooler_runs_for_long_keeps_nobody_busy(spool: SpoolSite) -> None:
+    """The other one runs the rest, and rests itself."""
+    go = spool.path / "go"
+    spool.job("long", "wait", file=str(go))
+    one = spool.work("--spooler-processes=1")
+    spool.begun("long")
+    two = spool.work(name="two")
+    spool.jobs(range(50))
+    spool.until(lambda: len(spool.files()) == 1, "all but the long one to be done")
+    spool.until(lambda: rests(two), "the other to rest")
+    spool.job("new")
+    spool.until(lambda: spool.runs()["new"] == 1, "it to be heard of")
+    go.touch()
+    spool.empty()
+    assert spool.runs() == dict.fromkeys(["long", "new", *map(str, range(50))], 1)
+    for worker in (one, two):
+        worker.stop()
+
+
+# -- what functions return --
+
+
+@pytest.mark.parametrize("value", ["-1", "None", "True", "1", "-3", "'-2'", "object()"])
+def test_what_is_not_ok_is_tried_again(spool: SpoolSite, value: str) -> None:
+    """-1 is SPOOL_RETRY, and so is all that is neither SPOOL_OK nor SPOOL_IGNORE."""
+    name = spool.job("bad", **{"return": value})
+    worker = spool.work("--spooler-max-attempts=3")
+    spool.until(lambda: name in spool.aside(), "it to be set aside")
+    assert spool.runs() == {"bad": 3}
+    assert spool.aside()[name]["reason"].startswith("attempt 3, the last: SpoolError: it returned ")
+    worker.stop()
+
+
+def test_what_is_ignored_stays_for_others(spool: SpoolSite) -> None:
+    name = spool.job("other's", **{"return": "0"})
+    spool.jobs(range(10))
+    worker = spool.work("--spooler-frequency=0.2")
+    spool.until(lambda: spool.files() == [name], "the others to be done")
+    spool.until(lambda: "is not for this spooler" in worker.log, "a warning")
+    assert spool.attempts(name) == 0
+    worker.stop()
+    assert spool.runs()["other's"] <= 2, "once in each process, as long as it does not change"
+    assert spool.files() == [name]
+
+
+def test_without_a_function_jobs_stay(spool: SpoolSite) -> None:
+    name = spool.job("one")
+    worker = spool.start(
+        str(spool.place), "--spooler-backoff=60", command=("spool", "run"), app="tests.acceptance.no_jobs:app"
+    )
+    spool.until(lambda: "no function runs jobs" in worker.log, "it to be told")
+    worker.stop()
+    assert spool.files() == [name]

@@ -224,6 +224,29 @@ def test_two_spoolers_do_not_chase_each_other(
         other.close()
 
 
+@told
+def test_what_another_holds_for_long_is_left_until_it_is_free(
+    directory: SpoolDirectory, writer: Writer, clock: FakeClock
+) -> None:
+    """Also when somebody else tried it in vain for us, who does not say why."""
+    writer.write({"n": 1})
+    other = SpoolDirectory(writer.path, clock=clock)
+    held = other.next()
+    path = directory.next_path()
+    assert held is not None
+    assert path == held.path
+    directory.tried(path, clock.now())
+    for _ in range(3):
+        clock.advance(10)
+        assert directory.next_path() is None, "and says so at once"
+    assert directory.rest() > 1
+    held.let_go()
+    directory.take_in()
+    clock.advance(10)
+    assert directory.next_path() == path
+    other.close()
+
+
 def test_a_directory_that_is_made_anew_is_looked_after(
     directory: SpoolDirectory, writer: Writer, clock: FakeClock
 ) -> None:
