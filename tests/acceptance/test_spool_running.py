@@ -253,3 +253,49 @@ def test_without_a_function_jobs_stay(spool: SpoolSite) -> None:
     spool.until(lambda: "no function runs jobs" in worker.log, "it to be told")
     worker.stop()
     assert spool.files() == [name]
+
+
+# -- how it ends --
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_spooler_ends_after_the_running_jobs(spool: SpoolSite, number: int) -> None:
+    """Those that wait stay, and count no attempt."""
+    go = spool.path / "go"
+    for id in ("one", "two"):
+        spool.job(id, "wait", file=str(go))
+    worker = spool.work()
+    spool.begun("one", "two")
+    waiting = [spool.job(n) for n in range(20)]
+    worker.signal(number)
+    spool.until(lambda: "stopping" in worker.log or "shut" in worker.log, "it to hear of it")
+    go.touch()
+    assert worker.wait() == 0
+    assert spool.runs() == {"one": 1, "two": 1}
+    assert spool.files() == sorted(waiting)
+    assert [spool.attempts(name) for name in waiting] == [0] * 20
+    worker = spool.work(name="again")
+    spool.empty()
+    worker.stop()
+    assert spool.runs() == {"one": 1, "two": 1} | {str(n): 1 for n in range(20)}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_gives_the_running_jobs_back(spool: SpoolSite, number: int) -> None:
+    """They count no attempt, even when they are not told and cannot end, and run again later."""
+    go = spool.path / "go"
+    names = [spool.job(id, "wait", file=str(go)) for id in ("one", "two")]
+    worker = spool.work("--spooler-max-attempts=1")
+    spool.begun("one", "two")
+    worker.signal(number)
+    spool.until(lambda: "stopping" in worker.log or "shut" in worker.log, "it to hear of it")
+    worker.signal(number)
+    assert worker.wait() == 3, "it had to cut jobs short"
+    assert spool.files() == sorted(names)
+    assert [spool.attempts(name) for name in names] == [0, 0]
+    go.touch()
+    worker = spool.work("--spooler-max-attempts=1", name="again")
+    spool.empty()
+    worker.stop()
+    assert spool.runs() == {"one": 1, "two": 1}
+    assert spool.aside() == {}
