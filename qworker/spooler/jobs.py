@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from qworker.errors import (
+    Ignore,
     Reject,
     SoftTimeLimitExceeded,
     SpoolError,
@@ -49,6 +50,8 @@ _runners = forgetful()
 OK = uwsgi_api.SPOOL_OK
 RETRY = uwsgi_api.SPOOL_RETRY
 IGNORE = uwsgi_api.SPOOL_IGNORE
+NOT_RUN = object()
+"""What is returned of a job that was not run."""
 
 Env = dict[Any, Any]
 """What the function is given: pairs, by bytes; and by text spooler_task_name, and body when there is one."""
@@ -106,6 +109,14 @@ class _Place:
             clock=app.clock,
             ended=lambda path, refusal: None,
         )
+        self._status = os.fstat(self.claims.directory)
+
+    def is_at_its_path(self) -> bool:
+        """Whether no other directory has the path now. OSError when none has it."""
+        return os.path.samestat(os.stat(self.path), self._status)
+
+    def close(self) -> None:
+        os.close(self.claims.directory)
 
 
 class JobRunner:
@@ -139,9 +150,13 @@ class JobRunner:
     def run(self, directory: str, paths: Sequence[str]) -> Any:
         """Run the jobs in the files *paths* of *directory* that can be had, one after the other, until they
         have taken a while; return what the only one returned, where there are results."""
-        place = self._place(directory)
+        try:
+            place = self._place(directory)
+        except OSError as error:
+            logger.warning("the spool directory %s cannot be opened: %s", directory, error.strerror)
+            return None
         until = time.monotonic() + self._seconds
-        value = None
+        value: Any = NOT_RUN
         for number, path in enumerate(paths):
             if number and time.monotonic() > until:
                 break
@@ -153,17 +168,21 @@ class JobRunner:
                 value = self._run(place, found)
             finally:
                 self._running.discard(found)
-                if found.held:
+                if found.held and found not in self._stuck:
                     found.let_go()
-        return value if self._results else None
+        if not self._results:
+            return None
+        if value is NOT_RUN:
+            raise Ignore("the job was not run here, or not yet")  # so it has no result, or no other one
+        return value
 
     def _run(self, place: _Place, claim: Claim) -> Any:
-        """Run a job, and end its claim."""
+        """Run a job, and end its claim. Return what it returned, or NOT_RUN."""
         before = claim.attempts
         if before and self._is_not_to_run(claim, before):
-            return None
+            return NOT_RUN
         if place.declined and place.declined.get(claim.path) == claim.stamp():
-            return None
+            return NOT_RUN
         env: Env = {**claim.pairs, "spooler_task_name": claim.name}
         if body := claim.body:
             env["body"] = body
@@ -205,7 +224,9 @@ class JobRunner:
         if deaths <= 0:
             return False
         if self._policy.is_last(attempts):
-            claim.set_aside(f"it was begun {attempts} times, and its process did not live to end it")
+            reason = f"it was begun {attempts} times, and its process did not live to end it"
+            claim.set_aside(reason)
+            self._failed(SpoolError(reason))
             return True
         wait = claim.changed() + self._policy.delay(attempts) - self._app.clock.now()
         if wait <= 0:
@@ -275,9 +296,12 @@ class JobRunner:
 
     def _place(self, directory: str) -> _Place:
         key = os.getpid(), directory
-        if key not in self._places:
-            self._places[key] = _Place(self._app, directory, best_lock(directory))
-        return self._places[key]
+        place = self._places.get(key)
+        if place is None or not place.is_at_its_path():
+            if place is not None and not self._running:  # else jobs of other threads are to end there
+                place.close()
+            place = self._places[key] = _Place(self._app, directory, best_lock(directory))
+        return place
 
     @contextmanager
     def _inside(self, directory: str, path: str, env: Env) -> Iterator[None]:

@@ -1,5 +1,5 @@
-"""The jobs of the spooler's fault tests: they work, wait, fail and misbehave, and each writes its runs into the
-ledger. And the tasks beside them.
+"""The jobs of the spooler's fault tests: they work, wait, fail and misbehave, and each writes its runs into
+the ledger. And the tasks beside them.
 
 Comes from:  workers that spool_site.py starts with ``-A tests.acceptance.spool_jobs:app``.
 Goes to:     ledger.py. A job's id is its pair ``id``; what it does says its pair ``do``.

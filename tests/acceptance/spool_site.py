@@ -93,4 +93,5 @@ class SpoolSite(Site):
         return {
             path.name.removesuffix(".json"): json.loads(path.read_text())
             for path in (self.place / DEAD).glob(f"{PREFIX}*.json")
+            if path.with_suffix("").exists()  # the note is written first
         }

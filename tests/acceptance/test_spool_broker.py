@@ -1,5 +1,5 @@
-"""``spool://`` as the broker of an app, whose workers are killed: what they held is back at once, for others and
-for those who come after them."""
+"""``spool://`` as the broker of an app, whose workers are killed: what they held is back at once, for others
+and for those who come after them."""
 
 from __future__ import annotations
 

@@ -26,8 +26,10 @@ WORKER = [
     for name in CALL.findall(path.read_text(encoding="utf-8"))
     if name not in ("acked first", "join-claimed", "body-made", "heap push", "started")
 ]
-"""In the worker around them. Jobs are not acked before they run, are no joins, wait in their directory until they
-are due, and nobody is told that they have started."""
+"""In the worker around them. Jobs are not acked before they run, are no joins, wait in their directory until
+they are due, and nobody is told that they have started."""
+
+
 def twice(spool: SpoolSite) -> set[str]:
     """The jobs that ended more than once."""
     return {id for id, times in spool.runs().items() if times > 1}
@@ -54,7 +56,12 @@ def test_a_process_is_killed_while_jobs_run(spool: SpoolSite, which: str) -> Non
     spool.jobs(range(50))
     pids = worker.tree()
     worker.seen.update(pids)
-    victims = {"child": worker.pool()[0], "zygote": worker.zygote(), "keeper": worker.keeper(), "worker": worker.pid}
+    victims = {
+        "child": worker.pool()[0],
+        "zygote": worker.zygote(),
+        "keeper": worker.keeper(),
+        "worker": worker.pid,
+    }
     os.kill(victims[which], signal.SIGKILL)
     if which in ("keeper", "worker"):
         worker.process.wait(PATIENCE)
@@ -86,7 +93,7 @@ def test_a_child_dies_at(spool: SpoolSite, point: str) -> None:
 
 @pytest.mark.parametrize("point", WORKER)
 def test_a_worker_dies_at(spool: SpoolSite, point: str) -> None:
-    """Every step of a worker between a file and the end of its job, in its main process and in its children."""
+    """Every step of a worker between a file and the end of its job, in its main process and its children."""
     hit = spool.path / "hit"
     spool.jobs(range(30))
     worker = spool.work(ready=False, environment={"QWORKER_CRASH_AT": f"{point}@{hit}"})
@@ -100,7 +107,9 @@ def test_a_worker_dies_at(spool: SpoolSite, point: str) -> None:
         spool.until(lambda: over() or not spool.files(), "a process to be replaced")
     if not hit.exists():  # a point of the shutdown
         spool.jobs(range(30, 40), do="wait", file=str(spool.path / "never"))
-        spool.until(lambda: over() or len(set(spool.runs(STARTED)) & {*map(str, range(30, 40))}) == 2, "two to run")
+        spool.until(
+            lambda: over() or len(set(spool.runs(STARTED)) & {*map(str, range(30, 40))}) == 2, "two to run"
+        )
         for _ in range(2):
             worker.signal(signal.SIGTERM)
         spool.until(over, "the worker to end")
