@@ -38,6 +38,8 @@ STEP = 100
 MOST_READS = 64
 """Of what the system tells, while nothing of it is a file to try."""
 LONGEST_SLEEP = 3600.0
+COARSE = 0.05
+"""Seconds by which the clock of a file system may be behind."""
 CLAIMS_BETWEEN = 32
 """Files that are tried before new files are looked for."""
 
@@ -135,6 +137,15 @@ class SpoolDirectory:
             self._candidates.refuse(path, Refusal(Reason.NOT_DUE, due))
         else:
             self._candidates.leave(path)
+
+    def uncount(self, path: str, since: float) -> None:
+        """A run of this file that was begun since epoch second *since* was ended with its process, by us: it
+        counts no attempt. Nothing is done when somebody has the file."""
+        found = self._claims.claim(path)
+        if isinstance(found, Claim):
+            attempts = found.attempts
+            begun = attempts > found.returns and found.changed() >= since - COARSE
+            found.let_go(attempts - 1 if begun else None)
 
     def wait(self, most: float = math.inf) -> None:
         """Return when there may be a job, when wake() is called, or after *most* seconds."""

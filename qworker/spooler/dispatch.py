@@ -24,7 +24,7 @@ from qworker.spooler.consumer import DirectoryConsumer, Lane, Order
 from qworker.spooler.directory import SpoolDirectory
 from qworker.spooler.job_messages import MakeMessage, signal_message
 from qworker.spooler.signal_source import SignalSource
-from qworker.transports.lease import Ack, DeadLetter, Leased
+from qworker.transports.lease import Ack, DeadLetter, Leased, Release
 
 MOST = 64
 """Files in one message."""
@@ -58,6 +58,11 @@ class _Given(NamedTuple):
     at: float
     since: float
     leased: Leased
+
+
+def _is_cut_short(order: Order) -> bool:
+    """Whether the worker's own end has ended the run."""
+    return isinstance(order, Release) and order.redelivered and not (order.counted or order.requeued)
 
 
 class JobDispatch(DirectoryConsumer[JobLane]):
@@ -123,6 +128,8 @@ class JobDispatch(DirectoryConsumer[JobLane]):
                 continue
             ended = isinstance(order, Ack | DeadLetter)
             for path in given.paths:
+                if _is_cut_short(order):
+                    given.lane.directory.uncount(path, given.since)
                 given.lane.directory.tried(path, given.since, at_once=not ended)
             if ended and given.paths:
                 ended_of.setdefault(given.lane, []).append(given)

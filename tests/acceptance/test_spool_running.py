@@ -96,7 +96,8 @@ def test_a_worker_dies_at(spool: SpoolSite, point: str) -> None:
     """Every step of a worker between a file and the end of its job, in its main process and its children."""
     hit = spool.path / "hit"
     spool.jobs(range(30))
-    worker = spool.work(ready=False, environment={"QWORKER_CRASH_AT": f"{point}@{hit}"})
+    one_by_one = "--spooler-max-tasks=1000"
+    worker = spool.work(one_by_one, ready=False, environment={"QWORKER_CRASH_AT": f"{point}@{hit}"})
 
     def over() -> bool:
         return hit.exists() or not worker.alive

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from qworker.errors import LeaseLost
-from qworker.spooler.directory import SpoolDirectory
+from qworker.spooler.attempts import ATTRIBUTE
+from qworker.spooler.directory import COARSE, SpoolDirectory
 from qworker.spooler.dispatch import MOST, STALE_SECONDS, JobDispatch, JobLane
 from qworker.spooler.job_messages import RUN, job_id, job_messages, signal_message
 from qworker.spooler.writing import Writer
 from qworker.testing import FakeClock
 from qworker.transports.lease import Ack, DeadLetter, Leased, Release, Store
+from tests.support.waiting import until
 
 Open = Callable[..., JobDispatch]
 
@@ -125,6 +128,34 @@ def test_what_was_not_run_comes_again_at_once(
     (leased,) = consumer.lease((), 10).messages
     consumer.settle_held([order(leased.tag)])
     assert len(consumer.lease((), 10).messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("release", "attempts"),
+    [(Release(0, redelivered=True), 0), (Release(0, counted=True), 1), (Release(0), 1)],
+    ids=["the worker ends", "its process died", "it was never begun"],
+)
+def test_what_the_end_of_the_worker_cuts_short_counts_no_attempt(
+    writer: Writer, release: Release, attempts: int
+) -> None:
+    """All else does, as do deaths from before."""
+    earlier = os.path.basename(writer.write({}, at=1))
+    path = os.path.basename(writer.write({}, at=1))
+    directory = SpoolDirectory(writer.path)
+    for name in (earlier, path):
+        os.setxattr(f"{writer.path}/{name}", ATTRIBUTE, b"0")
+    os.setxattr(f"{writer.path}/{earlier}", ATTRIBUTE, b"1")
+    until(lambda: time.time() > os.stat(f"{writer.path}/{earlier}").st_ctime + 2 * COARSE)
+    lane = JobLane(directory, job_messages(directory.path, None, results=False))
+    consumer = JobDispatch(lambda queues: [lane])
+    consumer.register("spooler", (), 1)
+    leased = consumer.lease((), 10).messages
+    os.setxattr(f"{writer.path}/{path}", ATTRIBUTE, b"1")  # as who runs it does
+    consumer.settle_held([release._replace(tag=each.tag) for each in leased])
+    assert os.getxattr(f"{writer.path}/{earlier}", ATTRIBUTE) == b"1"
+    assert os.getxattr(f"{writer.path}/{path}", ATTRIBUTE) == b"%d" % attempts
+    assert {name for each in consumer.lease((), 10).messages for name in given(each)} == {earlier, path}
+    consumer.deregister()
 
 
 def test_what_was_tried_in_vain_comes_again_after_a_while_that_grows(
