@@ -8,6 +8,7 @@ here sleeps for a number of seconds: ``until`` waits for a condition, and fails 
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -27,6 +28,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TASKS = "tests.acceptance.fault_tasks:app"
 PATIENCE = 40.0
 """Seconds that a condition may take on a busy machine. What must be quick is asserted from the ledger."""
+
+READY = re.compile(r": ready(; broker|$)", re.MULTILINE)
 
 T = TypeVar("T")
 
@@ -82,7 +85,7 @@ class WorkerProcess:
 
     def wait_ready(self) -> WorkerProcess:
         until(
-            lambda: "ready; broker" in self.log or self.process.poll() is not None,
+            lambda: READY.search(self.log) or self.process.poll() is not None,
             f"{self.name} to be ready",
             self,
         )
