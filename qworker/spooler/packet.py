@@ -122,6 +122,12 @@ def decode(image: bytes) -> Packet:
     return Packet(pairs, image[end:])
 
 
+def plain(packet: bytes) -> bytes:
+    """A packet that came over a socket, as it stands in a spool file: its modifiers are the file's."""
+    head = bytes((MODIFIER1, packet[1], packet[2], 0))
+    return packet if packet.startswith(head) else head + packet[HEADER:]
+
+
 def _invalid(image: bytes, end: int) -> InvalidPacket:
     """What is wrong with the pairs of *image*, which are to go to *end*."""
     position = HEADER
