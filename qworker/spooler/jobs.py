@@ -93,6 +93,14 @@ class _Place:
             ended=lambda path, refusal: None,
         )
 
+    def was_replaced(self) -> bool:
+        """Whether another directory has the path now. The claims of this one, in other threads, go on with
+        it, so it stays open."""
+        try:
+            return not os.path.samestat(os.stat(self.path), os.fstat(self.claims.directory))
+        except OSError:  # there is none at the moment
+            return False
+
 
 class JobRunner:
     """Runs jobs as *options* say.
@@ -247,9 +255,10 @@ class JobRunner:
 
     def _place(self, directory: str) -> _Place:
         key = os.getpid(), directory
-        if key not in self._places:
-            self._places[key] = _Place(self._app, directory, best_lock(directory))
-        return self._places[key]
+        place = self._places.get(key)
+        if place is None or place.was_replaced():
+            place = self._places[key] = _Place(self._app, directory, best_lock(directory))
+        return place
 
     def _move(self, place: _Place, path: str) -> None:
         """Have the working directory be that of spooler-chdir, or the one that the file of the job lies in.
@@ -264,8 +273,8 @@ class JobRunner:
 
 @contextmanager
 def _working_directory() -> Iterator[bool]:
-    """Whether this may change the working directory, which is as before afterwards. It belongs to the process,
-    so jobs in threads stay where they are."""
+    """Whether this may change the working directory, which is as before afterwards. It belongs to the
+    process, so jobs in threads stay where they are."""
     if threading.current_thread() is not threading.main_thread():
         yield False
         return
