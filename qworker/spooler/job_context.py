@@ -48,7 +48,7 @@ _thread = _Thread()
 _process = _Process()
 
 
-class running:  # noqa: N801 -- it reads like a verb, as the context managers of the standard library do
+class running:
     """Within it, a job of *directory* is run in this process. The time limit that it sets for itself ends
     with it. A class, since each job goes through it: it takes a third of what a generator does."""
 

@@ -71,7 +71,9 @@ class Watcher:
         if not events:
             return NOTHING
         lost = False
-        told = Told(written := [], touched := [], folders := [], False)
+        written: list[str] = []
+        touched: list[str] = []
+        folders: list[str] = []
         for watch, mask, name in events:
             if mask == inotify.ATTRIB and name.startswith(PREFIX):  # most: each attempt is counted
                 if (folder := self._folders.get(watch)) is not None:
@@ -88,7 +90,7 @@ class Watcher:
                     folders.append(_path(folder, name))
             elif name.startswith(PREFIX) and not mask & inotify.CREATE:
                 (touched if mask & inotify.ATTRIB else written).append(_path(folder, name))
-        return told._replace(rescan=lost)
+        return Told(written, touched, folders, lost)
 
     def close(self) -> None:
         """Safe to call twice."""
