@@ -55,12 +55,20 @@ class Attempts:
                 return _number(stream.read(20))
         return 0
 
+    def count_first(self, file: int) -> bool:
+        """Count the first one, in one step; False, and nothing is done, when it may not be the first."""
+        if self._attributes:
+            try:
+                os.setxattr(file, self._attribute, b"1", os.XATTR_CREATE)
+                return True
+            except OSError:  # one is there, or there are no attributes, or no room: count() tells
+                pass
+        return False
+
     def count(self, file: int, name: str) -> int:
         """Count one more, and return its number."""
-        if self._attributes:
-            with suppress(OSError):  # it is not the first, or there are no attributes: what follows tells
-                os.setxattr(file, self._attribute, b"1", os.XATTR_CREATE)
-                return 1
+        if self.count_first(file):
+            return 1
         number = self.read(file, name) + 1
         self.write(file, name, number)
         return number

@@ -79,7 +79,7 @@ class Candidates:
 
     def offer(self, path: str) -> None:
         """Something has been written to this file, or it is new: try it, unless it was tried just now."""
-        vain = self._vain.get(path)
+        vain = self._vain.get(path) if self._vain else None
         if vain is None or vain.not_before <= self._clock.now():
             self._make_ready(path)
         else:
@@ -166,7 +166,8 @@ class Candidates:
         return self._ready[0][0]
 
     def _turn(self, path: str) -> Key:
-        another = crc32(os.fsencode(path)) % self._share.of != self._share.number
+        share = self._share
+        another = share.of > 1 and crc32(os.fsencode(path)) % share.of != share.number
         return another, next(self._turns)
 
     def _make_ready(self, path: str) -> None:

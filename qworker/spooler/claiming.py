@@ -71,13 +71,15 @@ class Claim:
     """A job that is ours, its file locked. It ends with finish(), give_back(), decline() or set_aside(); as a
     context manager, with give_back() if with nothing else.
 
-    path: its file, relative to the spool directory. pairs: what it says. inode: of the file.
+    path: its file, relative to the spool directory. name: of the file, which is the job's id. pairs: what it
+    says. inode: of the file.
     """
 
-    __slots__ = ("_file", "_head", "_place", "inode", "pairs", "path")
+    __slots__ = ("_file", "_head", "_place", "inode", "name", "pairs", "path")
 
     def __init__(self, path: str, file: int, inode: int, head: Head, place: ClaimedPlace) -> None:
         self.path = path
+        self.name = path.rpartition("/")[2]
         self.inode = inode
         self.pairs = head.pairs
         self._head = head
@@ -90,11 +92,6 @@ class Claim:
         held."""
         body = self._head.body
         return read_body(self._file, self._head.start) if body is None else body
-
-    @property
-    def name(self) -> str:
-        """The name of the file, which is the job's id."""
-        return self.path.rpartition("/")[2]
 
     @property
     def attempts(self) -> int:
@@ -118,6 +115,13 @@ class Claim:
     def stamp(self) -> Stamp:
         """By which the file is known to be the same as before."""
         return stamp_of(os.fstat(self._file))
+
+    def begin_first(self) -> bool:
+        """begin(), when that is certainly the first attempt; else False, and nothing is done."""
+        first = self._place.attempts.count_first(self._file)
+        if CRASHING and first:
+            crash_point("spool job begun")
+        return first
 
     def begin(self) -> int:
         """Count an attempt and return its number, 1 for the first. To be called before the job is run, so

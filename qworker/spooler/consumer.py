@@ -11,6 +11,7 @@ nothing to renew, to lose and to take back. A worker that is frozen keeps what i
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -78,6 +79,8 @@ class DirectoryConsumer(Consumer, Generic[L]):
         self._tags = count(1)
         self._turn = 0
         self._concurrency = 1
+        self._more = False
+        """Whether the last lease() has left what it had room for, so that what it took can begin."""
         self._wakeup = WakeupPipe()
         _consumers.add(self)
 
@@ -128,19 +131,26 @@ class DirectoryConsumer(Consumer, Generic[L]):
             self._lanes += self._open_lanes(unknown)
             self._queues.update(unknown)
         lanes = self._in_turn(queues)
+        most = min(limit, self._most_at_once())
         for lane in lanes:
             lane.directory.look()
             lane.drained = False
-            while not lane.drained and len(messages) < limit and size < MAX_LEASE_BYTES:
-                taken = self._take(lane, limit - len(messages))
+            while not lane.drained and len(messages) < most and size < MAX_LEASE_BYTES:
+                taken = self._take(lane, most - len(messages))
                 lane.drained = not taken
                 messages += taken
                 size += sum(len(leased.body) for leased in taken)
+        self._more = most <= len(messages) < limit
         due = min((lane.directory.next_due() for lane in lanes), default=math.inf)
         # Nothing is taken ahead of its time, so that others may have it: who asks for what is due soon is to
         # come back when it is due.
         ahead = eta_window if delayed_limit > 0 else 0.0
         return Claim(messages, None if due == math.inf else due + ahead)
+
+    def _most_at_once(self) -> int:
+        """How many messages one lease() may take, however many are asked for: they begin when it returns. It
+        is told of the others at once."""
+        return sys.maxsize
 
     def _offered(self) -> list[Leased]:
         """What offer_again() has said is to be given out."""
@@ -164,7 +174,7 @@ class DirectoryConsumer(Consumer, Generic[L]):
 
     def _heard(self, ready: set[int]) -> bool:
         """Take in what those of files() tell that can be read; whether there may be something to lease."""
-        news = False
+        news, self._more = self._more, False
         for lane in self._lanes:
             if lane.directory.fileno() in ready:
                 lane.directory.take_in()
@@ -200,6 +210,8 @@ class DirectoryConsumer(Consumer, Generic[L]):
 
     def rest(self) -> float:
         """Seconds for which there is nothing new to lease, unless one of files() can be read."""
+        if self._more:
+            return 0.0
         return min((lane.directory.rest() for lane in self._lanes if lane.drained), default=math.inf)
 
     def has_news(self) -> bool:

@@ -113,7 +113,7 @@ class SpoolDirectory:
         while True:
             if self._tried <= 0 or not candidates:
                 self._look_for_new()
-            if self._is_to_scan():
+            if self._scanning is not None and self._is_to_scan():
                 self._scan_on()
                 continue
             path = candidates.take()
@@ -128,6 +128,10 @@ class SpoolDirectory:
     def tried(self, path: str, since: float, *, at_once: bool = False) -> None:
         """What next_path() gave was tried, since epoch second *since*; the file itself tells what came of it.
         at_once: it may not have been tried at all, so it comes again at once if it is still due."""
+        # Most are gone, and to hear that by an exception takes as long again.
+        if not os.access(path, os.F_OK, dir_fd=self._directory):
+            self._candidates.done(path)
+            return
         try:
             due = os.stat(path, dir_fd=self._directory, follow_symlinks=False).st_mtime
         except OSError:
@@ -254,9 +258,7 @@ class SpoolDirectory:
             return  # there is none at the moment, and the scan says so
 
     def _is_to_scan(self) -> bool:
-        """Whether the next step is the scan's: nothing is ready, or what it may find comes first."""
-        if self._scanning is None:
-            return False
+        """Of a scan: whether the next step is its; nothing is ready, or what it may find comes first."""
         if not self._candidates:
             return True
         first = self._candidates.first_key()

@@ -30,6 +30,9 @@ MOST = 64
 """Files in one message."""
 SHORT_SECONDS = 0.02
 """What is given out in one message is to take no longer."""
+AT_ONCE = 4
+"""Messages for each process that are made before they are given out: a hundred full ones take long enough to
+make that the processes would wait for them."""
 STALE_SECONDS = 0.25
 """After so long the names that were given out are given to others, too."""
 
@@ -152,6 +155,9 @@ class JobDispatch(DirectoryConsumer[JobLane]):
                 lane.drained = False
                 news = True
         return news or bool(self._raised)
+
+    def _most_at_once(self) -> int:
+        return AT_ONCE * self._concurrency
 
     def _collect_signals(self) -> None:
         if self._signals is not None:

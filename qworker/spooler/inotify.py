@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from typing import NamedTuple
+import sys
+from typing import TypeAlias
 
 ATTRIB = 0x4
 CLOSE_WRITE = 0x8
@@ -30,15 +31,12 @@ IS_DIRECTORY = 0x4000_0000
 
 _EVENT = struct.Struct("iIII")
 _ROOM = 65_536
+_NAMES = (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
 
 
-class Event(NamedTuple):
-    """watch: what add() returned; -1 for an overflow. mask: what happened. name: in the directory; '' for
-    itself."""
-
-    watch: int
-    mask: int
-    name: str
+Event: TypeAlias = "tuple[int, int, str]"
+"""A watch: what add() returned, -1 for an overflow; a mask: what happened; a name in the directory, '' for
+itself."""
 
 
 class Inotify:
@@ -62,14 +60,15 @@ class Inotify:
             data = os.read(self._file, _ROOM)
         except BlockingIOError:
             return []
-        events = []
-        position = 0
-        while position < len(data):
-            watch, mask, _, length = _EVENT.unpack_from(data, position)
-            position += _EVENT.size
-            name = data[position : position + length].rstrip(b"\0")
-            position += length
-            events.append(Event(watch, mask, os.fsdecode(name)))
+        events: list[Event] = []
+        begin, size = 0, len(data)
+        unpack, add, head = _EVENT.unpack_from, events.append, _EVENT.size
+        while begin < size:
+            watch, mask, _, length = unpack(data, begin)
+            begin += head
+            name = data[begin : begin + length].rstrip(b"\0")
+            begin += length
+            add((watch, mask, name.decode(*_NAMES)))
         return events
 
     def fileno(self) -> int:

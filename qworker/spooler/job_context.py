@@ -11,8 +11,7 @@ import faulthandler
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from qworker.safe_repr import safe_repr
@@ -41,22 +40,30 @@ class _Process:
     """What this process is. A forked child begins as its parent was."""
 
     is_spooler = False
+    has_limit = False
+    """Whether a job may have set a time limit that is to end with it."""
 
 
 _thread = _Thread()
 _process = _Process()
 
 
-@contextmanager
-def running(directory: str, path: str = "", env: Mapping[Any, Any] | None = None) -> Iterator[None]:
+class running:
     """Within it, a job of *directory* is run in this process. The time limit that it sets for itself ends
-    with it."""
-    before, _thread.job = _thread.job, RunningJob(directory, path, {} if env is None else env)
-    try:
-        yield
-    finally:
-        _thread.job = before
-        if before is None and threading.current_thread() is threading.main_thread():
+    with it. A class, since each job goes through it: it takes a third of what a generator does."""
+
+    __slots__ = ("_before", "_job")
+
+    def __init__(self, directory: str, path: str = "", env: Mapping[Any, Any] | None = None) -> None:
+        self._job = RunningJob(directory, path, {} if env is None else env)
+
+    def __enter__(self) -> None:
+        self._before, _thread.job = _thread.job, self._job
+
+    def __exit__(self, *_: object) -> None:
+        before = _thread.job = self._before
+        if before is None and _process.has_limit and threading.current_thread() is threading.main_thread():
+            _process.has_limit = False
             faulthandler.cancel_dump_traceback_later()
 
 
@@ -92,6 +99,7 @@ def limit_time(seconds: float) -> None:
     if not is_spooler() or threading.current_thread() is not threading.main_thread():
         logger.warning("no harakiri after %s seconds: this process is no spooler's alone", seconds)
     elif seconds > 0:
+        _process.has_limit = True
         faulthandler.dump_traceback_later(min(seconds, 1e9), exit=True, file=_STANDARD_ERROR)
     else:
         faulthandler.cancel_dump_traceback_later()

@@ -157,39 +157,45 @@ class JobRunner:
             return None
         until = time.monotonic() + self._seconds
         value: Any = NOT_RUN
-        for number, path in enumerate(paths):
-            if number and time.monotonic() > until:
-                break
-            found = place.claims.claim(path)
-            if isinstance(found, Refusal):
-                continue
-            self._running.add(found)
-            try:
-                value = self._run(place, found)
-            finally:
-                self._running.discard(found)
-                if found.held and found not in self._stuck:
-                    found.let_go()
+        with _working_directory() as may_move:
+            for number, path in enumerate(paths):
+                if number and time.monotonic() > until:
+                    break
+                found = place.claims.claim(path)
+                if isinstance(found, Refusal):
+                    continue
+                self._running.add(found)
+                try:
+                    value = self._run(place, found, may_move)
+                finally:
+                    self._running.discard(found)
+                    if found.held and found not in self._stuck:
+                        found.let_go()
         if not self._results:
             return None
         if value is NOT_RUN:
             raise Ignore("the job was not run here, or not yet")  # so it has no result, or no other one
         return value
 
-    def _run(self, place: _Place, claim: Claim) -> Any:
-        """Run a job, and end its claim. Return what it returned, or NOT_RUN."""
-        before = claim.attempts
-        if before and self._is_not_to_run(claim, before):
-            return NOT_RUN
+    def _run(self, place: _Place, claim: Claim, may_move: bool) -> Any:
+        """Run a job, and end its claim. Return what it returned, or NOT_RUN. may_move: the working directory
+        is for this to set."""
         if place.declined and place.declined.get(claim.path) == claim.stamp():
             return NOT_RUN
         env: Env = {**claim.pairs, "spooler_task_name": claim.name}
         if body := claim.body:
             env["body"] = body
-        number = claim.begin()
+        before, number = 0, 1
+        if not claim.begin_first():
+            before = claim.attempts
+            if before and self._is_not_to_run(claim, before):
+                return NOT_RUN
+            number = claim.begin()
         began = time.perf_counter()
         try:
-            with self._inside(place.path, claim.path, env):
+            with job_context.running(place.path, claim.path, env):
+                if may_move:
+                    self._move(place, claim.path)
                 value = self._call(env, claim.name)
         except Terminated:
             claim.set_aside("its run was ended by a revocation")
@@ -303,18 +309,27 @@ class JobRunner:
             place = self._places[key] = _Place(self._app, directory, best_lock(directory))
         return place
 
-    @contextmanager
-    def _inside(self, directory: str, path: str, env: Env) -> Iterator[None]:
-        """What surrounds a job: the working directory is that of spooler-chdir, or the one that its file lies
-        in. It belongs to the process, so jobs in threads stay where they are."""
-        with job_context.running(directory, path, env):
-            if threading.current_thread() is not threading.main_thread():
-                yield
-                return
-            before = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.chdir(self._options.chdir or os.path.dirname(f"{directory}/{path}"))
-                yield
-            finally:
-                os.fchdir(before)
-                os.close(before)
+    def _move(self, place: _Place, path: str) -> None:
+        """Have the working directory be that of spooler-chdir, or the one that the file of the job lies in.
+        Each job may have left another one to the next."""
+        if self._options.chdir:
+            os.chdir(self._options.chdir)
+        elif "/" in path:
+            os.chdir(os.path.dirname(f"{place.path}/{path}"))
+        else:
+            os.fchdir(place.claims.directory)
+
+
+@contextmanager
+def _working_directory() -> Iterator[bool]:
+    """Whether this may change the working directory, which is as before afterwards. It belongs to the
+    process, so jobs in threads stay where they are."""
+    if threading.current_thread() is not threading.main_thread():
+        yield False
+        return
+    before = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield True
+    finally:
+        os.fchdir(before)
+        os.close(before)

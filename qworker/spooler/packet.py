@@ -107,21 +107,42 @@ def decode(image: bytes) -> Packet:
         raise InvalidPacket(f"it ends at byte {len(image)}, and its header says that the pairs go to {end}")
     pairs: dict[bytes, bytes] = {}
     position = HEADER
-    while position < end:
+    try:
+        # Each step goes forward, so all were within the pairs if the last one ends where these end.
+        while position < end:
+            key_begin = position + 2
+            key_end = key_begin + (image[position] | image[position + 1] << 8)
+            value_begin = key_end + 2
+            position = value_begin + (image[key_end] | image[key_end + 1] << 8)
+            pairs[image[key_begin:key_end]] = image[value_begin:position]
+    except IndexError:
+        position = -1
+    if position != end or b"" in pairs:
+        raise _invalid(image, end)
+    return Packet(pairs, image[end:])
+
+
+def plain(packet: bytes) -> bytes:
+    """A packet that came over a socket, as it stands in a spool file: its modifiers are the file's."""
+    head = bytes((MODIFIER1, packet[1], packet[2], 0))
+    return packet if packet.startswith(head) else head + packet[HEADER:]
+
+
+def _invalid(image: bytes, end: int) -> InvalidPacket:
+    """What is wrong with the pairs of *image*, which are to go to *end*."""
+    position = HEADER
+    while True:
         key_begin = position + 2
         if key_begin > end:
-            raise InvalidPacket(f"the pairs end at byte {end}, inside of a key's length")
+            return InvalidPacket(f"the pairs end at byte {end}, inside of a key's length")
         key_end = key_begin + (image[position] | image[position + 1] << 8)
         value_begin = key_end + 2
         if key_end == key_begin:
-            raise InvalidPacket(f"the key at byte {key_begin} is empty")
+            return InvalidPacket(f"the key at byte {key_begin} is empty")
         if value_begin > end:
-            raise InvalidPacket(f"the key at byte {key_begin} goes to {key_end}, and the pairs end at {end}")
-        value_end = value_begin + (image[key_end] | image[key_end + 1] << 8)
-        if value_end > end:
-            raise InvalidPacket(
-                f"the value at byte {value_begin} goes to {value_end}, and the pairs end at {end}"
+            return InvalidPacket(f"the key at byte {key_begin} goes to {key_end}, and the pairs end at {end}")
+        position = value_begin + (image[key_end] | image[key_end + 1] << 8)
+        if position > end:
+            return InvalidPacket(
+                f"the value at byte {value_begin} goes to {position}, and the pairs end at {end}"
             )
-        pairs[image[key_begin:key_end]] = image[value_begin:value_end]
-        position = value_end
-    return Packet(pairs, image[end:])

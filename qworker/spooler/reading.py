@@ -26,7 +26,7 @@ class Head(NamedTuple):
 
 def read_head(file: int, size: int) -> Head:
     """What the file of *size* bytes begins with. InvalidPacket when that is no packet."""
-    image = os.pread(file, HEAD_BYTES + 1, 0)
+    image = os.pread(file, min(size, HEAD_BYTES), 0)
     pairs, body = decode(image)
     return Head(pairs, len(image) - len(body), body if len(image) >= size else None)
 

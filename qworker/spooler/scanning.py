@@ -15,7 +15,6 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import NamedTuple
 
 from qworker.spooler.names import PREFIX, is_priority, natural_key
@@ -34,11 +33,15 @@ def scan(place: str) -> Iterator[Entry]:
     """The files of the spool directory *place*, in no order. OSError when it cannot be read."""
     with os.scandir(place) as entries:
         for entry in entries:
-            if entry.name.startswith(PREFIX):
-                with suppress(OSError):  # it has just gone
-                    status = entry.stat(follow_symlinks=False)
-                    if stat.S_ISREG(status.st_mode):
-                        yield Entry(entry.name, status.st_mtime)
+            name = entry.name
+            if not name.startswith(PREFIX):
+                continue
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError:  # it has just gone
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield Entry(name, status.st_mtime)
 
 
 def scan_in_order(

@@ -70,8 +70,16 @@ class Watcher:
         events = [] if self._inotify is None else self._inotify.read()
         if not events:
             return NOTHING
-        told = Told([], [], [], any(event.mask & _LOST for event in events))
+        lost = False
+        written: list[str] = []
+        touched: list[str] = []
+        folders: list[str] = []
         for watch, mask, name in events:
+            if mask == inotify.ATTRIB and name.startswith(PREFIX):  # most: each attempt is counted
+                if (folder := self._folders.get(watch)) is not None:
+                    touched.append(f"{folder}/{name}" if folder else name)
+                continue
+            lost = lost or bool(mask & _LOST)
             folder = self._folders.get(watch)
             if mask & inotify.IGNORED:
                 self._folders.pop(watch, None)
@@ -79,11 +87,10 @@ class Watcher:
                 continue
             elif mask & inotify.IS_DIRECTORY:
                 if self._ordered and is_priority(name) and not mask & inotify.ATTRIB:
-                    told.folders.append(_path(folder, name))
+                    folders.append(_path(folder, name))
             elif name.startswith(PREFIX) and not mask & inotify.CREATE:
-                path = _path(folder, name)
-                (told.touched if mask & inotify.ATTRIB else told.written).append(path)
-        return told
+                (touched if mask & inotify.ATTRIB else written).append(_path(folder, name))
+        return Told(written, touched, folders, lost)
 
     def close(self) -> None:
         """Safe to call twice."""

@@ -91,12 +91,14 @@ class Writer:
         *,
         at: float | datetime | None = None,
         priority: str | bytes | int = "",
+        packet: bytes = b"",
     ) -> str:
-        """Write one job and return the path of its file.
+        """Write one job and return the path of its file. packet: the pairs as they stand in a packet, by who
+        has decoded them from it; b"": they are encoded here.
 
         SpoolError when it cannot be written; then nothing is there.
         """
-        draft = self._draft(pairs, body, at, priority)
+        draft = self._draft(pairs, body, at, priority, packet=packet)
         if self._sync is not Sync.NOTHING:
             self._sync_drafts([draft])
         return self._name([draft])[0]
@@ -124,8 +126,9 @@ class Writer:
         at: float | datetime | None,
         priority: str | bytes | int,
         name: str = "",
+        packet: bytes = b"",
     ) -> _Draft:
-        packet = encode(pairs)
+        packet = packet or encode(pairs)
         due = _due(at, exact=self._exact) if at else 0
         try:
             folder = self.path

@@ -20,7 +20,7 @@ from qworker.errors import SpoolError
 from qworker.safe_repr import safe_repr
 from qworker.spooler.network import signed
 from qworker.spooler.network.receiving import Request
-from qworker.spooler.packet import Pairs, decode
+from qworker.spooler.packet import Pairs, decode, plain
 from qworker.spooler.writing import Writer
 
 _NUMBER = re.compile(rb"[0-9]{1,15}(\.[0-9]{0,15})?")
@@ -59,7 +59,13 @@ class Admission:
         writer = self._writer(pairs.get(b"spooler", b""))
         priority = pairs.get(b"priority", b"")
         try:
-            path = writer.write(cast(Pairs, pairs), request.body, at=_at(pairs), priority=priority)
+            path = writer.write(
+                cast(Pairs, pairs),
+                request.body,
+                at=_at(pairs),
+                priority=priority,
+                packet=b"" if is_signed else plain(request.packet),
+            )
         except OSError as error:  # whatever it was, the next job may be written
             raise SpoolError(f"it cannot be written: {error.strerror or error}") from error
         return path[len(writer.path) + 1 :]

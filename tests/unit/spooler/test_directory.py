@@ -293,7 +293,7 @@ def test_after_an_overflow_everything_is_looked_at(directory: SpoolDirectory, wr
     watcher = directory._watcher
     if watcher._inotify is not None:
         watcher._inotify.read()
-        lost = [inotify.Event(-1, inotify.OVERFLOW, "")]
+        lost = [(-1, inotify.OVERFLOW, "")]
         reads: Callable[[], list[inotify.Event]] = lambda: [lost.pop()] if lost else []  # noqa: E731
         watcher._inotify.read = reads  # type: ignore[method-assign]
     else:

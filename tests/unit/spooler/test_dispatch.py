@@ -13,7 +13,7 @@ import pytest
 from qworker.errors import LeaseLost
 from qworker.spooler.attempts import ATTRIBUTE
 from qworker.spooler.directory import COARSE, SpoolDirectory
-from qworker.spooler.dispatch import MOST, STALE_SECONDS, JobDispatch, JobLane
+from qworker.spooler.dispatch import AT_ONCE, MOST, STALE_SECONDS, JobDispatch, JobLane
 from qworker.spooler.job_messages import RUN, job_id, job_messages, signal_message
 from qworker.spooler.writing import Writer
 from qworker.testing import FakeClock
@@ -94,6 +94,29 @@ def test_a_handful_is_divided_among_the_processes(dispatch: Open, writer: Writer
     for _ in range(8):
         writer.write({})
     assert [len(given(leased)) for leased in consumer.lease((), 100).messages] == [2, 2, 2, 2]
+
+
+def test_many_are_given_out_in_parts_and_the_next_part_is_told_of_once(
+    dispatch: Open, writer: Writer
+) -> None:
+    consumer = dispatch(concurrency=2, most=1)
+    for _ in range(AT_ONCE * 2 + 3):
+        writer.write({})
+    assert len(consumer.lease((), 100).messages) == AT_ONCE * 2
+    assert consumer.rest() == 0.0
+    assert consumer.wait(5.0)
+    assert not consumer._more
+    assert len(consumer.lease((), 100).messages) == 3
+    assert not consumer._more
+
+
+def test_who_has_room_for_no_more_is_not_told_of_more(dispatch: Open, writer: Writer) -> None:
+    consumer = dispatch(concurrency=2, most=1)
+    for _ in range(AT_ONCE * 2 + 3):
+        writer.write({})
+    consumer.lease((), AT_ONCE * 2)
+    consumer.wait(0.0)  # the files have been written
+    assert consumer.rest() > 0.0
 
 
 def test_one_by_one_where_each_has_a_result(dispatch: Open, writer: Writer) -> None:
@@ -186,7 +209,7 @@ def test_behind_a_long_job_others_are_given_what_waits(
     assert consumer.lease((), 10).messages == []
     assert consumer.rest() == pytest.approx(STALE_SECONDS)
     clock.advance(STALE_SECONDS + 0.01)
-    again = consumer.lease((), 10).messages
+    again = consumer.lease((), 10).messages + consumer.lease((), 10).messages
     assert sorted(path for leased in again for path in given(leased)) == sorted(given(first))
     # The first message ends at last, and says nothing any more of the names.
     assert consumer.settle_held([Ack(first.tag)]) == set()

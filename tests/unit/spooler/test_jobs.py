@@ -240,6 +240,36 @@ def test_a_job_runs_where_its_file_lies_and_the_process_comes_back(
     assert os.getcwd() == before
 
 
+def test_each_job_of_a_message_begins_where_its_file_lies(
+    function: Set, runner: Make, writer: Writer
+) -> None:
+    found: list[str] = []
+
+    def moving(env: Env) -> object:
+        found.append(os.getcwd())
+        os.chdir("/")
+        return uwsgi_api.SPOOL_OK
+
+    function(moving)
+    before = os.getcwd()
+    runner().run(writer.path, [name_of(writer.write({})) for _ in range(2)])
+    assert found == [writer.path] * 2
+    assert os.getcwd() == before
+
+
+def test_the_directory_that_has_the_path_now_is_worked_off(
+    function: Set, runner: Make, writer: Writer
+) -> None:
+    found: list[bytes] = []
+    function(lambda env: found.append(env[b"n"]) or uwsgi_api.SPOOL_OK)  # type: ignore[func-returns-value]
+    running = runner()
+    running.run(writer.path, [name_of(writer.write({"n": 1}))])
+    os.rename(writer.path, f"{writer.path}-old")
+    os.mkdir(writer.path, 0o750)
+    running.run(writer.path, [name_of(writer.write({"n": 2}))])
+    assert found == [b"1", b"2"]
+
+
 def test_what_another_has_and_what_is_gone_is_passed_over(
     function: Set, runner: Make, writer: Writer
 ) -> None:

@@ -236,6 +236,14 @@ def test_a_job_is_written_as_it_came(admit: Callable[..., str], tmp_path: Path) 
     assert os.stat(path).st_mtime == 1_800_000_001
 
 
+def test_its_modifiers_become_those_of_a_file_and_all_else_stays(
+    admit: Callable[..., str], tmp_path: Path
+) -> None:
+    twice = b"\x01\0a\x01\x001\x01\0a\x01\x002"
+    name = admit(bytes((17, len(twice), 0, 5)) + twice, b"body")
+    assert (tmp_path / "one" / name).read_bytes() == bytes((17, len(twice), 0, 0)) + twice + b"body"
+
+
 @pytest.mark.parametrize(
     ("pairs", "reason"),
     [
