@@ -29,7 +29,7 @@ TASKS = "tests.acceptance.fault_tasks:app"
 PATIENCE = 40.0
 """Seconds that a condition may take on a busy machine. What must be quick is asserted from the ledger."""
 
-READY = re.compile(r": ready(; broker|$)", re.MULTILINE)
+READY = re.compile(r"ready; broker|\] ready$", re.MULTILINE)
 
 T = TypeVar("T")
 
