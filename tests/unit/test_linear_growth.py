@@ -91,6 +91,7 @@ BOUNDED: dict[str, str] = {
     "qworker.publishing.routing:_compile": "the patterns are the user's own settings, and names of tasks "
     "have at most 255 characters",
     "qworker.spooler.names:_digits": "names of files have at most 255 bytes",
+    "qworker.spooler.locks:_mount": "the system says what is mounted",
     "qworker.spooler.network.admission:_NUMBER": "a value of a packet has at most 65,531 bytes, of which it "
     "looks at 31",
     "qworker.publishing.routing:_topic": "bindings and routing keys are the caller's own settings and "
