@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from django.db import Error
+from django.db import Error, InterfaceError, OperationalError
 
 from qworker import states
 from qworker.clock import SYSTEM_CLOCK
@@ -72,7 +72,7 @@ def run_package(*given: Any, **more: Any) -> Any:
         context.__dict__["package"] = package
     callers = task_connections.begin()
     try:
-        if "slot" in package and _has_run(package):
+        if "slot" in package and _has_run_or_back(package):
             raise Ignore(f"the task {package['id']} of a schedule was sent twice, and has run already")
         value = run(package)
     except PASSING:
@@ -92,6 +92,16 @@ def run_package(*given: Any, **more: Any) -> Any:
         return value
     finally:
         task_connections.end(callers)
+
+
+def _has_run_or_back(package: Package) -> bool:
+    """The same as _has_run(). Raises Reject, which puts it back, while the database does not say: to run it
+    might be to run it twice, and to fail would be to lose it."""
+    try:
+        return _has_run(package)
+    except (OperationalError, InterfaceError) as error:
+        task_connections.drop_broken()
+        raise Reject(f"whether it has run before is not known for now: {error}", requeue=True) from error
 
 
 def _has_run(package: Package) -> bool:

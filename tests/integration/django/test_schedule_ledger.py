@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.db import OperationalError, connection
 from django.test import override_settings
 from django.utils import timezone
 
@@ -22,7 +23,7 @@ from qworker.django.execution.calls import package_of
 from qworker.django.models import Schedule, Task
 from qworker.django.signing import SignedPackage
 from qworker.django.transports.packages import text_of
-from qworker.errors import BrokerUnavailable, Ignore
+from qworker.errors import BrokerUnavailable, Ignore, Reject
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import Envelope
 from qworker.transports.sqlite import Database
@@ -187,6 +188,18 @@ def test_the_second_task_of_a_due_time_is_not_run(
         return
     with pytest.raises(Ignore, match="has run already"):
         twice(**more)
+
+
+def test_while_the_database_does_not_say_whether_it_has_run_it_goes_back(
+    bench: Bench, twice: Callable[..., Any]
+) -> None:
+    def away(*_: Any) -> Any:
+        raise OperationalError("the database system is not yet accepting connections")
+
+    with connection.execute_wrapper(away), pytest.raises(Reject, match="not known for now") as told:
+        twice()
+    assert told.value.requeue
+    assert twice() == 2.0
 
 
 def test_what_no_schedule_has_sent_may_have_an_id_twice() -> None:
