@@ -215,6 +215,23 @@ def test_behind_a_long_job_others_are_given_what_waits(
     assert consumer.settle_held([Ack(first.tag)]) == set()
 
 
+def test_who_waits_is_told_that_names_are_for_others_now(
+    dispatch: Open, writer: Writer, clock: FakeClock
+) -> None:
+    consumer = dispatch(concurrency=1)
+    consumer._lanes[0].learn(100, 0.001)
+    for _ in range(2):
+        writer.write({}, at=1)
+    assert len(consumer.lease((), 10).messages) == 1
+    assert consumer.lease((), 10).messages == []
+    consumer.wait(0.0)  # what the system has told of the writing
+    assert consumer.lease((), 10).messages == []
+    assert consumer.wait(0.0) is False
+    clock.advance(STALE_SECONDS + 0.01)
+    assert consumer.wait(0.0) is True
+    assert consumer.wait(0.0) is False
+
+
 def test_a_tag_is_settled_once_and_stored_rows_are_not_its_business(dispatch: Open, writer: Writer) -> None:
     writer.write({})
     consumer = dispatch()
