@@ -10,7 +10,8 @@ Modules, in reading order: ``lease`` (what a broker promises), ``presence`` (wha
 ``group_commit``, ``wakeup``, ``connect_errors``, ``tls``, ``forked``, ``own_headers`` and ``delivery_fields``
 (what is beside a message), ``join_parts`` (what a message is of a workflow), ``recent``, ``transfer`` (from
 one broker to another), ``crash_points``. Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``sqs``,
-``kombu``; none of them knows another.
+``kombu``; none of them knows another. ``as_kombu`` is all of them for kombu's users, ``registry`` what it
+keeps there.
 """
 
 from __future__ import annotations
@@ -47,23 +48,36 @@ SCHEMES = {
 yet."""
 
 
+KOMBU_PREFIX = "qworker+"
+"""What kombu's users write before the URL of a broker of ours."""
 PLAIN = "qworker.transports.kombu.broker"
 """The module for every other scheme that kombu has a transport for."""
 
 
+FOR_KOMBU = "qworker.transports.as_kombu.transport:Transport"
+"""Our transport for kombu."""
+
+
 def register() -> None:
-    """Teach kombu, and so Celery, that ``sqlite:///path`` is the embedded broker."""
+    """Teach kombu, and so Celery, that ``qworker+postgresql://…`` is a broker of ours, with any scheme of
+    ours, and ``sqlite:///path`` the embedded one. Safe to call twice.
+
+    Where this package is installed kombu finds that out by itself: see ``as_kombu/entry.py``.
+    """
     from kombu.transport import TRANSPORT_ALIASES
 
-    TRANSPORT_ALIASES["sqlite"] = "qworker.transports.kombu.channel:Transport"
+    TRANSPORT_ALIASES.update(dict.fromkeys(("sqlite", "qworker"), FOR_KOMBU))
+    # The second and later of several URLs keep their prefix.
+    TRANSPORT_ALIASES.update({f"{KOMBU_PREFIX}{scheme}": FOR_KOMBU for scheme in SCHEMES})
 
 
 def broker_urls(url: str | None) -> list[str]:
     """The URL of each broker that the setting ``broker_url`` names; [] for None. Sentinels are one broker
-    together."""
+    together. Celery's ``qworker+`` before a URL says nothing to us, so one URL may serve both."""
     if url is None:
         return []
-    return [url] if url.startswith("sentinel:") else url.split(";")
+    urls = [url] if url.removeprefix(KOMBU_PREFIX).startswith("sentinel:") else url.split(";")
+    return [each.removeprefix(KOMBU_PREFIX) for each in urls]
 
 
 def open_broker(url: str | None, conf: Settings) -> Broker:
@@ -78,6 +92,7 @@ def open_broker(url: str | None, conf: Settings) -> Broker:
         stores = [open_broker(one, conf) for one in urls]
         together: Broker = several(stores, conf.broker_failover_strategy)
         return together
+    url = urls[0] if urls else None
     scheme = (url or "sqlite://").partition(":")[0]
     module = SCHEMES.get(scheme) or SCHEMES.get(scheme.partition("+")[0])
     if module is None and _kombu_has(scheme):

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from qworker.errors import ConfigurationError, NotSupported
 from qworker.transports.capabilities import Capability
 from qworker.transports.presence import Presence
+from qworker.transports.registry import Registry
 
 SLOT = struct.Struct("=q")
 """One slot of the file at running_path(): the tag that a child runs, 0 for none."""
@@ -371,6 +372,10 @@ class Broker(ABC):
 
     lowest_first: bool = False
     """Whether of the priorities here the lowest is the most urgent; elsewhere 9 is."""
+
+    registry: Registry | None = None
+    """Where exchanges and bindings are kept for kombu's users. None: nowhere, so it has no fanout for
+    them."""
 
     silent_seconds: float = math.inf
     """How long a connection may be silent before its server gives to others what it holds. inf: servers do

@@ -1,6 +1,5 @@
-"""Any broker that kombu has a transport for; and the embedded broker as a transport of kombu's.
+"""Any broker that kombu has a transport for.
 
 Modules, in reading order: ``messages``, ``server`` (connecting), ``sender``, ``holdings`` (what was got),
-``settling``, ``consumer``, ``admin``, ``broker``; ``channel`` lets kombu, and so Celery, use
-``sqlite:///path``.
+``settling``, ``consumer``, ``admin``, ``broker``.
 """

@@ -20,6 +20,7 @@ from qworker.transports.redis.connection import Links
 from qworker.transports.redis.consumer import RedisConsumer
 from qworker.transports.redis.database import Database
 from qworker.transports.redis.layout import layout
+from qworker.transports.redis.registry import RedisRegistry
 from qworker.transports.redis.sender import RedisSender
 from qworker.transports.redis.url import endpoint
 
@@ -61,6 +62,7 @@ class RedisBroker(Broker):
         self.sender = RedisSender(database, revoke_expires)
         self.consumer = self._consumer
         self.admin = RedisAdmin(database, uptime)
+        self.registry = RedisRegistry(database)
         _brokers.add(self)
 
     def _after_fork(self) -> None:

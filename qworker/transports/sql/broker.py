@@ -27,6 +27,7 @@ from qworker.transports.sql.consumer import SQLConsumer
 from qworker.transports.sql.join_rows import TABLES, JoinTables
 from qworker.transports.sql.link import Handle
 from qworker.transports.sql.links import connector, family_of
+from qworker.transports.sql.registry import SQLRegistry
 from qworker.transports.sql.results import ResultTable
 from qworker.transports.sql.sender import SQLSender
 
@@ -67,6 +68,7 @@ class SQLBroker(Broker):
             partial(connect, True), self.safe_url, results, clock, lease_seconds, uptime
         )
         self.admin = SQLAdmin(self._shared, results, clock, lease_seconds, uptime)
+        self.registry = SQLRegistry(self._shared, family)
         _brokers.add(self)
 
     def _after_fork(self) -> None:

@@ -24,8 +24,8 @@ from qworker.transports.forked import forgetful
 from qworker.transports.lease import Broker
 from qworker.transports.sqlite import Database, Handle, Notifier, database_path
 from qworker.transports.sqlite.admin import SQLiteAdmin
-from qworker.transports.sqlite.bindings import Bindings
 from qworker.transports.sqlite.consumer import SQLiteConsumer, StoreRows, store_rows
+from qworker.transports.sqlite.registry import SQLiteRegistry
 from qworker.transports.sqlite.sender import SQLiteSender
 
 if TYPE_CHECKING:
@@ -72,8 +72,7 @@ class SQLiteBroker(Broker):
         self.admin = SQLiteAdmin(
             self._publishing, self._messages, clock, database.owners, lambda: uptime() - lease_seconds
         )
-        self.bindings = Bindings(self._publishing)
-        """The exchanges that kombu's transport knows."""
+        self.registry = SQLiteRegistry(self._publishing)
         _brokers.add(self)
 
     def _after_fork(self) -> None:

@@ -42,7 +42,6 @@ from qworker.transports.sqlite import (
     Notifier,
     transaction,
 )
-from qworker.transports.sqlite.bindings import drop_queues_of
 from qworker.transports.sqlite.damage import NO_TIME, is_strict, mend_dues, without_damaged
 from qworker.transports.sqlite.join_rows import record
 from qworker.transports.sqlite.reclaim import reclaim
@@ -81,8 +80,6 @@ EXPIRED = (
         PARTITION BY queue ORDER BY died_at DESC, tag DESC) AS place FROM dead) WHERE place > ?"""),
     ("revoked", "seq", "SELECT seq FROM revoked WHERE expires < ?"),
     ("result", "task_id", "SELECT task_id FROM result WHERE expires IS NOT NULL AND expires < ?"),
-    ("message", "tag", f"""SELECT tag FROM queue CROSS JOIN message ON message.queue = queue.name
-        WHERE ttl IS NOT NULL AND state = {READY} AND sent < ? - ttl"""),
     ("key_value", "key", "SELECT key FROM key_value WHERE expires < ?"),
 )  # fmt: skip
 """What sweep() deletes: table, key, and the selection by one limit."""
@@ -198,7 +195,6 @@ class SQLiteConsumer(LeaseConsumer):
         if CRASHING:
             crash_point("deregistering")
         connection.execute("DELETE FROM owner WHERE id = ?", (self._generation,))
-        drop_queues_of(connection, self._generation)
 
     def _give_back(self) -> None:
         # A lease that is lost leaves nothing to give back.
@@ -347,7 +343,7 @@ class SQLiteConsumer(LeaseConsumer):
 
     def sweep(self, dead_expires: float, dead_max: int) -> int:
         now = self._clock.now()
-        limits = (now - dead_expires, dead_max, now, now, now, now)
+        limits = (now - dead_expires, dead_max, now, now, now)
         with self._held() as connection:
             due = [
                 (table, key, selection, limit)

@@ -20,7 +20,6 @@ from qworker.transports import owner_files
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Reclaimed
 from qworker.transports.sqlite import READY, Database, transaction
-from qworker.transports.sqlite.bindings import drop_queues_of
 
 HELD = "SELECT tag FROM message WHERE owner = ? AND state = 2"
 
@@ -75,5 +74,4 @@ def _put_back(connection: sqlite3.Connection, id: int, name: str, marked: set[in
         f"UPDATE message SET state = {READY}, owner = NULL, redelivered = 1 WHERE owner = ? AND state = 2",
         (id,),
     )
-    drop_queues_of(connection, id)
     return Reclaimed(printable(name), len(tags), len(running))

@@ -36,13 +36,6 @@ CREATE TABLE IF NOT EXISTS revoked (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, task_id TEXT NOT NULL, terminate INTEGER NOT NULL,
     signal TEXT NOT NULL,
     expires REAL NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS binding (
-    exchange TEXT NOT NULL, routing_key TEXT NOT NULL, pattern TEXT NOT NULL, queue TEXT NOT NULL,
-    PRIMARY KEY (exchange, routing_key, pattern, queue)) STRICT, WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS binding_queue ON binding (queue);
-CREATE TABLE IF NOT EXISTS queue (
-    name TEXT NOT NULL, owner INTEGER NOT NULL, ttl REAL, PRIMARY KEY (name, owner)) STRICT, WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS queue_owner ON queue (owner) WHERE owner <> 0;
 CREATE TABLE IF NOT EXISTS result (
     task_id TEXT PRIMARY KEY, status TEXT NOT NULL, payload BLOB NOT NULL,
     expires REAL) STRICT, WITHOUT ROWID;

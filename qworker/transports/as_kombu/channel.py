@@ -1,0 +1,276 @@
+"""A channel of kombu's on a broker of ours: it declares queues, publishes, and consumes.
+
+Comes from:  kombu, and so Celery.
+Goes to:     ``Broker.sender`` in the caller's thread; the courier, for all that has to do with leases.
+Thread:      as kombu has it: a channel belongs to one thread, but may be acked to from any.
+
+What a consumer was given is a lease: it comes back when it is rejected with requeue, when the channel closes,
+and when the process dies; never because its work takes long. A message refused for good becomes a dead
+letter. Priority 9 is the most urgent. A task whose ETA says its time zone waits in the broker until it is
+due; any other ETA is left to the consumer. Queues that are exclusive or auto-deleted go with the connection
+that declared them.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+
+from amqp.protocol import queue_declare_ok_t
+from kombu.transport import virtual as _virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments
+
+from qworker.errors import LeaseLost, TransportError
+from qworker.transports.as_kombu.envelopes import due_time, encoded_of
+from qworker.transports.as_kombu.exchanges import Binding
+from qworker.transports.lease import Ack, DeadLetter, Envelope, Release, Settlement
+
+if TYPE_CHECKING:
+    from qworker.transports.as_kombu.transport import Transport
+
+virtual: Any = _virtual  # its types are those of some attributes, and of no method
+
+logger = logging.getLogger(__name__)
+
+PUBLISH_SECONDS = 10.0
+AHEAD = 100
+"""Messages that are taken ahead, without a prefetch count, where nobody else could have them."""
+REFUSED = "rejected by its consumer"
+
+
+class QoS(virtual.QoS):  # type: ignore[misc]
+    """What this channel's consumers were given and have not settled: leases, by delivery tag."""
+
+    channel: Channel
+
+    def ack(self, delivery_tag: str) -> None:
+        self._settle(delivery_tag, Ack(int(delivery_tag)))
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        tag = int(delivery_tag)
+        back = Release(tag, requeued=True, redelivered=True)
+        self._settle(delivery_tag, back if requeue else DeadLetter(tag, REFUSED))
+
+    def _settle(self, delivery_tag: str, settlement: Settlement) -> None:
+        self._quick_ack(delivery_tag)
+        self.channel.settle(settlement)
+
+    def restore_unacked(self) -> list[Any]:
+        self._flush()
+        for delivery_tag in list(self._delivered):
+            try:
+                self.channel.settle(Release(int(delivery_tag), redelivered=True))
+            except LeaseLost:
+                break  # all of them have gone back
+        self._delivered.clear()
+        return []
+
+
+class Channel(virtual.Channel):  # type: ignore[misc]
+    """One consumer's or producer's view of the broker."""
+
+    QoS = QoS
+    supports_fanout = True
+    body_encoding = None  # brokers keep bytes
+
+    connection: Transport
+
+    def __init__(self, connection: Transport, **kwargs: Any) -> None:
+        super().__init__(connection, **kwargs)
+        self._broker = connection.broker
+        self._exchanges = connection.exchanges
+        self._courier = connection.courier
+        self._inbox = self._courier.open()
+        self._until_cancelled: set[str] = set()
+        """Queues of ours that go with their last consumer."""
+        self._owned: set[str] = set()
+        """Queues that go when we do."""
+        self._gone: set[str] = set()
+        """Queues that have gone, though not what we hold of them."""
+
+    # -- queues and bindings --
+
+    def prepare_queue_arguments(self, arguments: Mapping[str, Any] | None, **kwargs: Any) -> Any:
+        return to_rabbitmq_queue_arguments(arguments or {}, **kwargs)
+
+    def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:
+        """Messages are counted when that is all that is asked for."""
+        if passive:
+            return super().queue_declare(queue, passive, **kwargs)
+        queue = queue or f"amq.gen-{uuid.uuid4()}"
+        self._new_queue(queue, **kwargs)
+        return queue_declare_ok_t(queue, 0, 0)
+
+    def _new_queue(
+        self, queue: str, auto_delete: bool = False, exclusive: bool = False, **kwargs: Any
+    ) -> None:
+        temporary = auto_delete or exclusive
+        if temporary:
+            self._courier.start()  # which keeps it up
+            self._owned.add(queue)
+            if auto_delete:
+                self._until_cancelled.add(queue)
+        self._exchanges.declare(queue, temporary)
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        if not self._exchanges.shared or self._exchanges.has(queue):
+            return True
+        (info,) = self._broker.admin.depths([queue])
+        return bool(info.ready or info.delayed or info.leased)
+
+    def _size(self, queue: str) -> int:
+        (info,) = self._broker.admin.depths([queue])
+        return info.ready + self._courier.arrived(queue)
+
+    def _purge(self, queue: str) -> int:
+        return self._courier.purge(queue)
+
+    def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        self._exchanges.forget(queue)
+        self._purge(queue)
+        self._owned.discard(queue)
+        self._until_cancelled.discard(queue)
+
+    def _leave(self, queue: str) -> None:
+        """A queue that was to go with us: it goes, unless others want it."""
+        self._courier.ask(lambda: None)  # what had arrived of it has gone back by then
+        if self._exchanges.leave(queue):
+            self._delete(queue)
+            self._gone.add(queue)
+        self._owned.discard(queue)
+        self._until_cancelled.discard(queue)
+
+    def queue_delete(
+        self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
+    ) -> None:
+        if not (if_empty and self._size(queue)):
+            self._delete(queue)
+
+    def queue_bind(
+        self,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        exchange = exchange or "amq.direct"
+        key, pattern, bound = self.typeof(exchange).prepare_bind(queue, exchange, routing_key, arguments)
+        self._exchanges.bind(exchange, key or "", pattern or "", bound)
+
+    def queue_unbind(
+        self,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        self._exchanges.unbind(exchange or "amq.direct", routing_key or "", queue)
+
+    def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
+        self._exchanges.unbind(exchange)
+        self.state.exchanges.pop(exchange, None)
+
+    def get_table(self, exchange: str) -> list[Binding]:
+        return self._exchanges.table(exchange)
+
+    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
+        """The queues that get what is published so."""
+        if not exchange:
+            return [routing_key]
+        kind = self.typeof(exchange)
+        found = kind.lookup(self._exchanges.table(exchange), exchange, routing_key, default)
+        if not found:  # who is bound may have come just now
+            found = kind.lookup(self._exchanges.table_now(exchange), exchange, routing_key, default)
+        if not found and not self._exchanges.shared and kind.type == "direct":
+            return [routing_key]  # nobody could tell us of a binding: better there than nowhere
+        return list(dict.fromkeys(found))
+
+    # -- publishing --
+
+    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
+        """Every queue that is bound so gets its copy, or none does."""
+        self._inplace_augment_message(message, exchange, routing_key)
+        self._push(self._lookup(exchange, routing_key), message, kwargs.get("timeout"))
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        self._push([queue], message, kwargs.get("timeout"))
+
+    def _push(self, queues: Iterable[str], message: dict[str, Any], timeout: float | None) -> None:
+        encoded = encoded_of(message)
+        priority, due = self._get_message_priority(message), due_time(message.get("headers"))
+        envelopes = [Envelope(queue, *encoded, priority, due) for queue in queues if queue]
+        if envelopes:
+            self._broker.sender.push(envelopes, timeout or PUBLISH_SECONDS)
+
+    # -- consuming --
+
+    def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
+        super().basic_qos(prefetch_size, prefetch_count, apply_global)
+        self._courier.change(self._inbox, prefetch=prefetch_count)
+
+    def basic_consume(
+        self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
+    ) -> None:
+        self._courier.start()
+        super().basic_consume(
+            queue, no_ack, self._forgetting(callback) if no_ack else callback, consumer_tag, **kwargs
+        )
+        self._changed_queues()
+
+    def _changed_queues(self) -> None:
+        alone = self._owned.issuperset(self._active_queues)
+        self._courier.change(self._inbox, self._active_queues, ahead=AHEAD if alone else 1)
+
+    def _forgetting(self, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def deliver(message: Any) -> Any:
+            self.settle(Ack(int(message.delivery_tag)))
+            return callback(message)
+
+        return deliver
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        queue = self._tag_to_queue.get(consumer_tag)
+        super().basic_cancel(consumer_tag)
+        self._changed_queues()
+        if queue in self._until_cancelled and queue not in self._active_queues:
+            self._leave(queue)
+
+    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
+        self._courier.start()
+        delivery = self._courier.take_one(queue, self._inbox)
+        if delivery is None:
+            raise Empty
+        return delivery.envelope
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        message = super().basic_get(queue, no_ack, **kwargs)
+        if message is not None and no_ack:
+            self.settle(Ack(int(message.delivery_tag)))
+        return message
+
+    def settle(self, settlement: Settlement) -> None:
+        """Raises LeaseLost when the message has gone back meanwhile."""
+        self._courier.settle(self._inbox, [settlement])
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        courier, inbox = self._courier, self._inbox
+        try:
+            super().close()
+            courier.close(inbox)
+            if courier.is_alive():
+                for queue in list(self._owned):
+                    self._leave(queue)
+                for queue in self._gone:
+                    if not self._exchanges.has(queue):
+                        self._purge(queue)
+        except TransportError as error:
+            logger.warning(
+                "the channel closed without its last settlements, which will be made for it: %s", error
+            )

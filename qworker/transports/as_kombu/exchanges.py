@@ -1,0 +1,204 @@
+"""Exchanges: which queues get what is published, kept in the broker's registry.
+
+Comes from:  ``channel.py``, which declares queues and looks up whom a message is for; ``courier.py``, which
+             keeps up what is ours.
+Goes to:     ``Broker.registry``; where there is none, what this connection has declared is all it knows.
+Thread:      any.
+
+A queue that goes with its user (of events, of replies) lapses unless that one keeps it up, and so do its
+bindings. When it has lapsed, whoever tidies up next deletes what was left in it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from qworker.transports.registry import LocalRegistry, Registry
+
+Binding = tuple[str, str, str]
+"""``(routing_key, pattern, queue)``: a row of an exchange's table as kombu has it."""
+
+KNOWN_SECONDS = 1.0
+"""For so long what was read is believed, unless this connection changes it."""
+LIFE_SECONDS = 120.0
+"""After which a queue goes that nobody keeps up. Clocks of machines may differ by half of it."""
+RENEW_SECONDS = 30.0
+FOREVER = ""
+"""The owner of what stays."""
+
+
+class _View(NamedTuple):
+    """What the registry said. queues: when each lapses. tables: by exchange, those that stand."""
+
+    queues: dict[str, float | None]
+    tables: dict[str, list[Binding]]
+
+
+class Exchanges:
+    """registry: None where the broker keeps none. clock: epoch seconds."""
+
+    def __init__(self, registry: Registry | None, clock: Callable[[], float] = time.time) -> None:
+        self.shared = registry is not None
+        """Whether others know what we declare."""
+        self._registry = registry or LocalRegistry()
+        self._clock = clock
+        self._name = uuid.uuid4().hex
+        """Whose entries those are that go with us."""
+        self._lock = threading.Lock()
+        self._ours: dict[str, set[str]] = {}  # under _lock
+        """Entries of the queues that go with us."""
+        self._view = _View({}, {})  # replaced as a whole
+        self._believed_until = 0.0
+
+    # -- queues --
+
+    def declare(self, queue: str, temporary: bool) -> None:
+        """Make *queue*. temporary: it goes with us, unless others want it, too."""
+        if temporary:
+            entry = _entry("queue", queue, self._name)
+            with self._lock:
+                self._ours.setdefault(queue, {entry})
+            self._put([entry], temporary)
+        elif self._read().queues.get(queue, 0.0) is not None:
+            self._put([_entry("queue", queue, FOREVER)], temporary)
+
+    def has(self, queue: str) -> bool:
+        """Whether *queue* was declared."""
+        return queue in self._fresh().queues
+
+    def forget(self, queue: str) -> None:
+        """Unmake *queue* with its bindings. Who still believes in them may send to it for a moment, so what
+        it holds is deleted once more when it lapses, right after that."""
+        with self._lock:
+            self._ours.pop(queue, None)
+        self._registry.drop(entry for entry in self._registry.entries() if _queue_of(entry) == queue)
+        self._registry.put({_entry("gone", queue, FOREVER): self._clock() + 2 * KNOWN_SECONDS})
+        self._believed_until = 0.0
+
+    def leave(self, queue: str) -> bool:
+        """Want *queue*, which was to go with us, no longer; return whether nobody else does."""
+        with self._lock:
+            entries = self._ours.pop(queue, set())
+        self._registry.drop(entries)
+        return queue not in self._fresh().queues
+
+    # -- bindings --
+
+    def bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        """Let *queue* have what is published to *exchange* with such a routing key."""
+        with self._lock:
+            temporary = queue in self._ours
+            owner = self._name if temporary else FOREVER
+            entry = _entry("binding", exchange, routing_key, pattern, queue, owner)
+            if temporary:
+                self._ours[queue].add(entry)
+        if temporary or (routing_key, pattern, queue) not in self.table(exchange):
+            self._put([entry], temporary)
+
+    def unbind(self, exchange: str, routing_key: str | None = None, queue: str | None = None) -> None:
+        """End bindings of *exchange*; None: whatever the routing key or queue is."""
+        gone = set()
+        for entry in self._registry.entries():
+            kind, *rest = _parsed(entry)
+            if kind == "binding" and rest[0] == exchange:
+                if routing_key in (None, rest[1]) and queue in (None, rest[3]):
+                    gone.add(entry)
+        with self._lock:
+            for entries in self._ours.values():
+                entries -= gone
+        self._registry.drop(gone)
+        self._believed_until = 0.0
+
+    def table(self, exchange: str) -> list[Binding]:
+        """Who is bound to *exchange*; [] when nobody is."""
+        return self._read().tables.get(exchange, [])
+
+    def table_now(self, exchange: str) -> list[Binding]:
+        """The same, asked anew."""
+        return self._fresh().tables.get(exchange, [])
+
+    # -- now and then --
+
+    def renew(self) -> None:
+        """Keep up what is ours."""
+        with self._lock:
+            entries = [entry for each in self._ours.values() for entry in each]
+        if entries:
+            self._put(entries, temporary=True)
+
+    def tidy(self, purge: Callable[[str], object]) -> list[str]:
+        """Have *purge* empty the queues that have lapsed, and forget them; return which these were."""
+        now, found = self._clock(), self._registry.entries()
+        lapsed = {entry for entry, expires in found.items() if expires is not None and expires <= now}
+        wanted = {_queue_of(entry) for entry in found.keys() - lapsed if _parsed(entry)[0] != "gone"}
+        with self._lock:
+            wanted |= self._ours.keys()
+        queues = sorted({_queue_of(entry) for entry in lapsed} - wanted - {""})
+        for queue in queues:
+            purge(queue)
+        self._registry.drop(lapsed)
+        return queues
+
+    def _put(self, entries: Sequence[str], temporary: bool) -> None:
+        expires = self._clock() + LIFE_SECONDS if temporary and self.shared else None
+        self._registry.put(dict.fromkeys(entries, expires))
+        self._believed_until = 0.0
+
+    def _read(self) -> _View:
+        return self._view if time.monotonic() < self._believed_until else self._fresh()
+
+    def _fresh(self) -> _View:
+        until = time.monotonic() + KNOWN_SECONDS
+        self._view = _view(self._registry.entries(), self._clock())
+        self._believed_until = until
+        return self._view
+
+
+def _view(entries: dict[str, float | None], now: float) -> _View:
+    queues: dict[str, float | None] = {}
+    tables: dict[str, list[Binding]] = defaultdict(list)
+    for entry, expires in entries.items():
+        if expires is not None and expires <= now:
+            continue
+        kind, *rest = _parsed(entry)
+        if kind == "queue":
+            queues[rest[0]] = _later(expires, queues.get(rest[0], 0.0))
+        elif kind == "binding":
+            binding = (rest[1], rest[2], rest[3])
+            if binding not in tables[rest[0]]:
+                tables[rest[0]].append(binding)
+    return _View(queues, dict(tables))
+
+
+def _later(expires: float | None, other: float | None) -> float | None:
+    return None if expires is None or other is None else max(expires, other)
+
+
+def _entry(*parts: str) -> str:
+    return json.dumps(parts)
+
+
+_LENGTHS = {"queue": 3, "gone": 3, "binding": 6}
+
+
+def _parsed(entry: str) -> list[str]:
+    """The parts of *entry*; [""] for one that is none of ours."""
+    try:
+        parts = json.loads(entry)
+    except (ValueError, RecursionError):
+        return [""]
+    if isinstance(parts, list) and all(isinstance(part, str) for part in parts):
+        return parts if parts and _LENGTHS.get(parts[0]) == len(parts) else [""]
+    return [""]
+
+
+def _queue_of(entry: str) -> str:
+    """The queue that *entry* is about; "" for none."""
+    parts = _parsed(entry)
+    return parts[-2] if len(parts) > 1 else ""

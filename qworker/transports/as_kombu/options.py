@@ -1,0 +1,84 @@
+"""Which broker a connection of kombu's means, and with what settings.
+
+Comes from:  ``kombu.Connection(url, transport_options=…)``; Celery's ``broker_url`` and
+             ``broker_transport_options``.
+Goes to:     ``open_broker``, as settings of ours.
+Thread:      any; pure.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from kombu.utils.url import parse_url
+
+from qworker.conf.resolved import Settings
+from qworker.errors import ConfigurationError
+
+SETTINGS = {
+    "lease_seconds": "worker_lease_seconds",
+    "synchronous": "embedded_synchronous",
+    "dead_letter_expires": "dead_letter_expires",
+    "dead_letter_max": "dead_letter_max",
+}
+"""What each option of the transport is called among our settings."""
+OWN = ("max_deliveries",)
+"""Options that the transport itself looks at."""
+KOMBUS = (
+    "max_retries", "interval_start", "interval_step", "interval_max", "connect_retries_timeout", "errback",
+    "callback", "polling_interval", "confirm_publish", "client_properties",
+)  # fmt: skip
+"""Options that kombu or Celery looks at, whatever the transport is."""
+HIDING = ("redis", "rediss", "valkey", "valkeys", "unix", "sentinel", "sqs")
+"""Schemes of brokers that have a ``visibility_timeout``; to others it says nothing, for they have leases."""
+NATIVE = ("amqp", "amqps", "pyamqp")
+"""Schemes of brokers that kombu speaks to as we do."""
+PREFIX = "qworker+"
+
+
+def url_of(client: Any) -> str:
+    """The URL of a broker of ours in a kombu connection. After a failover that holds it in pieces: then it is
+    the one among its alternates that has these pieces."""
+    if client.hostname and "://" in client.hostname:
+        return _allowed(client.hostname.removeprefix(PREFIX))
+    for url in client.alt or ():
+        pieces = parse_url(url)
+        if all(getattr(client, name) == pieces[name] for name in _COMPARED if pieces.get(name) is not None):
+            return _allowed(url.removeprefix(PREFIX))
+    raise ConfigurationError(
+        "a connection to a broker of qworker's needs its whole URL, such as qworker+postgresql://host/name",
+        setting="broker_url",
+    )
+
+
+_COMPARED = ("hostname", "port", "userid", "virtual_host")
+
+
+def _allowed(url: str) -> str:
+    scheme = url.partition("://")[0]
+    if scheme.partition("+")[0] in NATIVE:
+        raise ConfigurationError(
+            f"kombu itself speaks to RabbitMQ, whose workers share queues with ours: write {scheme}:// "
+            f"without {PREFIX}",
+            setting="broker_url",
+        )
+    return url
+
+
+def settings_of(client: Any, url: str) -> Settings:
+    """Our settings for a kombu connection to *url*: those of its options that are settings of ours; all
+    others are options of the broker's transport. Neither QWORKER_* nor pyproject.toml is asked."""
+    options = {name: value for name, value in client.transport_options.items() if name not in KOMBUS + OWN}
+    if url.partition("://")[0].partition("+")[0] not in HIDING:
+        options.pop("visibility_timeout", None)
+    values: dict[str, Any] = {
+        setting: options.pop(option) for option, setting in SETTINGS.items() if option in options
+    }
+    values["broker_transport_options"] = options
+    if client.ssl:
+        values["broker_use_ssl"] = client.ssl
+    if client.connect_timeout:
+        values["broker_connection_timeout"] = max(0.1, float(client.connect_timeout))
+    return Settings(values, label="broker_transport_options", environ={}, directory=Path(os.devnull))

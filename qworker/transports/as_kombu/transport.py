@@ -1,0 +1,122 @@
+"""Our transport for kombu: any broker of ours that keeps leases, by ``qworker+`` before its URL.
+
+Comes from:  ``kombu.Connection("qworker+postgresql://…")``; Celery's ``broker_url``.
+Goes to:     a Broker for each connection, in the queues that qworker itself fills and empties.
+Thread:      as kombu has it; the courier's own for what is consumed.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import Any
+
+from kombu.transport import virtual as _virtual
+
+from qworker import __version__
+from qworker.conf.secrets import mask_urls
+from qworker.errors import BrokerUnavailable, LeaseLost, TransportError
+from qworker.transports import open_broker
+from qworker.transports.as_kombu.channel import Channel
+from qworker.transports.as_kombu.courier import Courier, Terms
+from qworker.transports.as_kombu.exchanges import Exchanges
+from qworker.transports.as_kombu.options import settings_of, url_of
+from qworker.transports.lease import Broker
+from qworker.transports.wakeup import WakeupPipe
+
+virtual: Any = _virtual  # its types are those of some attributes, and of no method
+
+logger = logging.getLogger(__name__)
+
+
+class Transport(virtual.Transport):  # type: ignore[misc]
+    """One connection: a broker, and the lease that its channels share."""
+
+    Channel = Channel
+    can_parse_url = True
+    driver_name = "qworker"
+    polling_interval = None
+    connection_errors = (*virtual.Transport.connection_errors, BrokerUnavailable, LeaseLost)
+    channel_errors = virtual.Transport.channel_errors
+
+    broker: Broker
+    exchanges: Exchanges
+    courier: Courier
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        self._loop: Any = None
+        self._pipe = WakeupPipe()
+        self._open()
+        kinds = ("direct", "topic", "fanout") if self.exchanges.shared else ("direct",)
+        self.implements = virtual.Transport.implements.extend(
+            asynchronous=True, exchange_type=frozenset(kinds)
+        )
+        # "sql" is what Celery takes for a transport that cannot carry events.
+        self.driver_type = "qworker" if self.exchanges.shared else "sql"
+
+    def _open(self) -> None:
+        """Nothing is connected yet."""
+        url = url_of(self.client)
+        conf = settings_of(self.client, url)
+        self.broker = open_broker(url, conf)
+        self.exchanges = Exchanges(self.broker.registry)
+        terms = Terms(
+            conf.worker_lease_seconds,
+            (conf.dead_letter_expires, conf.dead_letter_max),
+            int(self.client.transport_options.get("max_deliveries") or 0),
+        )
+        self.courier = Courier(self.broker, self.exchanges, terms, self._pipe.wake)
+        self._closed = False
+
+    def driver_version(self) -> str:
+        return __version__
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
+        prefix = f"{self.client.uri_prefix}+" if self.client.uri_prefix else ""
+        return prefix + (uri if include_password else mask_urls(uri))
+
+    def establish_connection(self) -> Transport:
+        if self._closed:
+            self._open()
+        # Connects: what is wrong with the broker is said now.
+        self.broker.admin.next_due(["celery"])
+        super().establish_connection()
+        return self
+
+    def close_connection(self, connection: Transport) -> None:
+        self._closed = True
+        if self._loop is not None:
+            with suppress(OSError, KeyError, ValueError):  # a loop that has begun anew does not know it
+                self._loop.remove_reader(self._pipe.fileno())
+            self._loop = None
+        super().close_connection(connection)
+        try:
+            self.courier.stop()
+            self.broker.close()
+        except TransportError as error:
+            logger.warning("the connection closed without a word to the broker: %s", error)
+        self._pipe.close()
+
+    def drain_events(self, connection: Transport, timeout: float | None = None) -> None:
+        """Deliver one message, waiting for it up to *timeout* seconds (None: for ever); then
+        socket.timeout."""
+        self.courier.start()
+        if timeout == 0:
+            self.courier.look()
+        delivery = self.courier.next(timeout)
+        self._deliver(delivery.envelope, delivery.queue)
+
+    # -- in the event loop of a Celery worker --
+
+    def register_with_event_loop(self, connection: Transport, loop: Any) -> None:
+        self._pipe.open()
+        self._loop = loop
+        loop.add_reader(self._pipe.fileno(), self._on_readable)
+
+    def _on_readable(self) -> None:
+        """Deliver all that has arrived."""
+        self._pipe.clear()
+        while self.courier.has_arrived():
+            delivery = self.courier.next(0)
+            self._deliver(delivery.envelope, delivery.queue)
