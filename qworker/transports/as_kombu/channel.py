@@ -183,7 +183,9 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if not exchange:
             return [routing_key]
         kind = self.typeof(exchange)
-        found = kind.lookup(self._exchanges.table(exchange), exchange, routing_key, default)
+        # Events come by the hundred, by topic; what goes to everybody is rare, and for those there are now.
+        table = self._exchanges.table_now if kind.type == "fanout" else self._exchanges.table
+        found = kind.lookup(table(exchange), exchange, routing_key, default)
         if not found:  # who is bound may have come just now
             found = kind.lookup(self._exchanges.table_now(exchange), exchange, routing_key, default)
         if not found and not self._exchanges.shared and kind.type == "direct":

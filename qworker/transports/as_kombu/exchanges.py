@@ -106,9 +106,9 @@ class Exchanges:
         gone = set()
         for entry in self._registry.entries():
             kind, *rest = _parsed(entry)
-            if kind == "binding" and rest[0] == exchange:
-                if routing_key in (None, rest[1]) and queue in (None, rest[3]):
-                    gone.add(entry)
+            matches = kind == "binding" and rest[0] == exchange
+            if matches and routing_key in (None, rest[1]) and queue in (None, rest[3]):
+                gone.add(entry)
         with self._lock:
             for entries in self._ours.values():
                 entries -= gone

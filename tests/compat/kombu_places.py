@@ -1,0 +1,54 @@
+"""Brokers of ours that Celery uses by ``qworker+``: a place for each, empty at first.
+
+Comes from:  test_celery_stores.py, which knows nothing of a broker but what a Place says.
+Goes to:     the servers of the tests, by URL and options, which workers in processes of their own are given.
+Thread:      the test's.
+
+A broker that is new adds a function and a line to PLACES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
+from tests.servers import prefix_of, require
+
+
+class Place(NamedTuple):
+    """url: of ours, without ``qworker+``. options: of the transport. clear: leaves nothing behind. fanout:
+    Celery's remote control works. due: delayed messages wait in the broker, which counts them."""
+
+    url: str
+    options: dict[str, Any]
+    clear: Callable[[], object] = lambda: None
+    fanout: bool = True
+    due: bool = True
+
+
+def _sqlite(path: Path) -> Place:
+    return Place(f"sqlite:///{path}/queue.db", {})
+
+
+def _redis(path: Path) -> Place:
+    return Place(require("redis"), {"global_keyprefix": prefix_of(path)})
+
+
+def _postgresql(path: Path) -> Place:
+    place = PostgreSQLPlace(path)
+    return Place(place.url, {}, place.clear)
+
+
+def _mysql(path: Path) -> Place:
+    place = MySQLPlace(path)
+    return Place(place.url, {}, place.clear)
+
+
+PLACES: dict[str, Callable[[Path], Place]] = {
+    "sqlite": _sqlite,
+    "redis": _redis,
+    "postgresql": _postgresql,
+    "mysql": _mysql,
+}

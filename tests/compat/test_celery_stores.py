@@ -1,0 +1,197 @@
+"""Celery's own workers and producers on every broker of ours that keeps leases, by ``qworker+`` before its
+URL."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+celery = pytest.importorskip("celery", reason="the test extra installs it")
+
+from qworker import QWorker  # noqa: E402
+from tests.compat.fleet import LEDGER, Fleet  # noqa: E402
+from tests.compat.kombu_places import PLACES, Place  # noqa: E402
+
+pytestmark = [
+    pytest.mark.compat,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
+]
+
+LEASE_SECONDS = 2
+TASKS = """
+@app.task(name="proj.add", bind=True)
+def add(self, x, y=0):
+    note(task="add", id=self.request.id, sum=x + y)
+    return x + y
+
+@app.task(name="proj.total")
+def total(numbers):
+    note(task="total", sum=sum(numbers))
+    return sum(numbers)
+
+@app.task(name="proj.slow", bind=True, acks_late=True, reject_on_worker_lost=True, ignore_result=True)
+def slow(self, seconds):
+    note(task="slow", redelivered=bool(self.request.delivery_info.get("redelivered")))
+    if BY == SLOW_ON:
+        time.sleep(seconds)
+    note(task="slow done")
+
+@app.task(name="proj.deadly", bind=True, acks_late=True, reject_on_worker_lost=True, ignore_result=True)
+def deadly(self):
+    headers = self.request.headers or {}
+    note(task="deadly", count=headers.get("x-delivery-count", 0))
+    os.kill(os.getpid(), 9)
+
+@app.task(name="proj.refused", bind=True, acks_late=True, ignore_result=True)
+def refused(self):
+    from celery.exceptions import Reject
+    raise Reject("no", requeue=False)
+"""
+# Nothing but the package installed: neither app imports anything of ours, or registers anything.
+CELERY_APP = """
+from celery import Celery
+BY, SLOW_ON = "celery", "celery"
+app = Celery("proj", broker={url!r}, backend="db+sqlite:///results.db")
+app.conf.update(
+    broker_transport_options={options!r}, task_default_queue={queue!r}, worker_prefetch_multiplier=4,
+    broker_connection_retry_on_startup=True,
+)
+"""
+QWORKER_APP = """
+from qworker import QWorker
+BY, SLOW_ON = "qworker", "celery"
+app = QWorker("proj", broker={url!r})
+app.conf.update(
+    broker_transport_options={own!r}, task_default_queue={queue!r}, worker_lease_seconds=2,
+    task_ignore_result=True,
+)
+"""
+QUEUE = "celery"
+
+
+class Project(Fleet):
+    """A directory with the same tasks for Celery and for qworker, one broker between them, and a ledger."""
+
+    def __init__(self, path: Path, place: Place) -> None:
+        super().__init__(path)
+        self.place = place
+        values = {
+            "url": f"qworker+{place.url}",  # our own workers and callers take it, too
+            "options": {**place.options, "lease_seconds": LEASE_SECONDS, "max_deliveries": 3},
+            "own": place.options,
+            "queue": QUEUE,
+        }
+        for name, head in (("their_app", CELERY_APP), ("our_app", QWORKER_APP)):
+            (path / f"{name}.py").write_text(head.format(**values) + LEDGER + TASKS)
+        self.theirs = celery.Celery("proj", broker=values["url"], set_as_current=False)
+        self.theirs.conf.broker_transport_options = values["options"]
+        self.theirs.conf.result_backend = f"db+sqlite:///{path}/results.db"
+        self.theirs.conf.task_default_queue = QUEUE
+        self.ours = QWorker("proj", broker=values["url"], set_as_current=False)
+        self.ours.conf.update(broker_transport_options=place.options, task_default_queue=QUEUE)
+
+    def our_worker(self) -> Any:
+        return self.start("qworker", "start", "-A", "our_app:app", "-c", "1")
+
+    def their_worker(self, name: str = "theirs", *options: str) -> Any:
+        options = options or ("-c", "2")
+        return self.start(
+            "celery", "-A", "their_app", "worker", "-l", "INFO", "-n", f"{name}@test", *options
+        )
+
+    def count(self, name: str) -> int:
+        """How many messages of the default queue are *name*: ready, delayed, leased or dead."""
+        (info,) = self.ours.broker.admin.depths([QUEUE])
+        return int(getattr(info, name))
+
+    def is_empty(self) -> bool:
+        return not any(self.count(name) for name in ("ready", "delayed", "leased"))
+
+    def end(self) -> None:
+        self.kill()
+        self.theirs.close()
+        self.ours.close()
+        self.place.clear()
+
+
+@pytest.fixture(params=PLACES)
+def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
+    project = Project(tmp_path, PLACES[request.param](tmp_path))
+    yield project
+    project.end()
+
+
+def test_celerys_worker_runs_what_both_send(project: Project) -> None:
+    """With a delayed task that waits in the broker, groups, chords, and remote control where there is any."""
+    theirs, ours = project.theirs, project.ours
+    when = time.time() + 2
+    later = [app.send_task("proj.add", (100,), countdown=2).id for app in (theirs, ours)]
+    if project.place.due:
+        assert (project.count("delayed"), project.count("ready")) == (2, 0)
+    sent = [app.send_task("proj.add", (number,)).id for number in range(20) for app in (theirs, ours)]
+    project.their_worker()
+    header = celery.group(theirs.signature("proj.add", (number, 1)) for number in range(5))
+    whole = celery.chord(header, app=theirs)(theirs.signature("proj.total"))
+    project.until(lambda: set(sent + later) <= {entry["id"] for entry in project.ledger("add")})
+    entries = {entry["id"]: entry for entry in project.ledger("add")}
+    assert all(entries[id]["at"] >= when - 0.1 for id in later)
+    project.until(lambda: [entry["sum"] for entry in project.ledger("total")] == [15])
+    project.until(whole.ready)
+    if project.place.fanout:
+        project.until(
+            lambda: theirs.control.ping(["theirs@test"], timeout=0.5) == [{"theirs@test": {"ok": "pong"}}]
+        )
+    project.until(project.is_empty)
+    assert len(project.ledger("add")) == len(sent) + len(later) + 5
+
+
+def test_our_worker_runs_what_celery_sends(project: Project) -> None:
+    sent = [project.theirs.send_task("proj.add", (number,), priority=number % 10).id for number in range(20)]
+    sent.append(project.theirs.send_task("proj.add", (1,), countdown=1).id)
+    project.our_worker()
+    project.until(lambda: {entry["id"] for entry in project.ledger("add")} == set(sent))
+    project.until(project.is_empty)
+
+
+def test_what_a_killed_worker_held_is_run_by_another(project: Project) -> None:
+    victim = project.their_worker()
+    project.theirs.send_task("proj.slow", (600,))
+    project.until(lambda: project.ledger("slow"))
+    sent = [project.theirs.send_task("proj.add", (number,)).id for number in range(10)]
+    os.killpg(victim.pid, signal.SIGKILL)
+    victim.wait()
+    project.our_worker()
+    project.until(lambda: project.ledger("slow done"))
+    project.until(lambda: {entry["id"] for entry in project.ledger("add")} == set(sent))
+    assert [(entry["by"], entry["redelivered"]) for entry in project.ledger("slow")] == [
+        ("celery", False),
+        ("qworker", True),
+    ]
+
+
+def test_a_long_task_stays_its_own(project: Project) -> None:
+    """Longer than the lease, in a worker whose loop is busy with it, beside one that would take it."""
+    project.their_worker("busy", "-P", "solo")
+    project.theirs.send_task("proj.slow", (3 * LEASE_SECONDS,))
+    project.until(lambda: project.ledger("slow"))
+    project.our_worker()
+    project.until(lambda: project.ledger("slow done"))
+    project.until(project.is_empty)
+    assert [entry["by"] for entry in project.ledger("slow")] == ["celery"]
+
+
+def test_what_kills_its_process_and_what_is_refused_is_given_up(project: Project) -> None:
+    project.theirs.send_task("proj.deadly")
+    project.theirs.send_task("proj.refused")
+    project.their_worker()
+    project.until(lambda: project.count("dead") == 2)
+    assert [entry["count"] for entry in project.ledger("deadly")] == [0, 1, 2]
+    reasons = {dead.reason for dead in project.ours.broker.admin.dead(QUEUE)}
+    assert reasons == {"delivered 3 times in vain", "rejected by its consumer"}
