@@ -102,9 +102,7 @@ class Project(Fleet):
 
     def their_worker(self, name: str = "theirs", *options: str) -> Any:
         options = options or ("-c", "2")
-        return self.start(
-            "celery", "-A", "their_app", "worker", "-l", "INFO", "-n", f"{name}@test", *options
-        )
+        return self.start("celery", "-A", "their_app", "worker", "-l", "INFO", "-n", f"{name}@test", *options)
 
     def count(self, name: str) -> int:
         """How many messages of the default queue are *name*: ready, delayed, leased or dead."""

@@ -482,7 +482,7 @@ def test_settling_what_another_has_is_only_said(
         inbox = Inbox(connection, queue())
         inbox.drain(1)
         courier, ack = connection.transport.courier, Ack(int(inbox[0].delivery_tag))
-        courier.ask(lambda: courier._consumer.settle(courier._generation, [ack]))
+        courier.desk.ask(lambda: courier._consumer.settle(courier._generation, [ack]))
         inbox[0].ack()
     assert "no longer ours to settle" in caplog.text
 

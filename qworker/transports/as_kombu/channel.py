@@ -83,7 +83,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         self._broker = connection.broker
         self._exchanges = connection.exchanges
         self._courier = connection.courier
-        self._inbox = self._courier.open()
+        self._desk = connection.courier.desk
+        self._inbox = self._desk.open()
         self._until_cancelled: set[str] = set()
         """Queues of ours that go with their last consumer."""
         self._owned: set[str] = set()
@@ -123,7 +124,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 
     def _size(self, queue: str) -> int:
         (info,) = self._broker.admin.depths([queue])
-        return info.ready + self._courier.arrived(queue)
+        return info.ready + self._desk.arrived(queue)
 
     def _purge(self, queue: str) -> int:
         return self._courier.purge(queue)
@@ -136,7 +137,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 
     def _leave(self, queue: str) -> None:
         """A queue that was to go with us: it goes, unless others want it."""
-        self._courier.ask(lambda: None)  # what had arrived of it has gone back by then
+        self._desk.ask(lambda: None)  # what had arrived of it has gone back by then
         if self._exchanges.leave(queue):
             self._delete(queue)
             self._gone.add(queue)
@@ -213,7 +214,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
         super().basic_qos(prefetch_size, prefetch_count, apply_global)
-        self._courier.change(self._inbox, prefetch=prefetch_count)
+        self._desk.change(self._inbox, prefetch=prefetch_count)
 
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
@@ -226,7 +227,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 
     def _changed_queues(self) -> None:
         alone = self._owned.issuperset(self._active_queues)
-        self._courier.change(self._inbox, self._active_queues, ahead=AHEAD if alone else 1)
+        self._desk.change(self._inbox, self._active_queues, ahead=AHEAD if alone else 1)
 
     def _forgetting(self, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def deliver(message: Any) -> Any:
@@ -257,16 +258,15 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 
     def settle(self, settlement: Settlement) -> None:
         """Raises LeaseLost when the message has gone back meanwhile."""
-        self._courier.settle(self._inbox, [settlement])
+        self._desk.settle(self._inbox, [settlement])
 
     def close(self) -> None:
         if self.closed:
             return
-        courier, inbox = self._courier, self._inbox
         try:
             super().close()
-            courier.close(inbox)
-            if courier.is_alive():
+            self._desk.close(self._inbox)
+            if self._courier.is_alive():
                 for queue in list(self._owned):
                     self._leave(queue)
                 for queue in self._gone:

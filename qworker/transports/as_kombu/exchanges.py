@@ -125,6 +125,11 @@ class Exchanges:
 
     # -- now and then --
 
+    def has_ours(self) -> bool:
+        """Whether there is anything to keep up."""
+        with self._lock:
+            return bool(self._ours)
+
     def renew(self) -> None:
         """Keep up what is ours."""
         with self._lock:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 from kombu.transport import virtual as _virtual
@@ -16,7 +17,6 @@ from kombu.transport import virtual as _virtual
 from qworker import __version__
 from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, LeaseLost, TransportError
-from qworker.transports import open_broker
 from qworker.transports.as_kombu.channel import Channel
 from qworker.transports.as_kombu.courier import Courier, Terms
 from qworker.transports.as_kombu.exchanges import Exchanges
@@ -59,7 +59,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         """Nothing is connected yet."""
         url = url_of(self.client)
         conf = settings_of(self.client, url)
-        self.broker = open_broker(url, conf)
+        # The front door knows all brokers, and us.
+        self.broker = import_module("qworker.transports").open_broker(url, conf)
         self.exchanges = Exchanges(self.broker.registry)
         terms = Terms(
             conf.worker_lease_seconds,
@@ -104,7 +105,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self.courier.start()
         if timeout == 0:
             self.courier.look()
-        delivery = self.courier.next(timeout)
+        delivery = self.courier.desk.next(timeout)
         self._deliver(delivery.envelope, delivery.queue)
 
     # -- in the event loop of a Celery worker --
@@ -117,6 +118,6 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     def _on_readable(self) -> None:
         """Deliver all that has arrived."""
         self._pipe.clear()
-        while self.courier.has_arrived():
-            delivery = self.courier.next(0)
+        while self.courier.desk.has_arrived():
+            delivery = self.courier.desk.next(0)
             self._deliver(delivery.envelope, delivery.queue)

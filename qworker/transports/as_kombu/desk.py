@@ -1,0 +1,303 @@
+"""Desk: what the channels of a kombu connection and its courier share, under one lock.
+
+Comes from:  ``channel.py``: who consumes what, how much of it, and what has become of it.
+Goes to:     ``courier.py``, which takes the orders and lays down what has come; who drains the connection.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, NamedTuple, TypeVar
+
+from qworker.errors import BrokerUnavailable, LeaseLost
+from qworker.transports.lease import Ack, Release, Settlement
+
+T = TypeVar("T")
+
+ASK_SECONDS = 30.0
+
+Errand = tuple[Callable[[], Any], "Future[Any]"]
+"""Work for the courier's thread, and where its answer goes."""
+
+
+class Inbox:
+    """What one channel consumes. All attributes are under the desk's lock."""
+
+    def __init__(self) -> None:
+        self.queues: tuple[str, ...] = ()
+        self.prefetch = 0
+        """How many messages it may hold; 0: as many as there are."""
+        self.ahead = 1
+        """How many may arrive and wait when it may hold as many as there are."""
+        self.held: set[int] = set()
+        """What was delivered and is not settled."""
+        self.arrived = 0
+        """How many wait to be delivered."""
+        self.news = True
+        """Whether the broker may have something for it."""
+        self.due: float | None = None
+        """Epoch second at which a delayed message falls due for it; None: none does, that we know of."""
+
+    def may_have(self, now: float) -> bool:
+        """Whether the broker may have something for it at epoch second *now*."""
+        return self.news or (self.due is not None and self.due <= now)
+
+    def wants(self) -> bool:
+        """Whether it would take a message now."""
+        return bool(self.queues) and self.room() > 0
+
+    def room(self) -> int:
+        most = self.prefetch - len(self.held) if self.prefetch else self.ahead
+        return most - self.arrived
+
+
+class Delivery(NamedTuple):
+    """A message as kombu has it, for the consumer of *queue*."""
+
+    tag: int
+    queue: str
+    envelope: dict[str, Any]
+    inbox: Inbox
+
+
+class Desk:
+    """wake: ends the courier's rest. Any thread."""
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self._wake = wake
+        self.changed = threading.Condition()
+        # All of these are under it:
+        self.inboxes: list[Inbox] = []
+        self.failure: Exception | None = None
+        self._arrived: deque[Delivery] = deque()
+        self._settlements: list[Settlement] = []
+        self._errands: list[Errand] = []
+        self._told = False
+        """Whether there is something to be done since the courier last took the orders."""
+        self._asleep = False
+
+    # -- for the channels --
+
+    def open(self) -> Inbox:
+        """An inbox, for a channel that is to consume."""
+        inbox = Inbox()
+        with self.changed:
+            self.inboxes.append(inbox)
+        return inbox
+
+    def change(
+        self,
+        inbox: Inbox,
+        queues: Sequence[str] | None = None,
+        prefetch: int | None = None,
+        ahead: int | None = None,
+    ) -> None:
+        """Have *inbox* consume *queues*, and hold so many messages; None: as before. What had arrived for
+        other queues goes back."""
+        with self.changed:
+            if ahead is not None:
+                inbox.ahead = ahead
+            if queues is not None:
+                inbox.queues = tuple(dict.fromkeys(queues))
+                self._take_back(inbox, [each for each in self._arrived if each.inbox is inbox])
+            if prefetch is not None:
+                inbox.prefetch = prefetch
+            inbox.news = True
+            self.tell()
+
+    def close(self, inbox: Inbox) -> None:
+        """Give back what *inbox* holds, and what had arrived for it."""
+        with self.changed:
+            inbox.queues = ()
+            self._take_back(inbox, [each for each in self._arrived if each.inbox is inbox])
+            held = [Release(tag, redelivered=True) for tag in sorted(inbox.held)]
+            inbox.held.clear()
+            if inbox in self.inboxes:
+                self.inboxes.remove(inbox)
+            self._settlements += held
+            self.tell()
+
+    def _take_back(self, inbox: Inbox, deliveries: Iterable[Delivery]) -> None:
+        for delivery in deliveries:
+            if delivery.queue not in inbox.queues:
+                self._remove(delivery)
+                self._settlements.append(Release(delivery.tag))
+
+    def settle(self, inbox: Inbox, settlements: Sequence[Settlement]) -> None:
+        """Have *settlements* made. Raises LeaseLost when what they are about has gone back meanwhile."""
+        with self.changed:
+            if self.failure is not None:
+                raise LeaseLost(f"the message has gone back to its queue: {self.failure}")
+            for settlement in settlements:
+                inbox.held.discard(settlement.tag)  # type: ignore[union-attr]
+            self._settlements += settlements
+            self.tell()
+
+    def next(self, timeout: float | None) -> Delivery:
+        """The next delivery, which the caller's inbox holds from now on. Raises TimeoutError after *timeout*
+        seconds (None: never), and what the connection has failed by."""
+        with self.changed:
+            if not self._arrived and self.failure is None and (timeout is None or timeout > 0):
+                self.changed.wait_for(lambda: self._arrived or self.failure, timeout)
+            if self.failure is not None:
+                raise self.failure
+            if not self._arrived:
+                raise TimeoutError
+            delivery = self._arrived.popleft()
+            inbox = delivery.inbox
+            inbox.arrived -= 1
+            inbox.held.add(delivery.tag)
+            if not inbox.prefetch and inbox.arrived == inbox.ahead // 2:
+                self.tell()  # there is room again for a good many
+            return delivery
+
+    def arrived(self, queue: str) -> int:
+        """How many messages of *queue* wait here to be delivered."""
+        with self.changed:
+            return sum(each.queue == queue for each in self._arrived)
+
+    def has_arrived(self) -> bool:
+        """Whether next() would not wait."""
+        return bool(self._arrived or self.failure)
+
+    def ask(self, work: Callable[[], T]) -> T:
+        """What *work* returns on the courier's thread, after all that was settled before. Raises what it
+        raises, and what the connection has failed by."""
+        answer: Future[T] = Future()
+        with self.changed:
+            if self.failure is not None:
+                raise self.failure
+            self._errands.append((work, answer))
+            self.tell()
+        try:
+            return answer.result(ASK_SECONDS)
+        except FutureTimeout:
+            raise BrokerUnavailable(f"the broker did not answer for {ASK_SECONDS:g} s") from None
+
+    def take(self, queue: str, inbox: Inbox) -> Delivery | None:
+        """What has arrived of *queue*, which *inbox* holds from now on; None when nothing has."""
+        with self.changed:
+            for delivery in self._arrived:
+                if delivery.queue == queue:
+                    self._remove(delivery)
+                    inbox.held.add(delivery.tag)
+                    return delivery
+        return None
+
+    def delete(self, queue: str) -> int:
+        """Acknowledge what has arrived of *queue*; return how many messages that were."""
+        with self.changed:
+            gone = [each for each in self._arrived if each.queue == queue]
+            for delivery in gone:
+                self._remove(delivery)
+                self._settlements.append(Ack(delivery.tag))
+        return len(gone)
+
+    def _remove(self, delivery: Delivery) -> None:
+        self._arrived.remove(delivery)
+        delivery.inbox.arrived -= 1
+
+    def tell(self) -> None:
+        """End the courier's rest, or keep it from resting."""
+        with self.changed:
+            self._told = True
+            if self._asleep:
+                self._asleep = False
+                self._wake()
+
+    # -- for the courier --
+
+    def is_in_use(self) -> bool:
+        """Whether anybody consumes, or has orders for us."""
+        with self.changed:
+            used = any(inbox.queues or inbox.held for inbox in self.inboxes)
+            return bool(used or self._settlements or self._errands)
+
+    def has_orders(self) -> bool:
+        """Whether orders() would return any."""
+        with self.changed:
+            return bool(self._settlements or self._errands)
+
+    def orders(self) -> tuple[list[Settlement], list[Errand]]:
+        """What is to be settled and done, which is the courier's from now on."""
+        with self.changed:
+            self._told = False
+            settlements, self._settlements = self._settlements, []
+            errands, self._errands = self._errands, []
+        return settlements, errands
+
+    def put_back(self, errands: Sequence[Errand]) -> None:
+        """*errands* could not be done yet."""
+        with self.changed:
+            self._errands[:0] = errands
+
+    def have_news(self) -> None:
+        """The broker may have something for everybody."""
+        with self.changed:
+            for inbox in self.inboxes:
+                inbox.news = True
+
+    def wanted(self, now: float) -> tuple[dict[str, Inbox], int]:
+        """For whom the broker may have something at epoch second *now*: who is to get what comes of each
+        queue, and how many messages. What comes later is news again."""
+        with self.changed:
+            inboxes = [inbox for inbox in self.inboxes if inbox.may_have(now) and inbox.wants()]
+            for inbox in inboxes:
+                inbox.news = False
+            by_queue = {queue: inbox for inbox in inboxes for queue in inbox.queues}
+            return by_queue, min((inbox.room() for inbox in inboxes), default=0)
+
+    def looked(self, inboxes: Iterable[Inbox], more: bool, due: float | None) -> None:
+        """*more*: the broker has more for *inboxes*. due: when the next delayed message is, if one waits."""
+        with self.changed:
+            for inbox in inboxes:
+                inbox.news, inbox.due = inbox.news or more, due
+
+    def next_due(self) -> float | None:
+        """Epoch second at which something falls due that somebody wants; None when nothing does."""
+        with self.changed:
+            dues = [inbox.due for inbox in self.inboxes if inbox.due is not None and inbox.wants()]
+        return min(dues, default=None)
+
+    def lay_down(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
+        """Have *deliveries* for who drains the connection; return those that nobody wants any more."""
+        unwanted = []
+        with self.changed:
+            for delivery in deliveries:
+                if delivery.queue in delivery.inbox.queues:
+                    delivery.inbox.arrived += 1
+                    self._arrived.append(delivery)
+                else:  # it was cancelled meanwhile
+                    unwanted.append(delivery)
+            self.changed.notify_all()
+        return unwanted
+
+    def fall_asleep(self) -> bool:
+        """Whether the courier may rest: then tell() wakes it until it has called awake()."""
+        with self.changed:
+            self._asleep = not self._told
+            return self._asleep
+
+    def awake(self) -> None:
+        """The courier rests no longer."""
+        with self.changed:
+            self._asleep = False
+
+    def fail(self, error: Exception) -> list[Errand]:
+        """The connection has failed by *error*: nobody holds anything any more. Returns the errands that
+        nobody will do."""
+        with self.changed:
+            self.failure = error
+            self._arrived.clear()
+            for inbox in self.inboxes:
+                inbox.held.clear()
+                inbox.arrived = 0
+            errands, self._errands = self._errands, []
+            self._settlements.clear()
+            self.changed.notify_all()
+        return errands
