@@ -94,12 +94,13 @@ def qworker(name: str, server: str = "", **row: object) -> Peer:
 def celery(name: str, server: str = "", **row: object) -> Peer:
     """A row of Celery's, prefork with its defaults, on the broker `server`."""
     command = "{bin}/celery -A benchmarks.adapters.celery_app worker -c {concurrency} -l WARNING"
+    environment = {"BENCHMARK_BROKER": server, **row.pop("environment", {})}  # type: ignore[dict-item]
     return Peer(
         name,
         "celery",
         "celery_app",
         tuple(command.split()),
         server=server,
-        environment={"BENCHMARK_BROKER": server},
+        environment=environment,
         **row,  # type: ignore[arg-type]
     )

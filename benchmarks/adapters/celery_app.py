@@ -1,17 +1,26 @@
-"""Celery on the broker that BENCHMARK_BROKER names: Redis, RabbitMQ, or SQLAlchemy over SQLite where it names
-none."""
+"""Celery on the broker that BENCHMARK_BROKER names: Redis, RabbitMQ, PostgreSQL by the transport that
+BENCHMARK_TRANSPORT names (kombu's or ours), or SQLAlchemy over SQLite where it names none."""
 
 import datetime
+import os
 from typing import Any
 
 from celery import Celery, canvas
 
 from benchmarks import bodies
+from benchmarks.adapters import own_database
 from benchmarks.adapters.services import BROKER, RABBITMQ_URL, REDIS_URL, STORED, directory, own_name
 from benchmarks.adapters.workflows import workflows
+from qworker.transports import register
 
 
 def _urls() -> dict[str, str]:
+    if BROKER == "PostgreSQL":
+        url = own_database.url()
+        if os.environ["BENCHMARK_TRANSPORT"] == "qworker":
+            register()  # we are not installed in Celery's environment
+            return {"broker": f"qworker+{url}"}
+        return {"broker": f"sqla+{url.replace('postgresql:', 'postgresql+psycopg:')}"}
     if BROKER:
         broker = RABBITMQ_URL if BROKER == "RabbitMQ" else REDIS_URL
         # Redis keeps RabbitMQ's results too; a worker that keeps none does not connect to it.
@@ -36,7 +45,9 @@ workflow = workflows(TASKS, canvas)
 
 def prepare() -> None:
     """Make the queue, and in SQLite the tables: the workers would race for them otherwise."""
-    if BROKER:
+    if BROKER == "PostgreSQL":
+        own_database.make()
+    elif BROKER:
         finish()
     with app.connection_for_write() as connection:
         queue = app.amqp.queues[app.conf.task_default_queue]
@@ -55,6 +66,9 @@ def send_at(due: float, task: str, *args: Any) -> None:
 
 def finish() -> None:
     """Remove what is outside the cell's directory."""
+    if BROKER == "PostgreSQL":
+        app.pool.force_close_all()
+        own_database.drop()
     if BROKER == "RabbitMQ":
         with app.connection_for_write() as connection:
             connection.default_channel.queue_delete(app.conf.task_default_queue)

@@ -18,12 +18,14 @@ from tests.servers import prefix_of, require
 
 
 class Place(NamedTuple):
-    """url: of ours, without ``qworker+``. options: of the transport. clear: leaves nothing behind. fanout:
+    """url: of ours, without ``qworker+``. options: of the transport. clear: leaves nothing behind.
+    cut: ends all connections to it. fanout:
     Celery's remote control works. due: delayed messages wait in the broker, which counts them."""
 
     url: str
     options: dict[str, Any]
     clear: Callable[[], object] = lambda: None
+    cut: Callable[[], object] = lambda: None
     fanout: bool = True
     due: bool = True
 
@@ -38,7 +40,7 @@ def _redis(path: Path) -> Place:
 
 def _postgresql(path: Path) -> Place:
     place = PostgreSQLPlace(path)
-    return Place(place.url, {}, place.clear)
+    return Place(place.url, {}, place.clear, place.end_connections)
 
 
 def _mysql(path: Path) -> Place:

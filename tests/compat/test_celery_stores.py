@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +130,8 @@ def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]
 def test_celerys_worker_runs_what_both_send(project: Project) -> None:
     """With a delayed task that waits in the broker, groups, chords, and remote control where there is any."""
     theirs, ours = project.theirs, project.ours
-    when = time.time() + 2
-    later = [app.send_task("proj.add", (100,), countdown=2).id for app in (theirs, ours)]
+    when = time.time() + 4
+    later = [app.send_task("proj.add", (100,), countdown=4).id for app in (theirs, ours)]
     if project.place.due:
         assert (project.count("delayed"), project.count("ready")) == (2, 0)
     sent = [app.send_task("proj.add", (number,)).id for number in range(20) for app in (theirs, ours)]
@@ -174,6 +175,11 @@ def test_what_a_killed_worker_held_is_run_by_another(project: Project) -> None:
     ]
 
 
+THOROUGHLY = pytest.mark.parametrize("project", ["sqlite", "postgresql"], indirect=True)
+"""What is the same for all, and takes its time."""
+
+
+@THOROUGHLY
 def test_a_long_task_stays_its_own(project: Project) -> None:
     """Longer than the lease, in a worker whose loop is busy with it, beside one that would take it."""
     project.their_worker("busy", "-P", "solo")
@@ -185,6 +191,7 @@ def test_a_long_task_stays_its_own(project: Project) -> None:
     assert [entry["by"] for entry in project.ledger("slow")] == ["celery"]
 
 
+@THOROUGHLY
 def test_what_kills_its_process_and_what_is_refused_is_given_up(project: Project) -> None:
     project.theirs.send_task("proj.deadly")
     project.theirs.send_task("proj.refused")
@@ -193,3 +200,16 @@ def test_what_kills_its_process_and_what_is_refused_is_given_up(project: Project
     assert [entry["count"] for entry in project.ledger("deadly")] == [0, 1, 2]
     reasons = {dead.reason for dead in project.ours.broker.admin.dead(QUEUE)}
     assert reasons == {"delivered 3 times in vain", "rejected by its consumer"}
+
+
+@pytest.mark.parametrize("project", ["postgresql"], indirect=True)
+def test_a_broker_that_was_away_has_lost_nothing(project: Project) -> None:
+    project.their_worker()
+    sent = [project.theirs.send_task("proj.add", (number,)).id for number in range(60)]
+    for _ in range(3):
+        done = len(project.ledger("add"))
+        project.until(lambda done=done: len(project.ledger("add")) > done)
+        with suppress(AssertionError):  # nobody may have connected again yet
+            project.place.cut()
+    project.until(lambda: {entry["id"] for entry in project.ledger("add")} == set(sent))
+    project.until(project.is_empty)

@@ -24,7 +24,7 @@ from kombu.exceptions import OperationalError
 from kombu.pidbox import Mailbox
 
 import qworker
-from qworker.errors import ConfigurationError
+from qworker.errors import ConfigurationError, LeaseLost
 from qworker.transports import register
 from qworker.transports.as_kombu.exchanges import KNOWN_SECONDS, LIFE_SECONDS, Exchanges
 from qworker.transports.lease import Ack, DeadLetter, Envelope
@@ -485,6 +485,86 @@ def test_settling_what_another_has_is_only_said(
         courier.desk.ask(lambda: courier._consumer.settle(courier._generation, [ack]))
         inbox[0].ack()
     assert "no longer ours to settle" in caplog.text
+
+
+def test_a_lost_lease_fails_the_connection(connect: Connect, url: str) -> None:
+    later = SQLiteBroker(url, uptime=lambda: time.monotonic() + 10_000_000)
+    with closing(later), connect() as connection, connect() as other:
+        publish(connection, "a")
+        inbox = Inbox(connection, queue(), prefetch=1)
+        inbox.drain(1)
+        later.consumer.register("later", ["q"], 1)
+        assert [dead.returned for dead in later.consumer.reclaim()] == [1]
+        connection.transport.courier._extend_at = 0.0  # as in some seconds
+        with pytest.raises(connection.connection_errors, match="taken for dead"):
+            connection.drain_events(timeout=30)
+        with pytest.raises(LeaseLost, match="has gone back"):
+            inbox[0].ack()
+        again = Inbox(other, queue(), settle="ack")
+        assert again.drain(1) == ["a"]
+        assert again[0].delivery_info["redelivered"] is True
+
+
+def test_it_counts_how_often_a_message_came_in_vain(connect: Connect, store: SQLiteBroker) -> None:
+    with connect(max_deliveries=2) as connection:
+        publish(connection, "a")
+        inbox = Inbox(connection, queue(), prefetch=1)
+        for turn in (1, 2):
+            inbox.drain(turn)
+            inbox[-1].requeue()
+        assert [message.headers.get("x-delivery-count") for message in inbox] == [None, 1]
+        deadline = time.monotonic() + 30
+        while not store.admin.dead():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    (dead,) = store.admin.dead()
+    assert dead.reason == "delivered 2 times in vain"
+    assert "x-delivery-count" not in dead.headers
+
+
+def test_a_message_that_is_sent_on_begins_to_count_anew(connect: Connect) -> None:
+    with connect() as connection:
+        publish(connection, "a", headers={"x-delivery-count": 3, "redelivered": True, "mine": 1})
+        inbox = Inbox(connection, queue())
+        inbox.drain(1)
+        assert inbox[0].headers == {"mine": 1}
+
+
+def test_whatever_is_settled_together_goes_in_one_step(connect: Connect) -> None:
+    with connect() as connection:
+        publish(connection, *range(50))
+        inbox = Inbox(connection, queue(), prefetch=50)
+        inbox.drain(50)
+        courier, steps = connection.transport.courier, []
+        settle = courier._consumer.settle
+
+        def counted(generation: int, settlements: Any) -> Any:
+            steps.append(len(settlements))
+            return settle(generation, settlements)
+
+        courier._consumer.settle = counted
+        with courier.desk.changed:  # it is somewhere else meanwhile
+            for message in inbox:
+                message.ack()
+        courier.desk.ask(lambda: None)
+        assert steps == [50]
+
+
+def test_who_consumes_no_more_is_no_consumer_any_more(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qworker.transports.as_kombu.courier.IDLE_SECONDS", 0.05)
+    with connect() as connection:
+        publish(connection, "a", "b")
+        inbox = Inbox(connection, queue(), settle="ack", prefetch=1)
+        inbox.drain(1)
+        inbox.consumer.cancel()
+        deadline = time.monotonic() + 30
+        while connection.transport.courier.is_alive():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        inbox.consumer.consume()
+        assert inbox.drain(2) == ["a", "b"]
 
 
 # -- exchanges --

@@ -1,6 +1,6 @@
 """What kombu loads of us when it is imported: so it knows ``qworker+…://`` without a word from anybody.
 
-Comes from:  the entry point ``qworker`` in the group ``kombu.serializers``.
+Comes from:  the entry point of the name qworker in kombu's group of serializers, see pyproject.toml.
 Goes to:     kombu's table of transports.
 Thread:      the one that imports kombu.
 

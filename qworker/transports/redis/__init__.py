@@ -5,5 +5,5 @@ Modules, in reading order: ``url``, ``connection``, ``layout`` (which keys there
 in a list), ``scripts`` (what runs in the server), ``database`` (what the three sides share), ``broker``,
 ``sender``, ``revocations``, ``consumer``, ``claims`` (what it holds), ``settling``, ``subscription`` (how it
 waits), ``reclaim`` (from dead workers), ``admin``, ``dead_letters``, ``result_rows`` and ``join_rows``
-(results and joins beside the ack).
+(results and joins beside the ack), ``registry`` (kombu's exchanges).
 """

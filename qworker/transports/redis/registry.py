@@ -1,7 +1,7 @@
 """The registry of the Redis broker.
 
 Comes from:  ``broker.py``.
-Goes to:     the hash ``qworker.registry``: when each entry lapses, as text.
+Goes to:     the hash of the name registry among the broker's keys: when each entry lapses, as text.
 Thread:      any.
 """
 

@@ -6,5 +6,5 @@ Modules, in reading order: ``schema``, ``link`` (one connection, and what differ
 ``consumer`` and ``admin``, ``transactional`` (messages in the caller's transaction), ``claim``, ``settle``,
 ``recent_settlements``, ``reclaim`` (from dead workers), ``subscription`` (to notifications),
 ``poll_backoff``, ``results`` with ``result_rows`` and ``result_upserts`` (results beside the ack),
-``join_rows`` (parts of joins, beside it too).
+``join_rows`` (parts of joins, beside it too), ``registry`` (kombu's exchanges).
 """

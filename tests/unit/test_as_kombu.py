@@ -1,0 +1,132 @@
+"""What of our transport for kombu is pure: which broker a URL means, and who is bound to what."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kombu import Connection
+from kombu.transport import TRANSPORT_ALIASES
+
+from qworker.conf import Settings
+from qworker.errors import ConfigurationError
+from qworker.transports import SCHEMES, broker_urls, open_broker, register
+from qworker.transports.as_kombu.exchanges import KNOWN_SECONDS, LIFE_SECONDS, Exchanges
+from qworker.transports.as_kombu.options import settings_of, url_of
+from qworker.transports.registry import LocalRegistry
+
+register()
+
+
+@pytest.mark.parametrize(
+    ("url", "meant"),
+    [
+        ("qworker+postgresql://user:word@host:5432/name?sslmode=require", None),
+        ("qworker+redis://host:6379/3", None),
+        ("qworker+sqlite:///a/b.db", None),
+        ("sqlite:///a/b.db", "sqlite:///a/b.db"),
+    ],
+)
+def test_a_connection_means_a_broker(url: str, meant: str | None) -> None:
+    assert url_of(Connection(url)) == (meant or url.removeprefix("qworker+"))
+
+
+def test_a_connection_may_go_on_to_the_next_of_several() -> None:
+    second = "qworker+postgresql://user:word@other:5433/name"
+    connection = Connection(f"qworker+redis://host:6379/3;{second}")
+    assert url_of(connection) == "redis://host:6379/3"
+    connection.switch(second)
+    assert url_of(connection) == second.removeprefix("qworker+")
+
+
+def test_rabbitmq_needs_none_of_us() -> None:
+    with pytest.raises(ConfigurationError, match="kombu itself speaks to RabbitMQ"):
+        url_of(Connection("qworker+amqp://host//"))
+
+
+def test_a_password_is_not_shown() -> None:
+    connection = Connection("qworker+postgresql://user:secret@host/name")
+    assert "secret" not in connection.as_uri()
+    assert connection.as_uri(include_password=True) == "qworker+postgresql://user:secret@host/name"
+
+
+def test_options_are_settings_of_ours_or_of_the_broker() -> None:
+    options = {
+        "lease_seconds": 30,
+        "synchronous": "NORMAL",
+        "visibility_timeout": 5,
+        "max_retries": 3,
+        "application_name": "shop",
+    }
+    connection = Connection("qworker+postgresql://host/name", transport_options=options, connect_timeout=7)
+    conf = settings_of(connection, "postgresql://host/name")
+    assert (conf.worker_lease_seconds, conf.embedded_synchronous) == (30.0, "NORMAL")
+    assert conf.broker_connection_timeout == 7.0
+    assert conf.broker_transport_options == {"application_name": "shop"}
+    conf = settings_of(connection, "redis://host")
+    assert conf.broker_transport_options["visibility_timeout"] == 5
+
+
+def test_every_scheme_of_ours_is_known_to_kombu() -> None:
+    assert {f"qworker+{scheme}" for scheme in SCHEMES} <= TRANSPORT_ALIASES.keys()
+
+
+def test_our_own_side_takes_the_same_url() -> None:
+    assert broker_urls("qworker+redis://a;qworker+redis://b") == ["redis://a", "redis://b"]
+    assert open_broker("qworker+sqlite:////tmp/x.db", Settings()).url == "sqlite:////tmp/x.db"
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_goes_with_its_user_lapses_unless_it_is_kept_up() -> None:
+    registry, clock = LocalRegistry(), Clock()
+    ours, other = Exchanges(registry, clock), Exchanges(registry, clock)
+    ours.declare("mine", temporary=True)
+    ours.bind("events", "#", "", "mine")
+    ours.declare("stays", temporary=False)
+    assert other.table_now("events") == [("#", "", "mine")]
+    clock.now += LIFE_SECONDS - 1
+    ours.renew()
+    clock.now += LIFE_SECONDS - 1
+    assert other.table_now("events") == [("#", "", "mine")]
+    clock.now += 2
+    assert other.table_now("events") == []
+    purged: list[str] = []
+    assert ours.tidy(purged.append) == []  # what is ours is only late
+    assert other.tidy(purged.append) == []
+    ours.declare("mine", temporary=True)
+    clock.now += LIFE_SECONDS + 1
+    assert other.tidy(purged.append) == ["mine"]
+    assert purged == ["mine"]
+    assert other.has("stays")
+
+
+def test_a_queue_that_is_gone_is_emptied_once_more() -> None:
+    registry, clock = LocalRegistry(), Clock()
+    exchanges = Exchanges(registry, clock)
+    exchanges.declare("q", temporary=False)
+    exchanges.bind("e", "k", "", "q")
+    exchanges.forget("q")
+    assert not exchanges.has("q")
+    assert exchanges.table("e") == []
+    clock.now += 2 * KNOWN_SECONDS
+    assert exchanges.tidy(lambda queue: None) == ["q"]
+    assert registry.entries() == {}
+
+
+@settings(max_examples=50)
+@given(entry=st.text(), expires=st.none() | st.floats(0, 2e9))
+def test_what_others_put_there_stops_nobody(entry: str, expires: float | None) -> None:
+    registry = LocalRegistry()
+    registry.put({entry: expires, '["queue", 1, 2]': None, "[]": None, "{}": math.inf})
+    exchanges = Exchanges(registry, Clock())
+    assert exchanges.table("e") == []
+    exchanges.tidy(lambda queue: None)
+    exchanges.forget("q")
