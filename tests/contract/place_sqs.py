@@ -2,18 +2,13 @@
 
 Comes from:  lease_places; test_settlement_fuzz.py and test_interrupted.py, which wait for what comes.
 Goes to:     the server of this test process (the fixture ``sqs``), which other processes find by URL.
-
-Messages of SQS come by a thread that waits for them: what was published a moment ago is on its way. Here
-lease() asks until SQS has no more, so that the suite, which expects of brokers that they are asked, can be
-held against it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -30,21 +25,14 @@ from qworker.transports import open_broker
 from qworker.transports.capabilities import ETA
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.kombu.server import DEAD
-from qworker.transports.lease import Claim, Leased
-from qworker.transports.sqs.broker import sqs_broker
-from qworker.transports.sqs.consumer import SqsConsumer
-from qworker.transports.sqs.queue import BATCH
-from qworker.transports.sqs.server import LEASE_SECONDS
+from qworker.transports.sqs.server import LEASE_SECONDS, SqsServer
+from qworker.transports.visibility.broker import remote_broker
 from tests.acceptance.sqs_server import REGION, Sqs
+from tests.contract.patient_consumer import patient
 from tests.contract.place_kombu import LACKS, KombuPlace
-from tests.support.waiting import until
 
 SQS_OPTIONS = {"region": REGION, "wait_time_seconds": 1}
 URL = "TEST_QWORKER_SQS_URL"
-LOOK_SECONDS = 0.5
-"""Between looks of who has not leased yet, and so has no polls under way."""
-WAIT_SECONDS = 1
-"""How long SQS waits for a message that a wait() asks for."""
 
 
 def _read_once(read: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
@@ -91,48 +79,6 @@ class SqsPlace(KombuPlace):
             store.close()
 
 
-class PatientConsumer(SqsConsumer):
-    """Asks SQS at once, and until it has no more, before it answers. Only wait() has SQS wait: a poll under
-    way cannot be ended, and every test would wait for that in the end."""
-
-    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
-        self._poll_seconds = LOOK_SECONDS
-        return super().register(name, queues, concurrency)
-
-    def _settle_down(self, queues: Sequence[str]) -> None:
-        """Wait until no poll of *queues* is under way."""
-        polls = [poll for poll in self._polls if poll.queue.name in queues]
-        until(lambda: all(poll._answers.qsize() for poll in polls if poll._under_way))
-
-    def lease(
-        self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
-    ) -> Claim:
-        for poll in self._polls:
-            poll._seconds = 0
-        self._poll_seconds = math.inf  # from now on a wait ends by what comes, and by nothing else
-        self._settle_down(queues)
-        taken: list[Leased] = []
-        asked = False
-        while True:
-            known = sum(1 for _ in self._messages())
-            claim = super().lease(queues, limit - len(taken), delayed_limit, eta_window)
-            self._settle_down(queues)
-            taken += claim.messages
-            came = claim.messages or sum(1 for _ in self._messages()) > known
-            if len(taken) >= limit or (asked and not came):
-                return claim._replace(messages=taken)
-            asked = True
-
-    def wait(self, timeout: float, prefetch: int = 0) -> bool:
-        """With polls under way, as they are after a lease."""
-        if timeout > 0 and self._poll_seconds == math.inf:
-            for poll in self._polls:
-                poll.collect()
-                poll._seconds = WAIT_SECONDS
-                poll.ask(BATCH)
-        return any(poll.arrived for poll in self._polls) or super().wait(timeout, prefetch)
-
-
 @cache  # it takes boto a tenth of a second
 def _client(url: str) -> Any:
     return boto3.client(
@@ -162,16 +108,9 @@ class SqsLeasePlace(Place):
         self._known: list[str] = []
 
     def open(self, **options: Any) -> KombuBroker:
-        clock = options.get("clock", SYSTEM_CLOCK)
-        store = sqs_broker(
-            self.url,
-            options={"region": REGION, "queue_name_prefix": self.prefix, "wait_time_seconds": 0},
-            visibility=LEASE_SECONDS,
-            clock=clock,
-        )
-        plain = store.consumer
-        store.consumer = PatientConsumer(plain._server, plain._sender, plain._wakeup, clock, 1000)
-        return store
+        transport = {"region": REGION, "queue_name_prefix": self.prefix, "wait_time_seconds": 0}
+        server = SqsServer(self.url, transport, LEASE_SECONDS, 4.0)
+        return patient(remote_broker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK)))
 
     def _urls(self) -> list[str]:
         if len(self._known) < len(("q", "r", DEAD)):
