@@ -9,9 +9,9 @@ Modules, in reading order: ``lease`` (what a broker promises), ``presence`` (wha
 ``lease_consumer`` (what consumers share), ``owner_files`` (who is dead), ``failover`` (one after another),
 ``group_commit``, ``wakeup``, ``connect_errors``, ``tls``, ``forked``, ``own_headers`` and ``delivery_fields``
 (what is beside a message), ``join_parts`` (what a message is of a workflow), ``recent``, ``transfer`` (from
-one broker to another), ``crash_points``. Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``sqs``,
-``kombu``; none of them knows another. ``as_kombu`` is all of them for kombu's users, ``registry`` what it
-keeps there.
+one broker to another), ``crash_points``. Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``kombu``,
+``visibility`` (what servers share that hide what they give out), ``sqs``; the table of the architecture says
+which of them know another. ``as_kombu`` is all of them for kombu's users, ``registry`` what it keeps there.
 """
 
 from __future__ import annotations
