@@ -17,7 +17,7 @@ which of them know another. ``as_kombu`` is all of them for kombu's users, ``reg
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qworker.errors import ConfigurationError
 from qworker.naming import near
@@ -54,10 +54,6 @@ PLAIN = "qworker.transports.kombu.broker"
 """The module for every other scheme that kombu has a transport for."""
 
 
-FOR_KOMBU = "qworker.transports.as_kombu.transport:Transport"
-"""Our transport for kombu."""
-
-
 def register() -> None:
     """Teach kombu, and so Celery, that ``qworker+postgresql://…`` is a broker of ours, with any scheme of
     ours, and ``sqlite:///path`` the embedded one. Safe to call twice.
@@ -66,9 +62,18 @@ def register() -> None:
     """
     from kombu.transport import TRANSPORT_ALIASES
 
-    TRANSPORT_ALIASES.update(dict.fromkeys(("sqlite", "qworker"), FOR_KOMBU))
+    aliases: dict[str, Any] = TRANSPORT_ALIASES  # kombu takes a function as well as a path
+    aliases.update(dict.fromkeys(("sqlite", "qworker"), _for_kombu))
     # The second and later of several URLs keep their prefix.
-    TRANSPORT_ALIASES.update({f"{KOMBU_PREFIX}{scheme}": FOR_KOMBU for scheme in SCHEMES})
+    aliases.update({f"{KOMBU_PREFIX}{scheme}": _for_kombu for scheme in SCHEMES})
+
+
+def _for_kombu() -> Any:
+    """Our transport for kombu, which is told how brokers are opened: it is one of those rooms that do not
+    know their front door."""
+    transport = import_module("qworker.transports.as_kombu.transport").Transport
+    transport.open_broker = staticmethod(open_broker)
+    return transport
 
 
 def broker_urls(url: str | None) -> list[str]:

@@ -18,12 +18,12 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
+import kombu
 import pytest
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import OperationalError
 from kombu.pidbox import Mailbox
 
-import qworker
 from qworker.errors import ConfigurationError, LeaseLost
 from qworker.transports import register
 from qworker.transports.as_kombu.exchanges import KNOWN_SECONDS, LIFE_SECONDS, Exchanges
@@ -126,7 +126,7 @@ def test_the_connection_knows_its_transport(connect: Connect, url: str, tmp_path
         connection.ensure_connection(max_retries=1)
         assert connection.connected
         assert connection.transport.driver_type == "qworker"
-        assert connection.transport.driver_version() == qworker.__version__
+        assert connection.transport.driver_version() == kombu.__version__
         assert connection.as_uri() == url
         assert connection.supports_exchange_type("fanout")
         assert connection.info()["transport"] == "sqlite"

@@ -2,6 +2,6 @@
 qworker.
 
 Modules, in reading order: ``options`` (which broker a connection means), ``envelopes``, ``exchanges`` (who
-gets what is published), ``desk`` (between channels and ``courier``, the thread that has the leases),
-``channel``, ``transport``; ``entry`` makes it known to kombu.
+gets what is published), ``desk`` (where channels meet the courier), ``courier`` (the thread that has
+the leases), ``channel``, ``transport``; ``entry`` makes it known to kombu.
 """

@@ -8,13 +8,14 @@ Thread:      as kombu has it; the courier's own for what is consumed.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
 from typing import Any
 
+import kombu
 from kombu.transport import virtual as _virtual
 
-from qworker import __version__
+from qworker.conf.resolved import Settings
 from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, LeaseLost, TransportError
 from qworker.transports.as_kombu.channel import Channel
@@ -39,6 +40,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     connection_errors = (*virtual.Transport.connection_errors, BrokerUnavailable, LeaseLost)
     channel_errors = virtual.Transport.channel_errors
 
+    open_broker: Callable[[str, Settings], Broker]
+    """Given by ``qworker.transports.register()``, which knows all brokers."""
     broker: Broker
     exchanges: Exchanges
     courier: Courier
@@ -59,8 +62,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         """Nothing is connected yet."""
         url = url_of(self.client)
         conf = settings_of(self.client, url)
-        # The front door knows all brokers, and us.
-        self.broker = import_module("qworker.transports").open_broker(url, conf)
+        self.broker = self.open_broker(url, conf)
         self.exchanges = Exchanges(self.broker.registry)
         terms = Terms(
             conf.worker_lease_seconds,
@@ -71,7 +73,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self._closed = False
 
     def driver_version(self) -> str:
-        return __version__
+        return str(kombu.__version__)
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
         prefix = f"{self.client.uri_prefix}+" if self.client.uri_prefix else ""
