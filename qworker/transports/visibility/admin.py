@@ -13,9 +13,10 @@ from contextlib import contextmanager
 
 from qworker.interrupts import undisturbed
 from qworker.transports.kombu.admin import KombuAdmin
-from qworker.transports.kombu.messages import dead, read
+from qworker.transports.kombu.messages import dead, outgoing, read
 from qworker.transports.kombu.server import DEAD
 from qworker.transports.lease import Dead, QueueInfo
+from qworker.transports.own_headers import DELIVERIES, DIED, QUEUE, REASON
 from qworker.transports.visibility.queue import Received, RemoteQueue, by_queue
 
 
@@ -37,6 +38,16 @@ class RemoteAdmin(KombuAdmin):
         with self._administrating() as find:
             counts = [(name, find(name).count()) for name in queues]
         return [QueueInfo(name, count.ready, count.delayed, count.leased) for name, count in counts]
+
+    @undisturbed
+    def push_dead(self, letters: Sequence[Dead]) -> None:
+        self._sender.send([
+            outgoing(
+                DEAD, letter.headers, letter.properties, letter.body, 0,
+                {QUEUE: letter.queue, REASON: letter.reason, DIED: letter.died_at, DELIVERIES: letter.deliveries},
+            )
+            for letter in letters
+        ])  # fmt: skip
 
     @contextmanager
     def _dead_letters(self) -> Iterator[list[tuple[Received, Dead]]]:
