@@ -23,7 +23,7 @@ from itertools import count
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-TOKEN = "token"
+TOKEN = "t0ken-of-tests"
 FAULTS = ("503", "429", "half", "drop", "slow", "nonsense")
 LONGEST = 604_800
 BODY_BYTES = 256 * 1024
