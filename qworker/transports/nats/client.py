@@ -22,6 +22,9 @@ from typing import Any, NamedTuple, TypeVar
 from qworker.transports.forked import forgetful
 
 Answer = TypeVar("Answer")
+AT_ONCE_SECONDS = 0.5
+"""How long the server may take to give out what it has. It does not always say at once that it has nothing: it
+counts what was purged."""
 GRACE_SECONDS = 2.0
 """How much longer than its own timeout a call is waited for."""
 
@@ -97,8 +100,8 @@ class Connection:
         self._subscribed = False
         self._expected: dict[str, tuple[dict[int, Any], int, asyncio.Future[None]]] = {}
         self._count = 0
-        self.declared: set[str] = set()
-        """Streams that are known to be there."""
+        self.declared: dict[str, str] = {}
+        """Streams that are known to be there, and when they were made."""
         self.exchanges = 0
         """How often the server was asked for something, and answered, or did not."""
 
@@ -210,7 +213,7 @@ class Inbox:
         if self._subscription is None:
             self._subject = connection.client.new_inbox()
             self._subscription = await connection.client.subscribe(f"{self._subject}.*", cb=self._take)
-        at_once = {"batch": count, "no_wait": True}
+        at_once = {"batch": count, "no_wait": True, "expires": int(AT_ONCE_SECONDS * 1e9)}
         found = await self._request(subject, at_once, connection.timeout)
         if found or seconds <= 0 or self._interrupted:
             return found
@@ -239,10 +242,10 @@ class Inbox:
             if len(found) >= request["batch"]:
                 return found
             left = deadline - asyncio.get_running_loop().time()
-            if self._interrupted and "expires" in request:
+            if self._interrupted and "no_wait" not in request:
                 return found + await self._farewell()
             if left <= 0:
-                if found or "expires" in request:
+                if found or "no_wait" not in request:
                     return found  # what is still on its way comes with the next, or is given to others
                 raise TimeoutError(f"no answer within {seconds:g} s")
             self._news.clear()

@@ -57,3 +57,8 @@ class Layout(NamedTuple):
     def dead_subject(self, queue: str) -> str:
         """Of the dead letters of *queue*."""
         return f"{self.stream}.dead.{token(queue)}"
+
+    def consumer(self, queue: str, made: str) -> str:
+        """Of *queue*, in a stream that was *made* then. A server that has lost its data counts from one
+        again: with the same name an old acknowledgement would be one of a new message."""
+        return f"{token(queue)}-{made}"

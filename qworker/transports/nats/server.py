@@ -17,7 +17,7 @@ from qworker.naming import install_command
 from qworker.transports.kombu.server import DEAD
 from qworker.transports.nats.client import Connection, Loop, Refused
 from qworker.transports.nats.dead_queue import DeadQueue
-from qworker.transports.nats.layout import Layout, token
+from qworker.transports.nats.layout import Layout
 from qworker.transports.nats.queue import NatsQueue
 from qworker.transports.nats.url import Place
 from qworker.transports.visibility.queue import RemoteQueue, Source
@@ -137,19 +137,13 @@ class NatsServer(RemoteServer):
                 max_msgs_per_subject=keeping.dead_max,
             )
             return DeadQueue(connection, queue, layout)
-        self._declare_stream(
-            connection,
-            layout.stream,
-            layout.subject("x").rpartition(".")[0] + ".*",
-            retention="workqueue",
-        )
-        seconds = self._declare_consumer(connection, queue, self._lease_seconds, change=False)
+        seconds, consumer = self._declare_consumer(connection, queue, change=False)
         return NatsQueue(
             connection,
             queue,
             stream=layout.stream,
             subject=layout.subject(queue),
-            consumer=token(queue),
+            consumer=consumer,
             lease_seconds=seconds,
         )
 
@@ -157,9 +151,7 @@ class NatsServer(RemoteServer):
         """The queues, whose leases are from now on as long as this worker's."""
         for queue in queues:
             assert isinstance(queue, NatsQueue)
-            queue.lease_seconds = self._declare_consumer(
-                connection, queue.name, self._lease_seconds, change=True
-            )
+            queue.lease_seconds, _ = self._declare_consumer(connection, queue.name, change=True)
         return queues
 
     def declare_revocations(self, connection: Connection) -> None:
@@ -172,9 +164,10 @@ class NatsServer(RemoteServer):
             max_age=int(self.keeping.revoke_seconds * 1e9),
         )
 
-    def _declare_stream(self, connection: Connection, name: str, subject: str, **more: Any) -> None:
+    def _declare_stream(self, connection: Connection, name: str, subject: str, **more: Any) -> str:
+        """Have the stream *name*; when it was made, in digits."""
         if name in connection.declared:
-            return
+            return connection.declared[name]
         window = int(self.keeping.duplicate_seconds * 1e9)
         age = more.get("max_age")
         wanted = {
@@ -191,7 +184,7 @@ class NatsServer(RemoteServer):
             **more,
         }
         try:
-            connection.ask(f"STREAM.CREATE.{name}", wanted)
+            found = connection.ask(f"STREAM.CREATE.{name}", wanted)
         except Refused as error:
             if error.code == 503 or error.code == NO_JETSTREAM or "jetstream" in str(error).lower():
                 raise ConfigurationError(
@@ -204,16 +197,21 @@ class NatsServer(RemoteServer):
             there = connection.ask(f"STREAM.INFO.{name}")["config"]
             ours = ("subjects", "num_replicas", "duplicate_window", "max_age", "max_msgs_per_subject")
             change = {key: wanted[key] for key in ours if key in wanted}
-            connection.ask(f"STREAM.UPDATE.{name}", {**there, **change})
-        connection.declared.add(name)
+            found = connection.ask(f"STREAM.UPDATE.{name}", {**there, **change})
+        made = connection.declared[name] = "".join(filter(str.isdigit, str(found["created"])))
+        return made
 
-    def _declare_consumer(self, connection: Connection, queue: str, seconds: float, change: bool) -> float:
-        """Have the consumer of *queue*, and return its ack_wait; that is changed only if asked for."""
-        stream, name = self.layout.stream, token(queue)
+    def _declare_consumer(self, connection: Connection, queue: str, change: bool) -> tuple[float, str]:
+        """Have the consumer of *queue*, and return its ack_wait, which is changed only if asked for, and its
+        name."""
+        layout, stream, seconds = self.layout, self.layout.stream, self._lease_seconds
+        subjects = layout.subject("x").rpartition(".")[0] + ".*"
+        made = self._declare_stream(connection, stream, subjects, retention="workqueue")
+        name = layout.consumer(queue, made)
         try:
             there = connection.ask(f"CONSUMER.INFO.{stream}.{name}")["config"]
             if not change or there["ack_wait"] == int(seconds * 1e9):
-                return float(there["ack_wait"]) / 1e9
+                return float(there["ack_wait"]) / 1e9, name
             config = {**there, "ack_wait": int(seconds * 1e9)}
         except Refused as error:
             if error.code != NO_CONSUMER:
@@ -221,7 +219,7 @@ class NatsServer(RemoteServer):
             config = {
                 "durable_name": name,
                 "description": queue,
-                "filter_subject": self.layout.subject(queue),
+                "filter_subject": layout.subject(queue),
                 "deliver_policy": "all",
                 "ack_policy": "explicit",
                 "replay_policy": "instant",
@@ -231,4 +229,4 @@ class NatsServer(RemoteServer):
                 "max_waiting": 10000,
             }
         connection.ask(f"CONSUMER.DURABLE.CREATE.{stream}.{name}", {"stream_name": stream, "config": config})
-        return seconds
+        return seconds, name
