@@ -85,7 +85,7 @@ class NatsQueue(RemoteQueue):
     def _received(self, found: Any) -> Received:
         words = found.reply.split(".")
         delivered = int(words[DELIVERED_AT[len(words)]])
-        return Delivery(
+        delivery = Delivery(
             self,
             found.data.decode("utf-8", "replace"),
             id=f"{words[-4]}.{words[-2]}",  # the number in the stream, and when it was stored
@@ -93,6 +93,8 @@ class NatsQueue(RemoteQueue):
             lease_seconds=self.lease_seconds,
             redelivered=delivered > 1,
         )
+        delivery.hidden_from(time.monotonic())
+        return delivery
 
     def renew(self, messages: Sequence[Received]) -> list[Received]:
         ours, gone = _divided(messages)
