@@ -6,8 +6,8 @@ Thread:      any; pure.
 
 Names of consumers and tokens of subjects may hold no dots, spaces, wildcards or path separators, and
 JetStream makes a directory of a consumer's name. Queues may be called anything. So what is not a letter, a
-digit, "-" or "_" is written as "=" and two hexadecimal digits for each byte of it; and what would be too long so is written
-as its beginning and a digest. The description of the consumer says what the queue is called.
+digit, "-" or "_" is written as "=" and two hexadecimal digits for each byte of it; and what would be too long
+so is written as its beginning and a digest. The description of the consumer says what the queue is called.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Goes to:     the listener, by ``revoked_since``.
 Thread:      the listener's; but _ring(), which runs in the thread of nats-py.
 
 The server drops what is older than revoke_expires. Who is told by a plain subscription that there is
-something new reads the stream from there on, and reads it again after the connection was away. Numbers are the
-microseconds at which the server stored them: those of a server that has lost its data do not begin anew.
+something new reads the stream from there on, and reads it again after the connection was away. Numbers are
+the microseconds at which the server stored them: those of a server that has lost its data do not begin anew.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ class NatsServer(RemoteServer):
             text = said[-1] if said else f"{type(error).__name__}: {error}".rstrip(": ")
             if not self._answered and any(word in text.lower() for word in REFUSING):
                 raise ConfigurationError(
-                    f"broker_url: {self.shown} refuses us: {text}; the user and password, or the token, "
-                    "stand in the URL, as in nats://USER:PASSWORD@HOST",
+                    f"broker_url: {self.shown} refuses us: {text}; write the user and password, or the "
+                    "token, into the URL, before the @",
                     setting="broker_url",
                 ) from None
             raise BrokerUnavailable(f"{self.shown} does not answer: {text}") from None
