@@ -23,7 +23,8 @@ from qworker.django.settings.keys import KEYS, SPELLINGS, Key
 from qworker.publishing.call import FOR_CELERYS_SAKE
 from qworker.tasks import options
 from qworker.tasks.task import Task
-from qworker.transports.capabilities import CAPABILITIES, OTHER, Capabilities, Capability
+from qworker.transports.capabilities import CAPABILITIES, OTHER, PLAIN, Capabilities, Capability
+from qworker.transports.registered import rows
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTICE = "<!-- Made by `python docs/generate.py` from the code. -->\n\n"
@@ -178,11 +179,11 @@ def transports_page() -> str:
         "| broker | URL | " + " | ".join(words for _, words in _PROMISED) + " |",
         "|---|---|" + "---|" * len(_PROMISED),
     ]
-    for row in CAPABILITIES:
+    for row in (*CAPABILITIES, *rows(), *PLAIN):
         marks = " | ".join(_mark(row, Capability(name)) for name, _ in _PROMISED)
         schemes = ", ".join(f"`{scheme}://`" for scheme in row.schemes)
         lines.append(f"| [{row.name}](#{_anchor(row.name)}) | {schemes} | {marks} |")
-    for row in (*CAPABILITIES, OTHER):
+    for row in (*CAPABILITIES, *rows(), *PLAIN, OTHER):
         lines += [f"\n## {row.name}\n", "| | |", "|---|---|"]
         for field, words in (("accepted", "accepted means"), ("redelivered", "redelivered"), *_PROMISED):
             lines.append(f"| {words} | {getattr(row, field)} |")

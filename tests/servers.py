@@ -25,8 +25,17 @@ URLS = {
     "postgresql": os.environ.get("TEST_QWORKER_POSTGRESQL_URL", "postgresql://postgres@127.0.0.1:5432/test"),
     "mysql": os.environ.get("TEST_QWORKER_MYSQL_URL", "mysql://root@127.0.0.1:3306/test"),
     "memcached": os.environ.get("TEST_QWORKER_MEMCACHED_URL", "memcached://127.0.0.1:11211"),
+    "nats": os.environ.get("TEST_QWORKER_NATS_URL", "nats://127.0.0.1:4222"),
 }
-PORTS = {"memcached": 11211, "redis": 6379, "amqp": 5672, "postgresql": 5432, "mysql": 3306, "mariadb": 3306}
+PORTS = {
+    "memcached": 11211,
+    "redis": 6379,
+    "amqp": 5672,
+    "postgresql": 5432,
+    "mysql": 3306,
+    "mariadb": 3306,
+    "nats": 4222,
+}
 
 
 def unreachable(name: str) -> str | None:

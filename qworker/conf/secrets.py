@@ -16,6 +16,8 @@ _SECRET_NAME = re.compile(
 )
 _NOT_SECRET = re.compile(r"routing_key|key_prefix|primary_key", re.IGNORECASE)
 _USER = re.compile(r"://[^\s:/@?#]*:")
+_TOKEN = re.compile(r"\b((?:nats|tls)://)[^\s:/@?#\"'<>]+@")
+"""NATS has a token in the place of a user without a password."""
 _END = re.compile(r"[\s\"'<>]")
 _NAME = re.compile(
     r"([^=&\s]++)(=?)"
@@ -28,7 +30,7 @@ def mask_urls(text: str) -> str:
     """The same text with the password of every URL in it replaced by asterisks."""
     if "://" not in text:
         return text
-    return _without_parameters(_without_passwords(text))
+    return _without_parameters(_without_passwords(_TOKEN.sub(rf"\1{MASK}@", text)))
 
 
 def _without_passwords(text: str) -> str:

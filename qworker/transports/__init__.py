@@ -5,14 +5,14 @@ Goes to:     the store's module, imported when its scheme is asked for.
 Thread:      any.
 
 Modules, in reading order: ``lease`` (what a broker promises), ``presence`` (what a worker tells by it),
-``capabilities`` (what it may lack),
+``capabilities`` (what it may lack), ``registered`` (brokers of other packages),
 ``lease_consumer`` (what consumers share), ``owner_files`` (who is dead), ``failover`` (one after another),
 ``group_commit``, ``wakeup``, ``connect_errors``, ``tls``, ``forked``, ``own_headers`` and ``delivery_fields``
 (what is beside a message), ``join_parts`` (what a message is of a workflow), ``recent``, ``transfer`` (from
 one broker to another), ``crash_points``. Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``kombu``,
-``visibility`` (what servers share that hide what they give out), ``sqs``, ``ironmq``; the table of the
-architecture says which of them know another. ``as_kombu`` is all of them for kombu's users, ``registry`` what it
-keeps there.
+``visibility`` (what servers share that hide what they give out), ``sqs``, ``ironmq``, ``nats``; the table of the
+architecture says which of them know another. ``registered`` finds the brokers of other packages, ``as_kombu`` is
+all of them for kombu's users, ``registry`` what it keeps there.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.errors import ConfigurationError
 from qworker.naming import near
+from qworker.transports.registered import check, load, names, registered
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from qworker.conf import Settings
     from qworker.transports.lease import Broker
 
@@ -102,10 +105,12 @@ def open_broker(url: str | None, conf: Settings) -> Broker:
     url = urls[0] if urls else None
     scheme = (url or "sqlite://").partition(":")[0]
     module = SCHEMES.get(scheme) or SCHEMES.get(scheme.partition("+")[0])
+    if module is None and (point := registered(scheme)) is not None:
+        return _of_another(point, url, conf)
     if module is None and _kombu_has(scheme):
         module = PLAIN
     if module is None:
-        guesses = near(scheme, SCHEMES)
+        guesses = near(scheme, (*SCHEMES, *names()))
         hint = f"did you mean {guesses[0]}://?" if guesses else f"there are {', '.join(SCHEMES)}"
         raise ConfigurationError(
             f"broker_url: there is no broker for {scheme}://; {hint}. Leave broker_url unset for the "
@@ -114,6 +119,14 @@ def open_broker(url: str | None, conf: Settings) -> Broker:
         )
     store: Broker = import_module(module).open_broker(url, conf)
     return store
+
+
+def _of_another(point: EntryPoint, url: str | None, conf: Settings) -> Broker:
+    """The broker that a package has registered with *point*."""
+    store = load(point)(url, conf)
+    check(point, store, import_module("qworker.transports.lease").Broker)
+    opened: Broker = store
+    return opened
 
 
 def _kombu_has(scheme: str) -> bool:

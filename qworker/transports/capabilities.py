@@ -12,6 +12,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
+from qworker.transports.registered import registered, row
+
 
 class Capability(StrEnum):
     """Something that a broker may lack. An empty set of these means that every promise is kept."""
@@ -205,6 +207,8 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         lacks=frozenset({FANOUT, DELIVERY_COUNT, WORKERS, RESULTS, WHOLE_PUSH}),
         in_part=_PROCESSES_ONLY,
     ),
+)
+PLAIN: tuple[Capabilities, ...] = (
     _plain(
         "Kafka",
         ("confluentkafka", "kafka"),
@@ -248,13 +252,27 @@ OTHER = _plain(
     "as kombu's transport does it; many remove a message when it is read",
     note="Try it with `kill -9` before trusting it.",
 )
+UNKNOWN = Capabilities(
+    "A broker of another package",
+    (),
+    *("as its package says",) * 7,
+    note="Its module has no `CAPABILITIES`; what it lacks its `Broker.lacks` says.",
+)
 
 
 def capabilities_of(url: str | None) -> Capabilities:
-    """The row for the broker at *url* (None: the embedded one)."""
+    """The row for the broker at *url* (None: the embedded one). One that another package has registered has
+    the row of its module, or that of brokers we know nothing of."""
     scheme = (url or "sqlite://").partition(":")[0].lower()
+    ours = _row(scheme, CAPABILITIES)
+    if ours is None and registered(scheme) is not None:
+        ours = row(scheme) or UNKNOWN
+    return ours or _row(scheme, PLAIN) or OTHER
+
+
+def _row(scheme: str, rows: tuple[Capabilities, ...]) -> Capabilities | None:
     for wanted in (scheme, scheme.partition("+")[0]):
-        for capabilities in CAPABILITIES:
+        for capabilities in rows:
             if wanted in capabilities.schemes:
                 return capabilities
-    return OTHER
+    return None

@@ -5,8 +5,9 @@ Goes to:     pytest, which collects them there, and the broker.
 Thread:      the test's; some tests start more.
 
 Modules, in reading order: ``place`` (what is tested, and what it lacks), ``messages`` and ``waiting`` (what
-tests say often), ``scripts`` with ``process`` (what other processes do meanwhile), ``collecting`` (which test
-runs on which place), ``fixtures``, ``suite`` (the tests, which need pytest and hypothesis).
+tests say often), ``patient`` (a consumer of servers that are polled by a thread), ``scripts`` with
+``process`` (what other processes do meanwhile), ``collecting`` (which test runs on which place),
+``fixtures``, ``suite`` (the tests, which need pytest and hypothesis).
 """
 
 from qworker.testing.contract.place import Assumption, Place, mark

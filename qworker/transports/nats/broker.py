@@ -1,0 +1,114 @@
+"""NATS JetStream: the sides beside this module, put together; and its row of capabilities.
+
+Comes from:  ``broker_url = "nats://…"``, by the entry point.
+Goes to:     ``transports/visibility/``, with what is beside this module.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import ConfigurationError
+from qworker.transports.capabilities import Capabilities, Capability
+from qworker.transports.kombu.broker import KombuBroker
+from qworker.transports.kombu.consumer import NEWS
+from qworker.transports.nats.admin import NatsAdmin
+from qworker.transports.nats.consumer import NatsConsumer
+from qworker.transports.nats.layout import Layout, token
+from qworker.transports.nats.sender import NatsSender
+from qworker.transports.nats.server import Keeping, NatsServer
+from qworker.transports.nats.url import read_url
+from qworker.transports.wakeup import WakeupPipe
+
+if TYPE_CHECKING:
+    from qworker.conf import Settings
+
+CAPABILITIES = Capabilities(
+    "NATS JetStream",
+    ("nats", "tls"),
+    accepted="stored by the stream's leader and most of its replicas (one, if `replicas` says no more); on "
+    "its disk when the server syncs (`sync_interval`, 2 min if not set); of many sent together, some may be "
+    "accepted although an error was raised",
+    redelivered="when nobody renewed it for worker_lease_seconds (the consumer's `ack_wait`)",
+    eta="given back to the server with a delay, until it is due (30 s ahead in a worker)",
+    priority="none: first come, first served",
+    fanout="a stream, read by all workers, also those that start later",
+    dead_letters="a stream of their own, which the server keeps within the limits of the settings",
+    delivery_count="in a header, when a worker sees the death of a process; the death of a whole worker is "
+    "not counted",
+    note="What is delayed counts as leased, and a purge also deletes what is being run, should its worker "
+    "die. A message is at most `max_payload` (1 MB) long.",
+    lacks=frozenset(Capability) - {Capability.ETA, Capability.FANOUT, Capability.DEAD_LETTERS},
+)
+OPTIONS = {"stream": str, "replicas": int, "duplicate_window": float}
+STREAM = "qworker"
+
+
+def nats_broker(
+    url: str,
+    server: NatsServer,
+    *,
+    known: Sequence[str] = (),
+    eta_limit: int = 1000,
+    clock: Clock = SYSTEM_CLOCK,
+) -> KombuBroker:
+    """The broker at *url*, which is *server*; the rest is as in remote_broker()."""
+    wakeup = WakeupPipe()
+    sender = NatsSender(server, clock, partial(wakeup.wake, NEWS))
+    consumer = NatsConsumer(server, sender, wakeup, clock, eta_limit)
+    return KombuBroker(url, sender, consumer, NatsAdmin(server, sender, known))
+
+
+def open_broker(url: str | None, conf: Settings) -> KombuBroker:
+    """The broker at *url* with the settings *conf*; it is connected to at the first use."""
+    options = _options(conf.broker_transport_options)
+    place = read_url(url or "nats://", conf.broker_use_ssl)
+    keeping = Keeping(
+        replicas=options.get("replicas", 1),
+        duplicate_seconds=options.get("duplicate_window", 30.0),
+        dead_seconds=conf.dead_letter_expires,
+        dead_max=conf.dead_letter_max,
+        revoke_seconds=conf.revoke_expires,
+    )
+    server = NatsServer(
+        url or "nats://",
+        place,
+        Layout(options.get("stream", STREAM)),
+        keeping,
+        # Whole seconds: what is hidden is renewed thrice in that.
+        max(1.0, math.ceil(conf.worker_lease_seconds)),
+        conf.broker_connection_timeout,
+    )
+    return nats_broker(
+        url or "nats://",
+        server,
+        known=(conf.task_default_queue, *conf.task_queues),
+        eta_limit=conf.worker_eta_task_limit,
+    )
+
+
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """broker_transport_options, of the types that we want."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        kind = OPTIONS.get(name)
+        if kind is None:
+            raise ConfigurationError(
+                f"broker_transport_options: NATS has no option {name!r}; there are {', '.join(OPTIONS)}",
+                setting="broker_transport_options",
+            )
+        try:
+            found[name] = kind(value)
+        except (TypeError, ValueError):
+            found[name] = None
+        if not found[name] or (kind is str and token(found[name]) != found[name]):
+            raise ConfigurationError(
+                f"broker_transport_options: {name} of NATS cannot be {value!r}",
+                setting="broker_transport_options",
+            )
+    return found

@@ -1,0 +1,275 @@
+"""A thread in which nats-py runs, and connections in it that are asked from any other thread.
+
+Comes from:  ``server.py`` (connect), ``queue.py`` and its likes (exchange, ask, wait_for).
+Goes to:     nats-py, which is written for asyncio.
+Thread:      any asks, and waits for the answer no longer than it says; what is in the loop belongs to its
+             thread, which is the process's own: a forked child starts another.
+
+One journey to the thread and back takes 0.1 ms, so what goes in it is a batch. An exchange sends many
+messages at once, and counts the answers on one subscription that each connection has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+from qworker.transports.forked import forgetful
+
+Answer = TypeVar("Answer")
+AT_ONCE_SECONDS = 1.0
+"""How long the server may take to give out what it has. It does not always say that it has nothing: it may
+count what was purged a moment ago."""
+GRACE_SECONDS = 2.0
+"""How much longer than its own timeout a call is waited for."""
+
+
+class Refused(Exception):
+    """JetStream's answer was an error. code: its error code, or a status of NATS; 0 when it gave none."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Post(NamedTuple):
+    """What is published. answered: whether an answer is wanted."""
+
+    subject: str
+    data: bytes = b""
+    headers: Mapping[str, str] | None = None
+    answered: bool = True
+
+
+class Loop:
+    """The thread, started when it is first asked for something."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inherited: list[asyncio.AbstractEventLoop] = []
+        """Of the parents of this process; never closed here, which would disturb them."""
+        _loops.add(self)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+        if self._loop is not None:
+            self._inherited.append(self._loop)
+        self._loop = None
+
+    def run(self, work: Coroutine[Any, Any, Answer], seconds: float) -> Answer:
+        """What *work* returns or raises. TimeoutError when that takes longer than so many *seconds*."""
+        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, seconds), self._running())
+        try:
+            return future.result(seconds + GRACE_SECONDS)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Have *function* called in the thread."""
+        self._running().call_soon_threadsafe(function)
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                loop = asyncio.new_event_loop()
+                threading.Thread(target=loop.run_forever, name="nats", daemon=True).start()
+                self._loop = loop
+            return self._loop
+
+
+_loops = forgetful()
+
+
+class Connection:
+    """client: of nats-py, connected in *loop*. timeout: seconds for an answer. api: what the subjects of
+    JetStream's own interface begin with."""
+
+    def __init__(self, loop: Loop, client: Any, timeout: float, api: str = "$JS.API") -> None:
+        self.loop = loop
+        self.client = client
+        self.timeout = timeout
+        self.api = api
+        self._inbox: str = client.new_inbox()
+        self._subscribed = False
+        self._expected: dict[str, tuple[dict[int, Any], int, asyncio.Future[None]]] = {}
+        self._count = 0
+        self.declared: dict[str, str] = {}
+        """Streams that are known to be there, and when they were made."""
+        self.exchanges = 0
+        """How often the server was asked for something, and answered, or did not."""
+
+    @property
+    def reconnects(self) -> int:
+        """How often the connection was lost and found again."""
+        return int(self.client.stats["reconnects"])
+
+    def exchange(self, posts: Sequence[Post], timeout: float | None = None) -> list[Any]:
+        """Publish *posts*; return the answers to those that want one, as nats-py's messages. TimeoutError
+        when not all have come in time."""
+        seconds = self.timeout if timeout is None else timeout
+        self.exchanges += 1
+        return self.loop.run(self._exchange(posts, seconds), seconds + 1.0)
+
+    def ask(self, operation: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What JetStream's interface answers to *operation*. Raises Refused when that is an error."""
+        data = b"" if request is None else json.dumps(request).encode()
+        (answer,) = self.exchange([Post(f"{self.api}.{operation}", data)])
+        return read_answer(answer)
+
+    async def _exchange(self, posts: Sequence[Post], seconds: float) -> list[Any]:
+        deadline = asyncio.get_running_loop().time() + seconds
+        await self.connected(seconds)
+        if not self._subscribed:
+            self._subscribed = True
+            await self.client.subscribe(f"{self._inbox}.*.*", cb=self._answered)
+        self._count += 1
+        name = str(self._count)
+        wanted = sum(post.answered for post in posts)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        answers: dict[int, Any] = {}
+        self._expected[name] = (answers, wanted, done)
+        publish, inbox = self.client.publish, f"{self._inbox}.{name}."
+        try:
+            number = 0
+            for subject, data, headers, answered in posts:
+                reply = ""
+                if answered:
+                    reply, number = f"{inbox}{number}", number + 1
+                await publish(subject, data, reply=reply, headers=headers)
+            if wanted:
+                left = deadline - asyncio.get_running_loop().time()
+                await asyncio.wait_for(done, max(0.001, left))
+            return [answers[number] for number in range(wanted)]
+        finally:
+            del self._expected[name]
+
+    async def _answered(self, message: Any) -> None:
+        _, _, rest = message.subject.partition(self._inbox + ".")
+        name, _, number = rest.partition(".")
+        expected = self._expected.get(name)
+        if expected is None:
+            return  # nobody waits for it any more
+        answers, wanted, done = expected
+        answers[int(number)] = message
+        if len(answers) == wanted and not done.done():
+            done.set_result(None)
+
+    async def connected(self, seconds: float) -> None:
+        """While there is no connection nothing is published: it would go out when nobody waits for it any
+        more."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not self.client.is_connected:
+            if self.client.is_closed or asyncio.get_running_loop().time() >= deadline:
+                raise ConnectionError("the connection is lost")
+            await asyncio.sleep(0.02)
+
+    def release(self) -> None:
+        """Close the connection. Safe to call twice."""
+        if self.client.is_closed:
+            return
+        try:
+            self.loop.run(self.client.close(), 2.0)
+        except Exception:  # noqa: BLE001 - whatever it was: it is given up
+            pass
+
+
+class Inbox:
+    """Where messages are delivered that were asked for. Asked from one thread; interrupt() from any."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._subject = ""
+        self._subscription: Any = None  # of the loop's thread, as all below
+        self._requests = 0
+        self._arrived: deque[Any] = deque()
+        self._news = asyncio.Event()
+        self._interrupted = False
+
+    def pull(self, subject: str, count: int, seconds: float) -> list[Any]:
+        """Up to *count* messages from JetStream's *subject* for the next message of a consumer; waits for the
+        first of them for so many *seconds*."""
+        connection = self._connection
+        connection.exchanges += 1
+        return connection.loop.run(self._pull(subject, count, seconds), seconds + 2 * connection.timeout)
+
+    def interrupt(self) -> None:
+        """Let a pull() that waits come back with what is there, and the next one not wait."""
+        self._connection.loop.call_soon(self._interrupt)
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+        self._news.set()
+
+    async def _pull(self, subject: str, count: int, seconds: float) -> list[Any]:
+        connection = self._connection
+        await connection.connected(connection.timeout)
+        if self._subscription is None:
+            self._subject = connection.client.new_inbox()
+            self._subscription = await connection.client.subscribe(f"{self._subject}.*", cb=self._take)
+        at_once = {"batch": count, "no_wait": True}
+        found = await self._request(subject, at_once, AT_ONCE_SECONDS)
+        if found or seconds <= 0 or self._interrupted:
+            return found
+        # When one has come, the others that have are asked for: who waits for many would wait for all.
+        found = await self._request(subject, {"batch": 1, "expires": int(seconds * 1e9)}, seconds + 1.0)
+        if found and count > 1 and not self._interrupted:
+            found += await self._request(subject, {**at_once, "batch": count - 1}, AT_ONCE_SECONDS)
+        return found
+
+    async def _request(self, subject: str, request: dict[str, Any], seconds: float) -> list[Any]:
+        self._requests += 1
+        reply = f"{self._subject}.{self._requests}"
+        await self._connection.client.publish(subject, json.dumps(request).encode(), reply=reply)
+        found: list[Any] = []
+        deadline = asyncio.get_running_loop().time() + seconds
+        while True:
+            while self._arrived:
+                message = self._arrived.popleft()
+                status = (message.headers or {}).get("Status")
+                if not status:
+                    found.append(message)
+                elif message.subject == reply and status != "100":
+                    if status not in ("404", "408") and not found:
+                        raise Refused(int(status), str((message.headers or {}).get("Description", "")))
+                    return found
+            if len(found) >= request["batch"]:
+                return found
+            left = deadline - asyncio.get_running_loop().time()
+            if self._interrupted and "no_wait" not in request:
+                return found + await self._farewell()
+            if left <= 0:
+                return found  # what is still on its way comes with the next, or is given to others
+            self._news.clear()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), left)
+
+    async def _take(self, message: Any) -> None:
+        self._arrived.append(message)
+        self._news.set()
+
+    async def _farewell(self) -> list[Any]:
+        """What came before the server knew that nothing more is wanted."""
+        subscription, self._subscription = self._subscription, None
+        await subscription.drain()  # what the server had sent is here now
+        found = [message for message in self._arrived if not (message.headers or {}).get("Status")]
+        self._arrived.clear()
+        return found
+
+
+def read_answer(message: Any) -> dict[str, Any]:
+    """JetStream's answer. Raises Refused when it is an error, or nobody was there to answer."""
+    status = (message.headers or {}).get("Status")
+    if status:
+        raise Refused(int(status), "JetStream does not answer here" if status == "503" else "no answer")
+    found: dict[str, Any] = json.loads(message.data)
+    error = found.get("error")
+    if error:
+        raise Refused(int(error.get("err_code") or error.get("code") or 0), str(error.get("description")))
+    return found

@@ -1,0 +1,91 @@
+"""The queue of dead letters: a stream of its own, which the server itself keeps within limits.
+
+Comes from:  ``server.py``.
+Goes to:     ``client.py``.
+Thread:      see RemoteQueue.
+
+Nobody takes dead letters out by looking at them: they are read, and deleted by their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qworker.transports.nats.client import Connection, Post, Refused, read_answer
+from qworker.transports.nats.layout import Layout
+from qworker.transports.nats.queue import BATCH, publish, written
+from qworker.transports.nats.reading import Reading
+from qworker.transports.own_headers import QUEUE
+from qworker.transports.visibility.queue import Count, Entry, Received, RemoteQueue
+from qworker.transports.visibility.text import content
+
+NO_MESSAGE = frozenset({10037, 10043, 10057})
+"""What JetStream says when it is to delete what is not there."""
+
+
+class DeadQueue(RemoteQueue):
+    """See NatsQueue. A receive() goes on where the last one ended; who wants to begin anew declares the
+    queue anew."""
+
+    batch = BATCH
+
+    def __init__(self, connection: Connection, name: str, layout: Layout) -> None:
+        self.name = name
+        self._connection = connection
+        self._layout = layout
+        self._reading: Reading | None = None
+
+    def send(self, entries: Sequence[Entry]) -> None:
+        posts = []
+        for text, _ in entries:
+            queue = str(content(text).headers.get(QUEUE, ""))
+            posts.append(Post(self._layout.dead_subject(queue), text.encode("utf-8", "surrogatepass")))
+        publish(self._connection, self._layout.dead_stream, posts)
+
+    def receive(self, count: int, seconds: float) -> list[Received]:
+        if self._reading is None:
+            self._reading = Reading(self._connection, self._layout.dead_stream)
+        return [
+            Received(
+                self,
+                found.data.decode("utf-8", "replace"),
+                id=f"{found.number}.{found.stored}",
+                receipt=found.number,
+                lease_seconds=float("inf"),
+                redelivered=False,
+            )
+            for found in self._reading.read(count)
+        ]
+
+    def renew(self, messages: Sequence[Received]) -> list[Received]:
+        return []
+
+    def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
+        """They are where they were."""
+
+    def delete(self, messages: Sequence[Received]) -> list[Received]:
+        subject = f"{self._connection.api}.STREAM.MSG.DELETE.{self._layout.dead_stream}"
+        posts = [Post(subject, written({"seq": one.receipt, "no_erase": True})) for one in messages]
+        return [
+            one
+            for one, answer in zip(messages, self._connection.exchange(posts), strict=True)
+            if not _was_there(answer)
+        ]
+
+    def count(self) -> Count:
+        found = self._connection.ask(f"STREAM.INFO.{self._layout.dead_stream}")
+        return Count(int(found["state"]["messages"]))
+
+    def purge(self) -> int:
+        return int(self._connection.ask(f"STREAM.PURGE.{self._layout.dead_stream}")["purged"])
+
+
+def _was_there(answer: object) -> bool:
+    """Whether what was to be deleted was still there."""
+    try:
+        read_answer(answer)
+    except Refused as error:
+        if error.code not in NO_MESSAGE:
+            raise
+        return False
+    return True

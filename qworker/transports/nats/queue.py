@@ -1,0 +1,174 @@
+"""One queue of JetStream: the messages of a subject, which a durable consumer gives out, in batches.
+
+Comes from:  ``server.py``.
+Goes to:     ``client.py``.
+Thread:      see RemoteQueue; receive() has an inbox of its own.
+
+JetStream takes any acknowledgement or renewal for the last one's to whom it gave the message, so whose lease
+has run out must not send any: that is known here, by the time of the last renewal, and the server is not
+asked. Of a batch of acknowledgements to one consumer the last is answered: the server carries them out in
+order, so all before it are done by then.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from qworker.errors import PublishError
+from qworker.naming import task_ids
+from qworker.transports.nats.client import Connection, Inbox, Post, Refused, read_answer
+from qworker.transports.visibility.queue import Count, Entry, Received, RemoteQueue
+
+ACK, RENEW = b"+ACK", b"+WPI"
+LONGEST_RETURN = 365 * 86400
+"""Seconds; the server has no limit of its own."""
+BATCH = 256
+TRIES = 2
+TOO_LARGE = 10054
+"""What JetStream says of a message that is larger than the stream takes."""
+DELIVERED_AT = {9: 4, 11: 6, 12: 6}
+"""Where the number of the delivery stands in the subject of an acknowledgement, by its length in tokens."""
+
+
+class Delivery(Received):
+    """expires: the monotonic time until which it is ours. hidden_from() moves it."""
+
+    __slots__ = ("expires",)
+
+    def hidden_from(self, moment: float) -> None:
+        super().hidden_from(moment)
+        self.expires = moment + self.lease_seconds
+
+
+class NatsQueue(RemoteQueue):
+    """The queue *name*: messages of *subject* in *stream*, given out by *consumer*. lease_seconds: the
+    ack_wait of that."""
+
+    batch = BATCH
+    longest_return = LONGEST_RETURN
+
+    def __init__(
+        self,
+        connection: Connection,
+        name: str,
+        *,
+        stream: str,
+        subject: str,
+        consumer: str,
+        lease_seconds: float,
+    ) -> None:
+        self.name = name
+        self._connection = connection
+        self._stream = stream
+        self._subject = subject
+        self._consumer = consumer
+        self.lease_seconds = lease_seconds
+        self._inbox = Inbox(connection)
+
+    def send(self, entries: Sequence[Entry]) -> None:
+        publish(
+            self._connection,
+            self._stream,
+            [Post(self._subject, text.encode("utf-8", "surrogatepass")) for text, _ in entries],
+        )
+
+    def receive(self, count: int, seconds: float) -> list[Received]:
+        next_message = f"{self._connection.api}.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
+        return [self._received(found) for found in self._inbox.pull(next_message, count, seconds)]
+
+    def interrupt(self) -> None:
+        self._inbox.interrupt()
+
+    def _received(self, found: Any) -> Received:
+        words = found.reply.split(".")
+        delivered = int(words[DELIVERED_AT[len(words)]])
+        delivery = Delivery(
+            self,
+            found.data.decode("utf-8", "replace"),
+            id=f"{words[-4]}.{words[-2]}",  # the number in the stream, and when it was stored
+            receipt=found.reply,
+            lease_seconds=self.lease_seconds,
+            redelivered=delivered > 1,
+        )
+        delivery.hidden_from(time.monotonic())
+        return delivery
+
+    def renew(self, messages: Sequence[Received]) -> list[Received]:
+        ours, gone = _divided(messages)
+        self._tell(ours, RENEW)
+        return gone
+
+    def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
+        word = f'-NAK {{"delay": {int(delay * 1e9)}}}' if delay else "-NAK"
+        self._tell(_divided(messages)[0], word.encode())
+
+    def delete(self, messages: Sequence[Received]) -> list[Received]:
+        ours, gone = _divided(messages)
+        self._tell(ours, ACK)
+        return gone
+
+    def _tell(self, messages: Sequence[Received], word: bytes) -> None:
+        """Tell the server *word* of each of *messages*; it has carried that out when this returns."""
+        if messages:
+            last = len(messages) - 1
+            posts = [Post(one.receipt, word, answered=number == last) for number, one in enumerate(messages)]
+            (answer,) = self._connection.exchange(posts)
+            if (answer.headers or {}).get("Status"):
+                raise Refused(503, f"the consumer of queue {self.name} is gone")
+
+    def count(self) -> Count:
+        found = self._connection.ask(f"CONSUMER.INFO.{self._stream}.{self._consumer}")
+        return Count(int(found["num_pending"]), leased=int(found["num_ack_pending"]))
+
+    def purge(self) -> int:
+        """Also what is being run, should its worker die."""
+        found = self._connection.ask(f"STREAM.PURGE.{self._stream}", {"filter": self._subject})
+        return int(found["purged"])
+
+
+def _divided(messages: Sequence[Received]) -> tuple[list[Received], list[Received]]:
+    """Those that are still ours, and those that others may have by now."""
+    now = time.monotonic()
+    ours: list[Received] = []
+    gone: list[Received] = []
+    for one in messages:
+        (ours if not isinstance(one, Delivery) or now < one.expires else gone).append(one)
+    return ours, gone
+
+
+def publish(connection: Connection, stream: str, posts: Sequence[Post]) -> None:
+    """Publish *posts* to *stream*; it has stored them when this returns. What was not answered in time is
+    sent again, once, under the same ids, and stored once. Raises PublishError for what it will never take."""
+    largest = connection.client.max_payload
+    for post in posts:
+        if len(post.data) > largest:
+            raise PublishError(
+                f"a message of {len(post.data)} bytes is larger than the server takes ({largest}): raise its "
+                "max_payload, or send less"
+            )
+    headers = [
+        {"Nats-Msg-Id": id, "Nats-Expected-Stream": stream} for id, _ in zip(task_ids(), posts, strict=False)
+    ]
+    named = [post._replace(headers=own) for post, own in zip(posts, headers, strict=True)]
+    for left in reversed(range(TRIES)):
+        try:
+            answers = connection.exchange(named, connection.timeout / TRIES)
+            break
+        except (TimeoutError, ConnectionError):
+            if not left:
+                raise
+    for answer in answers:
+        try:
+            read_answer(answer)
+        except Refused as error:
+            if error.code == TOO_LARGE:
+                raise PublishError(f"stream {stream}: {error}") from error
+            raise
+
+
+def written(value: Any) -> bytes:
+    """*value* as JSON."""
+    return json.dumps(value).encode()

@@ -1,0 +1,78 @@
+"""Revocations in JetStream: a stream that every worker reads from its beginning.
+
+Comes from:  ``sender.py`` (encoded), the server.
+Goes to:     the listener, by ``revoked_since``.
+Thread:      the listener's; but _ring(), which runs in the thread of nats-py.
+
+The server drops what is older than revoke_expires. Who is told by a plain subscription that there is
+something new reads the stream from there on, and reads it again after the connection was away. Numbers are
+the microseconds at which the server stored them: those of a server that has lost its data do not begin anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from qworker.transports.lease import Revocation
+from qworker.transports.nats.client import Connection
+from qworker.transports.nats.reading import Entry, Reading
+from qworker.transports.nats.server import NatsServer
+
+
+def encoded(id: str, terminate: bool, signal: str) -> bytes:
+    """A revocation as it is sent."""
+    return json.dumps({"id": id, "terminate": terminate, "signal": signal}).encode()
+
+
+class Revocations:
+    """What was heard over *connection*. ring: called when there is news, in the thread of nats-py."""
+
+    def __init__(self, server: NatsServer, connection: Connection, ring: Callable[[], None]) -> None:
+        self._stream = server.layout.revoked_stream
+        self._connection = connection
+        self._ring = ring
+        self._news = True
+        self._reconnects = connection.reconnects
+        server.declare_revocations(connection)
+        connection.loop.run(
+            connection.client.subscribe(server.layout.revoked_subject, cb=self._heard), connection.timeout
+        )
+
+    async def _heard(self, message: Any) -> None:
+        self._news = True
+        self._ring()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there may be some that since() has not returned."""
+        return self._news or self._reconnects != self._connection.reconnects
+
+    def since(self, cursor: int) -> tuple[int, list[Revocation]]:
+        """As Consumer.revoked_since."""
+        self._news, self._reconnects = False, self._connection.reconnects
+        try:
+            entries = Reading(self._connection, self._stream, cursor * 1000 if cursor else None).rest()
+        except BaseException:
+            self._news = True
+            raise
+        found: list[Revocation] = []
+        last = cursor
+        for entry in entries:
+            # Two that were stored in one microsecond may be heard twice, which does no harm.
+            if entry.stored > cursor * 1000:
+                last = max(last, -(-entry.stored // 1000))
+                revocation = _read(entry)
+                if revocation is not None:
+                    found.append(revocation)
+        return last, found
+
+
+def _read(entry: Entry) -> Revocation | None:
+    """What a message says; None for a stranger's."""
+    try:
+        value = json.loads(entry.data)
+        return Revocation(str(value["id"]), bool(value["terminate"]), str(value["signal"]))
+    except (ValueError, KeyError, TypeError):
+        return None

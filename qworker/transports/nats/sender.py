@@ -1,0 +1,36 @@
+"""Publishing to JetStream, and calling tasks off.
+
+Comes from:  any thread, by ``Broker.sender``; the consumer, for what goes on.
+Goes to:     ``queue.py``, ``revocations.py``, on a connection of its own.
+Thread:      any, in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qworker.interrupts import apart
+from qworker.transports.nats.client import Post
+from qworker.transports.nats.queue import BATCH, publish
+from qworker.transports.nats.revocations import encoded
+from qworker.transports.nats.server import NatsServer
+from qworker.transports.visibility.queue import batches
+from qworker.transports.visibility.sender import RemoteSender
+
+
+class NatsSender(RemoteSender):
+    """See RemoteSender."""
+
+    _server: NatsServer
+
+    def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
+        apart(lambda: self._revoke(ids, terminate, signal))
+
+    def _revoke(self, ids: Sequence[str], terminate: bool, signal: str) -> None:
+        layout = self._server.layout
+        with self._publishing(10.0):
+            self._server.declare_revocations(self._connection)
+            posts = (Post(layout.revoked_subject, encoded(id, terminate, signal)) for id in ids)
+            for batch in batches(posts, BATCH):
+                publish(self._connection, layout.revoked_stream, batch)
+        self._notify()

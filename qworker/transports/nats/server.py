@@ -1,0 +1,232 @@
+"""Server: how NATS is connected to, what its errors are, and how streams and consumers are made.
+
+Comes from:  the URL of the broker and ``broker_transport_options``.
+Goes to:     nats-py, in the thread of ``client.py``.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from qworker.errors import BrokerUnavailable, ConfigurationError
+from qworker.naming import install_command
+from qworker.transports.kombu.server import DEAD
+from qworker.transports.nats.client import Connection, Loop, Refused
+from qworker.transports.nats.dead_queue import DeadQueue
+from qworker.transports.nats.layout import Layout
+from qworker.transports.nats.queue import NatsQueue
+from qworker.transports.nats.url import Place
+from qworker.transports.visibility.queue import RemoteQueue, Source
+from qworker.transports.visibility.server import QueueGone, RemoteServer
+
+try:
+    from nats import errors as nats_errors
+    from nats.aio.client import Client
+except ImportError as import_error:
+    raise ConfigurationError(
+        f"{import_error.name or 'nats'} is not installed, which nats:// needs: {install_command('nats')}",
+        setting="broker_url",
+    ) from import_error
+
+NO_STREAM, NO_CONSUMER, OTHERWISE_CONFIGURED, NO_JETSTREAM = 10059, 10014, 10058, 10076
+GONE = frozenset({NO_STREAM, NO_CONSUMER, 503, 409})
+REFUSING = ("authorization", "authentication", "credentials", "permissions")
+WAIT_SECONDS = 10.0
+
+
+class Keeping(NamedTuple):
+    """What the streams are told. replicas: of each. duplicate_seconds: how long ids of messages are
+    remembered. dead_seconds, dead_max: how long dead letters are kept, and how many of each queue.
+    revoke_seconds: how long revocations are."""
+
+    replicas: int = 1
+    duplicate_seconds: float = 30.0
+    dead_seconds: float = 604800.0
+    dead_max: int = 10000
+    revoke_seconds: float = 86400.0
+
+
+class NatsServer(RemoteServer):
+    """lease_seconds: after which a dead worker's messages come back, when its consumer declares the queue."""
+
+    wait_seconds = WAIT_SECONDS
+
+    def __init__(
+        self, url: str, place: Place, layout: Layout, keeping: Keeping, lease_seconds: float, timeout: float
+    ) -> None:
+        super().__init__(url, timeout)
+        self.shown = place.shown
+        self.layout = layout
+        self.keeping = keeping
+        self._place = place
+        self._lease_seconds = lease_seconds
+        self._loop = Loop()
+        self._answered = False
+
+    # -- connecting --
+
+    def connect(self) -> Connection:
+        said: list[str] = []
+        try:
+            client = self._loop.run(self._connected(said), self.timeout)
+        except Exception as error:  # noqa: BLE001 - whatever nats-py raises here: there is no connection
+            text = said[-1] if said else f"{type(error).__name__}: {error}".rstrip(": ")
+            if not self._answered and any(word in text.lower() for word in REFUSING):
+                raise ConfigurationError(
+                    f"broker_url: {self.shown} refuses us: {text}; write the user and password, or the "
+                    "token, into the URL, before the @",
+                    setting="broker_url",
+                ) from None
+            raise BrokerUnavailable(f"{self.shown} does not answer: {text}") from None
+        self._answered = True
+        return Connection(self._loop, client, self.timeout)
+
+    async def _connected(self, said: list[str]) -> Client:
+        async def note(error: Exception) -> None:
+            said.append(f"{error}" or type(error).__name__)
+
+        client = Client()
+        tls = self._place.tls
+        try:
+            await client.connect(
+                self._place.servers,
+                error_cb=note,
+                name="qworker",
+                connect_timeout=max(1, int(self.timeout)),
+                reconnect_time_wait=1,
+                max_reconnect_attempts=-1,
+                dont_randomize=False,
+                ping_interval=10,
+                max_outstanding_pings=2,
+                tls=None if tls is None else tls.context(),
+                **self._place.login,  # type: ignore[arg-type]
+            )
+        except BaseException:
+            await asyncio.shield(client.close())
+            raise
+        return client
+
+    @contextmanager
+    def errors(self, connection: Connection) -> Iterator[None]:
+        try:
+            yield
+        except Refused as error:
+            if error.code in GONE:
+                raise QueueGone(f"{self.shown}: {error}") from error
+            raise BrokerUnavailable(f"{self.shown}: {error}") from error
+        except (TimeoutError, nats_errors.Error, OSError, asyncio.CancelledError) as error:
+            raise BrokerUnavailable(
+                f"{self.shown} does not answer: {type(error).__name__}: {error}".rstrip(": ")
+            ) from error
+
+    # -- declaring --
+
+    def declare(self, connection: Connection, queue: str) -> RemoteQueue:
+        layout, keeping = self.layout, self.keeping
+        if queue == DEAD:
+            self._declare_stream(
+                connection,
+                layout.dead_stream,
+                layout.dead_subject("x").rpartition(".")[0] + ".*",
+                retention="limits",
+                max_age=int(keeping.dead_seconds * 1e9),
+                max_msgs_per_subject=keeping.dead_max,
+            )
+            return DeadQueue(connection, queue, layout)
+        seconds, consumer = self._declare_consumer(connection, queue, change=False)
+        return NatsQueue(
+            connection,
+            queue,
+            stream=layout.stream,
+            subject=layout.subject(queue),
+            consumer=consumer,
+            lease_seconds=seconds,
+        )
+
+    def sources(self, connection: Connection, queues: Sequence[RemoteQueue]) -> Sequence[Source]:
+        """The queues, whose leases are from now on as long as this worker's."""
+        for queue in queues:
+            assert isinstance(queue, NatsQueue)
+            queue.lease_seconds, _ = self._declare_consumer(connection, queue.name, change=True)
+        return queues
+
+    def declare_revocations(self, connection: Connection) -> None:
+        """The stream of revocations, which there is from now on."""
+        self._declare_stream(
+            connection,
+            self.layout.revoked_stream,
+            self.layout.revoked_subject,
+            retention="limits",
+            max_age=int(self.keeping.revoke_seconds * 1e9),
+        )
+
+    def _declare_stream(self, connection: Connection, name: str, subject: str, **more: Any) -> str:
+        """Have the stream *name*; when it was made, in digits."""
+        if name in connection.declared:
+            return connection.declared[name]
+        window = int(self.keeping.duplicate_seconds * 1e9)
+        age = more.get("max_age")
+        wanted = {
+            "name": name,
+            "subjects": [subject],
+            "storage": "file",
+            "discard": "old",
+            "num_replicas": self.keeping.replicas,
+            "duplicate_window": min(window, age) if age else window,
+            "max_msgs": -1,
+            "max_bytes": -1,
+            "max_msgs_per_subject": -1,
+            "max_consumers": -1,
+            **more,
+        }
+        try:
+            found = connection.ask(f"STREAM.CREATE.{name}", wanted)
+        except Refused as error:
+            if error.code == 503 or error.code == NO_JETSTREAM or "jetstream" in str(error).lower():
+                raise ConfigurationError(
+                    f"broker_url: {self.shown} has no JetStream for us ({error}): start nats-server with "
+                    "-js, or allow it for this account",
+                    setting="broker_url",
+                ) from error
+            if error.code != OTHERWISE_CONFIGURED:
+                raise
+            there = connection.ask(f"STREAM.INFO.{name}")["config"]
+            ours = ("subjects", "num_replicas", "duplicate_window", "max_age", "max_msgs_per_subject")
+            change = {key: wanted[key] for key in ours if key in wanted}
+            found = connection.ask(f"STREAM.UPDATE.{name}", {**there, **change})
+        made = connection.declared[name] = "".join(filter(str.isdigit, str(found["created"])))
+        return made
+
+    def _declare_consumer(self, connection: Connection, queue: str, change: bool) -> tuple[float, str]:
+        """Have the consumer of *queue*, and return its ack_wait, which is changed only if asked for, and its
+        name."""
+        layout, stream, seconds = self.layout, self.layout.stream, self._lease_seconds
+        subjects = layout.subject("x").rpartition(".")[0] + ".*"
+        made = self._declare_stream(connection, stream, subjects, retention="workqueue")
+        name = layout.consumer(queue, made)
+        try:
+            there = connection.ask(f"CONSUMER.INFO.{stream}.{name}")["config"]
+            if not change or there["ack_wait"] == int(seconds * 1e9):
+                return float(there["ack_wait"]) / 1e9, name
+            config = {**there, "ack_wait": int(seconds * 1e9)}
+        except Refused as error:
+            if error.code != NO_CONSUMER:
+                raise
+            config = {
+                "durable_name": name,
+                "description": queue,
+                "filter_subject": layout.subject(queue),
+                "deliver_policy": "all",
+                "ack_policy": "explicit",
+                "replay_policy": "instant",
+                "ack_wait": int(seconds * 1e9),
+                "max_deliver": -1,  # the server must give up no message: that is for the worker
+                "max_ack_pending": -1,  # what is due later counts as given out, and must not be in the way
+                "max_waiting": 10000,
+            }
+        connection.ask(f"CONSUMER.DURABLE.CREATE.{stream}.{name}", {"stream_name": stream, "config": config})
+        return seconds, name

@@ -1,0 +1,82 @@
+"""Brokers of others: packages that are installed beside us register them, and a URL's scheme finds them.
+
+Comes from:  ``transports/__init__.py``, ``capabilities.py``, with a scheme that is none of ours.
+Goes to:     the entry points of installed packages, in the group ``qworker.brokers``.
+Thread:      any; pure but for the imports.
+
+An entry point is called as its scheme, and names the function that opens the broker::
+
+    [project.entry-points."qworker.brokers"]
+    nats = "qworker.transports.nats.broker:open_broker"
+
+The module may have ``CAPABILITIES``, its row in the table of transports.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from qworker.errors import ConfigurationError
+
+GROUP = "qworker.brokers"
+
+
+def registered(scheme: str) -> EntryPoint | None:
+    """The entry point for *scheme*; None when nobody has registered one. ConfigurationError when two have."""
+    found = {point.value: point for point in entry_points(group=GROUP, name=scheme)}
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"broker_url: {scheme}:// is registered as {' and as '.join(sorted(found))}, in the group "
+            f"{GROUP} of entry points: uninstall one of the two packages",
+            setting="broker_url",
+        )
+    return next(iter(found.values()), None)
+
+
+def load(point: EntryPoint) -> Any:
+    """The function that *point* names. ConfigurationError when there is none, or its module fails."""
+    try:
+        function = point.load()
+    except ConfigurationError:
+        raise  # it says itself what is missing
+    except Exception as error:
+        raise _failed(point, f"cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise _failed(point, "is not a function open_broker(url, conf)")
+    return function
+
+
+def row(scheme: str) -> Any:
+    """``CAPABILITIES`` of the module that *scheme* is registered with; None where there is neither."""
+    point = registered(scheme)
+    if point is None:
+        return None
+    load(point)
+    return getattr(import_module(point.module), "CAPABILITIES", None)
+
+
+def names() -> list[str]:
+    """All schemes that somebody has registered a broker for."""
+    return sorted({point.name for point in entry_points(group=GROUP)})
+
+
+def rows() -> list[Any]:
+    """``CAPABILITIES`` of every registered module, each once."""
+    found = [row(scheme) for scheme in names()]
+    return list(dict.fromkeys(one for one in found if one is not None))
+
+
+def check(point: EntryPoint, store: Any, kind: type) -> None:
+    """ConfigurationError unless what *point* opened is of *kind*."""
+    if not isinstance(store, kind):
+        raise _failed(point, f"returned {type(store).__name__}, which is no {kind.__name__}")
+
+
+def _failed(point: EntryPoint, what: str) -> ConfigurationError:
+    package = f" of {point.dist.name}" if point.dist is not None else ""
+    return ConfigurationError(
+        f"broker_url: {point.value}, which{package} has registered for {point.name}://, {what}",
+        setting="broker_url",
+    )

@@ -1,0 +1,70 @@
+"""A NATS server of a test's own, with JetStream, whose store is kept when it is killed, or lost.
+
+Comes from:  test_nats.py, tests/integration/test_nats_store.py.
+Goes to:     nats-server, of Debian or elsewhere.
+Thread:      the test's; the kernel kills a server whose test has died.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from typing import Any
+
+from qworker.conf import Settings
+from qworker.transports.nats.broker import open_broker
+from tests.acceptance.private_servers import Server
+
+
+class Nats(Server):
+    """Every client needs the password."""
+
+    binary = "nats-server"
+
+    @property
+    def url(self) -> str:
+        return f"nats://qworker:s3cr3t@127.0.0.1:{self.port}"
+
+    def prepare(self) -> None:
+        """It makes its store itself."""
+
+    def command(self) -> list[str]:
+        program = shutil.which("nats-server") or "/usr/sbin/nats-server"
+        return [
+            program, "-js", "-sd", str(self.directory / "store"), "-a", "127.0.0.1", "-p", str(self.port),
+            "--user", "qworker", "--pass", "s3cr3t",
+        ]  # fmt: skip
+
+    def answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 2.0) as connection:
+                return connection.recv(5) == b"INFO "
+        except OSError:
+            return False
+
+    def lose(self) -> None:
+        """As if its disk had been replaced; it must not run."""
+        shutil.rmtree(self.directory / "store", ignore_errors=True)
+
+    def broker(self, **settings: Any) -> Any:
+        return open_broker(self.url, Settings(settings))
+
+    def counts(self, queue: str) -> tuple[int, int]:
+        """How many messages of *queue* nobody was given, and how many somebody was."""
+        broker = self.broker()
+        try:
+            (info,) = broker.admin.depths([queue])
+            return info.ready, info.leased
+        finally:
+            broker.close()
+
+    def reset(self) -> None:
+        """As new."""
+        broker = self.broker()
+        try:
+            connection = broker.admin._server.connect()
+            for found in connection.ask("STREAM.NAMES").get("streams") or ():
+                connection.ask(f"STREAM.DELETE.{found}")
+            connection.release()
+        finally:
+            broker.close()

@@ -1,0 +1,80 @@
+"""NATS JetStream as a place: streams of its own for each directory, on the server of this machine.
+
+Comes from:  lease_places.
+Goes to:     JetStream, in this process or in others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from qworker.clock import SYSTEM_CLOCK
+from qworker.testing.contract import Assumption, Place
+from qworker.transports.capabilities import ETA, FANOUT
+from qworker.transports.kombu.broker import KombuBroker
+from qworker.transports.nats.broker import nats_broker
+from qworker.transports.nats.client import Connection, Refused
+from qworker.transports.nats.consumer import NatsConsumer
+from qworker.transports.nats.layout import Layout
+from qworker.transports.nats.server import Keeping, NatsServer
+from qworker.transports.nats.url import read_url
+from tests.contract.patient_consumer import PatientConsumer
+from tests.contract.place_kombu import LACKS
+from tests.servers import require
+
+LEASE_SECONDS = 30.0
+
+
+class PatientNatsConsumer(PatientConsumer, NatsConsumer):
+    """See PatientConsumer."""
+
+
+class NatsPlace(Place):
+    """TEST_CLOCK: delays run on the server's clock, which no test can move; tests/integration/
+    test_nats_store.py waits for them. UNMARKED: whatever comes back is marked as redelivered."""
+
+    lacks = LACKS - {ETA, FANOUT} | {Assumption.TEST_CLOCK, Assumption.UNMARKED}
+    cannot = {
+        "test_a_purge_leaves_what_runs": "a purge takes all of a subject",
+        "test_revocations_expire": "the server drops them, by its own clock",
+    }
+
+    def __init__(self, directory: Path) -> None:
+        self.url = require("nats")
+        self.layout = Layout(f"t{hashlib.sha1(str(directory).encode()).hexdigest()[:16]}")
+
+    def server(self, **keeping: Any) -> NatsServer:
+        return NatsServer(self.url, read_url(self.url), self.layout, Keeping(**keeping), LEASE_SECONDS, 5.0)
+
+    def open(self, **options: Any) -> KombuBroker:
+        keeping = {"revoke_seconds": options["revoke_expires"]} if "revoke_expires" in options else {}
+        store = nats_broker(self.url, self.server(**keeping), clock=options.get("clock", SYSTEM_CLOCK))
+        plain = store.consumer
+        assert isinstance(plain, NatsConsumer)
+        store.consumer = PatientNatsConsumer(plain._server, plain._sender, plain._wakeup, plain._clock, 1000)
+        return store
+
+    def count(self) -> int:
+        with closing(Closing(self.server().connect())) as connection, suppress(Refused):
+            return int(connection.ask(f"STREAM.INFO.{self.layout.stream}")["state"]["messages"])
+        return 0
+
+    def lose(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        with closing(Closing(self.server().connect())) as connection:
+            for stream in (self.layout.stream, self.layout.dead_stream, self.layout.revoked_stream):
+                with suppress(Refused):
+                    connection.ask(f"STREAM.DELETE.{stream}")
+
+
+class Closing:
+    """A connection that is closed as Python's things are."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.ask = connection.ask
+        self.close = connection.release

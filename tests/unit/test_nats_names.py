@@ -1,0 +1,85 @@
+"""What things are called in NATS, and how its URLs are read."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from qworker.conf import Settings
+from qworker.conf.secrets import mask_urls
+from qworker.errors import ConfigurationError
+from qworker.transports.nats.broker import open_broker
+from qworker.transports.nats.layout import LONGEST, Layout, token
+from qworker.transports.nats.url import read_url
+
+SAFE = re.compile(r"[A-Za-z0-9_=-]+")
+QUEUES = st.text(max_size=200)
+
+
+@given(QUEUES)
+@example("")
+@example(".")
+@example("*")
+@example("a b>c")
+@example("日" * 100)
+@example("\ud800")
+def test_any_queue_has_a_token_that_nats_takes(queue: str) -> None:
+    assert SAFE.fullmatch(token(queue))
+    assert len(token(queue)) <= LONGEST
+
+
+@given(st.lists(QUEUES, unique=True, min_size=2, max_size=2))
+@example(["a.b", "a=2Eb"])
+@example(["x" * LONGEST, "x" * (LONGEST + 1)])
+@example(["日" * 100, "日" * 101])
+def test_no_two_queues_have_the_same_token(queues: list[str]) -> None:
+    assert len(set(map(token, queues))) == 2
+
+
+def test_the_consumer_of_a_stream_made_anew_is_another() -> None:
+    """An old acknowledgement must be none of a new message."""
+    layout = Layout("s")
+    assert layout.consumer("q", "1") != layout.consumer("q", "2")
+
+
+@pytest.mark.parametrize(
+    ("url", "servers", "login"),
+    [
+        ("nats://", ["nats://127.0.0.1:4222"], {}),
+        ("nats://h/", ["nats://h:4222"], {}),
+        ("nats://a:1,b", ["nats://a:1", "nats://b:4222"], {}),
+        ("nats://u:p%40s@h:1", ["nats://h:1"], {"user": "u", "password": "p@s"}),
+        ("nats://t0ken@h", ["nats://h:4222"], {"token": "t0ken"}),
+        ("nats://[::1]:99", ["nats://[::1]:99"], {}),
+        ("nats://[::1]", ["nats://[::1]:4222"], {}),
+        ("tls://h", ["tls://h:4222"], {}),
+    ],
+)
+def test_a_url_is_read(url: str, servers: list[str], login: dict[str, str]) -> None:
+    place = read_url(url)
+    assert (place.servers, place.login) == (servers, login)
+    assert (place.tls is not None) == url.startswith("tls")
+
+
+@pytest.mark.parametrize("url", ["nats://h:x", "nats://h:0", "nats://,", "nats://h/0", "nats://h?a=1"])
+def test_what_is_no_url_of_nats_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="broker_url"):
+        read_url(url)
+
+
+def test_secrets_are_not_shown() -> None:
+    for url in ("nats://u:s3cr3t@h", "nats://s3cr3t@h", "tls://s3cr3t@a,b"):
+        assert "s3cr3t" not in read_url(url).shown + mask_urls(f"broker_url: {url} is wrong")
+    assert mask_urls("nats://h:4222,g") == "nats://h:4222,g"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"replica": 3}, {"replicas": "many"}, {"replicas": 0}, {"stream": "a.b"}, {"stream": ""}],
+)
+def test_options_that_nats_does_not_have_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match="broker_transport_options"):
+        open_broker("nats://h", Settings({"broker_transport_options": options}))
