@@ -28,8 +28,8 @@ class Address(NamedTuple):
 
 def address_of(url: str, environment: Mapping[str, str]) -> Address:
     """Where *url* leads to: ``ironmq://project:token@host:port/path``, of which all may be left out that the
-    *environment* says (``IRON_MQ_PROJECT_ID``, ``IRON_MQ_TOKEN``, ``IRON_MQ_HOST``, or those without
-    ``MQ_``). ``ironmq+http://`` is without TLS. Raises ConfigurationError for what leads nowhere."""
+    *environment* says. ``ironmq+http://`` is without TLS. Raises ConfigurationError for what leads
+    nowhere."""
 
     def said(name: str) -> str:
         return environment.get(f"IRON_MQ_{name}") or environment.get(f"IRON_{name}") or ""
