@@ -68,7 +68,7 @@ def _allowed(url: str) -> str:
         )
     if scheme.partition("+")[0] in REGISTERED:
         raise ConfigurationError(
-            f"{PREFIX}{scheme}:// cannot be used yet: on this broker a consumer names its queues once and for "
+            f"{PREFIX}{scheme}:// cannot be used yet: on this broker a consumer names its queues once for "
             f"all, and Celery does not. Celery itself speaks to it: write {scheme}:// without {PREFIX}",
             setting="broker_url",
         )
