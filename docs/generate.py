@@ -174,8 +174,8 @@ def transports_page() -> str:
         NOTICE
         + "What each broker promises, and what it does not; `qworker config check` holds it against what an "
         "app uses. "
-        "Celery shares those that are ours by `qworker+` before the URL, but for RabbitMQ, which it speaks "
-        "to itself: see [Celery beside qworker](../explanation/celery-beside-qworker.md).\n",
+        "Celery shares those that are ours by `qworker+` before the URL, but for RabbitMQ and SQS, which it "
+        "speaks to itself: see [Celery beside qworker](../explanation/celery-beside-qworker.md).\n",
         "| broker | URL | " + " | ".join(words for _, words in _PROMISED) + " |",
         "|---|---|" + "---|" * len(_PROMISED),
     ]
