@@ -65,7 +65,7 @@ def names() -> list[str]:
 def rows() -> list[Any]:
     """``CAPABILITIES`` of every registered module, each once."""
     found = [row(scheme) for scheme in names()]
-    return list(dict.fromkeys(one for one in found if one is not None))
+    return list({one.name: one for one in found if one is not None}.values())
 
 
 def check(point: EntryPoint, store: Any, kind: type) -> None:

@@ -62,8 +62,10 @@ def run(directory: Path, text: str, *arguments: str) -> tuple[int, str]:
     """Run the module of tests *text* in a project in *directory*; the exit code, and what was printed."""
     (directory / "test_own.py").write_text(text)
     (directory / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\nfilterwarnings = error\n")
+    # A place of its own: pytests that run beside each other fall over each other's links in the usual one.
+    own = ["-p", "no:cacheprovider", f"--basetemp={directory / 'temporary'}"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", *arguments],
+        [sys.executable, "-m", "pytest", "-q", "-ra", *own, *arguments],
         cwd=directory,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
