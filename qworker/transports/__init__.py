@@ -10,9 +10,9 @@ Modules, in reading order: ``lease`` (what a broker promises), ``presence`` (wha
 ``group_commit``, ``wakeup``, ``connect_errors``, ``tls``, ``forked``, ``own_headers`` and ``delivery_fields``
 (what is beside a message), ``join_parts`` (what a message is of a workflow), ``recent``, ``transfer`` (from
 one broker to another), ``crash_points``. Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``kombu``,
-``visibility`` (what servers share that hide what they give out), ``sqs``, ``ironmq``, ``nats``; the table of the
-architecture says which of them know another. ``registered`` finds the brokers of other packages, ``as_kombu`` is
-all of them for kombu's users, ``registry`` what it keeps there.
+``visibility`` (what servers share that hide what they give out), ``sqs``, ``ironmq``, ``disque``, ``nats``,
+``mongodb``; the table of the architecture says which of them know another. ``as_kombu`` is all of them for
+kombu's users, ``registry`` what it keeps there.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def names() -> list[str]:
 def rows() -> list[Any]:
     """``CAPABILITIES`` of every registered module, each once."""
     found = [row(scheme) for scheme in names()]
-    return [one for number, one in enumerate(found) if one is not None and one not in found[:number]]
+    return list({one.name: one for one in found if one is not None}.values())
 
 
 def check(point: EntryPoint, store: Any, kind: type) -> None:

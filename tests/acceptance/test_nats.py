@@ -212,9 +212,9 @@ def test_the_command_line(remote: RemoteSite, server: Nats) -> None:
     assert "on NATS JetStream" in checked
     assert "countdown" not in checked
     away = f"sqlite:///{remote.path}/away.db"
-    qworker(remote, "move", server.url, away)
-    assert server.counts("celery") == (0, 0)
-    qworker(remote, "move", away, server.url)
+    qworker(remote, "move", "--yes", server.url, away)
+    assert server.counts("celery") == (0, 1), "what is delayed stays"
+    qworker(remote, "move", "--yes", away, server.url)
     assert sum(server.counts("celery")) == 8
     assert "8" in qworker(remote, "purge", "--yes")
     assert server.counts("celery") == (0, 0)

@@ -44,6 +44,7 @@ CAPABILITIES = Capabilities(
     note="What is delayed counts as leased, and a purge also deletes what is being run, should its worker "
     "die. A message is at most `max_payload` (1 MB) long.",
     lacks=frozenset(Capability) - {Capability.ETA, Capability.FANOUT, Capability.DEAD_LETTERS},
+    in_part={Capability.DELIVERY_COUNT: "of processes, not of whole workers"},
 )
 OPTIONS = {"stream": str, "replicas": int, "duplicate_window": float}
 STREAM = "qworker"

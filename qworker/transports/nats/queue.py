@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from qworker.errors import PublishError
 from qworker.naming import task_ids
@@ -36,7 +37,7 @@ DELIVERED_AT = {9: 4, 11: 6, 12: 6}
 class Delivery(Received):
     """expires: the monotonic time until which it is ours. hidden_from() moves it."""
 
-    __slots__ = ("expires",)
+    __slots__ = ("__weakref__", "expires")
 
     def hidden_from(self, moment: float) -> None:
         super().hidden_from(moment)
@@ -67,6 +68,8 @@ class NatsQueue(RemoteQueue):
         self._consumer = consumer
         self.lease_seconds = lease_seconds
         self._inbox = Inbox(connection)
+        self._held: WeakValueDictionary[str, Delivery] = WeakValueDictionary()
+        """By their ids. The server (2.9.10) gives out some messages of a dead worker twice at a time."""
 
     def send(self, entries: Sequence[Entry]) -> None:
         publish(
@@ -77,23 +80,30 @@ class NatsQueue(RemoteQueue):
 
     def receive(self, count: int, seconds: float) -> list[Received]:
         next_message = f"{self._connection.api}.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
-        return [self._received(found) for found in self._inbox.pull(next_message, count, seconds)]
+        received = map(self._received, self._inbox.pull(next_message, count, seconds))
+        return [one for one in received if one is not None]
 
     def interrupt(self) -> None:
         self._inbox.interrupt()
 
-    def _received(self, found: Any) -> Received:
+    def _received(self, found: Any) -> Received | None:
+        """*found*; None when we hold it already."""
         words = found.reply.split(".")
+        id = f"{words[-4]}.{words[-2]}"  # the number in the stream, and when it was stored
+        held = self._held.get(id)
+        if held is not None and time.monotonic() < held.expires:
+            return None
         delivered = int(words[DELIVERED_AT[len(words)]])
         delivery = Delivery(
             self,
             found.data.decode("utf-8", "replace"),
-            id=f"{words[-4]}.{words[-2]}",  # the number in the stream, and when it was stored
+            id=id,
             receipt=found.reply,
             lease_seconds=self.lease_seconds,
             redelivered=delivered > 1,
         )
         delivery.hidden_from(time.monotonic())
+        self._held[id] = delivery
         return delivery
 
     def renew(self, messages: Sequence[Received]) -> list[Received]:
@@ -103,12 +113,18 @@ class NatsQueue(RemoteQueue):
 
     def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
         word = f'-NAK {{"delay": {int(delay * 1e9)}}}' if delay else "-NAK"
+        self._forget(messages)
         self._tell(_divided(messages)[0], word.encode())
 
     def delete(self, messages: Sequence[Received]) -> list[Received]:
         ours, gone = _divided(messages)
         self._tell(ours, ACK)
+        self._forget(messages)
         return gone
+
+    def _forget(self, messages: Sequence[Received]) -> None:
+        for one in messages:
+            self._held.pop(one.delivery_tag, None)
 
     def _tell(self, messages: Sequence[Received], word: bytes) -> None:
         """Tell the server *word* of each of *messages*; it has carried that out when this returns."""
