@@ -10,7 +10,7 @@ Modules, in reading order: ``lease`` (what a broker promises), ``presence`` (wha
 ``group_commit``, ``wakeup``, ``connect_errors``, ``tls``, ``forked``, ``own_headers`` and ``delivery_fields``
 (what is beside a message), ``join_parts`` (what a message is of a workflow), ``recent``, ``transfer`` (from
 one broker to another), ``crash_points``. Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``sqs``,
-``kombu``; none of them knows another.
+``mongodb``, ``kombu``; none of them knows another.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ SCHEMES = {
     "mysql": "qworker.transports.sql.broker",
     "mariadb": "qworker.transports.sql.broker",
     "sqs": "qworker.transports.sqs.broker",
+    "mongodb": "qworker.transports.mongodb.broker",
     "spool": "qworker.spooler.broker",
 }
 """The module for each scheme; it has ``open_broker(url, conf)``, which returns the store and opens nothing

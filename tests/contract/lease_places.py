@@ -25,6 +25,7 @@ from qworker.transports.lease import Broker
 from qworker.transports.sqlite.broker import SQLiteBroker
 from tests.contract.place_amqp import AMQPPlace
 from tests.contract.place_kombu import KombuLeasePlace
+from tests.contract.place_mongodb import MongoPlace
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_spool import SpoolPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
@@ -116,6 +117,7 @@ PLACES: dict[str, Callable[[Path], Place]] = {
     "kombu": KombuLeasePlace,
     "sqs": SqsLeasePlace,
     "spool": SpoolPlace,
+    "mongodb": MongoPlace,
 }
 FOR_ONE_PROCESS = frozenset({"memory", "kombu"})
 """Those that no other process can reach."""

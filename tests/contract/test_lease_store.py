@@ -50,7 +50,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "kind" in metafunc.fixturenames:
         alone = FOR_ONE_PROCESS if "other" in metafunc.fixturenames else frozenset()
         test = metafunc.function.__name__
-        able = [kind for kind, place in PLACES.items() if test not in getattr(place, "cannot", ())]
+        able = [
+            kind
+            for kind, place in PLACES.items()
+            if test not in getattr(place, "cannot", ()) and test not in getattr(place, "slow", ())
+        ]
         metafunc.parametrize("kind", [kind for kind in able if kind not in alone])
 
 
