@@ -9,8 +9,9 @@ Modules, in reading order: ``lease`` (what a broker promises), ``presence`` (wha
 ``lease_consumer`` (what consumers share), ``owner_files`` (who is dead), ``failover`` (one after another),
 ``group_commit``, ``wakeup``, ``connect_errors``, ``tls``, ``forked``, ``own_headers`` and ``delivery_fields``
 (what is beside a message), ``join_parts`` (what a message is of a workflow), ``recent``, ``transfer`` (from
-one broker to another), ``crash_points``. Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``sqs``,
-``mongodb``, ``kombu``; none of them knows another.
+one broker to another), ``crash_points``. Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``mongodb``,
+``kombu``, ``visibility`` (what servers share that hide what they give out), ``sqs``; the table of the
+architecture says which of them know another.
 """
 
 from __future__ import annotations

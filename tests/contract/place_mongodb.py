@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from qworker.testing.contract import Place
 from qworker.transports.lease import Broker
 from qworker.transports.mongodb.broker import MongoBroker
 from tests.servers import require
@@ -37,12 +38,12 @@ def database_url(server: str, directory: Path) -> str:
     return f"{start.rpartition('/')[0]}/{name}{mark}{query}"
 
 
-class MongoPlace:
+class MongoPlace(Place):
     """A database of its own; the same for the same *directory*, so that other processes find it."""
 
     examples = 6
     """Of the machine with leases."""
-    slow = {} if "TEST_QWORKER_MONGODB_URL" in os.environ else SLOW
+    cannot = {} if "TEST_QWORKER_MONGODB_URL" in os.environ else SLOW
     """Tests that take mongoeco minutes, and why; a server that is named runs them."""
 
     def __init__(self, directory: Path) -> None:

@@ -2,18 +2,13 @@
 
 Comes from:  lease_places; test_settlement_fuzz.py and test_interrupted.py, which wait for what comes.
 Goes to:     the server of this test process (the fixture ``sqs``), which other processes find by URL.
-
-Messages of SQS come by a thread that waits for them: what was published a moment ago is on its way. Here
-lease() asks until SQS has no more, so that the suite, which expects of brokers that they are asked, can be
-held against it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -25,25 +20,19 @@ from botocore.loaders import JSONFileLoader
 
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
+from qworker.testing.contract import Assumption, Place
 from qworker.transports import open_broker
+from qworker.transports.capabilities import ETA
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.kombu.server import DEAD
-from qworker.transports.lease import Claim, Leased
-from qworker.transports.sqs.broker import sqs_broker
-from qworker.transports.sqs.consumer import SqsConsumer
-from qworker.transports.sqs.queue import BATCH
-from qworker.transports.sqs.server import LEASE_SECONDS
+from qworker.transports.sqs.server import LEASE_SECONDS, SqsServer
+from qworker.transports.visibility.broker import remote_broker
 from tests.acceptance.sqs_server import REGION, Sqs
-from tests.contract.place_kombu import CANNOT as CANNOT_WITH_KOMBU
-from tests.contract.place_kombu import KombuPlace
-from tests.support.waiting import until
+from tests.contract.patient_consumer import patient
+from tests.contract.place_kombu import LACKS, KombuPlace
 
 SQS_OPTIONS = {"region": REGION, "wait_time_seconds": 1}
 URL = "TEST_QWORKER_SQS_URL"
-LOOK_SECONDS = 0.5
-"""Between looks of who has not leased yet, and so has no polls under way."""
-WAIT_SECONDS = 1
-"""How long SQS waits for a message that a wait() asks for."""
 
 
 def _read_once(read: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
@@ -90,98 +79,6 @@ class SqsPlace(KombuPlace):
             store.close()
 
 
-class PatientConsumer(SqsConsumer):
-    """Asks SQS at once, and until it has no more, before it answers. Only wait() has SQS wait: a poll under
-    way cannot be ended, and every test would wait for that in the end."""
-
-    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
-        self._poll_seconds = LOOK_SECONDS
-        return super().register(name, queues, concurrency)
-
-    def _settle_down(self, queues: Sequence[str]) -> None:
-        """Wait until no poll of *queues* is under way."""
-        polls = [poll for poll in self._polls if poll.queue.name in queues]
-        until(lambda: all(poll._answers.qsize() for poll in polls if poll._under_way))
-
-    def lease(
-        self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
-    ) -> Claim:
-        for poll in self._polls:
-            poll._seconds = 0
-        self._poll_seconds = math.inf  # from now on a wait ends by what comes, and by nothing else
-        self._settle_down(queues)
-        taken: list[Leased] = []
-        asked = False
-        while True:
-            known = sum(1 for _ in self._messages())
-            claim = super().lease(queues, limit - len(taken), delayed_limit, eta_window)
-            self._settle_down(queues)
-            taken += claim.messages
-            came = claim.messages or sum(1 for _ in self._messages()) > known
-            if len(taken) >= limit or (asked and not came):
-                return claim._replace(messages=taken)
-            asked = True
-
-    def wait(self, timeout: float, prefetch: int = 0) -> bool:
-        """With polls under way, as they are after a lease."""
-        if timeout > 0 and self._poll_seconds == math.inf:
-            for poll in self._polls:
-                poll.collect()
-                poll._seconds = WAIT_SECONDS
-                poll.ask(BATCH)
-        return any(poll.arrived for poll in self._polls) or super().wait(timeout, prefetch)
-
-
-CANNOT = {
-    **CANNOT_WITH_KOMBU,
-    **dict.fromkeys(
-        (
-            "test_near_messages_are_taken_ahead_within_the_horizon",
-            "test_near_messages_have_a_limit_of_their_own",
-            "test_next_due_is_the_earliest_of_the_queues",
-            "test_a_delayed_message_is_never_early",
-            "test_a_wall_clock_set_back_makes_nothing_early",
-            "test_a_release_may_be_for_later",
-            "test_delayed_messages_are_flushed",
-        ),
-        "delays run on Amazon's clock, which no test can move, and only Amazon knows when they end: "
-        "tests/integration/test_sqs_store.py waits for them",
-    ),
-    "test_thousands_fall_due_at_once": "the same, and PRIORITY",
-    **dict.fromkeys(
-        (
-            "test_a_release_puts_the_message_where_it_was",
-            "test_a_release_says_why",
-            "test_who_resigns_leaves_everything_uncounted",
-        ),
-        "whatever comes back is marked as redelivered",
-    ),
-    **dict.fromkeys(
-        (
-            "test_a_stopped_process_loses_its_lease",
-            "test_what_a_killed_process_held_is_back_at_once",
-            "test_the_dead_are_reclaimed_once",
-            "test_a_child_neither_holds_nor_keeps_its_parents_leases",
-        ),
-        "DELIVERY_COUNT: SQS shows to others what was hidden for 30 s, and does not tell of it",
-    ),
-    "test_a_purge_leaves_what_runs": "it takes that, too, and Amazon does it once a minute",
-    **dict.fromkeys(
-        (
-            "test_live_workers_are_listed",
-            "test_what_a_worker_tells_of_itself_is_read_by_other_processes",
-            "test_each_worker_has_a_presence_of_its_own_which_it_keeps_when_it_registers_again",
-            "test_a_presence_that_is_damaged_spoils_nothing",
-            "test_a_presence_may_be_large",
-        ),
-        "WORKERS",
-    ),
-    "test_thousands_of_dead_letters_go_at_once": "SQS is told of each by itself: 3000 calls, or a minute",
-}
-"""test_lease_machine leaves SQS out like all that cannot do all: it counts what dead workers held, and looks
-at the dead letters after every step, which takes SQS a second."""
-
-
 @cache  # it takes boto a tenth of a second
 def _client(url: str) -> Any:
     return boto3.client(
@@ -193,12 +90,16 @@ def _client(url: str) -> Any:
     )
 
 
-class SqsLeasePlace:
-    """As the suite of leases asks for a place. cannot: the tests of it that ask for what SQS does not have,
-    and why."""
+class SqsLeasePlace(Place):
+    """TEST_CLOCK: delays run on Amazon's clock, which no test can move; tests/integration/test_sqs_store.py
+    waits for them. UNMARKED: whatever comes back is marked as redelivered."""
 
     fixture = "sqs"
-    cannot = CANNOT
+    lacks = LACKS - {ETA} | {Assumption.TEST_CLOCK, Assumption.UNMARKED}
+    cannot = {
+        "test_a_purge_leaves_what_runs": "it takes that, too, and Amazon does it once a minute",
+        "test_thousands_of_dead_letters_go_at_once": "SQS is told of each by itself: 3000 calls, or a minute",
+    }
 
     def __init__(self, directory: Path) -> None:
         self.url = os.environ[URL]
@@ -207,19 +108,9 @@ class SqsLeasePlace:
         self._known: list[str] = []
 
     def open(self, **options: Any) -> KombuBroker:
-        clock = options.get("clock", SYSTEM_CLOCK)
-        store = sqs_broker(
-            self.url,
-            options={"region": REGION, "queue_name_prefix": self.prefix, "wait_time_seconds": 0},
-            visibility=LEASE_SECONDS,
-            clock=clock,
-        )
-        plain = store.consumer
-        store.consumer = PatientConsumer(plain._server, plain._sender, plain._wakeup, clock, 1000)
-        return store
-
-    def result(self, task_id: str) -> tuple[str, bytes] | None:
-        return None
+        transport = {"region": REGION, "queue_name_prefix": self.prefix, "wait_time_seconds": 0}
+        server = SqsServer(self.url, transport, LEASE_SECONDS, 4.0)
+        return patient(remote_broker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK)))
 
     def _urls(self) -> list[str]:
         if len(self._known) < len(("q", "r", DEAD)):

@@ -9,7 +9,7 @@ import time
 import uuid
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from types import SimpleNamespace
 from typing import Any
@@ -23,10 +23,11 @@ from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
 from qworker.transports import open_broker
 from qworker.transports.kombu.broker import KombuBroker
-from qworker.transports.kombu.messages import of_envelope
-from qworker.transports.kombu.sender import KombuSender
+from qworker.transports.kombu.messages import Outgoing, of_envelope
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
-from qworker.transports.sqs.queue import Received, SqsQueue
+from qworker.transports.sqs.queue import SqsQueue
+from qworker.transports.sqs.server import SqsServer
+from qworker.transports.visibility.queue import Entry, Received
 from tests.acceptance.sqs_server import REGION, Sqs
 from tests.support.messages import envelope, ids
 from tests.support.receiving import receive
@@ -63,6 +64,14 @@ def open_(server: Sqs) -> Iterator[Open]:
     yield open_one
     for store in opened:
         store.close()
+
+
+def send_undelayed(store: KombuBroker, messages: Sequence[Outgoing]) -> None:
+    """As they come when SQS has kept them for as long as it can."""
+    queues = store.consumer._bound
+    for message in messages:
+        queue = queues[message.queue]
+        queue.send([Entry(queue.text(message), 0)])
 
 
 def test_messages_come_as_they_were_sent(open_: Open, server: Sqs, queue: str) -> None:
@@ -151,7 +160,7 @@ def test_what_fills_a_message_becomes_a_dead_letter(open_: Open, queue: str, lar
         return Envelope(queue, json.dumps({"id": "a", "noise": text[:size]}), None, b"[]")
 
     def bytes_sent(size: int) -> int:
-        return len(store.sender._declared[queue].entry(of_envelope(message(size), 0.0), 0)["MessageBody"])
+        return len(store.sender._declared[queue].text(of_envelope(message(size), 0.0)))
 
     store.sender.push([message(0)])
     store.consumer.settle(own, [Ack(receive(store, 1, queue)[0].tag)])
@@ -196,11 +205,11 @@ def test_what_was_settled_before_sqs_went_away_is_not_lost(
     dead, back, ran = (message.tag for message in receive(store, 3, queue))
     batch = [DeadLetter(dead, "why"), Release(back), Ack(ran)]
 
-    def away(queue: SqsQueue) -> list[Received]:
+    def away(queue: SqsQueue, messages: Sequence[Received]) -> list[Received]:
         raise OSError("away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SqsQueue, "delete_finished", away)
+        patch.setattr(SqsQueue, "delete", away)
         for _ in range(2):
             with pytest.raises(BrokerUnavailable):
                 store.consumer.settle(own, batch)
@@ -231,9 +240,8 @@ def test_what_is_due_later(open_: Open, server: Sqs, queue: str) -> None:
     now = SYSTEM_CLOCK.now()
     store.sender.push([envelope("hours", queue, due=now + 9000.0), envelope("soon", queue, due=now + 6.0)])
     assert server.counts(queue) == (0, 2, 0)
-    # As it comes after 15 minutes:
     early = of_envelope(envelope("again", queue, due=now + 800.0), now)
-    KombuSender.send(store.sender, [early])
+    send_undelayed(store, [early])
     (soon,) = receive(store, 1, queue)
     assert ids([soon]) == ["soon"]
     assert SYSTEM_CLOCK.now() >= now + 6.0
@@ -357,7 +365,9 @@ def test_keys_that_are_refused(open_: Open, queue: str) -> None:
 def test_tls_is_said_by_the_scheme() -> None:
     store = open_broker("sqs+https://key:secret@sqs.example/", Settings())
     assert isinstance(store, KombuBroker)
-    assert (store.url, store.sender._server._options["is_secure"]) == ("sqs://key:secret@sqs.example/", True)
+    server = store.sender._server
+    assert isinstance(server, SqsServer)
+    assert (store.url, server._kombu._options["is_secure"]) == ("sqs://key:secret@sqs.example/", True)
 
 
 def test_a_compressed_body_arrives_as_it_was_sent(open_: Open, queue: str) -> None:
@@ -377,7 +387,7 @@ def test_what_a_lease_took_that_was_cut_short_comes_with_the_next(
     store.consumer.register("w", [queue], 1)
     now = SYSTEM_CLOCK.now()
     early = of_envelope(envelope("again", queue, due=now + 800.0), now)
-    KombuSender.send(store.sender, [of_envelope(envelope("a", queue), now), early])
+    send_undelayed(store, [of_envelope(envelope("a", queue), now), early])
     cut: list[int] = []
 
     def fail(messages: object, timeout: float = 10.0) -> None:

@@ -21,7 +21,7 @@ from qworker.transports.forked import forgetful
 from qworker.transports.kombu.admin import KombuAdmin
 from qworker.transports.kombu.consumer import NEWS, KombuConsumer
 from qworker.transports.kombu.sender import KombuSender
-from qworker.transports.kombu.server import Server
+from qworker.transports.kombu.server import KombuServer
 from qworker.transports.lease import Broker
 from qworker.transports.wakeup import WakeupPipe
 
@@ -71,7 +71,7 @@ def kombu_broker(
     """The broker at *url*. options: transport_options for kombu. known: queues to be listed. eta_limit: how
     many messages that are not due yet a worker holds. poll: seconds between looks. timeout: seconds for
     connecting."""
-    server = Server(url, options or {}, timeout, use_ssl)
+    server = KombuServer(url, options or {}, timeout, use_ssl)
     wakeup = WakeupPipe()
     sender = KombuSender(server, clock, partial(wakeup.wake, NEWS))
     consumer = KombuConsumer(server, sender, wakeup, clock, eta_limit, poll)

@@ -150,14 +150,18 @@ class KombuConsumer(Consumer):
                 taken.append(held)
 
     def _get(self, queue: str) -> Held | None:
-        bound = self._bound.get(queue)
-        message = None if bound is None else bound.get(no_ack=False)
+        message = self._fetch(queue)
         if message is None:
             return None
         content = read(with_way_back(message, queue))
         tag = self._holdings.new_tag(content.tag)
         own = {name: value for name, value in content.own.items() if name in KEPT}
         return Held(message, leased(queue, content, tag), own, content.message_id)
+
+    def _fetch(self, queue: str) -> Any:
+        """A message of kombu's; None when there is none."""
+        bound = self._bound.get(queue)
+        return None if bound is None else bound.get(no_ack=False)
 
     def _keep(self, held: Held, due: float) -> None:
         """Keep *held* until *due*, here or at the end of its queue."""

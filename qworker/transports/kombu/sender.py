@@ -58,6 +58,8 @@ class KombuSender(Sender):
             return
         deadline = time.monotonic() + timeout
         with self._publishing(timeout):
+            if self._producer is None:
+                self._producer = kombu.Producer(self._connection.channel())
             for message in messages:
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -73,13 +75,12 @@ class KombuSender(Sender):
 
     @contextmanager
     def _publishing(self, timeout: float) -> Iterator[None]:
-        """The turn to publish, with a producer that is connected."""
+        """The turn to publish, with a connection."""
         if not self._turn.acquire(timeout=timeout):
             raise BrokerUnavailable(f"{self._server.shown} took no message within {timeout:g} s")
         try:
             if self._connection is None:
                 self._connection = self._server.connect()
-                self._producer = kombu.Producer(self._connection.channel())
                 self._declared = {}
             try:
                 with self._server.errors(self._connection):

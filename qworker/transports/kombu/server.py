@@ -1,4 +1,5 @@
-"""Server: how one of kombu's transports is connected to, what its errors are, and how its queues are made.
+"""Server: how a broker is connected to, what its errors are, and how its queues are made. And of the brokers
+that kombu has a transport for.
 
 Comes from:  the URL of the broker and ``broker_transport_options``.
 Goes to:     kombu; the sender, the consumer and the administration each open a connection of their own by it.
@@ -7,8 +8,9 @@ Thread:      any; it holds nothing that changes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import kombu as untyped_kombu
@@ -24,19 +26,39 @@ DEAD = "qworker.dead"
 """The queue of dead letters."""
 
 
-class Server:
-    """url: with a scheme of kombu's. options: transport_options for kombu. timeout: seconds for connecting.
-    use_ssl: as the setting broker_use_ssl."""
+class Server(ABC):
+    """What the sender, the consumer and the administration ask. timeout: seconds for connecting."""
 
-    def __init__(self, url: str, options: dict[str, Any], timeout: float, use_ssl: Any = None) -> None:
+    def __init__(self, url: str, timeout: float) -> None:
         self.url = url
         self.shown = mask_urls(url)
+        """The URL without what is secret."""
         self.timeout = timeout
+
+    @abstractmethod
+    def connect(self) -> Any:
+        """A connection, which has release(). Raises BrokerUnavailable, or ConfigurationError when a library
+        is missing or the server will not have us."""
+
+    @abstractmethod
+    def errors(self, connection: Any) -> AbstractContextManager[None]:
+        """Makes BrokerUnavailable of the library's own errors."""
+
+    @abstractmethod
+    def declare(self, connection: Any, queue: str) -> Any:
+        """The queue, which there is from now on."""
+
+
+class KombuServer(Server):
+    """url: with a scheme of kombu's. options: transport_options for kombu. use_ssl: as the setting
+    broker_use_ssl."""
+
+    def __init__(self, url: str, options: dict[str, Any], timeout: float, use_ssl: Any = None) -> None:
+        super().__init__(url, timeout)
         self._options = options
         self._use_ssl = use_ssl
 
     def connect(self) -> Any:
-        """A connection of kombu's; ConfigurationError when the transport's library is missing."""
         scheme = self.url.partition(":")[0]
         try:
             connection = kombu.Connection(
@@ -57,7 +79,6 @@ class Server:
 
     @contextmanager
     def errors(self, connection: Any) -> Iterator[None]:
-        """Makes BrokerUnavailable of the transport's own errors."""
         try:
             yield
         except (
@@ -69,7 +90,6 @@ class Server:
             raise BrokerUnavailable(f"{self.shown}: {type(error).__name__}: {error}") from error
 
     def declare(self, connection: Any, queue: str) -> Any:
-        """The queue, which there is from now on, on a channel of its own."""
         bound = kombu.Queue(queue, exchange=kombu.Exchange(""), routing_key=queue, durable=True)(
             connection.default_channel
         )

@@ -1,5 +1,4 @@
-"""Amazon's SQS, and servers that speak as it does.
+"""Amazon's SQS, and servers that speak as it does: a transport of those that hide what they give out.
 
-Modules, in reading order: ``queue`` (one queue's calls), ``server`` (connecting), ``sender``, ``consumer``,
-``admin``, ``broker``.
+Modules, in reading order: ``queue`` (one queue's calls), ``server`` (connecting), ``broker``.
 """

@@ -13,13 +13,14 @@ from typing import Any
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.naming import install_command
-from qworker.transports.kombu.messages import keep_compressed
-from qworker.transports.kombu.server import DEAD, Server
-from qworker.transports.sqs.queue import SqsQueue
+from qworker.transports.kombu.server import DEAD, KombuServer
+from qworker.transports.visibility.server import QueueGone, RemoteServer
 
 try:
     from botocore.exceptions import ClientError, NoCredentialsError
     from kombu.transport import SQS as untyped_sqs
+
+    from qworker.transports.sqs.queue import SqsQueue, code_of
 except ImportError as import_error:
     raise ConfigurationError(
         f"{import_error.name or 'boto3'} is not installed, which sqs:// needs: {install_command('sqs')}",
@@ -40,7 +41,7 @@ REFUSED = frozenset({
 })  # fmt: skip
 
 
-class SqsServer(Server):
+class SqsServer(RemoteServer):
     """options: those of kombu's transport. visibility: seconds after which a dead worker's messages come
     back."""
 
@@ -55,25 +56,31 @@ class SqsServer(Server):
             "retries": {"mode": "standard", "total_max_attempts": 2},
             **(options.get("client-config") or {}),
         }
-        super().__init__(url, {**options, "client-config": client}, timeout)
+        super().__init__(url, timeout)
+        self._kombu = KombuServer(url, {**options, "client-config": client}, timeout)
 
     def connect(self) -> Any:
         try:
-            connection = super().connect()
-        except BrokerUnavailable as error:
-            if not self._answered and _refuses(error.__cause__):
-                raise ConfigurationError(str(error), setting="broker_url") from error
-            raise
+            connection = self._kombu.connect()
+        except (BrokerUnavailable, ClientError) as error:
+            cause, text = error.__cause__, str(error)
+            if isinstance(error, ClientError):
+                cause, text = error, f"{self.shown}: {error}"
+            if not self._answered and _refuses(cause):
+                raise ConfigurationError(text, setting="broker_url") from error
+            raise BrokerUnavailable(text) from cause
         self._answered = True
         return connection
 
     @contextmanager
     def errors(self, connection: Any) -> Iterator[None]:
         try:
-            with super().errors(connection):
+            with self._kombu.errors(connection):
                 yield
         except ClientError as error:
-            raise BrokerUnavailable(f"{self.shown}: {error}") from error
+            raise _unavailable(error)(f"{self.shown}: {error}") from error
+        except BrokerUnavailable as error:
+            raise _unavailable(error.__cause__)(str(error)) from error.__cause__
         except (kombu_sqs.UndefinedQueueException, kombu_sqs.InvalidQueueException) as error:
             raise ConfigurationError(
                 f"broker_transport_options: predefined_queues: {error} (dead letters go to "
@@ -81,17 +88,14 @@ class SqsServer(Server):
                 setting="broker_transport_options",
             ) from error
 
-    def declare(self, connection: Any, queue: str) -> Any:
+    def declare(self, connection: Any, queue: str) -> SqsQueue:
         hidden = SHELF_SECONDS if queue == DEAD else min(LEASE_SECONDS, self.visibility)
-        keep_compressed(connection.default_channel)
-        return SqsQueue(connection.default_channel, queue, hidden)
+        return SqsQueue(connection.default_channel, queue, hidden, self.visibility)
 
 
-def code_of(error: BaseException | None) -> str:
-    """What SQS calls *error*, without the name of the service before it; "" for any other."""
-    if not isinstance(error, ClientError):
-        return ""
-    return str(error.response.get("Error", {}).get("Code", "")).rpartition(".")[2]
+def _unavailable(error: BaseException | None) -> type[BrokerUnavailable]:
+    gone = any(word in code_of(error) for word in ("NonExistent", "DoesNotExist"))
+    return QueueGone if gone else BrokerUnavailable
 
 
 def _refuses(error: BaseException | None) -> bool:

@@ -1,0 +1,237 @@
+"""The consumer of servers that hide what they give out: it is hidden for as long as this worker lives.
+
+Comes from:  the Listener, by ``Broker.consumer``.
+Goes to:     ``queue.py``; each source has a thread that waits for its messages (``long_poll.py``).
+Thread:      the listener's, but for wake().
+
+The server hides a message that it gave to somebody for some seconds. That is our lease: it is renewed for as
+long as this worker lives, so no task is too long for it. What is due later waits in the server, as long as
+that can delay a message: it is given back with a delay, or sent anew with one, until it is due.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from qworker.clock import Clock
+from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
+from qworker.transports.kombu.consumer import NEWS, End, KombuConsumer
+from qworker.transports.kombu.holdings import Held
+from qworker.transports.kombu.messages import of_leased, packed
+from qworker.transports.kombu.sender import KombuSender
+from qworker.transports.kombu.server import DEAD
+from qworker.transports.kombu.settling import dead_lettered, released
+from qworker.transports.lease import Ack, Claim, DeadLetter, Release
+from qworker.transports.own_headers import DUE
+from qworker.transports.visibility.long_poll import LongPoll, join_all
+from qworker.transports.visibility.parting import Parting, part
+from qworker.transports.visibility.queue import Received, RemoteQueue, by_queue
+from qworker.transports.visibility.server import QueueGone, RemoteServer
+from qworker.transports.wakeup import WakeupPipe
+
+logger = logging.getLogger(__name__)
+
+AHEAD_SECONDS = 30.0
+"""What is due sooner is kept here."""
+LOOK_SECONDS = 5.0
+
+
+class RemoteConsumer(KombuConsumer):
+    """See KombuConsumer."""
+
+    _server: RemoteServer
+
+    def __init__(
+        self, server: RemoteServer, sender: KombuSender, wakeup: WakeupPipe, clock: Clock, eta_limit: int
+    ) -> None:
+        super().__init__(server, sender, wakeup, clock, eta_limit, LOOK_SECONDS)
+        self._notify = partial(wakeup.wake, NEWS)
+        self._polls: list[LongPoll] = []  # listener only, as all below
+        self._partings: dict[int, Parting] = {}
+        """What came before its time, and is not ours to keep; by the identity of the message."""
+        self._renew_at = 0.0
+
+    # -- leasing --
+
+    @contextmanager
+    def _leasing(self) -> Iterator[Any]:
+        """The connection. What is held stays ours when the server does not answer for a while."""
+        connection = self._connection
+        if connection is None:
+            raise LeaseLost("there is no connection to the broker: what was held goes to others")
+        try:
+            with self._server.errors(connection):
+                yield connection
+        except QueueGone as error:
+            self._let_go()
+            raise LeaseLost(f"{error}; a queue was deleted") from error
+
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+        generation = super().register(name, queues, concurrency)
+        connection = self._connection
+        with self._server.errors(connection):
+            self._server.declare(connection, DEAD)  # said now, and not at the first dead letter
+            sources = self._server.sources(connection, list(self._bound.values()))
+        self._polls = [LongPoll(source, self._server.wait_seconds, self._notify) for source in sources]
+        return generation
+
+    def lease(
+        self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
+    ) -> Claim:
+        with self._leasing():
+            self._renew()
+            for poll in self._polls:
+                poll.collect()
+        claim = super().lease(queues, limit, delayed_limit, eta_window)
+        # If it fails the next turn does it: what was taken must not be forgotten here.
+        with suppress(BrokerUnavailable), self._leasing():
+            self._part_with_the_early()
+        room = limit - len(claim.messages)
+        if room > 0 and not self._holdings.full:
+            for poll in self._polls:
+                poll.ask(room)
+        return claim
+
+    def _fetch(self, queue: str) -> Received | None:
+        found = (poll.get(queue) for poll in self._polls)
+        return next((message for message in found if message is not None), None)
+
+    def extend(self) -> None:
+        with self._leasing():
+            self._renew()
+
+    def _renew(self) -> None:
+        """Hide for longer what has been here for long."""
+        now = time.monotonic()
+        if now < self._renew_at:
+            return
+        self._renew_at = now + 0.5
+        gone: set[int] = set()
+        for queue, stale in by_queue([one for one in self._everything() if now >= one.renew_at]):
+            gone.update(map(id, queue.renew(stale)))
+            for one in stale:
+                one.hidden_from(now)
+        if gone:
+            self._lose(gone)
+
+    def _everything(self) -> Iterator[Received]:
+        for held in self._holdings.everything():
+            yield held.message
+        for poll in self._polls:
+            yield from poll.arrived
+
+    def _lose(self, gone: set[int]) -> None:
+        """Forget what others have by now, *gone* by its identity."""
+        logger.warning("%d messages were not renewed in time; others have them", len(gone))
+        self._holdings.lose(gone)
+        for poll in self._polls:
+            poll.lose(gone)
+
+    # -- what goes back --
+
+    def _keep(self, held: Held, due: float) -> None:
+        queue: RemoteQueue = held.message.queue
+        delay: int | None = None
+        if self._stays(held, due):
+            self._holdings.wait_until(due, held)
+            return
+        if queue.longest_return:  # it says itself when it is due, should it come before that
+            delay = max(0, min(queue.longest_return, int(due - self._clock.now())))
+        else:
+            self._sender.send([of_leased(held.leased, {**held.own, DUE: due}, held.message_id)])
+        self._partings[id(held.message)] = Parting(held, delay)
+        self._holdings.end(held)
+
+    def _stays(self, held: Held, due: float, besides: int = 0) -> bool:
+        queue: RemoteQueue = held.message.queue
+        waits = max(queue.longest_delay, queue.longest_return)
+        near = not waits or due - self._clock.now() <= AHEAD_SECONDS
+        return near and super()._stays(held, due, besides)
+
+    def _prepare(self, settlement: Ack | DeadLetter | Release, kept: int) -> End:
+        if isinstance(settlement, Release):
+            held = self._holdings.leased[settlement.tag]
+            if self._may_go_back(held, settlement) and not self._stays(held, settlement.due or 0.0, kept):
+                return End(held, settlement.due, back=True)
+        try:
+            return super()._prepare(settlement, kept)
+        except PublishError:
+            if isinstance(settlement, Release) and settlement.due is not None and not settlement.counted:
+                held = self._holdings.leased[settlement.tag]  # it is too large to be sent on, and so it stays
+                return End(released(held, settlement), settlement.due)
+            raise
+
+    def _may_go_back(self, held: Held, release: Release) -> bool:
+        """Whether the server can keep *held* until it is due again, as it is."""
+        due, queue = release.due, held.message.queue
+        if due is None or held.sent or release.counted or release.requeued or release.redelivered:
+            return False
+        says = held.own.get(DUE, 0.0)
+        return type(says) in (int, float) and says <= due and self._seconds_until(due) <= queue.longest_return
+
+    def _seconds_until(self, due: float) -> int:
+        """Whole seconds, and never too few."""
+        return max(0, math.ceil(due - self._clock.now()))
+
+    def _dead_letter(self, held: Held, dead_letter: DeadLetter) -> None:
+        try:
+            super()._dead_letter(held, dead_letter)
+        except PublishError:  # with its reason it is larger than what the server took before
+            self._sender.send([dead_lettered(held, dead_letter, self._clock.now(), packed)])
+
+    def _finish(self, ends: Mapping[int, End]) -> None:
+        partings = []
+        for tag, (held, due, back) in ends.items():
+            if back:
+                partings.append(Parting(held, 0 if due is None else self._seconds_until(due)))
+            elif due is None:
+                partings.append(Parting(held, None))
+            else:
+                self._holdings.wait_until(due, held)
+                del self._holdings.leased[tag]
+        for parting in part(partings):  # where it raises, what is left will be settled again
+            self._holdings.end(parting.held)
+        self._part_with_the_early()
+
+    def _part_with_the_early(self) -> None:
+        for parting in part(list(self._partings.values())):
+            del self._partings[id(parting.held.message)]
+
+    # -- the end --
+
+    def _let_go(self) -> None:
+        polls, connection = self._polls, self._connection
+        if connection is None:
+            super()._let_go()
+            return
+        for poll in polls:
+            poll.close()
+        join_all(polls)
+        held = list(self._everything())
+        try:
+            with self._server.errors(connection):
+                self._part_with_the_early()
+                for queue, batch in by_queue(held):
+                    queue.give_back(batch)
+        except BrokerUnavailable:
+            pass  # they come back when they are hidden no longer
+        self._polls = []
+        self._forget_all()
+        # A poll under way has got some of them at once, and gives them back, too.
+        given_back = {id(message.queue) for message in held}
+        join_all([poll for poll in polls if id(poll.source) in given_back])
+        super()._let_go()
+
+    def _forget_all(self) -> None:
+        super()._forget_all()
+        self._partings = {}
+
+    def after_fork(self) -> None:
+        self._polls = []
+        super().after_fork()

@@ -1,0 +1,112 @@
+"""LongPoll: a thread that waits for the messages of a server, and does nothing else.
+
+Comes from:  the consumer, which asks and collects.
+Goes to:     ``Source.receive``.
+Thread:      the listener's, but for _run().
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+
+from qworker.transports.visibility.queue import Received, Source, by_queue
+
+FAREWELL_SECONDS = 1.0
+"""How long the end waits for messages that are on their way to us."""
+
+
+class LongPoll:
+    """Asks *source*, for *seconds* at a time. ring: called when there is news.
+
+    Only what was asked for is received, so that nothing is hidden here from workers that have room for it.
+    """
+
+    def __init__(self, source: Source, seconds: float, ring: Callable[[], None]) -> None:
+        self.source = source
+        self._arrived: defaultdict[str, deque[Received]] = defaultdict(deque)  # by the name of the queue
+        self._seconds = seconds
+        self._ring = ring
+        self._under_way = self._abandoned = False
+        self._orders: SimpleQueue[int] = SimpleQueue()
+        self._answers: SimpleQueue[list[Received] | Exception] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"poll {source.name}", daemon=True)
+        self._thread.start()
+
+    def ask(self, room: int) -> None:
+        """Wait for up to *room* messages, unless that is under way, or some have come that nobody has got."""
+        if not self._under_way and not any(self._arrived.values()):
+            self._under_way = True
+            self._orders.put(min(room, self.source.batch))
+
+    def collect(self) -> None:
+        """Take in what has come. Raises what went wrong instead."""
+        while not self._answers.empty():
+            self._under_way = False
+            answer = self._answers.get()
+            if isinstance(answer, Exception):
+                raise answer
+            for message in answer:
+                self._arrived[message.queue.name].append(message)
+
+    @property
+    def arrived(self) -> Iterator[Received]:
+        """What has come and nobody has got yet."""
+        for messages in self._arrived.values():
+            yield from messages
+
+    def get(self, queue: str) -> Received | None:
+        """A message of *queue* that has come; None when there is none."""
+        messages = self._arrived.get(queue)
+        return messages.popleft() if messages else None
+
+    def lose(self, gone: set[int]) -> None:
+        """Forget the messages whose id() is in *gone*: others have them."""
+        for name, messages in self._arrived.items():
+            self._arrived[name] = deque(one for one in messages if id(one) not in gone)
+
+    def close(self) -> None:
+        """Ask no more; join() waits for what is under way."""
+        self._orders.put(0)
+        self.source.interrupt()
+
+    def join(self, seconds: float) -> None:
+        """Take in what is on its way, but do not wait for longer than that. What comes later is shown to
+        others again, or, when this process has ended by then, hidden for as long as the server hides what it
+        gives."""
+        self._thread.join(max(0.0, seconds))
+        self._abandoned = self._thread.is_alive()
+        try:
+            self.collect()
+        except Exception:  # noqa: BLE001 - whatever it was: nothing has come
+            pass
+
+    def _run(self) -> None:
+        while room := self._orders.get():
+            answer: list[Received] | Exception
+            asked = time.monotonic()
+            try:
+                answer = self.source.receive(room, self._seconds)
+                # They were hidden at an unknown moment of the wait: when nobody waited for long, at its
+                # beginning.
+                hidden = max(asked, time.monotonic() - 1.0)
+                for message in answer:
+                    message.hidden_from(hidden)
+                if self._abandoned:
+                    for queue, messages in by_queue(answer):
+                        queue.give_back(messages)
+                    return
+            except Exception as error:  # noqa: BLE001 - collect() raises it where it is understood
+                answer = error
+            self._answers.put(answer)
+            self._ring()
+
+
+def join_all(polls: Sequence[LongPoll]) -> None:
+    """Take in what is on its way, as long as the end may take for that."""
+    end = time.monotonic() + FAREWELL_SECONDS
+    for poll in polls:
+        poll.join(end - time.monotonic())

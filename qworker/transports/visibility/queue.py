@@ -1,0 +1,186 @@
+"""One queue on a server that hides what it gives out: what a transport must be able to do with it.
+
+Comes from:  ``RemoteServer.declare``.
+Goes to:     the server, by the calls that each transport writes for it.
+Thread:      its user's; but receive(), which a LongPoll calls in a thread of its own, and interrupt(), which
+             is called meanwhile.
+
+What the methods raise is what the transport's library raises, and PublishError; ``Server.errors`` makes
+errors of ours of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+from qworker.transports.delivery_fields import count as counted
+from qworker.transports.kombu.messages import Outgoing
+from qworker.transports.own_headers import DELIVERIES
+from qworker.transports.visibility.text import content, written
+
+Item = TypeVar("Item")
+
+
+class Entry(NamedTuple):
+    """What is to be sent. delay: whole seconds until it can be received; 0 up to the queue's
+    longest_delay."""
+
+    text: str
+    delay: int
+
+
+class Count(NamedTuple):
+    """How a queue stands, about; 0 for what the server does not tell apart. ready: what can be received
+    now."""
+
+    ready: int
+    delayed: int = 0
+    leased: int = 0
+
+
+class Received:
+    """A message that was received, with what ``kombu/messages.py`` asks of kombu's.
+
+    text: as it was sent. id: by which the server knows the message. receipt: by which it knows that it was
+    given to us; a renewal may change it. lease_seconds: for how long it is hidden from others, from its
+    receipt or renewal on; a renewal may change that, too. redelivered: whether it was given out before.
+    deaths: how often it was given out and came back because nobody renewed it, where the server counts that
+    apart; it is added to what the message itself says of such runs.
+    """
+
+    __slots__ = (
+        "acknowledged", "body", "content_encoding", "content_type", "delivery_info", "delivery_tag",
+        "headers", "lease_seconds", "properties", "queue", "receipt", "renew_at",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        queue: RemoteQueue,
+        text: str,
+        *,
+        id: str,
+        receipt: Any,
+        lease_seconds: float,
+        redelivered: bool,
+        deaths: int = 0,
+    ) -> None:
+        found = content(text)
+        self.queue = queue
+        self.receipt = receipt
+        self.lease_seconds = lease_seconds
+        self.renew_at = 0.0
+        """The monotonic time at which it is to be hidden for longer."""
+        self.acknowledged = False
+        self.headers = found.headers
+        if deaths:
+            self.headers[DELIVERIES] = counted(self.headers.get(DELIVERIES)) + deaths
+        self.properties = found.properties
+        self.content_type = found.content_type
+        self.content_encoding = found.content_encoding
+        self.body = found.body
+        self.delivery_tag = id
+        self.delivery_info = {**found.delivery_info, "redelivered": redelivered}
+
+    def hidden_from(self, moment: float) -> None:
+        """It was received, or renewed, at the monotonic time *moment*."""
+        self.renew_at = moment + self.lease_seconds / 3
+
+    def ack(self) -> None:
+        """It is to be deleted; who received it does that, with others."""
+        self.acknowledged = True
+
+
+class Source(ABC):
+    """What a LongPoll asks: a queue, or several at once."""
+
+    name: str
+    batch: int
+    """The most messages that go in one call, to the server or from it."""
+
+    @abstractmethod
+    def receive(self, count: int, seconds: float) -> list[Received]:
+        """Up to *count* messages, which is *batch* at most; waits for the first of them for so many
+        *seconds*. [] when none came."""
+
+    def interrupt(self) -> None:  # noqa: B027 - not every server's wait can be ended
+        """End a receive() that is under way early, where no message is lost or hidden by that. Any
+        thread."""
+
+
+class RemoteQueue(Source):
+    """The queue *name*. All that is given to a method at a time is *batch* at most."""
+
+    longest_delay = 0
+    """Seconds for which the server keeps what is sent to itself, at most; 0: it gives it out at once."""
+    longest_return = 0
+    """Seconds for which it keeps what is given back to itself, at most; 0: whoever asks next has it. What is
+    due later goes back so where it can, and is sent anew where it cannot."""
+    portion_bytes = 2**20
+    """The most text in one send()."""
+    look_seconds = 0.0
+    """For how long receive() is to wait where it must not miss a message that is there."""
+
+    def text(self, message: Outgoing) -> str:
+        """*message* as it is sent."""
+        return written(message)
+
+    @abstractmethod
+    def send(self, entries: Sequence[Entry]) -> None:
+        """Raises PublishError when the server will never take one of them. What else it raises says that it
+        did not take all."""
+
+    @abstractmethod
+    def renew(self, messages: Sequence[Received]) -> list[Received]:
+        """Hide *messages* of this queue from now on for longer; return those that are not ours any more."""
+
+    @abstractmethod
+    def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
+        """Let others have *messages* after *delay* seconds, which is *longest_return* at most. Those that are
+        not ours any more are passed over."""
+
+    @abstractmethod
+    def delete(self, messages: Sequence[Received]) -> list[Received]:
+        """Delete *messages*; return those that were not ours any more, and may run again."""
+
+    @abstractmethod
+    def count(self) -> Count:
+        """How it stands."""
+
+    @abstractmethod
+    def purge(self) -> int:
+        """Delete all that waits; return how many messages that were, about."""
+
+
+def portions(queue: RemoteQueue, entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """*entries*, as many at a time as *queue* takes."""
+    found: list[Entry] = []
+    size = 0
+    for entry in entries:
+        length = len(entry.text)
+        if found and (len(found) == queue.batch or size + length > queue.portion_bytes):
+            yield found
+            found, size = [], 0
+        found.append(entry)
+        size += length
+    if found:
+        yield found
+
+
+def batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """*items*, up to *size* at a time."""
+    left = iter(items)
+    while batch := list(islice(left, size)):
+        yield batch
+
+
+def by_queue(messages: Iterable[Received]) -> Iterator[tuple[RemoteQueue, list[Received]]]:
+    """*messages* as they may be given to the methods of their queues."""
+    found: dict[RemoteQueue, list[Received]] = {}
+    for message in messages:
+        found.setdefault(message.queue, []).append(message)
+    for queue, ones in found.items():
+        for batch in batches(ones, queue.batch):
+            yield queue, batch

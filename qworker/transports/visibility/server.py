@@ -1,0 +1,39 @@
+"""A server that hides what it gives out: what a transport must say of it.
+
+Comes from:  the URL of the broker and the settings.
+Goes to:     the transport's library.
+Thread:      any; what connect() returns belongs to who called it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from qworker.errors import BrokerUnavailable
+from qworker.transports.kombu.server import Server
+from qworker.transports.visibility.queue import RemoteQueue, Source
+
+
+class QueueGone(BrokerUnavailable):
+    """A queue was deleted, or the server has forgotten it: the consumer registers again."""
+
+
+class RemoteServer(Server):
+    """See Server. What connect() returns connects again by itself when it has lost the server: what a
+    consumer holds stays its own meanwhile. errors() raises QueueGone where declare() is to be called
+    again."""
+
+    wait_seconds: float
+    """How long one receive() of a long poll waits."""
+
+    @abstractmethod
+    def declare(self, connection: Any, queue: str) -> RemoteQueue:
+        """The queue, which there is from now on. Dead letters are in the queue DEAD; who looks at them has
+        them hidden from others for a while, and does not renew that."""
+
+    def sources(self, connection: Any, queues: Sequence[RemoteQueue]) -> Sequence[Source]:
+        """What is asked for messages of *queues*, by a thread each: the queues, or one source for all where
+        the server can wait for several at once."""
+        return queues

@@ -1,0 +1,73 @@
+"""A consumer of servers that hide what they give out, for the suite of leases.
+
+Comes from:  the places of such servers.
+Goes to:     the consumer, of which it looks at the polls.
+
+Their messages come by a thread that waits for them: what was published a moment ago is on its way. Here
+lease() asks until the server has no more, so that the suite, which expects of brokers that they are asked,
+can be held against it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from qworker.transports.kombu.broker import KombuBroker
+from qworker.transports.lease import Claim, Leased
+from qworker.transports.visibility.consumer import RemoteConsumer
+from tests.support.waiting import until
+
+LOOK_SECONDS = 0.5
+"""Between looks of who has not leased yet, and so has no polls under way."""
+WAIT_SECONDS = 1
+"""How long the server waits for a message that a wait() asks for."""
+
+
+class PatientConsumer(RemoteConsumer):
+    """Asks the server at once, and until it has no more, before it answers. Only wait() has the server wait:
+    a poll under way cannot be ended, and every test would wait for that in the end."""
+
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+        self._poll_seconds = LOOK_SECONDS
+        return super().register(name, queues, concurrency)
+
+    def _settle_down(self) -> None:
+        """Wait until no poll is under way."""
+        until(lambda: all(poll._answers.qsize() for poll in self._polls if poll._under_way))
+
+    def lease(
+        self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
+    ) -> Claim:
+        for poll in self._polls:
+            poll._seconds = 0
+        self._poll_seconds = math.inf  # from now on a wait ends by what comes, and by nothing else
+        self._settle_down()
+        taken: list[Leased] = []
+        asked = False
+        while True:
+            known = sum(1 for _ in self._everything())
+            claim = super().lease(queues, limit - len(taken), delayed_limit, eta_window)
+            self._settle_down()
+            taken += claim.messages
+            came = claim.messages or sum(1 for _ in self._everything()) > known
+            if len(taken) >= limit or (asked and not came):
+                return claim._replace(messages=taken)
+            asked = True
+
+    def wait(self, timeout: float, prefetch: int = 0) -> bool:
+        """With polls under way, as they are after a lease."""
+        if timeout > 0 and self._poll_seconds == math.inf:
+            for poll in self._polls:
+                poll.collect()
+                poll._seconds = WAIT_SECONDS
+                poll.ask(poll.source.batch)
+        return any(any(poll.arrived) for poll in self._polls) or super().wait(timeout, prefetch)
+
+
+def patient(store: KombuBroker) -> KombuBroker:
+    """*store*, with a consumer that is patient."""
+    plain = store.consumer
+    assert isinstance(plain, RemoteConsumer)
+    store.consumer = PatientConsumer(plain._server, plain._sender, plain._wakeup, plain._clock, 1000)
+    return store
