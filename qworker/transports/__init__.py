@@ -47,6 +47,7 @@ SCHEMES = {
     "mariadb": "qworker.transports.sql.broker",
     "sqs": "qworker.transports.sqs.broker",
     "ironmq": "qworker.transports.ironmq.broker",
+    "mongodb": "qworker.transports.mongodb.broker",
     "spool": "qworker.spooler.broker",
 }
 """The module for each scheme; it has ``open_broker(url, conf)``, which returns the store and opens nothing

@@ -13,23 +13,18 @@ from typing import Any
 
 from qworker.clock import SYSTEM_CLOCK
 from qworker.testing.contract import Assumption, Place
+from qworker.testing.contract.patient import patient
 from qworker.transports.capabilities import ETA, FANOUT
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.nats.broker import nats_broker
 from qworker.transports.nats.client import Connection, Refused
-from qworker.transports.nats.consumer import NatsConsumer
 from qworker.transports.nats.layout import Layout
 from qworker.transports.nats.server import Keeping, NatsServer
 from qworker.transports.nats.url import read_url
-from tests.contract.patient_consumer import PatientConsumer
 from tests.contract.place_kombu import LACKS
 from tests.servers import require
 
 LEASE_SECONDS = 30.0
-
-
-class PatientNatsConsumer(PatientConsumer, NatsConsumer):
-    """See PatientConsumer."""
 
 
 class NatsPlace(Place):
@@ -51,11 +46,8 @@ class NatsPlace(Place):
 
     def open(self, **options: Any) -> KombuBroker:
         keeping = {"revoke_seconds": options["revoke_expires"]} if "revoke_expires" in options else {}
-        store = nats_broker(self.url, self.server(**keeping), clock=options.get("clock", SYSTEM_CLOCK))
-        plain = store.consumer
-        assert isinstance(plain, NatsConsumer)
-        store.consumer = PatientNatsConsumer(plain._server, plain._sender, plain._wakeup, plain._clock, 1000)
-        return store
+        server = self.server(**keeping)
+        return patient(nats_broker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK)))
 
     def count(self) -> int:
         with closing(Closing(self.server().connect())) as connection, suppress(Refused):

@@ -21,6 +21,7 @@ from botocore.loaders import JSONFileLoader
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.testing.contract import Assumption, Place
+from qworker.testing.contract.patient import patient
 from qworker.transports import open_broker
 from qworker.transports.capabilities import ETA
 from qworker.transports.kombu.broker import KombuBroker
@@ -28,7 +29,6 @@ from qworker.transports.kombu.server import DEAD
 from qworker.transports.sqs.server import LEASE_SECONDS, SqsServer
 from qworker.transports.visibility.broker import remote_broker
 from tests.acceptance.sqs_server import REGION, Sqs
-from tests.contract.patient_consumer import patient
 from tests.contract.place_kombu import LACKS, KombuPlace
 
 SQS_OPTIONS = {"region": REGION, "wait_time_seconds": 1}

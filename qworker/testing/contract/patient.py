@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, cast
 
 from qworker.testing.contract.waiting import until
 from qworker.transports.kombu.broker import KombuBroker
@@ -25,50 +26,57 @@ WAIT_SECONDS = 1
 """How long the server waits for a message that a wait() asks for."""
 
 
-class PatientConsumer(RemoteConsumer):
-    """Asks the server at once, and until it has no more, before it answers. Only wait() has the server wait:
-    a poll under way cannot be ended, and every test would wait for that in the end."""
+class PatientConsumer:
+    """*plain*, which it asks at once, and until it has no more, before it answers. Only wait() has the server
+    wait: a poll under way cannot be ended, and every test would wait for that in the end."""
+
+    def __init__(self, plain: RemoteConsumer) -> None:
+        self._plain = plain
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
 
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
-        self._poll_seconds = LOOK_SECONDS
-        return super().register(name, queues, concurrency)
+        self._plain._poll_seconds = LOOK_SECONDS
+        return self._plain.register(name, queues, concurrency)
 
     def _settle_down(self) -> None:
         """Wait until no poll is under way."""
-        until(lambda: all(poll._answers.qsize() for poll in self._polls if poll._under_way))
+        until(lambda: all(poll._answers.qsize() for poll in self._plain._polls if poll._under_way))
 
     def lease(
         self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
     ) -> Claim:
-        for poll in self._polls:
+        plain = self._plain
+        for poll in plain._polls:
             poll._seconds = 0
-        self._poll_seconds = math.inf  # from now on a wait ends by what comes, and by nothing else
+        plain._poll_seconds = math.inf  # from now on a wait ends by what comes, and by nothing else
         self._settle_down()
         taken: list[Leased] = []
         asked = False
         while True:
-            known = sum(1 for _ in self._everything())
-            claim = super().lease(queues, limit - len(taken), delayed_limit, eta_window)
+            known = sum(1 for _ in plain._everything())
+            claim = plain.lease(queues, limit - len(taken), delayed_limit, eta_window)
             self._settle_down()
             taken += claim.messages
-            came = claim.messages or sum(1 for _ in self._everything()) > known
+            came = claim.messages or sum(1 for _ in plain._everything()) > known
             if len(taken) >= limit or (asked and not came):
                 return claim._replace(messages=taken)
             asked = True
 
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
         """With polls under way, as they are after a lease."""
-        if timeout > 0 and self._poll_seconds == math.inf:
-            for poll in self._polls:
+        plain = self._plain
+        if timeout > 0 and plain._poll_seconds == math.inf:
+            for poll in plain._polls:
                 poll.collect()
                 poll._seconds = WAIT_SECONDS
                 poll.ask(poll.source.batch)
-        return any(True for _ in self._polls.arrived) or super().wait(timeout, prefetch)
+        return any(True for _ in plain._polls.arrived) or plain.wait(timeout, prefetch)
 
 
 def patient(store: KombuBroker) -> KombuBroker:
     """*store*, with a consumer that is patient."""
-    plain = store.consumer
-    assert isinstance(plain, RemoteConsumer)
-    store.consumer = PatientConsumer(plain._server, plain._sender, plain._wakeup, plain._clock, 1000)
+    assert isinstance(store.consumer, RemoteConsumer)
+    store.consumer = cast(RemoteConsumer, PatientConsumer(store.consumer))
     return store

@@ -18,11 +18,11 @@ from qworker.transports.capabilities import Capabilities, Capability
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.kombu.consumer import NEWS
 from qworker.transports.nats.admin import NatsAdmin
-from qworker.transports.nats.consumer import NatsConsumer
 from qworker.transports.nats.layout import Layout, token
 from qworker.transports.nats.sender import NatsSender
 from qworker.transports.nats.server import Keeping, NatsServer
 from qworker.transports.nats.url import read_url
+from qworker.transports.visibility.consumer import RemoteConsumer
 from qworker.transports.wakeup import WakeupPipe
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def nats_broker(
     """The broker at *url*, which is *server*; the rest is as in remote_broker()."""
     wakeup = WakeupPipe()
     sender = NatsSender(server, clock, partial(wakeup.wake, NEWS))
-    consumer = NatsConsumer(server, sender, wakeup, clock, eta_limit)
+    consumer = RemoteConsumer(server, sender, wakeup, clock, eta_limit)
     return KombuBroker(url, sender, consumer, NatsAdmin(server, sender, known))
 
 

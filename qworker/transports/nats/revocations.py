@@ -17,8 +17,9 @@ from typing import Any
 
 from qworker.transports.lease import Revocation
 from qworker.transports.nats.client import Connection
+from qworker.transports.nats.layout import Layout
 from qworker.transports.nats.reading import Entry, Reading
-from qworker.transports.nats.server import NatsServer
+from qworker.transports.visibility.server import Heard
 
 
 def encoded(id: str, terminate: bool, signal: str) -> bytes:
@@ -26,18 +27,17 @@ def encoded(id: str, terminate: bool, signal: str) -> bytes:
     return json.dumps({"id": id, "terminate": terminate, "signal": signal}).encode()
 
 
-class Revocations:
-    """What was heard over *connection*. ring: called when there is news, in the thread of nats-py."""
+class Revocations(Heard):
+    """What is heard over *connection*, the stream being there. ring: called in the thread of nats-py."""
 
-    def __init__(self, server: NatsServer, connection: Connection, ring: Callable[[], None]) -> None:
-        self._stream = server.layout.revoked_stream
+    def __init__(self, layout: Layout, connection: Connection, ring: Callable[[], None]) -> None:
+        self._stream = layout.revoked_stream
         self._connection = connection
         self._ring = ring
         self._news = True
         self._reconnects = connection.reconnects
-        server.declare_revocations(connection)
         connection.loop.run(
-            connection.client.subscribe(server.layout.revoked_subject, cb=self._heard), connection.timeout
+            connection.client.subscribe(layout.revoked_subject, cb=self._heard), connection.timeout
         )
 
     async def _heard(self, message: Any) -> None:
@@ -45,12 +45,10 @@ class Revocations:
         self._ring()
 
     @property
-    def has_news(self) -> bool:
-        """Whether there may be some that since() has not returned."""
+    def has_news(self) -> bool:  # type: ignore[override]
         return self._news or self._reconnects != self._connection.reconnects
 
     def since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        """As Consumer.revoked_since."""
         self._news, self._reconnects = False, self._connection.reconnects
         try:
             entries = Reading(self._connection, self._stream, cursor * 1000 if cursor else None).rest()

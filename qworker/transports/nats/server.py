@@ -8,7 +8,7 @@ Thread:      any.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from qworker.transports.nats.client import Connection, Loop, Refused
 from qworker.transports.nats.dead_queue import DeadQueue
 from qworker.transports.nats.layout import Layout
 from qworker.transports.nats.queue import NatsQueue
+from qworker.transports.nats.revocations import Revocations
 from qworker.transports.nats.url import Place
 from qworker.transports.visibility.queue import RemoteQueue, Source
 from qworker.transports.visibility.server import QueueGone, RemoteServer
@@ -153,6 +154,10 @@ class NatsServer(RemoteServer):
             assert isinstance(queue, NatsQueue)
             queue.lease_seconds, _ = self._declare_consumer(connection, queue.name, change=True)
         return queues
+
+    def revocations(self, connection: Connection, ring: Callable[[], None]) -> Revocations:
+        self.declare_revocations(connection)
+        return Revocations(self.layout, connection, ring)
 
     def declare_revocations(self, connection: Connection) -> None:
         """The stream of revocations, which there is from now on."""

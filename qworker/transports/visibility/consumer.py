@@ -26,12 +26,12 @@ from qworker.transports.kombu.messages import of_leased, packed
 from qworker.transports.kombu.sender import KombuSender
 from qworker.transports.kombu.server import DEAD
 from qworker.transports.kombu.settling import dead_lettered, released
-from qworker.transports.lease import Ack, Claim, DeadLetter, Release
+from qworker.transports.lease import Ack, Claim, DeadLetter, Release, Revocation
 from qworker.transports.own_headers import DUE
 from qworker.transports.visibility.long_poll import LongPoll, Polls
 from qworker.transports.visibility.parting import Parting, goes_back, part, partings_of
 from qworker.transports.visibility.queue import Received, RemoteQueue, by_queue
-from qworker.transports.visibility.server import QueueGone, RemoteServer
+from qworker.transports.visibility.server import Heard, QueueGone, RemoteServer
 from qworker.transports.wakeup import WakeupPipe
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class RemoteConsumer(KombuConsumer):
         super().__init__(server, sender, wakeup, clock, eta_limit, LOOK_SECONDS)
         self._notify = partial(wakeup.wake, NEWS)
         self._polls = Polls()  # listener only, as all below
+        self._heard = Heard()
         self._partings: dict[int, Parting] = {}
         """What came before its time, and is not ours to keep; by the identity of the message."""
         self._renew_at = 0.0
@@ -77,6 +78,7 @@ class RemoteConsumer(KombuConsumer):
         with self._server.errors(connection):
             self._server.declare(connection, DEAD)  # said now, and not at the first dead letter
             sources = self._server.sources(connection, list(self._bound.values()))
+            self._heard = self._server.revocations(connection, self._notify)
         seconds = self._server.wait_seconds
         self._polls = Polls([LongPoll(source, seconds, self._notify) for source in sources])
         return generation
@@ -94,7 +96,13 @@ class RemoteConsumer(KombuConsumer):
         room = limit - len(claim.messages)
         if room > 0 and not self._holdings.full:
             self._polls.ask(room)
-        return claim
+        return claim._replace(last_revocation=None) if self._heard.has_news else claim
+
+    def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
+        if self._connection is None:
+            return cursor, []
+        with self._leasing():
+            return self._heard.since(cursor)
 
     def _fetch(self, queue: str) -> Received | None:
         return self._polls.get(queue)
@@ -207,6 +215,7 @@ class RemoteConsumer(KombuConsumer):
 
     def _forget_all(self) -> None:
         super()._forget_all()
+        self._heard = Heard()
         self._partings = {}
 
     def after_fork(self) -> None:

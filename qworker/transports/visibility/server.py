@@ -8,16 +8,28 @@ Thread:      any; what connect() returns belongs to who called it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from qworker.errors import BrokerUnavailable
 from qworker.transports.kombu.server import Server
+from qworker.transports.lease import Revocation
 from qworker.transports.visibility.queue import RemoteQueue, Source
 
 
 class QueueGone(BrokerUnavailable):
     """A queue was deleted, or the server has forgotten it: the consumer registers again."""
+
+
+class Heard:
+    """Revocations that all workers hear of: none, where a server has no way to tell them."""
+
+    has_news = False
+    """Whether there may be some that since() has not returned."""
+
+    def since(self, cursor: int) -> tuple[int, list[Revocation]]:
+        """As Consumer.revoked_since."""
+        return cursor, []
 
 
 class RemoteServer(Server):
@@ -37,3 +49,7 @@ class RemoteServer(Server):
         """What is asked for messages of *queues*, by a thread each: the queues, or one source for all where
         the server can wait for several at once."""
         return queues
+
+    def revocations(self, connection: Any, ring: Callable[[], None]) -> Heard:
+        """What is heard of revocations over *connection*. ring: called when there is news, in any thread."""
+        return Heard()
