@@ -17,7 +17,7 @@ JOBS ?= $(shell expr $(CORES) + 2)
 ARGS ?=
 FIND_PYTHON := .ci/find-python
 
-.PHONY: demo test check docs bench clean
+.PHONY: demo test test-brokers check docs bench clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -48,6 +48,9 @@ demo: $(VENV)/.ready-run
 
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+
+test-brokers: $(VENV)/.ready-test
+	$(BIN)/python -m pytest -q -n $(JOBS) -m more_brokers tests/acceptance tests/compat $(ARGS)
 
 check: $(VENV)/.ready-test $(VENV)/.ready-lint
 	$(BIN)/ruff check .

@@ -22,7 +22,12 @@ from tests.acceptance.ledger import STARTED
 from tests.acceptance.together import repeated
 from tests.support.ironmq_server import TOKEN
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.acceptance,
+    pytest.mark.fault,
+    pytest.mark.more_brokers,
+    pytest.mark.timeout(120),
+]
 
 
 class Options(dict[str, Any]):

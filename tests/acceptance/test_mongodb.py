@@ -22,7 +22,12 @@ from tests.acceptance.together import repeated
 from tests.contract.place_mongodb import database_url, mongo_client
 from tests.servers import require, start_mongodb
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.acceptance,
+    pytest.mark.fault,
+    pytest.mark.more_brokers,
+    pytest.mark.timeout(120),
+]
 
 
 @pytest.fixture

@@ -22,7 +22,12 @@ from tests.acceptance.ledger import STARTED
 from tests.acceptance.nats_server import Nats
 from tests.acceptance.together import repeated
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.acceptance,
+    pytest.mark.fault,
+    pytest.mark.more_brokers,
+    pytest.mark.timeout(120),
+]
 LEASE_SECONDS = 3.0
 
 

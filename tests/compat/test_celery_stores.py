@@ -120,7 +120,13 @@ class Project(Fleet):
         self.place.clear()
 
 
-@pytest.fixture(params=PLACES)
+def _marked(name: str) -> Any:
+    """One of SQL and the embedded broker are tested always, and the others with the rest of the brokers."""
+    marks = [] if name in ("sqlite", "postgresql") else [pytest.mark.more_brokers]
+    return pytest.param(name, marks=marks)
+
+
+@pytest.fixture(params=[_marked(name) for name in PLACES])
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
     project = Project(tmp_path, PLACES[request.param](tmp_path))
     yield project
