@@ -58,6 +58,19 @@ class Nats(Server):
         finally:
             broker.close()
 
+    def kept(self) -> int:
+        """How many messages are on its disk, of whatever queue. (What a consumer has counted is not to be
+        believed after kill -9.)"""
+        broker = self.broker()
+        try:
+            server = broker.admin._server
+            connection = server.connect()
+            found = connection.ask(f"STREAM.INFO.{server.layout.stream}")["state"]["messages"]
+            connection.release()
+            return int(found)
+        finally:
+            broker.close()
+
     def reset(self) -> None:
         """As new."""
         broker = self.broker()

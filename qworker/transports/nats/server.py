@@ -75,8 +75,10 @@ class NatsServer(RemoteServer):
         try:
             client = self._loop.run(self._connected(said), self.timeout)
         except Exception as error:  # noqa: BLE001 - whatever nats-py raises here: there is no connection
-            text = said[-1] if said else f"{type(error).__name__}: {error}".rstrip(": ")
-            if not self._answered and any(word in text.lower() for word in REFUSING):
+            # A server that refuses us closes at once, and what it says of that may be lost at some tries.
+            refusals = [text for text in said if any(word in text.lower() for word in REFUSING)]
+            text = [f"{type(error).__name__}: {error}".rstrip(": "), *said, *refusals][-1]
+            if not self._answered and refusals:
                 raise ConfigurationError(
                     f"broker_url: {self.shown} refuses us: {text}; write the user and password, or the "
                     "token, into the URL, before the @",
