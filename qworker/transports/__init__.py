@@ -42,6 +42,7 @@ SCHEMES = {
     "mysql": "qworker.transports.sql.broker",
     "mariadb": "qworker.transports.sql.broker",
     "sqs": "qworker.transports.sqs.broker",
+    "disque": "qworker.transports.disque.broker",
     "spool": "qworker.spooler.broker",
 }
 """The module for each scheme; it has ``open_broker(url, conf)``, which returns the store and opens nothing

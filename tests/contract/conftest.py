@@ -10,12 +10,20 @@ import pytest
 from qworker.transports.lease import Broker
 from tests.acceptance.sqs_server import Sqs
 from tests.contract.join_places import JOIN_PLACES, JoinPlace
+from tests.contract.place_disque import disque_server
 from tests.contract.place_sqs import sqs_server
+from tests.support.disque_server import DisqueServer
 
 
 @pytest.fixture(scope="session")
 def sqs() -> Iterator[Sqs]:
     with sqs_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def disque() -> Iterator[DisqueServer]:
+    with disque_server() as server:
         yield server
 
 

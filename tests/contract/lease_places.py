@@ -24,6 +24,7 @@ from qworker.transports.failover import FailoverBroker
 from qworker.transports.lease import Broker
 from qworker.transports.sqlite.broker import SQLiteBroker
 from tests.contract.place_amqp import AMQPPlace
+from tests.contract.place_disque import DisqueLeasePlace
 from tests.contract.place_kombu import KombuLeasePlace
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_spool import SpoolPlace
@@ -115,6 +116,7 @@ PLACES: dict[str, Callable[[Path], Place]] = {
     "failover": FailoverPlace,
     "kombu": KombuLeasePlace,
     "sqs": SqsLeasePlace,
+    "disque": DisqueLeasePlace,
     "spool": SpoolPlace,
 }
 FOR_ONE_PROCESS = frozenset({"memory", "kombu"})

@@ -56,8 +56,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def place(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
-    if kind == "sqs":
-        request.getfixturevalue("sqs")  # the server
+    if kind in ("sqs", "disque"):
+        request.getfixturevalue(kind)  # the server
     place = PLACES[kind](tmp_path)
     yield place
     getattr(place, "clear", lambda: None)()

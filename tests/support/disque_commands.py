@@ -108,7 +108,10 @@ def _addjob(node: Node, session: Session, words: list[bytes]) -> Any:
     elsewhere = replicate if node.leaving else replicate - 1
     others = [other for other in node.others if not other.leaving][:elsewhere]
     if len(others) < elsewhere:
-        reason = ", since I'm unable to hold a copy of the message for the following reason: I'm leaving the cluster"
+        reason = (
+            ", since I'm unable to hold a copy of the message for the following reason: "
+            "I'm leaving the cluster"
+        )
         raise Refusal(NOT_ENOUGH + (reason if node.leaving else ""))
     retry = min(300, max(1, ttl // 10)) if retry < 0 else retry
     now = node.cluster.clock()
@@ -216,7 +219,8 @@ def _working(node: Node, session: Session, words: list[bytes]) -> int:
         raise Refusal("NOJOB Job not known in the context of this node.")
     if node.cluster.clock() - job.ctime / 1e9 > job.ttl / 2:
         raise Refusal(
-            "TOOLATE Half of job TTL already elapsed, you are no longer allowed to postpone the next delivery."
+            "TOOLATE Half of job TTL already elapsed, "
+            "you are no longer allowed to postpone the next delivery."
         )
     node.dequeue(job)
     node.postpone(job)

@@ -90,11 +90,11 @@ class DisqueServer:
 
     def calls(self, *names: str) -> int:
         """How many commands of those *names* were carried out."""
-        return self.do(lambda: sum(node.commands[name] for node in self.nodes for name in names))
+        return int(self.do(lambda: sum(node.commands[name] for node in self.nodes for name in names)))
 
     def trips(self) -> int:
         """How often something was sent to us, pipelined commands together counting once."""
-        return self.do(lambda: sum(node.calls["trips"] for node in self.nodes))
+        return int(self.do(lambda: sum(node.calls["trips"] for node in self.nodes)))
 
     def do(self, order: Callable[[], Any]) -> Any:
         """Have the server's thread do that; return what it returns."""
