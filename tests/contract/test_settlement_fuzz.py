@@ -25,13 +25,17 @@ from qworker.testing.store import MemoryStore
 from qworker.transports.lease import Ack, DeadLetter, Release, Settlement, Store
 from qworker.transports.sql.result_rows import pack
 from tests.contract.lease_places import PLACES, Place
+from tests.contract.place_disque import DisquePlace
 from tests.contract.place_kombu import KombuPlace
 from tests.contract.place_sqs import SqsPlace
 from tests.support.messages import message
 
 pytestmark = pytest.mark.contract
 
-KINDS = ("sqlite", "redis", "rabbitmq", "postgresql", "mysql", "memory", "failover", "kombu", "sqs")
+KINDS = (
+    *("sqlite", "redis", "rabbitmq", "postgresql", "mysql", "memory", "failover", "kombu"),
+    *("sqs", "disque"),
+)
 NUL, LONE, ASTRAL = "bob\0", "bob\ud800", "bob\U0001f600"
 TEXTS = (NUL, LONE, ASTRAL, "", "x" * 300, "ü" * 20_000, "\udfff\0" * 40, "'\\\"%s;--", "\x7f\x1b[31m")
 WRONG: tuple[Any, ...] = (None, 7, 2**70, 1.5, float("nan"), b"\xff\xfe", ["x"], {"a": 1}, object())
@@ -113,7 +117,7 @@ class Desk:
             return False
 
     def on_lease(self) -> int:
-        if "counts" in self.store.lacks and self.kind != "sqs":
+        if "counts" in self.store.lacks and self.kind not in ("sqs", "disque"):
             return 0
         return sum(info.leased for info in self.store.admin.depths([self.queue]))
 
@@ -141,6 +145,8 @@ def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
     place: Any
     if request.param == "sqs":
         place = SqsPlace(request.getfixturevalue("sqs"))
+    elif request.param == "disque":
+        place = DisquePlace(request.getfixturevalue("disque"))
     elif request.param == "kombu":
         place = KombuPlace()
     else:
@@ -267,7 +273,9 @@ def _fuzz(desk: Desk, batch: list[Case], caplog: pytest.LogCaptureFixture) -> No
 def test_whatever_a_task_ends_with_the_others_are_settled_and_nothing_stays_on_lease(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    examples = {"memory": 200, "sqlite": 80, "failover": 20, "kombu": 80, "sqs": 4}.get(desk.kind, 40)
+    examples = {"memory": 200, "sqlite": 80, "failover": 20, "kombu": 80, "sqs": 4, "disque": 10}.get(
+        desk.kind, 40
+    )
     sizes = {"min_size": 20, "max_size": 40} if desk.kind == "sqs" else {"min_size": 1, "max_size": 12}
 
     phases = (

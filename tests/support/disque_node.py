@@ -23,6 +23,8 @@ ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 IMPORTED = 100
 """How many jobs another node gives at a time."""
 COMMANDS = 32
+RANDOM = random.SystemRandom()
+"""Hypothesis begins the other again with each example: ids would come twice."""
 
 
 class Simple(str):
@@ -298,6 +300,8 @@ class Node:
         """Who waits no longer, and what they get."""
         now = self.cluster.clock()
         for waiting in list(self.blocked):
+            if waiting.session.blocked is not waiting:
+                continue  # it went away meanwhile
             for name in waiting.queues:
                 job = self.fetch(name)
                 if job is None:
@@ -332,7 +336,7 @@ def given(job: Job, counters: bool) -> list[Any]:
 def new_id(node: Node, ttl: int, retry: int) -> str:
     """A job's id, whose last digits are its time to live in minutes, odd if it may be delivered again."""
     minutes = min(ttl // 60, 65535)
-    text = "".join(random.choices(ALPHABET, k=24))
+    text = "".join(RANDOM.choices(ALPHABET, k=24))
     return f"D-{node.id[:8]}-{text}-{minutes | 1 if retry else minutes & ~1:04x}"
 
 

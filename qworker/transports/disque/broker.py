@@ -52,9 +52,11 @@ def open_broker(url: str | None, conf: Settings) -> KombuBroker:
 
 
 def options_of(given: dict[str, Any], least: int) -> Options:
-    """The options in broker_transport_options. least: seconds of retry at least. Raises ConfigurationError."""
-    retry = max(least, _whole(given, "retry", 1) or RETRY_SECONDS)
-    ttl = _whole(given, "ttl", 1) or TTL_SECONDS
+    """The options in broker_transport_options. least: the fewest seconds of retry. Raises
+    ConfigurationError."""
+    asked, ttl = _whole(given, "retry", 1), _whole(given, "ttl", 1)
+    retry = max(least, RETRY_SECONDS if asked is None else asked)
+    ttl = TTL_SECONDS if ttl is None else ttl
     if ttl < 4 * retry:
         raise ConfigurationError(
             f"broker_transport_options: ttl ({ttl} s) must be at least four times retry ({retry} s): Disque "

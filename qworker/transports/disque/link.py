@@ -8,6 +8,7 @@ Thread:      its user's; no two at a time.
 from __future__ import annotations
 
 import select
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -80,6 +81,14 @@ class Link:
             return self._connection.read_response()
         except Refusal as refusal:
             return refusal
+
+    def say_no_more(self) -> None:
+        """The node ends what it does for us: a reply that it has sent still arrives, and no other will. Any
+        thread."""
+        connected = getattr(self._connection, "_sock", None)
+        if connected is not None:
+            with suppress(OSError):
+                connected.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         with suppress(*BROKEN):

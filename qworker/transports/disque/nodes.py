@@ -47,6 +47,9 @@ class Cluster:
         self._leaving: set[Address] = set()
         self._chosen: Address | None = None
         self._made: Counter[str] = Counter()
+        self._asked: Link | None = None
+        self._interrupted = False
+        """Set by any thread, and for ever."""
 
     def connect(self) -> Address:
         """The chosen node, which answers."""
@@ -73,10 +76,14 @@ class Cluster:
             for address in self._order(node, only):
                 link = None
                 try:
-                    link = self._link(address)
+                    link = self._asked = self._link(address)
+                    if self._interrupted:
+                        link.say_no_more()
                     replies = link.ask(commands, wait)
                 except BROKEN as error:
                     self._links.pop(address, None)
+                    if self._interrupted:
+                        return Answer([None] * len(commands), address)
                     failures[address] = error
                     if link is None:
                         self._refused(address, error)
@@ -124,7 +131,7 @@ class Cluster:
             word in said for word in ("NOAUTH", "invalid password", "no password is set", "Authentication")
         ):
             hint = (
-                "write disque://:PASSWORD@NODE"
+                "it asks for a password: write it before the first node, with ':' before and '@' behind"
                 if self._nodes.password is None
                 else "the password in the URL is not the node's requirepass"
                 if "no password is set" not in said
@@ -154,6 +161,13 @@ class Cluster:
             address = self._known.get(name)
             if address is not None and count * 2 > total and address not in self._leaving:
                 self._chosen = address
+
+    def interrupt(self) -> None:
+        """End what is being asked, and ask no more: nil is the answer to all. Any thread."""
+        self._interrupted = True
+        link = self._asked
+        if link is not None:
+            link.say_no_more()
 
     def release(self) -> None:
         """Let go of all connections."""

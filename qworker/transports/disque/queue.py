@@ -33,8 +33,10 @@ REPLICATE_MILLISECONDS = 2000
 LONGEST_DELAY = 365 * 86400
 ELSEWHERE = ("LEAVING", "NOREPL")
 """Refusals after which another node is asked."""
-LATER = ("PAUSED", "MAXLEN", "NOREPL", "LEAVING", "OOM", "LOADING")
+LATER = ("PAUSED", "MAXLEN", "NOREPL", "LEAVING")
 """Refusals that end."""
+FULL = "used memory >"
+"""What a node without memory says, by redis-py, which takes the first word away."""
 
 
 class Options(NamedTuple):
@@ -94,7 +96,7 @@ class DisqueQueue(RemoteQueue):
                 break
             left = elsewhere
             self._cluster.leave(node)
-        unfit = not any(refused(refusal, word) for word in LATER)
+        unfit = not any(refused(refusal, word) for word in LATER) and FULL not in str(refusal)
         raise (PublishError if unfit else BrokerUnavailable)(
             f"Disque took {len(failed)} of {len(jobs)} jobs for {self.name} not: {refusal}"
         )
@@ -215,6 +217,9 @@ class AllQueues(Source):
 
     def receive(self, count: int, seconds: float) -> list[Received]:
         return received(self._cluster, self._queues, count, seconds)
+
+    def interrupt(self) -> None:
+        self._cluster.interrupt()
 
 
 def received(
