@@ -106,11 +106,11 @@ class DisqueQueue(RemoteQueue):
 
     # -- what was received --
 
-    def _ask_of(self, messages: Sequence[Received], *command: str) -> list[tuple[Received, Any, bool]]:
+    def _ask_of(self, messages: Sequence[Received], command: str) -> list[tuple[Received, Any, bool]]:
         """What was replied for each message, and whether by the node that gave it."""
         found: list[tuple[Received, Any, bool]] = []
         for node, ones in _by_node(messages).items():
-            replies, answered = self._cluster.ask([(*command, one.delivery_tag) for one in ones], node=node)
+            replies, answered = self._cluster.ask([(command, one.delivery_tag) for one in ones], node=node)
             found += [(one, reply, answered == node) for one, reply in zip(ones, replies, strict=True)]
         return found
 
@@ -172,8 +172,11 @@ class DisqueQueue(RemoteQueue):
             now = int(answer.replies[0][0]) + int(answer.replies[0][1]) / 1e6
             cursor = b"0"
             while True:
-                command = ("JSCAN", cursor, "COUNT", SCAN, "QUEUE", self.name, *options, "REPLY", "all")
-                ((cursor, jobs),), _ = self._cluster.ask([command], node=answer.node, only=True)
+                scan: Command = (
+                    *("JSCAN", cursor, "COUNT", SCAN, "QUEUE", self.name),
+                    *(*options, "REPLY", "all"),
+                )
+                ((cursor, jobs),), _ = self._cluster.ask([scan], node=answer.node, only=True)
                 for told in jobs:
                     job = fields(told)
                     found.setdefault(job["id"], []).append({**job, "waits": waits(job, now)})
