@@ -250,6 +250,8 @@ class Node:
                     self.postpone(job)
                 else:
                     self.enqueue(job)
+            elif job.state == "queued" and 0 < job.requeue_at <= now:
+                self.postpone(job)  # it is due again one retry after this, whoever gets it meanwhile
 
     def _collect(self, job: Job) -> None:
         """Tell the others that *job* is acknowledged; forget it when all have heard."""

@@ -127,3 +127,26 @@ def test_who_waits_is_served() -> None:
     ((session, reply),) = node.served()
     assert session is waiting
     assert reply[0][2] == b"wake"
+
+
+def test_a_job_that_was_queued_for_longer_than_its_retry_comes_back() -> None:
+    """Its retry runs on while it is queued, and who gets it then has what is left."""
+    now = [1000.0]
+    cluster = Cluster(lambda: now[0])
+    node = Node(cluster, 1)
+    session = node.session()
+
+    def after(seconds: float, *words: bytes) -> Any:
+        for _ in range(round(seconds * 10)):
+            now[0] += 0.1
+            cluster.step()
+        return execute(node, session, list(words))
+
+    execute(node, session, [b"ADDJOB", b"q", b"job", b"0", b"RETRY", b"4"])
+    ((_, job_id, _),) = after(10.0, b"GETJOB", b"NOHANG", b"FROM", b"q")
+    assert after(1.5, b"QLEN", b"q") == 0
+    assert after(1.0, b"QLEN", b"q") == 1, "12 s are three retries"
+    execute(node, session, [b"GETJOB", b"NOHANG", b"FROM", b"q"])
+    execute(node, session, [b"WORKING", job_id])
+    assert after(3.5, b"QLEN", b"q") == 0
+    assert after(1.0, b"QLEN", b"q") == 1
