@@ -50,7 +50,7 @@ def got(store: KombuBroker, count: int, limit: int = 100, seconds: float = 10.0)
 
 
 def test_calls_for_each_task(server: DisqueServer, store: KombuBroker) -> None:
-    """A worker at load asks for many jobs, and ends many, at a time."""
+    """A worker at load asks for many jobs, says that it has them, and ends them, each in one exchange."""
     before = server.trips()
     for _ in range(10):
         store.sender.push([message(f"m{number}", "q") for number in range(100)])
@@ -60,9 +60,10 @@ def test_calls_for_each_task(server: DisqueServer, store: KombuBroker) -> None:
         batch = got(store, 1, limit=64)
         assert store.consumer.settle(generation, [Ack(one.tag) for one in batch]) == set()
         ended += len(batch)
-    commands = server.calls("getjob", "ackjob", "working", "nack")
-    assert commands / 1000 < 0.1
-    assert (server.trips() - before) / 1000 < 0.2
+    assert server.calls("getjob", "ackjob", "nack") / 1000 < 0.1
+    assert server.calls("working") < 1100, "once for each, many in one exchange"
+    trips = (server.trips() - before) / 1000
+    assert trips < 0.2
 
 
 def test_a_strangers_job_is_kept(server: DisqueServer, store: KombuBroker) -> None:
@@ -76,6 +77,24 @@ def test_a_strangers_job_is_kept(server: DisqueServer, store: KombuBroker) -> No
         time.sleep(0.1)
     assert server.ask("QLEN", "q") == 0
     assert store.consumer.settle(generation, [Ack(job.tag)]) == set()
+    assert server.ask("JSCAN")[1] == []
+
+
+def test_what_waited_for_longer_than_its_retry_is_kept(server: DisqueServer, store: KombuBroker) -> None:
+    """Its retry has run since it was queued: a second worker must not get it while the first lives."""
+    store.sender.push([message(f"m{number}", "q") for number in range(8)])
+    time.sleep(3.4)  # of two times 2 s
+    generation = store.consumer.register("w@test", ["q"], 2)
+    jobs = got(store, 8)
+    with closing(opened(server.url)) as other:
+        other.consumer.register("two@test", ["q"], 2)
+        end = time.monotonic() + 3.0
+        while time.monotonic() < end:
+            store.consumer.extend()
+            assert other.consumer.lease(["q"], 8).messages == []
+            time.sleep(0.05)
+        assert store.consumer.settle(generation, [Ack(one.tag) for one in jobs]) == set()
+    assert len(jobs) == 8
     assert server.ask("JSCAN")[1] == []
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from qworker.errors import ConfigurationError
 from qworker.transports.disque.broker import options_of
-from qworker.transports.disque.job import once, retry_of, with_retry
+from qworker.transports.disque.job import once
 from qworker.transports.disque.url import Address, parsed
-from qworker.transports.visibility.text import content
 
 
 @pytest.mark.parametrize(
@@ -51,18 +48,6 @@ def test_wrong_options_are_one_clear_error(given_options: dict[str, Any]) -> Non
 
 def test_a_lease_is_not_shorter_than_the_workers() -> None:
     assert options_of({"retry": 5}, 30).retry == 30
-
-
-@given(st.integers(1, 10**9 - 1))
-def test_a_job_says_when_it_is_queued_again(retry: int) -> None:
-    text = with_retry('{"body":"YQ==","headers":{},"properties":{"body_encoding":"base64"}}', retry)
-    assert retry_of(text.encode()) == retry
-    assert content(text).body == b"a"
-
-
-@given(st.binary())
-def test_a_strangers_job_says_nothing(body: bytes) -> None:
-    assert retry_of(body) is None or body.endswith(b"}")
 
 
 def test_the_last_digit_says_whether_a_job_comes_again() -> None:

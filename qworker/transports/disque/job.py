@@ -7,13 +7,10 @@ Thread:      any; pure.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from qworker.transports.disque.url import Address
-
-_RETRY = re.compile(rb',"retry":(\d{1,9})\}$')
 
 
 @dataclass
@@ -24,17 +21,6 @@ class Hold:
     node: Address
     until: float
     warned: bool = False
-
-
-def with_retry(text: str, retry: int) -> str:
-    """*text*, JSON, with the seconds after which its job is queued again: GETJOB does not tell them."""
-    return f'{text[:-1]},"retry":{retry}}}'
-
-
-def retry_of(body: bytes) -> int | None:
-    """The seconds after which a job of ours is queued again; None for a stranger's."""
-    found = _RETRY.search(body, max(0, len(body) - 24))
-    return int(found[1]) if found else None
 
 
 def once(job_id: str) -> bool:

@@ -4,8 +4,10 @@ Comes from:  ``server.py``.
 Goes to:     ``nodes.py``.
 Thread:      see RemoteQueue; AllQueues has connections of its own.
 
-Disque hides a job for the seconds that its publisher said (RETRY), from when it was given out or last said to
-be WORKING on. Half its time to live after its beginning it cannot be hidden for longer.
+Disque queues a job again some seconds (its RETRY, as its publisher said) after it was *queued*, or last said
+to be WORKING on; giving it out changes nothing. So what comes out of a long queue may have no time left, and
+WORKING is said of each batch before anybody sees it: one exchange more. The answers tell the seconds. When
+half of a job's time to live is over, Disque hides it for no longer.
 """
 
 from __future__ import annotations
@@ -17,11 +19,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from qworker.errors import BrokerUnavailable, PublishError
-from qworker.transports.disque.job import Hold, fields, once, retry_of, waits, with_retry
+from qworker.transports.disque.job import Hold, fields, once, waits
 from qworker.transports.disque.link import Command, Refusal
 from qworker.transports.disque.nodes import Answer, Cluster, refused
 from qworker.transports.disque.url import Address
-from qworker.transports.kombu.messages import Outgoing
 from qworker.transports.visibility.queue import Count, Entry, Received, RemoteQueue, Source
 
 logger = logging.getLogger(__name__)
@@ -62,8 +63,10 @@ class DisqueQueue(RemoteQueue):
         self._cluster = cluster
         self._options = options
 
-    def text(self, message: Outgoing) -> str:
-        return with_retry(super().text(message), self._options.retry)
+    @property
+    def retry(self) -> int:
+        """Seconds."""
+        return self._options.retry
 
     def send(self, entries: Sequence[Entry]) -> None:
         self._add([(text.encode(), *self._way(delay)) for text, delay in entries])
@@ -106,33 +109,12 @@ class DisqueQueue(RemoteQueue):
 
     # -- what was received --
 
-    def _ask_of(self, messages: Sequence[Received], command: str) -> list[tuple[Received, Any, bool]]:
-        """What was replied for each message, and whether by the node that gave it."""
-        found: list[tuple[Received, Any, bool]] = []
-        for node, ones in _by_node(messages).items():
-            replies, answered = self._cluster.ask([(command, one.delivery_tag) for one in ones], node=node)
-            found += [(one, reply, answered == node) for one, reply in zip(ones, replies, strict=True)]
-        return found
-
     def renew(self, messages: Sequence[Received]) -> list[Received]:
         """Those whose time is over, others may have by now, and so are not asked for."""
         now = time.monotonic()
-        gone = [one for one in messages if one.receipt.until < now]
-        late = set(map(id, gone))
-        for one, reply, by_giver in self._ask_of([one for one in messages if id(one) not in late], "WORKING"):
-            hold: Hold = one.receipt
-            if isinstance(reply, int):
-                one.lease_seconds = reply
-                hold.until = now + reply
-            elif refused(reply, "TOOLATE") and not hold.warned:
-                hold.warned = True
-                logger.warning("job %s of %s has lived for half its time and cannot be kept for longer: "
-                               "it may be given to another worker in %.0f s (raise ttl in "
-                               "broker_transport_options)", one.delivery_tag, self.name,
-                               hold.until - now)  # fmt: skip
-            elif refused(reply, "NOJOB") and by_giver:
-                gone.append(one)
-        return gone
+        late = [one for one in messages if one.receipt.until < now]
+        known = set(map(id, late))
+        return [*late, *working(self._cluster, [one for one in messages if id(one) not in known])]
 
     def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
         now = time.monotonic()
@@ -239,22 +221,46 @@ def received(
         raise BrokerUnavailable(f"Disque, {node}: {reply}")
     found = [_received(queues[job[0]], job, node) for job in reply or ()]
     cluster.got([one.delivery_tag for one in found])
-    return found
+    gone = set(map(id, working(cluster, found)))  # they ended while we asked
+    return [one for one in found if id(one) not in gone]
 
 
 def _received(queue: DisqueQueue, job: list[Any], node: Address) -> Received:
     _, job_id, body, _, nacks, _, deliveries = job
     name = job_id.decode("ascii")
-    retry: float | None = math.inf if once(name) else retry_of(body)
+    lease = math.inf if once(name) else queue.retry  # working() learns a stranger's
     return Received(
         queue,
         body.decode("utf-8", "surrogateescape"),
         id=name,
-        receipt=Hold(node, time.monotonic() + (math.inf if retry is None else retry)),
-        lease_seconds=retry or 0.0,  # of a stranger's it is not known, until it is renewed at once
+        receipt=Hold(node, time.monotonic() + lease),
+        lease_seconds=lease,
         redelivered=nacks + deliveries > 0,
         deaths=deliveries,
     )
+
+
+def working(cluster: Cluster, messages: Sequence[Received]) -> list[Received]:
+    """Say that somebody works on *messages*, in one exchange with each node; return those that are not there
+    any more."""
+    gone: list[Received] = []
+    for node, ones in _by_node([one for one in messages if not once(one.delivery_tag)]).items():
+        asked = time.monotonic()
+        replies, answered = cluster.ask([("WORKING", one.delivery_tag) for one in ones], node=node)
+        for one, reply in zip(ones, replies, strict=True):
+            hold: Hold = one.receipt
+            if isinstance(reply, int):
+                one.lease_seconds = reply
+                hold.until = asked + reply
+            elif refused(reply, "TOOLATE") and not hold.warned:
+                hold.warned = True
+                logger.warning("job %s of %s has lived for half its time and cannot be kept for longer: "
+                               "it may be given to another worker in %.0f s (raise ttl in "
+                               "broker_transport_options)", one.delivery_tag, one.queue.name,
+                               hold.until - asked)  # fmt: skip
+            elif refused(reply, "NOJOB") and answered == node:
+                gone.append(one)
+    return gone
 
 
 def _by_node(messages: Sequence[Received]) -> dict[Address, list[Received]]:
