@@ -169,8 +169,7 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         priority="none: first come, first served, about",
         fanout=_NO_FANOUT,
         dead_letters=_SENT_AGAIN,
-        delivery_count="in a header, and by Disque, for each time that a job's `retry` ran out in a worker; "
-        "a death is not told apart from a worker that did not answer",
+        delivery_count=_IN_A_HEADER,
         note="At least once; Disque forgets a job after its `ttl`. After the restart of a node that keeps a "
         "file, its jobs come back at their retry time.",
         lacks=frozenset(Capability) - {ETA, DEAD_LETTERS},

@@ -92,7 +92,7 @@ CANNOT = {
             "test_the_dead_are_reclaimed_once",
             "test_a_child_neither_holds_nor_keeps_its_parents_leases",
         ),
-        "DELIVERY_COUNT: Disque queues again what nobody works on for 30 s, and does not tell of it",
+        "DELIVERY_COUNT: Disque queues again what nobody works on for 30 s, and does not tell why",
     ),
     **dict.fromkeys(
         (

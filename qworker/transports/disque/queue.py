@@ -235,8 +235,7 @@ def _received(queue: DisqueQueue, job: list[Any], node: Address) -> Received:
         id=name,
         receipt=Hold(node, time.monotonic() + lease),
         lease_seconds=lease,
-        redelivered=nacks + deliveries > 0,
-        deaths=deliveries,
+        redelivered=nacks + deliveries > 0,  # no deaths: who held it may never have run it
     )
 
 
