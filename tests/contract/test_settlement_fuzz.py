@@ -119,7 +119,9 @@ class Desk:
     def on_lease(self) -> int:
         if "counts" in self.store.lacks and self.kind not in ("sqs", "disque"):
             return 0
-        return sum(info.leased for info in self.store.admin.depths([self.queue]))
+        ask = self.store.admin
+        found = ask.queues() if self.kind == "disque" else ask.depths([self.queue])
+        return sum(info.leased for info in found if info.queue == self.queue)
 
     def clear(self) -> None:
         """Away with dead letters, and with what came back; Amazon lets nobody do that often."""

@@ -120,10 +120,24 @@ def test_who_leaves_gives_back_what_is_run_once_at_most(server: DisqueServer, st
     assert server.ask("QLEN", "q") == 1
 
 
+def test_who_asks_often_has_no_job_looked_at(server: DisqueServer, store: KombuBroker) -> None:
+    """depths() asks for the length of each queue, and queues() for all jobs, once."""
+    store.sender.push([message("m", "q"), message("n", "q"), message("o", "r")])
+    store.consumer.register("w@test", ["q"], 2)
+    got(store, 1, limit=1)
+    depths = store.admin.depths(["q", "r", "none"])
+    assert [(info.queue, info.ready) for info in depths] == [("q", 1), ("r", 1), ("none", 0)]
+    assert server.calls("jscan") == 0
+    found = store.admin.queues()
+    assert [(info.queue, info.ready, info.leased) for info in found] == [("q", 1, 1), ("r", 1, 0)]
+    assert server.calls("jscan") == 1
+
+
 def test_what_is_due_later_waits_in_disque(server: DisqueServer, store: KombuBroker) -> None:
     store.sender.push([message("m", "q", due=time.time() + 3.0)])
-    (info,) = store.admin.depths(["q"])
-    assert (info.ready, info.delayed, info.leased) == (0, 1, 0)
+    with closing(opened(server.url)) as other:  # which has never heard of the queue
+        (info,) = other.admin.queues()
+    assert (info.queue, info.ready, info.delayed, info.leased) == ("q", 0, 1, 0)
     store.consumer.register("w@test", ["q"], 2)
     assert len(got(store, 1)) == 1
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from qworker.errors import BrokerUnavailable, PublishError
@@ -140,48 +142,21 @@ class DisqueQueue(RemoteQueue):
         command = "FASTACK" if self._options.fastack else "ACKJOB"
         for node, ones in _by_node(messages).items():
             (known,), _ = self._cluster.ask([(command, *(one.delivery_tag for one in ones))], node=node)
-            if isinstance(known, Refusal):
-                raise BrokerUnavailable(f"Disque, {node}: {known}")
-            gone += [one for one in ones if one.receipt.until < now][: len(ones) - known]
+            late = [one for one in ones if one.receipt.until < now]
+            gone += late[: len(ones) - accepted(known, node)]
         return gone
 
     # -- administration --
 
-    def _scanned(self, *options: str) -> dict[bytes, list[dict[str, Any]]]:
-        """The copies of each job of this queue, on all nodes that answer; by id."""
-        found: dict[bytes, list[dict[str, Any]]] = {}
-        for answer in every_node(self._cluster, ("TIME",)):
-            now = int(answer.replies[0][0]) + int(answer.replies[0][1]) / 1e6
-            cursor = b"0"
-            while True:
-                scan: Command = (
-                    *("JSCAN", cursor, "COUNT", SCAN, "QUEUE", self.name),
-                    *(*options, "REPLY", "all"),
-                )
-                ((cursor, jobs),), _ = self._cluster.ask([scan], node=answer.node, only=True)
-                for told in jobs:
-                    job = fields(told)
-                    found.setdefault(job["id"], []).append({**job, "waits": waits(job, now)})
-                if cursor == b"0":
-                    break
-        return found
-
     def count(self) -> Count:
-        ready = delayed = leased = 0
-        for copies in self._scanned().values():
-            states = {job["state"] for job in copies}
-            if b"queued" in states:
-                ready += 1
-            elif b"active" in states:
-                waiting = copies[0]["waits"]
-                delayed += waiting
-                leased += not waiting
-        return Count(ready, delayed, leased)
+        """What can be received, and no more: for the rest each job would have to be looked at, and this is
+        asked every few seconds. counts() does that."""
+        return Count(sum(answer.replies[0] for answer in every_node(self._cluster, ("QLEN", self.name))))
 
     def purge(self) -> int:
         ids = [
             job_id
-            for job_id, copies in self._scanned().items()
+            for job_id, copies in scanned(self._cluster, self.name).items()
             if copies[0]["waits"] or any(job["state"] == b"queued" for job in copies)
         ]
         done = 0
@@ -217,9 +192,7 @@ def received(
     if refused(reply, "LEAVING"):
         cluster.leave(node)
         return []
-    if isinstance(reply, Refusal):
-        raise BrokerUnavailable(f"Disque, {node}: {reply}")
-    found = [_received(queues[job[0]], job, node) for job in reply or ()]
+    found = [_received(queues[job[0]], job, node) for job in accepted(reply, node) or ()]
     cluster.got([one.delivery_tag for one in found])
     gone = set(map(id, working(cluster, found)))  # they ended while we asked
     return [one for one in found if id(one) not in gone]
@@ -269,13 +242,52 @@ def _by_node(messages: Sequence[Received]) -> dict[Address, list[Received]]:
     return found
 
 
-def every_node(cluster: Cluster, command: tuple[str, ...]) -> list[Answer]:
-    """The answers of all nodes that are there. Raises BrokerUnavailable when none is."""
+def every_node(cluster: Cluster, command: Command) -> list[Answer]:
+    """The answers of all nodes that are there. Raises BrokerUnavailable when none is, or one refuses."""
     answers = [cluster.ask([command])]
     for address in cluster.addresses():
         if address != answers[0].node:
-            try:
+            with suppress(BrokerUnavailable):
                 answers.append(cluster.ask([command], node=address, only=True))
-            except BrokerUnavailable:
-                continue
+    for (reply,), node in answers:
+        accepted(reply, node)
     return answers
+
+
+def accepted(reply: Any, node: Address) -> Any:
+    """*reply* of *node*. Raises BrokerUnavailable when it is a Refusal."""
+    if isinstance(reply, Refusal):
+        raise BrokerUnavailable(f"Disque, {node}: {reply}")
+    return reply
+
+
+def scanned(cluster: Cluster, queue: str | None = None) -> dict[bytes, list[dict[str, Any]]]:
+    """The copies of each job of *queue*, or of all, on all nodes that answer; by id."""
+    found: dict[bytes, list[dict[str, Any]]] = {}
+    only: Command = () if queue is None else ("QUEUE", queue)
+    for answer in every_node(cluster, ("TIME",)):
+        now = int(answer.replies[0][0]) + int(answer.replies[0][1]) / 1e6
+        cursor = b"0"
+        while True:
+            scan: Command = ("JSCAN", cursor, "COUNT", SCAN, *only, "REPLY", "all")
+            (reply,), node = cluster.ask([scan], node=answer.node, only=True)
+            cursor, jobs = accepted(reply, node)
+            for told in jobs:
+                job = fields(told)
+                found.setdefault(job["id"], []).append({**job, "waits": waits(job, now)})
+            if cursor == b"0":
+                break
+    return found
+
+
+def counts(cluster: Cluster) -> dict[str, Count]:
+    """How the queues stand that have jobs, by name. Each job is looked at."""
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for copies in scanned(cluster).values():
+        states = {job["state"] for job in copies}
+        standing = found[copies[0]["queue"].decode("utf-8", "replace")]
+        if b"queued" in states:
+            standing["ready"] += 1
+        elif b"active" in states:
+            standing["delayed" if copies[0]["waits"] else "leased"] += 1
+    return {name: Count(one["ready"], one["delayed"], one["leased"]) for name, one in found.items()}
