@@ -164,7 +164,7 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         accepted="as many nodes as `replicate` says have it (three, or all where there are fewer); of many "
         "sent together, some may be accepted although an error was raised",
         redelivered="when nobody has said for `retry` seconds (30 if not set) that it is being worked on; a "
-        "live worker says so until half of the job's `ttl` (30 days) is over",
+        "live worker says so, and replaces a job of which half the `ttl` (30 days) is over",
         eta="in Disque (30 s ahead in a worker)",
         priority="none: first come, first served, about",
         fanout=_NO_FANOUT,

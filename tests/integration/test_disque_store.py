@@ -98,6 +98,25 @@ def test_what_waited_for_longer_than_its_retry_is_kept(server: DisqueServer, sto
     assert server.ask("JSCAN")[1] == []
 
 
+def test_what_is_too_old_to_be_kept_is_replaced(server: DisqueServer, store: KombuBroker) -> None:
+    """One is too old when it comes, and the other becomes so; Disque would have forgotten both at the end."""
+    generation = store.consumer.register("w@test", ["q"], 2)
+    server.ask("ADDJOB", "q", "old", "0", "RETRY", "2", "TTL", "3")
+    time.sleep(1.7)
+    server.ask("ADDJOB", "q", "becomes old", "0", "RETRY", "2", "TTL", "4")
+    jobs = got(store, 2)
+    with closing(opened(server.url)) as other:
+        other.consumer.register("two@test", ["q"], 2)
+        end = time.monotonic() + 4.5
+        while time.monotonic() < end:
+            store.consumer.extend()
+            assert other.consumer.lease(["q"], 8).messages == []
+            time.sleep(0.05)
+        assert len(server.ask("JSCAN")[1]) == 2
+        assert store.consumer.settle(generation, [Ack(one.tag) for one in jobs]) == set()
+    assert server.ask("JSCAN")[1] == []
+
+
 def test_what_is_not_kept_in_time_comes_again_and_nobody_died_of_it(
     server: DisqueServer, store: KombuBroker
 ) -> None:

@@ -15,12 +15,12 @@ from qworker.transports.disque.url import Address
 
 @dataclass
 class Hold:
-    """How a job is ours. node: which gave it. until: the monotonic time at which it is queued again. warned:
-    whether it was told that it cannot be kept for longer."""
+    """How a job is ours. job: its id. node: which gave it. until: the monotonic time at which it is queued
+    again."""
 
+    job: str
     node: Address
     until: float
-    warned: bool = False
 
 
 def once(job_id: str) -> bool:

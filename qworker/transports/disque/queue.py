@@ -7,7 +7,7 @@ Thread:      see RemoteQueue; AllQueues has connections of its own.
 Disque queues a job again some seconds (its RETRY, as its publisher said) after it was *queued*, or last said
 to be WORKING on; giving it out changes nothing. So what comes out of a long queue may have no time left, and
 WORKING is said of each batch before anybody sees it: one exchange more. The answers tell the seconds. When
-half of a job's time to live is over, Disque hides it for no longer.
+half of a job's time to live is over, Disque hides it for no longer; then it is replaced by a new job.
 """
 
 from __future__ import annotations
@@ -53,6 +53,18 @@ class Options(NamedTuple):
     fastack: bool = False
 
 
+def _way(options: Options, delay: int) -> list[str | int]:
+    """How ADDJOB is told that."""
+    way: list[str | int] = ["RETRY", options.retry, "TTL", options.ttl + delay]
+    if delay:
+        way += ["DELAY", delay]
+    if options.replicate is not None:
+        way += ["REPLICATE", options.replicate]
+    if options.maxlen is not None:
+        way += ["MAXLEN", options.maxlen]
+    return way
+
+
 class DisqueQueue(RemoteQueue):
     """The queue *name*. Disque makes it with its first job."""
 
@@ -71,18 +83,12 @@ class DisqueQueue(RemoteQueue):
         return self._options.retry
 
     def send(self, entries: Sequence[Entry]) -> None:
-        self._add([(text.encode(), *self._way(delay)) for text, delay in entries])
+        self._add([(text.encode(), *_way(self._options, delay)) for text, delay in entries])
 
-    def _way(self, delay: int) -> list[str | int]:
-        options = self._options
-        way: list[str | int] = ["RETRY", options.retry, "TTL", options.ttl + delay]
-        if delay:
-            way += ["DELAY", delay]
-        if options.replicate is not None:
-            way += ["REPLICATE", options.replicate]
-        if options.maxlen is not None:
-            way += ["MAXLEN", options.maxlen]
-        return way
+    def again(self, body: bytes) -> Command:
+        """The command that adds a job anew, to be queued when its retry has passed."""
+        options = self._options._replace(maxlen=None)
+        return ("ADDJOB", self.name, body, REPLICATE_MILLISECONDS, *_way(options, options.retry))
 
     def _add(self, jobs: Sequence[tuple[Any, ...]]) -> None:
         left = list(jobs)
@@ -121,14 +127,14 @@ class DisqueQueue(RemoteQueue):
     def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
         now = time.monotonic()
         ours = [one for one in messages if one.receipt.until >= now]
-        never = [one for one in ours if once(one.delivery_tag)]  # Disque does not queue these again
-        for node, ones in _by_node([one for one in ours if not once(one.delivery_tag)]).items():
-            self._cluster.ask([("NACK", *(one.delivery_tag for one in ones))], node=node)
+        never = [one for one in ours if once(one.receipt.job)]  # Disque does not queue these again
+        for node, ones in _by_node([one for one in ours if not once(one.receipt.job)]).items():
+            self._cluster.ask([("NACK", *(one.receipt.job for one in ones))], node=node)
         if never:
             self._anew(never)
 
     def _anew(self, messages: Sequence[Received]) -> None:
-        shown = self._cluster.ask([("SHOW", one.delivery_tag) for one in messages]).replies
+        shown = self._cluster.ask([("SHOW", one.receipt.job) for one in messages]).replies
         for told in shown:
             if isinstance(told, list):
                 job = fields(told)
@@ -141,7 +147,7 @@ class DisqueQueue(RemoteQueue):
         gone: list[Received] = []
         command = "FASTACK" if self._options.fastack else "ACKJOB"
         for node, ones in _by_node(messages).items():
-            (known,), _ = self._cluster.ask([(command, *(one.delivery_tag for one in ones))], node=node)
+            (known,), _ = self._cluster.ask([(command, *(one.receipt.job for one in ones))], node=node)
             late = [one for one in ones if one.receipt.until < now]
             gone += late[: len(ones) - accepted(known, node)]
         return gone
@@ -193,7 +199,7 @@ def received(
         cluster.leave(node)
         return []
     found = [_received(queues[job[0]], job, node) for job in accepted(reply, node) or ()]
-    cluster.got([one.delivery_tag for one in found])
+    cluster.got([one.receipt.job for one in found])
     gone = set(map(id, working(cluster, found)))  # they ended while we asked
     return [one for one in found if id(one) not in gone]
 
@@ -206,7 +212,7 @@ def _received(queue: DisqueQueue, job: list[Any], node: Address) -> Received:
         queue,
         body.decode("utf-8", "surrogateescape"),
         id=name,
-        receipt=Hold(node, time.monotonic() + lease),
+        receipt=Hold(name, node, time.monotonic() + lease),
         lease_seconds=lease,
         redelivered=nacks + deliveries > 0,  # no deaths: who held it may never have run it
     )
@@ -214,25 +220,54 @@ def _received(queue: DisqueQueue, job: list[Any], node: Address) -> Received:
 
 def working(cluster: Cluster, messages: Sequence[Received]) -> list[Received]:
     """Say that somebody works on *messages*, in one exchange with each node; return those that are not there
-    any more."""
+    any more. What is too old for that is replaced."""
     gone: list[Received] = []
-    for node, ones in _by_node([one for one in messages if not once(one.delivery_tag)]).items():
+    old: list[Received] = []
+    for node, ones in _by_node([one for one in messages if not once(one.receipt.job)]).items():
         asked = time.monotonic()
-        replies, answered = cluster.ask([("WORKING", one.delivery_tag) for one in ones], node=node)
+        replies, answered = cluster.ask([("WORKING", one.receipt.job) for one in ones], node=node)
         for one, reply in zip(ones, replies, strict=True):
-            hold: Hold = one.receipt
             if isinstance(reply, int):
                 one.lease_seconds = reply
-                hold.until = asked + reply
-            elif refused(reply, "TOOLATE") and not hold.warned:
-                hold.warned = True
-                logger.warning("job %s of %s has lived for half its time and cannot be kept for longer: "
-                               "it may be given to another worker in %.0f s (raise ttl in "
-                               "broker_transport_options)", one.delivery_tag, one.queue.name,
-                               hold.until - asked)  # fmt: skip
+                one.receipt.until = asked + reply
+            elif refused(reply, "TOOLATE"):
+                old.append(one)
             elif refused(reply, "NOJOB") and answered == node:
                 gone.append(one)
+    for node, ones in _by_node(old).items():
+        _replace(cluster, node, ones)
     return gone
+
+
+def _replace(cluster: Cluster, node: Address, messages: Sequence[Received]) -> None:
+    """Put a new job in the place of each of *messages*, which *node* gave and which are too old to be kept.
+    The new ones are delayed by as long as WORKING would have hidden the old ones."""
+    shown, _ = cluster.ask([("SHOW", one.receipt.job) for one in messages], node=node)
+    commands: list[Command] = []
+    left: list[tuple[Received, int]] = []
+    for one, told in zip(messages, shown, strict=True):
+        queue = one.queue
+        assert isinstance(queue, DisqueQueue)
+        if isinstance(told, list):  # if not, the next WORKING says so
+            left.append((one, queue.retry))
+            commands.append(queue.again(fields(told)["body"]))
+    if not left:
+        return
+    asked = time.monotonic()
+    replies, home = cluster.ask(commands, again=False)
+    done: list[str] = []
+    for (one, retry), reply in zip(left, replies, strict=True):
+        if isinstance(reply, bytes):
+            done.append(one.receipt.job)
+            one.receipt, one.lease_seconds = Hold(reply.decode("ascii"), home, asked + retry), retry
+        elif reply is not None:
+            logger.warning(
+                "job %s of %s is too old to be kept, and was not replaced: it may be given to another "
+                "worker in %.0f s: %s",
+                *(one.receipt.job, one.queue.name, one.receipt.until - asked, reply),
+            )
+    if done:
+        cluster.ask([("ACKJOB", *done)], node=node)
 
 
 def _by_node(messages: Sequence[Received]) -> dict[Address, list[Received]]:
