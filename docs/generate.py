@@ -23,7 +23,7 @@ from qworker.django.settings.keys import KEYS, SPELLINGS, Key
 from qworker.publishing.call import FOR_CELERYS_SAKE
 from qworker.tasks import options
 from qworker.tasks.task import Task
-from qworker.transports.capabilities import CAPABILITIES, OTHER
+from qworker.transports.capabilities import CAPABILITIES, OTHER, Capabilities, Capability
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTICE = "<!-- Made by `python docs/generate.py` from the code. -->\n\n"
@@ -172,13 +172,12 @@ def transports_page() -> str:
         "# Transports\n",
         NOTICE
         + "What each broker promises, and what it does not; `qworker config check` holds it against what an "
-        "app uses. "
-        "The first five keep leases of ours; the others are used through kombu, as their drivers do it.\n",
+        "app uses.\n",
         "| broker | URL | " + " | ".join(words for _, words in _PROMISED) + " |",
         "|---|---|" + "---|" * len(_PROMISED),
     ]
     for row in CAPABILITIES:
-        marks = " | ".join("in part or not" if lack in row.lacks else "yes" for lack, _ in _PROMISED)
+        marks = " | ".join(_mark(row, Capability(name)) for name, _ in _PROMISED)
         schemes = ", ".join(f"`{scheme}://`" for scheme in row.schemes)
         lines.append(f"| [{row.name}](#{_anchor(row.name)}) | {schemes} | {marks} |")
     for row in (*CAPABILITIES, OTHER):
@@ -188,6 +187,14 @@ def transports_page() -> str:
         if row.note:
             lines.append(f"\n{row.note}")
     return "\n".join(lines) + "\n"
+
+
+def _mark(row: Capabilities, capability: Capability) -> str:
+    """What the cell of *capability* says in the row of a broker."""
+    if capability not in row.lacks:
+        return "yes"
+    words = row.in_part.get(capability)
+    return f"in part: {words}" if words else "no"
 
 
 _PROMISED = (

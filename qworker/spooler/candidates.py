@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple, TypeAlias
@@ -90,15 +90,17 @@ class Candidates:
         if path in self._refused:
             self.offer(path)
 
-    def seen(self, path: str, due: float) -> None:
-        """A scan came by this file, which is due at that time."""
-        self._unseen.discard(path)
-        if due <= self._clock.now():
-            self.offer(path)
-            return
-        known = self._refused.get(path)
-        if known is None or known.until != due:
-            self.refuse(path, Refusal(Reason.NOT_DUE, due))
+    def seen(self, entries: Iterable[tuple[str, float]]) -> None:
+        """A scan came by these files, each with the time at which it is due."""
+        now = self._clock.now()
+        for path, due in entries:
+            self._unseen.discard(path)
+            if due <= now:
+                self.offer(path)
+                continue
+            known = self._refused.get(path)
+            if known is None or known.until != due:
+                self.refuse(path, Refusal(Reason.NOT_DUE, due))
 
     def begin_scan(self) -> None:
         """All files are going to be seen() from now on."""
@@ -112,19 +114,23 @@ class Candidates:
 
     def take(self) -> str | None:
         """The next file to try; None when there is none. It counts as held until refuse() or done()."""
-        now = self._clock.now()
-        while self._later and self._later[0][0] <= now:
-            at, path = heappop(self._later)
-            refusal, vain = self._refused.get(path), self._vain.get(path)
-            # What was refused again since then has another entry, or waits for something to happen.
-            if (refusal and refusal.until == at) or (vain and vain.not_before == at):
-                self._make_ready(path)
+        if self._later:
+            self._take_up(self._clock.now())
         if not self._ready:
             return None
         path = heappop(self._ready)[1]
         self._waiting.discard(path)
         self._held.add(path)
         return path
+
+    def _take_up(self, now: float) -> None:
+        """Make ready what has rested until *now*."""
+        while self._later and self._later[0][0] <= now:
+            at, path = heappop(self._later)
+            refusal, vain = self._refused.get(path), self._vain.get(path)
+            # What was refused again since then has another entry, or waits for something to happen.
+            if (refusal and refusal.until == at) or (vain and vain.not_before == at):
+                self._make_ready(path)
 
     def refuse(self, path: str, refusal: Refusal) -> None:
         """The file was tried in vain, or given back."""
@@ -176,5 +182,6 @@ class Candidates:
             heappush(self._ready, (self._key(path), path))
 
     def _forget(self, path: str) -> None:
-        self._refused.pop(path, None)
-        self._vain.pop(path, None)
+        if self._refused:
+            self._refused.pop(path, None)
+            self._vain.pop(path, None)

@@ -298,8 +298,8 @@ class ClaimedPlace:
     def _locked(self, path: str, file: int) -> Claim | Refusal:
         """The claim of a file that is locked, or why it cannot be run."""
         status = os.fstat(file)
-        named = os.stat(path, dir_fd=self.directory, follow_symlinks=False)
-        if (named.st_ino, named.st_dev) != (status.st_ino, status.st_dev):
+        # Who had the lock before may have removed the file, or moved it, since it was opened here.
+        if not status.st_nlink or not os.access(path, os.F_OK, dir_fd=self.directory):
             return GONE
         if not stat.S_ISREG(status.st_mode):
             return Refusal(Reason.NO_FILE, math.inf, stamp_of(status))

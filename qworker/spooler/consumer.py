@@ -37,6 +37,10 @@ from qworker.transports.lease import (
 )
 from qworker.transports.wakeup import WakeupPipe
 
+DEAF_SECONDS = 0.003
+"""For how long nothing is heard of the directories after they had nothing new to tell: each job that is run
+there is told of, too, several times."""
+
 Order = Ack | Release | DeadLetter
 """A settlement of a message."""
 
@@ -81,6 +85,8 @@ class DirectoryConsumer(Consumer, Generic[L]):
         self._concurrency = 1
         self._more = False
         """Whether the last lease() has left what it had room for, so that what it took can begin."""
+        self._deaf_until = -math.inf
+        """On the monotonic clock."""
         self._wakeup = WakeupPipe()
         _consumers.add(self)
 
@@ -175,13 +181,16 @@ class DirectoryConsumer(Consumer, Generic[L]):
     def _heard(self, ready: set[int]) -> bool:
         """Take in what those of files() tell that can be read; whether there may be something to lease."""
         news, self._more = self._more, False
+        told = False
         for lane in self._lanes:
             if lane.directory.fileno() in ready:
                 lane.directory.take_in()
-            elif not lane.drained or lane.directory.rest() > 0.0:
-                continue
-            lane.drained = False  # told once: who has no room for it is not told again
-            news = True
+                told = True
+            if lane.drained and lane.directory.rest() <= 0.0:
+                lane.drained = False  # told once: who has no room for it is not told again
+                news = True
+        if told and not news:
+            self._deaf_until = self._clock.monotonic() + DEAF_SECONDS
         return news
 
     def wake(self) -> None:
@@ -206,19 +215,26 @@ class DirectoryConsumer(Consumer, Generic[L]):
 
     def files(self) -> list[int]:
         """What can be read when there may be something to lease."""
+        if self._deaf_for() > 0.0:
+            return []
         return [lane.directory.fileno() for lane in self._lanes]
 
     def rest(self) -> float:
         """Seconds for which there is nothing new to lease, unless one of files() can be read."""
         if self._more:
             return 0.0
-        return min((lane.directory.rest() for lane in self._lanes if lane.drained), default=math.inf)
+        rest = min((lane.directory.rest() for lane in self._lanes if lane.drained), default=math.inf)
+        return min(rest, self._deaf_for() or math.inf)
 
     def has_news(self) -> bool:
         """Whether there may be something that was not known at the last lease(); said once. Never waits."""
         return self.wait(0.0)
 
     # -- inside --
+
+    def _deaf_for(self) -> float:
+        """Seconds for which nothing is heard of the directories; 0.0 when all is."""
+        return max(0.0, self._deaf_until - self._clock.monotonic())
 
     def _require(self) -> None:
         if not self._generation:

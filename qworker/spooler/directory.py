@@ -16,7 +16,7 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 
@@ -125,13 +125,18 @@ class SpoolDirectory:
                 return path
             candidates.refuse(path, still)
 
-    def tried(self, path: str, since: float, *, at_once: bool = False) -> None:
-        """What next_path() gave was tried, since epoch second *since*; the file itself tells what came of it.
-        at_once: it may not have been tried at all, so it comes again at once if it is still due."""
-        # Most are gone, and to hear that by an exception takes as long again.
-        if not os.access(path, os.F_OK, dir_fd=self._directory):
-            self._candidates.done(path)
-            return
+    def tried(self, paths: Iterable[str], since: float, *, at_once: bool = False) -> None:
+        """What next_path() gave was tried, since epoch second *since*; the files themselves tell what came of
+        it. at_once: they may not have been tried at all, so those that are still due come again at once."""
+        is_there, done, directory = os.access, self._candidates.done, self._directory
+        for path in paths:
+            # Most are gone, and to hear that by an exception takes as long again.
+            if is_there(path, os.F_OK, dir_fd=directory):
+                self._tried_in_vain(path, since, at_once)
+            else:
+                done(path)
+
+    def _tried_in_vain(self, path: str, since: float, at_once: bool) -> None:
         try:
             due = os.stat(path, dir_fd=self._directory, follow_symlinks=False).st_mtime
         except OSError:
@@ -229,8 +234,7 @@ class SpoolDirectory:
             self._candidates.touch(path)
         for folder in told.folders:
             with suppress(OSError):  # it has just gone
-                for entry in self._in_order(folder):
-                    self._candidates.seen(*entry)
+                self._candidates.seen(self._in_order(folder))
         self._again = self._again or told.rescan
 
     def _begin_scan(self) -> None:
@@ -272,8 +276,7 @@ class SpoolDirectory:
             logger.warning("the spool directory %s cannot be read: %s", self.path, error.strerror)
             self._scanning = None
             return
-        for entry in entries:
-            self._candidates.seen(*entry)
+        self._candidates.seen(entries)
         if len(entries) < STEP:
             self._scanning = None
             self._candidates.end_scan()

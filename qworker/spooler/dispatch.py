@@ -26,13 +26,16 @@ from qworker.spooler.job_messages import MakeMessage, signal_message
 from qworker.spooler.signal_source import SignalSource
 from qworker.transports.lease import Ack, DeadLetter, Leased, Release
 
-MOST = 64
+MOST = 128
 """Files in one message."""
+FIRST = 16
+"""The same before anything is known of the jobs: what is behind a long one is given to others soon."""
 SHORT_SECONDS = 0.02
 """What is given out in one message is to take no longer."""
 AT_ONCE = 4
-"""Messages for each process that are made before they are given out: a hundred full ones take long enough to
-make that the processes would wait for them."""
+"""Messages for each process that are made before they are given out."""
+NAMES_AT_ONCE = 128
+"""Names in them: to find more of them takes so long that the processes would wait."""
 STALE_SECONDS = 0.25
 """After so long the names that were given out are given to others, too."""
 
@@ -44,7 +47,7 @@ class JobLane(Lane):
         super().__init__("", directory)
         self.message = message
         self._most = most
-        self.size = 1
+        self.size = min(FIRST, most)
         """How many files the next message names."""
 
     def learn(self, files: int, seconds: float) -> None:
@@ -130,10 +133,10 @@ class JobDispatch(DirectoryConsumer[JobLane]):
                 lost.add(order.tag)
                 continue
             ended = isinstance(order, Ack | DeadLetter)
-            for path in given.paths:
-                if _is_cut_short(order):
+            if _is_cut_short(order):
+                for path in given.paths:
                     given.lane.directory.uncount(path, given.since)
-                given.lane.directory.tried(path, given.since, at_once=not ended)
+            given.lane.directory.tried(given.paths, given.since, at_once=not ended)
             if ended and given.paths:
                 ended_of.setdefault(given.lane, []).append(given)
         now = self._clock.monotonic()
@@ -157,7 +160,8 @@ class JobDispatch(DirectoryConsumer[JobLane]):
         return news or bool(self._raised)
 
     def _most_at_once(self) -> int:
-        return AT_ONCE * self._concurrency
+        most = max((lane.size for lane in self._lanes), default=1)
+        return max(1, min(AT_ONCE, NAMES_AT_ONCE // most)) * self._concurrency
 
     def _collect_signals(self) -> None:
         if self._signals is not None:
@@ -202,8 +206,7 @@ class JobDispatch(DirectoryConsumer[JobLane]):
             if given.at > before:
                 break
             if given.lane is lane and len(given.paths) > 1:
-                for path in given.paths:
-                    lane.directory.tried(path, given.since, at_once=True)
+                lane.directory.tried(given.paths, given.since, at_once=True)
                 self._given[tag] = given._replace(paths=())
                 lane.size = 1
                 some = True

@@ -5,7 +5,8 @@ Goes to:     test suites, ours and the users'.
 Thread:      any.
 
 Modules, in reading order: ``clock`` (time that a test moves), ``store`` with ``memory_queues`` (a broker in
-memory), ``pool`` (without processes), ``worker`` (without threads).
+memory), ``pool`` (without processes), ``worker`` (without threads), ``contract`` (tests for
+brokers of your own).
 """
 
 from qworker.testing.clock import FakeClock

@@ -7,7 +7,9 @@ Thread:      any; never changed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -38,7 +40,8 @@ ETA, PRIORITY, FANOUT, DEAD_LETTERS, DELIVERY_COUNT, WORKERS, RESULTS, COUNTS, W
 class Capabilities(NamedTuple):
     """accepted: what it means that ``delay()`` returned. redelivered: how a dead worker's messages come back.
     eta, priority, fanout (revoke), dead_letters, delivery_count: how it is done, or what happens instead
-    where the broker lacks it. note: what else one should know. lacks: what it cannot do."""
+    where the broker lacks it. note: what else one should know. lacks: what it cannot do, or only in part.
+    in_part: what of that it can do, in a few words; what is not named there it cannot do at all."""
 
     name: str
     schemes: tuple[str, ...]
@@ -51,6 +54,7 @@ class Capabilities(NamedTuple):
     delivery_count: str
     note: str = ""
     lacks: frozenset[Capability] = frozenset()
+    in_part: Mapping[Capability, str] = MappingProxyType({})
 
 
 _HELD = (
@@ -61,11 +65,17 @@ _SENT_AGAIN = "sent to the queue `qworker.dead`, then acknowledged"
 _IN_A_HEADER = (
     "in a header, when a worker sees the death of a process; the death of a whole worker is not counted"
 )
+_PROCESSES_ONLY = {DELIVERY_COUNT: "of processes, not of whole workers"}
 _NO_FANOUT = "none: only the worker that is told hears of it"
 
 
 def _plain(
-    name: str, schemes: tuple[str, ...], accepted: str, redelivered: str, **words: str
+    name: str,
+    schemes: tuple[str, ...],
+    accepted: str,
+    redelivered: str,
+    in_part: Mapping[Capability, str] | None = None,
+    **words: str,
 ) -> Capabilities:
     """A transport of kombu's without a store of ours."""
     return Capabilities(
@@ -79,6 +89,7 @@ def _plain(
         dead_letters=_SENT_AGAIN,
         delivery_count=_IN_A_HEADER,
         lacks=frozenset(Capability) - {DEAD_LETTERS},
+        in_part={ETA: "in a worker, while it lives", **_PROCESSES_ONLY, **(in_part or {})},
         **words,
     )
 
@@ -140,6 +151,7 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         note="The server ends a consumer that holds a message for longer than its `consumer_timeout` (30 "
         "min): raise it for longer tasks.",
         lacks=frozenset({DELIVERY_COUNT, WORKERS, RESULTS, COUNTS, WHOLE_PUSH}),
+        in_part={DELIVERY_COUNT: "of processes, and of workers on the same machine"},
     ),
     Capabilities(
         "Amazon SQS",
@@ -157,6 +169,7 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         note="At least once; in order in FIFO queues only. A purge also deletes what is being run, should "
         "its worker die.",
         lacks=frozenset(Capability) - {ETA, DEAD_LETTERS},
+        in_part=_PROCESSES_ONLY,
     ),
     Capabilities(
         "Disque",
@@ -173,6 +186,7 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         note="At least once; Disque forgets a job after its `ttl`. After the restart of a node that keeps a "
         "file, its jobs come back at their retry time.",
         lacks=frozenset(Capability) - {ETA, DEAD_LETTERS},
+        in_part=_PROCESSES_ONLY,
     ),
     Capabilities(
         "Spool directory",
@@ -188,6 +202,7 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         "a whole worker is not counted",
         note="One host. uWSGI's spooler and ours read and write the same directory; see Spool directories.",
         lacks=frozenset({FANOUT, DELIVERY_COUNT, WORKERS, RESULTS, WHOLE_PUSH}),
+        in_part=_PROCESSES_ONLY,
     ),
     _plain(
         "Kafka",
@@ -221,6 +236,7 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         "in the memory of this process",
         "never: it ends with the process",
         priority="0 to 9",
+        in_part={PRIORITY: "among what one worker gets"},
         note="For tests in one process.",
     ),
 )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from qworker.errors import BrokerUnavailable
+from qworker.testing.contract import Assumption, Place
 from qworker.transports.amqp.broker import AMQPBroker
 from qworker.transports.amqp.consumer import AMQPConsumer
 from qworker.transports.amqp.inbox import MOST
@@ -68,91 +69,29 @@ class PatientBroker(AMQPBroker):
         self.consumer = PatientConsumer(self.server, self._publisher)
 
 
-class AMQPPlace:
-    """cannot: the tests of the suite that ask for what RabbitMQ does not have, and why."""
+class AMQPPlace(Place):
+    """TEST_CLOCK: delays run on the server's clock; tests/integration/test_amqp.py waits for them.
+    UPTIME, RECLAIMING: the lease is the connection, and the server gives back what was held without telling
+    of it. UNMARKED: whatever comes back is marked as redelivered. ANY_QUEUE: who registers says which queues
+    it consumes. ON_DEMAND: up to a prefetch, a message is sent to one consumer at once, asked for or not, and
+    only that one hears of it. TEXT: headers are a table there. FLUSHED: what is delayed comes out when due.
+    """
 
+    lacks = AMQPBroker.lacks | {
+        Assumption.ANY_QUEUE,
+        Assumption.FLUSHED,
+        Assumption.ON_DEMAND,
+        Assumption.RECLAIMING,
+        Assumption.TEST_CLOCK,
+        Assumption.TEXT,
+        Assumption.UNMARKED,
+        Assumption.UPTIME,
+    }
     cannot = {
         **dict.fromkeys(
-            (
-                "test_a_delayed_message_is_never_early",
-                "test_delayed_messages_do_not_hold_back_others",
-                "test_a_wall_clock_set_back_makes_nothing_early",
-                "test_near_messages_are_taken_ahead_within_the_horizon",
-                "test_near_messages_have_a_limit_of_their_own",
-                "test_next_due_is_the_earliest_of_the_queues",
-                "test_thousands_fall_due_at_once",
-                "test_a_release_may_be_for_later",
-                "test_a_purge_leaves_what_runs",
-            ),
-            "delays run on the server's clock, which no test can move: tests/integration/test_amqp.py waits "
-            "for them",
+            ("test_delayed_messages_do_not_hold_back_others", "test_a_purge_leaves_what_runs"),
+            "they look at delays by the clock of the test",
         ),
-        **dict.fromkeys(
-            (
-                "test_a_silent_holder_is_taken_for_dead",
-                "test_leases_run_out_in_real_time_too",
-                "test_marks_of_messages_that_were_settled_count_nothing",
-                "test_a_stopped_process_loses_its_lease",
-                "test_what_a_killed_process_held_is_back_at_once",
-                "test_the_dead_are_reclaimed_once",
-                "test_a_child_neither_holds_nor_keeps_its_parents_leases",
-            ),
-            "the lease is the connection, and the server gives back what was held without telling of it",
-        ),
-        **dict.fromkeys(
-            (
-                "test_an_ack_removes_the_message_and_stores_its_result",
-                "test_a_result_may_be_stored_by_itself",
-                "test_a_settled_result_never_goes_back",
-                "test_all_kinds_of_settlement_go_in_one_step",
-                "test_what_is_not_ours_is_named_and_left_alone",
-                "test_an_old_generation_settles_nothing",
-                "test_a_retried_dead_letter_leaves_no_failure_behind",
-                "test_sweeping_takes_expired_results",
-                "test_a_sweep_of_very_much_is_done_in_portions",
-                "test_what_is_dead_lettered_is_a_dead_letter",
-            ),
-            "results are kept in a store of their own",
-        ),
-        **dict.fromkeys(
-            (
-                "test_a_release_puts_the_message_where_it_was",
-                "test_a_release_says_why",
-                "test_who_resigns_leaves_everything_uncounted",
-            ),
-            "whatever comes back is marked as redelivered",
-        ),
-        "test_no_queue_waits_for_another_to_run_dry": "who registers says which queues it consumes",
-        **dict.fromkeys(
-            (
-                "test_every_waiter_hears_of_a_push",
-                "test_dead_letters_are_retried_with_a_clean_count",
-                "test_what_is_leased_is_not_leased_again",
-                "test_what_comes_back_is_news_to_the_others",
-                "test_the_doorbell_rings_in_other_processes",
-                "test_taking_more_renews_what_is_held",
-                "test_parent_and_child_hold_leases_of_their_own",
-                "test_every_push_of_many_threads_is_stored_when_it_returns",
-                "test_thousands_of_dead_letters_go_at_once",
-                "test_no_tag_is_given_twice",
-            ),
-            "up to a prefetch, a message is sent to one consumer at once, asked for or not, and only that "
-            "one hears of it",
-        ),
-        "test_a_message_comes_back_as_it_was_sent": "headers are a table there: the same values, not the "
-        "same text",
-        "test_delayed_messages_are_flushed": "what is delayed comes out when it is due, and not before",
-        **dict.fromkeys(
-            (
-                "test_live_workers_are_listed",
-                "test_what_a_worker_tells_of_itself_is_read_by_other_processes",
-                "test_each_worker_has_a_presence_of_its_own_which_it_keeps_when_it_registers_again",
-                "test_a_presence_that_is_damaged_spoils_nothing",
-                "test_a_presence_may_be_large",
-            ),
-            "RabbitMQ does not tell of workers",
-        ),
-        "test_queues_say_how_they_stand": "nor of what is delayed or leased",
         "test_sweeping_takes_old_dead_letters": "the server removes them by itself",
         "test_revocations_expire": "the stream keeps them for a while, and nobody sweeps it",
     }
@@ -167,9 +106,6 @@ class AMQPPlace:
         options.pop("uptime", None)
         options.pop("revoke_expires", None)
         return PatientBroker(self.url, queues=self.queues, **options)
-
-    def result(self, task_id: str) -> tuple[str, bytes] | None:
-        return None
 
     def count(self) -> int:
         link = Link(address_of(self.url), 5.0)

@@ -10,12 +10,13 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from qworker.testing.contract import Place
 from qworker.transports.lease import Broker
 from qworker.transports.redis.result_rows import STATUS_SUFFIX, TASK_PREFIX
 from tests.servers import require
 
 
-class RedisPlace:
+class RedisPlace(Place):
     """in_order: what came back, or was delayed, does not come out in the order of its first arrival; of
     priorities there are four steps. cannot: the tests of the suite that ask for what Redis does not do, and
     why."""
@@ -27,6 +28,7 @@ class RedisPlace:
     )
     steps = (0, 1, 4, 7)
     """The lowest priority of each step, the least urgent first."""
+    examples = 20
 
     def __init__(self, directory: Path) -> None:
         import redis

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from qworker.testing.contract import Place
 from qworker.transports.lease import Broker
 from qworker.transports.sql.broker import SQLBroker
 from tests.servers import require
 
 
-class SQLPlace:
+class SQLPlace(Place):
     """A namespace of its own on a server; the same for the same *directory*,
     so that other processes find it."""
 

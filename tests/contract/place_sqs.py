@@ -20,15 +20,16 @@ from botocore.loaders import JSONFileLoader
 
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
+from qworker.testing.contract import Assumption, Place
 from qworker.transports import open_broker
+from qworker.transports.capabilities import ETA
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.kombu.server import DEAD
 from qworker.transports.sqs.server import LEASE_SECONDS, SqsServer
 from qworker.transports.visibility.broker import remote_broker
 from tests.acceptance.sqs_server import REGION, Sqs
 from tests.contract.patient_consumer import patient
-from tests.contract.place_kombu import CANNOT as CANNOT_WITH_KOMBU
-from tests.contract.place_kombu import KombuPlace
+from tests.contract.place_kombu import LACKS, KombuPlace
 
 SQS_OPTIONS = {"region": REGION, "wait_time_seconds": 1}
 URL = "TEST_QWORKER_SQS_URL"
@@ -78,56 +79,6 @@ class SqsPlace(KombuPlace):
             store.close()
 
 
-CANNOT = {
-    **CANNOT_WITH_KOMBU,
-    **dict.fromkeys(
-        (
-            "test_near_messages_are_taken_ahead_within_the_horizon",
-            "test_near_messages_have_a_limit_of_their_own",
-            "test_next_due_is_the_earliest_of_the_queues",
-            "test_a_delayed_message_is_never_early",
-            "test_a_wall_clock_set_back_makes_nothing_early",
-            "test_a_release_may_be_for_later",
-            "test_delayed_messages_are_flushed",
-        ),
-        "delays run on Amazon's clock, which no test can move, and only Amazon knows when they end: "
-        "tests/integration/test_sqs_store.py waits for them",
-    ),
-    "test_thousands_fall_due_at_once": "the same, and PRIORITY",
-    **dict.fromkeys(
-        (
-            "test_a_release_puts_the_message_where_it_was",
-            "test_a_release_says_why",
-            "test_who_resigns_leaves_everything_uncounted",
-        ),
-        "whatever comes back is marked as redelivered",
-    ),
-    **dict.fromkeys(
-        (
-            "test_a_stopped_process_loses_its_lease",
-            "test_what_a_killed_process_held_is_back_at_once",
-            "test_the_dead_are_reclaimed_once",
-            "test_a_child_neither_holds_nor_keeps_its_parents_leases",
-        ),
-        "DELIVERY_COUNT: SQS shows to others what was hidden for 30 s, and does not tell of it",
-    ),
-    "test_a_purge_leaves_what_runs": "it takes that, too, and Amazon does it once a minute",
-    **dict.fromkeys(
-        (
-            "test_live_workers_are_listed",
-            "test_what_a_worker_tells_of_itself_is_read_by_other_processes",
-            "test_each_worker_has_a_presence_of_its_own_which_it_keeps_when_it_registers_again",
-            "test_a_presence_that_is_damaged_spoils_nothing",
-            "test_a_presence_may_be_large",
-        ),
-        "WORKERS",
-    ),
-    "test_thousands_of_dead_letters_go_at_once": "SQS is told of each by itself: 3000 calls, or a minute",
-}
-"""test_lease_machine leaves SQS out like all that cannot do all: it counts what dead workers held, and looks
-at the dead letters after every step, which takes SQS a second."""
-
-
 @cache  # it takes boto a tenth of a second
 def _client(url: str) -> Any:
     return boto3.client(
@@ -139,12 +90,16 @@ def _client(url: str) -> Any:
     )
 
 
-class SqsLeasePlace:
-    """As the suite of leases asks for a place. cannot: the tests of it that ask for what SQS does not have,
-    and why."""
+class SqsLeasePlace(Place):
+    """TEST_CLOCK: delays run on Amazon's clock, which no test can move; tests/integration/test_sqs_store.py
+    waits for them. UNMARKED: whatever comes back is marked as redelivered."""
 
     fixture = "sqs"
-    cannot = CANNOT
+    lacks = LACKS - {ETA} | {Assumption.TEST_CLOCK, Assumption.UNMARKED}
+    cannot = {
+        "test_a_purge_leaves_what_runs": "it takes that, too, and Amazon does it once a minute",
+        "test_thousands_of_dead_letters_go_at_once": "SQS is told of each by itself: 3000 calls, or a minute",
+    }
 
     def __init__(self, directory: Path) -> None:
         self.url = os.environ[URL]
@@ -156,9 +111,6 @@ class SqsLeasePlace:
         transport = {"region": REGION, "queue_name_prefix": self.prefix, "wait_time_seconds": 0}
         server = SqsServer(self.url, transport, LEASE_SECONDS, 4.0)
         return patient(remote_broker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK)))
-
-    def result(self, task_id: str) -> tuple[str, bytes] | None:
-        return None
 
     def _urls(self) -> list[str]:
         if len(self._known) < len(("q", "r", DEAD)):

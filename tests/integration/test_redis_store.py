@@ -21,12 +21,12 @@ redis = pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"'
 
 from qworker import QWorker  # noqa: E402
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost  # noqa: E402
+from qworker.testing.contract import mark  # noqa: E402
 from qworker.transports.lease import MAX_LEASE_BYTES, Ack, DeadLetter, Release, Store  # noqa: E402
 from qworker.transports.redis.broker import RedisBroker  # noqa: E402
 from qworker.transports.redis.sender import PORTION  # noqa: E402
 from qworker.worker import Worker  # noqa: E402
 from tests.acceptance.private_servers import Redis, binary, free_port  # noqa: E402
-from tests.contract.lease_places import mark  # noqa: E402
 from tests.contract.place_redis import RedisPlace  # noqa: E402
 from tests.support.messages import message, names  # noqa: E402
 from tests.support.waiting import until  # noqa: E402

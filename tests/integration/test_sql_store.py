@@ -20,12 +20,12 @@ from qworker.backends.sql import SQLBackend
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
+from qworker.testing.contract import mark
 from qworker.transports import open_broker
 from qworker.transports.lease import Ack, Broker, Reclaimed, Release, Store
 from qworker.transports.sql.broker import SQLBroker
 from qworker.transports.sql.link import ClaimOrder
 from tests.acceptance.proxy import Proxy
-from tests.contract.lease_places import mark
 from tests.contract.place_sql import PostgreSQLPlace, SQLPlace
 from tests.support.messages import message
 from tests.support.waiting import until

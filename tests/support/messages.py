@@ -6,17 +6,10 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from qworker.testing.contract.messages import message, names
 from qworker.transports.lease import Envelope, Leased
 
-
-def message(name: str, queue: str = "q", **fields: Any) -> Envelope:
-    """An Envelope whose headers are just *name*, no JSON: for brokers that do not read headers."""
-    return Envelope(queue, name, fields.pop("properties", None), fields.pop("body", b"[]"), **fields)
-
-
-def names(messages: Iterable[Leased]) -> list[str]:
-    """The names of such messages."""
-    return [leased.headers for leased in messages]
+__all__ = ["call", "envelope", "ids", "message", "names"]
 
 
 def envelope(id: str, queue: str = "q", **fields: Any) -> Envelope:

@@ -1,27 +1,5 @@
-"""Waiting for what others do. Comes from: tests with other threads or processes. Goes to: a condition."""
+"""Waiting for what others do: as the suite does that we ship."""
 
-from __future__ import annotations
+from qworker.testing.contract.waiting import PATIENCE, until
 
-import time
-from collections.abc import Callable
-from typing import TypeVar
-
-T = TypeVar("T")
-PATIENCE = 30.0
-"""Seconds that a condition may take on a busy machine."""
-
-
-def until(
-    condition: Callable[[], T], patience: float = PATIENCE, say: Callable[[], object] = lambda: ""
-) -> T:
-    """Ask again and again until the answer is true; return it.
-
-    patience: seconds, after which the test fails. say: what the failure says besides.
-    """
-    deadline = time.monotonic() + patience
-    pause = 0.002
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, f"not within {patience:g} s {say()}"
-        time.sleep(pause)
-        pause = min(pause * 1.3, 0.05)
-    return answer
+__all__ = ["PATIENCE", "until"]

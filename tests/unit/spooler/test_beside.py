@@ -60,7 +60,7 @@ def test_jobs_and_messages_come_together_and_are_told_apart(
 def test_neither_keeps_the_other_waiting(both: SpoolBeside, writer: Writer) -> None:
     both.consumer.register("w", ["q"], 2)
     both.sender.push([message(str(number)) for number in range(100)])
-    for _ in range(100):
+    for _ in range(400):
         writer.write({})
     tags = [leased.tag for _ in range(10) for leased in both.consumer.lease(["q"], 4).messages]
     assert sum(tag > 0 for tag in tags) >= 10

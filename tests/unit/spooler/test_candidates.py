@@ -54,7 +54,7 @@ def test_what_is_held_is_not_offered() -> None:
     candidates.offer("a")
     assert candidates.take() == "a"
     candidates.offer("a")
-    candidates.seen("a", 0)
+    candidates.seen([("a", 0)])
     assert candidates.take() is None
     candidates.done("a")
     candidates.offer("a")
@@ -95,7 +95,7 @@ def test_what_a_scan_did_not_see_is_forgotten() -> None:
     for path in ("a", "b", "c"):
         candidates.refuse(path, Refusal(Reason.DECLINED))
     candidates.begin_scan()
-    candidates.seen("a", 0)
+    candidates.seen([("a", 0)])
     candidates.refuse("b", Refusal(Reason.DECLINED))
     candidates.end_scan()
     assert [candidates.refused(path) is None for path in ("a", "b", "c")] == [False, False, True]
@@ -182,7 +182,7 @@ class Spool(RuleBasedStateMachine):
     def scan(self) -> None:
         self.candidates.begin_scan()
         for path, due in self.files.items():
-            self.candidates.seen(path, due)
+            self.candidates.seen([(path, due)])
         self.candidates.end_scan()
 
     @invariant()

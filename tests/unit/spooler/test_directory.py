@@ -235,7 +235,7 @@ def test_what_another_holds_for_long_is_left_until_it_is_free(
     path = directory.next_path()
     assert held is not None
     assert path == held.path
-    directory.tried(path, clock.now())
+    directory.tried([path], clock.now())
     for _ in range(3):
         clock.advance(10)
         assert directory.next_path() is None, "and says so at once"

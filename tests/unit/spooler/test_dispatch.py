@@ -12,8 +12,17 @@ import pytest
 
 from qworker.errors import LeaseLost
 from qworker.spooler.attempts import ATTRIBUTE
+from qworker.spooler.consumer import DEAF_SECONDS
 from qworker.spooler.directory import COARSE, SpoolDirectory
-from qworker.spooler.dispatch import AT_ONCE, MOST, STALE_SECONDS, JobDispatch, JobLane
+from qworker.spooler.dispatch import (
+    AT_ONCE,
+    FIRST,
+    MOST,
+    NAMES_AT_ONCE,
+    STALE_SECONDS,
+    JobDispatch,
+    JobLane,
+)
 from qworker.spooler.job_messages import RUN, job_id, job_messages, signal_message
 from qworker.spooler.writing import Writer
 from qworker.testing import FakeClock
@@ -72,20 +81,20 @@ def test_what_is_not_due_is_not_named_and_the_listener_comes_back_when_it_is(
     assert len(consumer.lease((), 10).messages) == 1
 
 
-def test_the_first_go_one_by_one_and_short_ones_then_together(
+def test_the_first_go_some_together_and_the_next_as_they_are_short(
     dispatch: Open, writer: Writer, clock: FakeClock
 ) -> None:
     for _ in range(300):
         writer.write({})
     consumer = dispatch()
     first = consumer.lease((), 2).messages
-    assert [len(given(leased)) for leased in first] == [1, 1]
-    for leased in first:
-        (Path(writer.path) / given(leased)[0]).unlink()
-    clock.advance(0.001)
+    assert [len(given(leased)) for leased in first] == [FIRST, FIRST]
+    for path in (path for leased in first for path in given(leased)):
+        (Path(writer.path) / path).unlink()
+    clock.advance(0.01)
     consumer.settle_held([Ack(leased.tag) for leased in first])
-    # Two in one millisecond of two processes: one each.
-    assert [len(given(leased)) for leased in consumer.lease((), 2).messages] == [20, 20]
+    # So many in ten milliseconds of each of two processes.
+    assert [len(given(leased)) for leased in consumer.lease((), 2).messages] == [2 * FIRST, 2 * FIRST]
 
 
 def test_a_handful_is_divided_among_the_processes(dispatch: Open, writer: Writer, clock: FakeClock) -> None:
@@ -108,6 +117,34 @@ def test_many_are_given_out_in_parts_and_the_next_part_is_told_of_once(
     assert not consumer._more
     assert len(consumer.lease((), 100).messages) == 3
     assert not consumer._more
+
+
+def test_no_more_are_looked_for_at_once_than_keep_the_processes_busy(dispatch: Open, writer: Writer) -> None:
+    consumer = dispatch(concurrency=2)
+    consumer._lanes[0].learn(1000, 0.001)
+    for _ in range(NAMES_AT_ONCE * 2 + 3):
+        writer.write({})
+    first = consumer.lease((), 100).messages
+    assert sum(len(given(leased)) for leased in first) == NAMES_AT_ONCE * 2
+    assert consumer.wait(5.0), "the others are told of at once"
+    assert sum(len(given(leased)) for leased in consumer.lease((), 100).messages) == 3
+
+
+def test_what_happens_to_files_that_are_run_is_no_news(
+    dispatch: Open, writer: Writer, clock: FakeClock
+) -> None:
+    path = writer.write({})
+    consumer = dispatch()
+    assert len(consumer.lease((), 10).messages) == 1
+    assert consumer.lease((), 10).messages == []
+    consumer.wait(0.0)  # the file was written
+    os.setxattr(path, ATTRIBUTE, b"1")
+    assert consumer.files() != []
+    assert not consumer.wait(5.0)
+    assert (consumer.files(), consumer.rest()) == ([], pytest.approx(DEAF_SECONDS)), "so it is not heard of"
+    writer.write({})
+    clock.advance(DEAF_SECONDS)
+    assert consumer.wait(5.0), "what is new is heard of a moment later"
 
 
 def test_who_has_room_for_no_more_is_not_told_of_more(dispatch: Open, writer: Writer) -> None:

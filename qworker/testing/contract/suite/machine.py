@@ -3,6 +3,10 @@
 Hypothesis plays publisher, two holders (which crash, and come back) and the reclaiming; the model beside it
 is a few dictionaries. Every lease must be what the model says is next; at the end, what came in must be what
 went out.
+
+Comes from:  the suite.
+Goes to:     the broker of a place.
+Thread:      the test's.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,9 +24,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from qworker.testing.clock import FakeClock
+from qworker.testing.contract.collecting import asks
+from qworker.testing.contract.messages import message
+from qworker.testing.contract.place import Assumption, Place, mark
+from qworker.transports.capabilities import COUNTS, DEAD_LETTERS, DELIVERY_COUNT, ETA, PRIORITY
 from qworker.transports.lease import Ack, Broker, DeadLetter, Release, Settlement
-from tests.contract.lease_places import PLACES, mark
-from tests.support.messages import message
 
 LEASE_SECONDS = 15.0
 QUEUES = ("q", "r")
@@ -50,12 +57,12 @@ class Entry:
 class Bag(RuleBasedStateMachine):
     """kind: of place."""
 
-    kind = ""
+    kind: type[Place]
 
     @initialize()
     def open(self) -> None:
         self.directory = Path(tempfile.mkdtemp())
-        self.place = PLACES[self.kind](self.directory)
+        self.place = self.kind(self.directory)
         self.clock = FakeClock()
         self.uptime = 1000.0
         self.numbers = itertools.count()
@@ -135,11 +142,11 @@ class Bag(RuleBasedStateMachine):
 
     def check_order(self, mine: list[Entry], ready: list[Entry]) -> None:
         """Whether *mine*, of one queue, were the next of those that were *ready*."""
-        if getattr(self.place, "in_order", True):
+        if self.place.in_order:
             assert mine == ready[: len(mine)], "out of order"
             return
         # There are some steps of priority, and what came back or was delayed has lost its place in its step.
-        steps = getattr(self.place, "steps", range(10))
+        steps = self.place.steps
 
         def step(entry: Entry) -> int:
             return max(lowest for lowest in steps if lowest <= entry.priority)
@@ -269,17 +276,20 @@ class Bag(RuleBasedStateMachine):
         assert not self.acked & self.dead_lettered
         for store in self.stores:
             store.close()
-        getattr(self.place, "clear", lambda: None)()
+        self.place.clear()
         shutil.rmtree(self.directory)
 
 
-@pytest.mark.contract
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", [kind for kind in PLACES if not hasattr(PLACES[kind], "cannot")])
-def test_a_bag_with_leases(kind: str) -> None:
-    case = type("Bag", (Bag,), {"kind": kind}).TestCase
-    examples = getattr(PLACES[kind], "examples", 80)
+@asks(ETA, PRIORITY, DELIVERY_COUNT, DEAD_LETTERS, COUNTS)
+@asks(Assumption.TEST_CLOCK, Assumption.UPTIME, Assumption.RECLAIMING, Assumption.UNMARKED)
+def test_a_bag_with_leases(kind: str, request: pytest.FixtureRequest) -> None:
+    place: type[Place] = request.module.PLACES[kind]
+    bag: Any = type("Bag", (Bag,), {"kind": place})
+    case = bag.TestCase
     case.settings = settings(
-        max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=place.examples,
+        stateful_step_count=40,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
     )
     case("runTest").runTest()

@@ -1,0 +1,51 @@
+"""Which test runs on which place: all on all, but for what a place lacks.
+
+Comes from:  the suite's tests, which say what they ask for; ``PLACES`` of the module that takes them.
+Goes to:     pytest, as parameters named ``kind``.
+Thread:      the collector's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import pytest
+
+from qworker.testing.contract.place import Assumption, Place
+from qworker.transports.capabilities import Capability
+
+F = TypeVar("F", bound=Callable[..., object])
+Need = Capability | Assumption
+
+
+def asks(*needs: Need) -> Callable[[F], F]:
+    """Say that a test asks for *needs*, so that it is not run on places that lack one of them."""
+
+    def decorate(test: F) -> F:
+        test.needs = frozenset(needs) | getattr(test, "needs", frozenset())  # type: ignore[attr-defined]
+        return test
+
+    return decorate
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run every test on every place of the module's ``PLACES`` that can do what it asks for."""
+    if "kind" not in metafunc.fixturenames:
+        return
+    places: Mapping[str, type[Place]] = metafunc.module.PLACES
+    test = metafunc.function.__name__
+    needs: frozenset[Need] = getattr(metafunc.function, "needs", frozenset())
+    if "other" in metafunc.fixturenames:
+        needs |= {Assumption.OTHER_PROCESSES}
+    reasons = {kind: _why_not(place, test, needs) for kind, place in places.items()}
+    able = [kind for kind, reason in reasons.items() if not reason]
+    if not able:  # seen in the report, rather than not at all
+        able = [pytest.param(kind, marks=pytest.mark.skip(reason=reason)) for kind, reason in reasons.items()]  # type: ignore[misc]
+    metafunc.parametrize("kind", able)
+
+
+def _why_not(place: type[Place], test: str, needs: frozenset[Need]) -> str:
+    """Why *test* is not run there; '' when it is."""
+    lacking = sorted(needs & place.lacks)
+    return f"lacks {', '.join(lacking)}" if lacking else place.cannot.get(test, "")

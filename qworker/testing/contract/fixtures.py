@@ -1,0 +1,86 @@
+"""Fixtures of the suite, and what most of its tests say.
+
+Comes from:  pytest.
+Goes to:     the place, which is new for each test; the tests.
+Thread:      the test's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from qworker.testing.clock import FakeClock
+from qworker.testing.contract.place import Place
+from qworker.testing.contract.process import Other
+from qworker.testing.contract.scripts import Script
+from qworker.transports.lease import Broker, Leased
+
+Open = Callable[..., Broker]
+Start = Callable[[Script], Other]
+
+
+@pytest.fixture
+def place(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
+    """A new place of the kind."""
+    made: type[Place] = request.module.PLACES[kind]
+    if made.fixture is not None:
+        request.getfixturevalue(made.fixture)
+    place = made(tmp_path)
+    yield place
+    place.clear()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """A clock that stands still."""
+    return FakeClock()
+
+
+@pytest.fixture
+def open_(place: Place, clock: FakeClock) -> Iterator[Open]:
+    """Opens a store on the place, with the clock that stands still; ``registered=True`` makes it a holder."""
+    opened: list[Broker] = []
+
+    def open_one(*, registered: bool = False, **options: object) -> Broker:
+        store = place.open(**{"clock": clock, **options})
+        opened.append(store)
+        if registered:
+            store.consumer.register(f"w{len(opened)}@test", ["q", "r"], 2)
+        return store
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(open_: Open) -> Broker:
+    """A store that is a holder."""
+    return open_(registered=True)
+
+
+@pytest.fixture
+def other(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
+    """Starts another process on the place with a script; all are killed at the end."""
+    started: list[Other] = []
+
+    def start(script: Script) -> Other:
+        started.append(Other(request.module.PLACES[kind], tmp_path, script))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.close()
+
+
+def generation(store: Broker) -> int:
+    """That of *store*, which registers once more."""
+    return store.consumer.register("again@test", ["q", "r"], 2)
+
+
+def take(store: Broker, *queues: str, limit: int = 100) -> list[Leased]:
+    """What *store* leases of *queues* ("q" when none is named)."""
+    return store.consumer.lease(queues or ("q",), limit).messages

@@ -1,0 +1,93 @@
+"""Another process on the same place, which runs one function of ``scripts``.
+
+Comes from:  the fixture ``other``.
+Goes to:     a new interpreter that runs this module, and makes the place anew; a line of text at a time.
+Thread:      the test's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from inspect import getfile
+from pathlib import Path
+from types import ModuleType
+
+from qworker.testing.contract import scripts
+from qworker.testing.contract.place import Place
+from qworker.testing.contract.scripts import Script
+from qworker.testing.contract.waiting import PATIENCE
+
+
+class Other:
+    """The process, as the test sees it."""
+
+    def __init__(self, kind: type[Place], directory: Path, script: Script) -> None:
+        command = [kind.__module__, getfile(kind), kind.__qualname__, str(directory), script.__name__]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import run; run()", *command],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def say(self, line: str) -> None:
+        """Send *line*, which must not be empty: that ends what reads it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> str:
+        """The next line; '' once it has ended."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()
+
+    def ended(self) -> int:
+        """Wait until it ends by itself; return its exit code."""
+        return self._process.wait(PATIENCE)
+
+    def close(self) -> None:
+        """Let nothing of it be left."""
+        self.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def run() -> None:
+    """The other side: what the process does."""
+    module, file, kind, directory, script = sys.argv[1:]
+    found: object = _imported(module, file)
+    for name in kind.split("."):
+        found = getattr(found, name)
+    assert isinstance(found, type)
+    assert issubclass(found, Place)
+    getattr(scripts, script)(found(Path(directory)))
+
+
+def _imported(module: str, file: str) -> ModuleType:
+    """The module of a place. pytest imports test modules by names of its own making, which nobody else can
+    import; those are found by their file."""
+    try:
+        return import_module(module)
+    except ImportError:
+        spec = spec_from_file_location(module, file)
+        if spec is None or spec.loader is None:
+            raise
+        sys.modules[module] = loaded = module_from_spec(spec)
+        spec.loader.exec_module(loaded)
+        return loaded

@@ -1,0 +1,48 @@
+"""The tests of the contract: what a broker must do for a worker, and what no fault may make it do.
+
+Comes from:  ``from qworker.testing.contract.suite import *`` in a test module that has ``PLACES``.
+Goes to:     pytest, which runs each test on each place.
+Thread:      the test's.
+
+Modules, in reading order: ``sending``, ``settling``, ``holding``, ``revoking``, ``hearing``, ``publishing``,
+``administering``, ``presence``, ``machine``.
+"""
+
+from importlib import import_module
+
+from qworker.errors import ConfigurationError
+from qworker.naming import install_command
+
+try:
+    import hypothesis  # noqa: F401 - machine.py needs it; it is missed here, where the error can be told
+    import pytest
+except ModuleNotFoundError as error:
+    raise ConfigurationError(
+        f"{error.name} is not installed, which the contract suite needs: {install_command('testing')}"
+    ) from error
+
+from qworker.testing.contract.collecting import pytest_generate_tests
+from qworker.testing.contract.fixtures import clock, open_, other, place, store
+
+_MODULES = (
+    "sending",
+    "settling",
+    "holding",
+    "revoking",
+    "hearing",
+    "publishing",
+    "administering",
+    "presence",
+    "machine",
+)
+# Before they are imported: only then does pytest show what an assertion of a test compared.
+pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _MODULES))
+_TESTS = {
+    name: found
+    for module in _MODULES
+    for name, found in vars(import_module(f"{__name__}.{module}")).items()
+    if name.startswith("test_")
+}
+globals().update(_TESTS)
+
+__all__ = ["clock", "open_", "other", "place", "pytest_generate_tests", "store", *_TESTS]

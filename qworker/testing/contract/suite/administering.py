@@ -1,0 +1,236 @@
+"""Administration: how queues stand, dead letters, and what is swept, purged and moved.
+
+Comes from:  the suite.
+Goes to:     the broker of a place.
+Thread:      the test's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qworker.testing.clock import FakeClock
+from qworker.testing.contract.collecting import asks
+from qworker.testing.contract.fixtures import Open, generation, take
+from qworker.testing.contract.messages import message, names
+from qworker.testing.contract.place import Assumption, Place
+from qworker.testing.contract.waiting import until
+from qworker.transports.capabilities import COUNTS, RESULTS
+from qworker.transports.lease import Ack, Broker, Dead, DeadLetter, Envelope, Release, Store
+
+
+@asks(COUNTS)
+def test_queues_say_how_they_stand(store: Broker, clock: FakeClock) -> None:
+    own = generation(store)
+    assert store.admin.queues() == []
+    store.sender.push([message("a", "r")])
+    oldest = clock.now()
+    store.sender.push([message("dead-letter"), message("keep"), message("later", due=oldest + 60)])
+    (dead_letter,) = take(store, limit=1)
+    take(store, limit=1)
+    store.consumer.settle(own, [DeadLetter(dead_letter.tag, "why")])
+    clock.advance(5)
+    store.sender.push([message("b", "r"), message("c", "r")])
+    assert store.admin.queues() == [("q", 0, 1, 1, 1, None), ("r", 3, 0, 0, 0, oldest)]
+    store.admin.purge("q")
+    assert [info.queue for info in open_queues(store)] == ["r"]
+
+
+def open_queues(store: Broker) -> list[Any]:
+    return [info for info in store.admin.queues() if info.ready]
+
+
+def test_a_purge_leaves_what_runs(store: Broker, clock: FakeClock) -> None:
+    own = generation(store)
+    store.sender.push(
+        [message("running"), message("ready"), message("later", due=clock.now() + 9), message("x", "r")]
+    )
+    (running,) = take(store, limit=1)
+    assert store.admin.purge("q") == 2
+    assert store.admin.purge("q") == 0
+    assert store.consumer.settle(own, [Ack(running.tag)]) == set()
+    assert names(take(store, "q", "r")) == ["x"]
+
+
+def dead_letter_all(store: Broker, clock: FakeClock, *dying: str, queue: str = "q") -> dict[str, int]:
+    """Dead letters named *dying*, one second after another; their tags by name."""
+    own = generation(store)
+    store.sender.push([message(name, queue, priority=5) for name in dying])
+    for leased in take(store, queue):
+        clock.advance(1)
+        store.consumer.settle(own, [Release(leased.tag, counted=True)])
+        store.consumer.lease([queue], 1)
+        store.consumer.settle(own, [DeadLetter(leased.tag, f"{leased.headers} died")])
+    return {dead.headers: dead.tag for dead in store.admin.dead()}
+
+
+def test_dead_letters_are_shown_newest_first(store: Broker, clock: FakeClock) -> None:
+    dead_letter_all(store, clock, "a", "b", "c")
+    dead_letter_all(store, clock, "d", queue="r")
+    assert [dead.headers for dead in store.admin.dead()] == ["d", "c", "b", "a"]
+    assert [dead.headers for dead in store.admin.dead("q", limit=2)] == ["c", "b"]
+    assert store.admin.dead("r")[0][1:5] == ("r", "d died", clock.now(), 1)
+    assert store.admin.dead("nothing") == []
+
+
+@asks(Assumption.ON_DEMAND)
+def test_dead_letters_are_retried_with_a_clean_count(store: Broker, open_: Open, clock: FakeClock) -> None:
+    tags = dead_letter_all(store, clock, "a", "b", "c")
+    listening = open_(registered=True)
+    assert store.admin.dead_retry([tags["b"], 999]) == 1
+    assert listening.consumer.wait(30)
+    (again,) = take(store)
+    assert (again.headers, again.deliveries, again.redelivered, again.priority) == ("b", 0, True, 5)
+    assert store.admin.dead_retry() == 2
+    assert names(take(store)) == ["a", "c"]
+    assert store.admin.dead() == []
+    assert store.admin.dead_retry() == 0
+
+
+@asks(RESULTS)
+def test_a_retried_dead_letter_leaves_no_failure_behind(store: Broker, place: Place) -> None:
+    own = generation(store)
+    store.sender.push([Envelope("q", '{"id": "one"}', None, b""), Envelope("q", "no JSON", None, b"")])
+    one, other = take(store)
+    store.consumer.settle(
+        own, [DeadLetter(one.tag, "why", ("one", "FAILURE", b"old", None)), DeadLetter(other.tag, "why")]
+    )
+    assert place.result("one") == ("FAILURE", b"old")
+    assert store.admin.dead_retry() == 2
+    assert place.result("one") is None
+
+
+def test_a_dead_letter_counts_the_death_that_it_died_of(store: Broker) -> None:
+    own = generation(store)
+    store.sender.push([message("a"), message("b")])
+    first, second = take(store)
+    store.consumer.settle(own, [DeadLetter(first.tag, "why", counted=True), DeadLetter(second.tag, "why")])
+    assert {dead.headers: dead.deliveries for dead in store.admin.dead()} == {"a": 1, "b": 0}
+
+
+def test_dead_letters_are_discarded(store: Broker, clock: FakeClock) -> None:
+    tags = dead_letter_all(store, clock, "a", "b", "c")
+    assert store.admin.dead_discard([tags["a"], 999]) == 1
+    assert [dead.headers for dead in store.admin.dead()] == ["c", "b"]
+    assert store.admin.dead_discard([]) == store.admin.dead_retry([]) == 0
+    assert store.admin.dead_discard() == 2
+    assert store.admin.dead() == []
+
+
+@asks(Assumption.ON_DEMAND)
+def test_thousands_of_dead_letters_go_at_once(store: Broker) -> None:
+    own = generation(store)
+    store.sender.push([message(str(number)) for number in range(1200)])
+    leased = take(store, limit=2000)
+    store.consumer.settle(own, [DeadLetter(each.tag, "why") for each in leased])
+    tags = [each.tag for each in leased]
+    assert store.admin.dead_retry(tags[:600]) == 600
+    assert store.admin.dead_discard(tags) == 600
+    assert len(take(store, limit=2000)) == 600
+
+
+@asks(Assumption.SWEPT)
+def test_sweeping_takes_old_dead_letters(store: Broker, clock: FakeClock) -> None:
+    dead_letter_all(store, clock, "old")
+    clock.advance(100)
+    dead_letter_all(store, clock, "young")
+    assert store.consumer.sweep(50.0, 1000) == 1
+    assert [dead.headers for dead in store.admin.dead()] == ["young"]
+    assert store.consumer.sweep(50.0, 1000) == 0
+
+
+@asks(Assumption.SWEPT)
+def test_sweeping_keeps_those_that_died_last(store: Broker, clock: FakeClock) -> None:
+    own = generation(store)
+    store.sender.push([message(name) for name in ("sent first, died last", "b", "c", "d")])
+    first, *others = take(store)
+    for leased in (*others, first):
+        clock.advance(1)
+        store.consumer.settle(own, [DeadLetter(leased.tag, "why")])
+    assert store.consumer.sweep(1e9, 2) == 2
+    assert [dead.headers for dead in store.admin.dead()] == ["sent first, died last", "d"]
+
+
+@asks(Assumption.SWEPT)
+def test_the_dead_letters_of_one_queue_do_not_evict_those_of_another(store: Broker, clock: FakeClock) -> None:
+    own = generation(store)
+    store.sender.push([message("rare", "r"), *(message(name) for name in "abcd")])
+    for leased in [*take(store, "r"), *take(store, "q")]:
+        clock.advance(1)
+        store.consumer.settle(own, [DeadLetter(leased.tag, "why")])
+    assert store.consumer.sweep(1e9, 2) == 2
+    assert [dead.headers for dead in store.admin.dead()] == ["d", "c", "rare"]
+    assert store.consumer.sweep(1e9, 2) == 0
+
+
+def test_depths_are_told_of_every_queue_that_is_asked_for(store: Broker) -> None:
+    store.sender.push([message("1", queue="a"), message("2", queue="a"), message("3", queue="b")])
+    until(lambda: store.admin.depths(["a"])[0].ready == 2)  # RabbitMQ counts a moment later
+    assert [(info.queue, info.ready) for info in store.admin.depths(["c", "a"])] == [("c", 0), ("a", 2)]
+
+
+@asks(RESULTS)
+def test_sweeping_takes_expired_results(store: Broker, place: Place, clock: FakeClock) -> None:
+    now = clock.now()
+    store.consumer.settle(generation(store), [Store((name, "SUCCESS", b"", expires)) for name, expires in
+                                (("gone", now + 1), ("kept", now + 100), ("forever", None))])  # fmt: skip
+    clock.advance(10)
+    assert store.consumer.sweep(1e9, 1000) == 1
+    assert [place.result(name) is not None for name in ("gone", "kept", "forever")] == [False, True, True]
+
+
+@asks(RESULTS)
+def test_a_sweep_of_very_much_is_done_in_portions(store: Broker, clock: FakeClock) -> None:
+    own = generation(store)
+    store.consumer.settle(
+        own, [Store((str(number), "SUCCESS", b"", clock.now() + 1)) for number in range(5000)]
+    )
+    clock.advance(10)
+    portions = []
+    while portion := store.consumer.sweep(1e9, 1000):
+        portions.append(portion)
+    assert sum(portions) == 5000
+    assert max(portions) <= 2000
+
+
+def test_a_closed_store_opens_again_when_used(store: Broker) -> None:
+    store.close()
+    store.sender.push([message("a")])
+    generation(store)
+    assert names(take(store)) == ["a"]
+
+
+@asks(Assumption.DEAD_FROM_ELSEWHERE)
+def test_dead_letters_from_elsewhere(store: Broker, clock: FakeClock) -> None:
+    """They keep all but their tags."""
+    store.admin.push_dead([])
+    assert store.admin.dead() == []
+    yaml = '{"content_type":"application/x-yaml","content_encoding":"utf-8","correlation_id":"b"}'
+    letters = [
+        Dead(7, "q", "because", clock.now() - 61, 3, '{"id":"a"}', None, b"body"),
+        Dead(7, "q", "it was", clock.now() - 60, 0, '{"id":"b"}', yaml, b"\x00\xff"),
+    ]
+    store.admin.push_dead(letters)
+    own = generation(store)
+    store.sender.push([message("c")])
+    (leased,) = take(store)
+    store.consumer.settle(own, [DeadLetter(leased.tag, "later")])
+    found = store.admin.dead()
+    assert [letter[1:] for letter in found[1:]] == [letter[1:] for letter in reversed(letters)]
+    assert len({letter.tag for letter in found}) == 3
+    assert store.admin.dead_retry() == 3
+    assert sorted(names(take(store))) == ["c", '{"id":"a"}', '{"id":"b"}']
+    store.admin.push_dead([letters[0]._replace(queue="r")])
+    assert [(info.queue, info.dead) for info in store.admin.queues() if info.dead] == [("r", 1)]
+    assert [letter.queue for letter in store.admin.dead("r")] == ["r"]
+    assert store.admin.dead_discard() == 1
+
+
+@asks(Assumption.FLUSHED)
+def test_delayed_messages_are_flushed(store: Broker, clock: FakeClock) -> None:
+    store.sender.push([message(name, due=clock.now() + 3600) for name in "ab"])
+    store.sender.push([message("c", "r", due=clock.now() + 3600)])
+    assert store.admin.flush_delayed("q") == 2
+    assert store.admin.flush_delayed("q") == 0
+    assert names(take(store)) == ["a", "b"]
+    assert take(store, "r") == []

@@ -1,0 +1,108 @@
+"""Waiting: who waits hears of what comes, and of nothing else.
+
+Comes from:  the suite.
+Goes to:     the broker of a place.
+Thread:      the test's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from qworker.testing.contract import scripts
+from qworker.testing.contract.collecting import asks
+from qworker.testing.contract.fixtures import Open, Start, take
+from qworker.testing.contract.messages import message, names
+from qworker.testing.contract.place import Assumption
+from qworker.transports.lease import Ack, Broker, Leased, Release
+
+
+def test_waiting_in_vain_ends(store: Broker) -> None:
+    assert store.consumer.wait(0.01) is False
+    assert store.consumer.wait(0) is False
+    assert store.consumer.wait(-1) is False
+
+
+def test_a_push_before_the_wait_is_not_missed(store: Broker, open_: Open) -> None:
+    open_().sender.push([message("a")])
+    assert store.consumer.wait(30) is True
+    assert store.consumer.wait(0) is False
+
+
+@asks(Assumption.ON_DEMAND)
+def test_every_waiter_hears_of_a_push(open_: Open) -> None:
+    stores = [open_(registered=True) for _ in range(3)]
+    stores[0].sender.push([message("a")])
+    assert [each.consumer.wait(30) for each in stores] == [True, True, True]
+
+
+@asks(Assumption.ON_DEMAND)
+def test_what_comes_back_is_news_to_the_others(store: Broker, open_: Open) -> None:
+    holder = open_()
+    own = holder.consumer.register("holder", ["q"], 1)
+    holder.sender.push([message("a")])
+    (leased,) = take(holder)
+    store.consumer.wait(0)
+    holder.consumer.settle(own, [Release(leased.tag)])
+    assert store.consumer.wait(30) is True
+
+
+def test_wake_ends_a_wait(store: Broker) -> None:
+    started = time.monotonic()
+    waking = threading.Timer(0.01, store.consumer.wake)
+    waking.start()
+    store.consumer.wait(60)
+    waking.join()
+    assert time.monotonic() - started < 30
+    store.consumer.wake()
+    store.consumer.wait(60)
+    assert time.monotonic() - started < 30
+    assert store.consumer.wait(0.001) is False
+
+
+def test_waking_a_store_that_does_not_wait_is_harmless(open_: Open) -> None:
+    store = open_()
+    store.consumer.wake()
+    store.consumer.register("w", ["q"], 1)
+    store.consumer.deregister()
+    store.consumer.wake()
+    store.close()
+    store.consumer.wake()
+
+
+@asks(Assumption.ON_DEMAND)
+def test_the_doorbell_rings_in_other_processes(store: Broker, other: Start) -> None:
+    listening = other(scripts.listen)
+    assert listening.hear() == "up"
+    for number in range(3):
+        listening.say("wait")
+        store.sender.push([message(f"message{number}")])
+        assert listening.hear() == f"True message{number}"
+
+
+def test_what_is_taken_while_waiting_comes_out_of_the_next_lease(store: Broker, open_: Open) -> None:
+    own, publisher = store.consumer.register("w", ["q"], 1), open_()
+    for number in range(5):
+        assert take(store) == []
+        store.consumer.wait(0.02, 10)
+        publisher.sender.push([message(f"{number}"), message(f"{number} urgent", priority=9)])
+        found: list[Leased] = []
+        while len(found) < 2:
+            assert store.consumer.wait(30, 10) is True
+            found += take(store)
+        assert set(names(found)) == {f"{number}", f"{number} urgent"}
+        assert store.consumer.settle(own, [Ack(leased.tag) for leased in found]) == set()
+    assert take(store) == []
+    assert not store.consumer.prefetched
+
+
+def test_a_waiter_that_was_killed_stops_nobody(store: Broker, other: Start) -> None:
+    victim = other(scripts.wait_for_nothing)
+    assert victim.hear() == "up"
+    store.sender.push([message("a")])
+    victim.kill()
+    for number in range(3):
+        store.consumer.wait(0)
+        store.sender.push([message(str(number))])
+        assert store.consumer.wait(30) is True

@@ -1,0 +1,258 @@
+"""Generations and leases: who holds what, until when, and what the dead leave behind.
+
+Comes from:  the suite.
+Goes to:     the broker of a place.
+Thread:      the test's.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from qworker.errors import LeaseLost
+from qworker.testing.contract import scripts
+from qworker.testing.contract.collecting import asks
+from qworker.testing.contract.fixtures import Open, Start, generation, take
+from qworker.testing.contract.messages import message, names
+from qworker.testing.contract.place import Assumption, Place, mark
+from qworker.testing.contract.waiting import until
+from qworker.transports.capabilities import DELIVERY_COUNT, RESULTS
+from qworker.transports.lease import Ack, Broker, Reclaimed, Release
+
+ROW = ("task-1", "SUCCESS", b'{"status":"SUCCESS"}', None)
+
+
+def test_every_enlistment_is_a_new_epoch(open_: Open) -> None:
+    first, second = open_(), open_()
+    epochs = [
+        first.consumer.register("a", ["q"], 1),
+        second.consumer.register("b", ["q"], 1),
+        first.consumer.register("a", ["q"], 1),
+    ]
+    assert len(set(epochs)) == 3
+    assert min(epochs) > 0
+
+
+@asks(RESULTS)
+def test_an_old_generation_settles_nothing(open_: Open, place: Place) -> None:
+    store = open_()
+    old = store.consumer.register("a", ["q"], 1)
+    store.sender.push([message("a")])
+    (leased,) = take(store)
+    new = store.consumer.register("a", ["q"], 1)
+    (again,) = take(store)
+    assert again == leased
+    assert store.consumer.reclaim() == []
+    assert store.consumer.settle(old, [Ack(leased.tag, ROW)]) == {leased.tag}
+    assert place.result("task-1") is None
+    assert store.consumer.settle(new, [Ack(leased.tag, ROW)]) == set()
+    assert place.result("task-1") is not None
+
+
+class Time:
+    """A clock for leases that only the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@asks(Assumption.UPTIME)
+def test_a_silent_holder_is_taken_for_dead(open_: Open, place: Place) -> None:
+    time_of_leases = Time()
+    frozen, well = (open_(lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+    old = frozen.consumer.register("frozen", ["q"], 1)
+    well.consumer.register("well", ["q"], 1)
+    well.sender.push([message("a")])
+    (leased,) = take(frozen)
+    time_of_leases.now += 15.0
+    assert well.consumer.reclaim() == []
+    time_of_leases.now += 0.1
+    assert well.consumer.reclaim(silent=False) == []
+    assert well.consumer.reclaim() == [Reclaimed("frozen", 1, 0)]
+    (again,) = take(well)
+    assert (again.tag, again.redelivered, again.deliveries) == (leased.tag, True, 0)
+    # Then it thaws.
+    assert frozen.consumer.settle(old, [Ack(leased.tag, ROW)]) == {leased.tag}
+    assert place.result("task-1") is None
+    well.sender.push([message("b")])
+    with pytest.raises(LeaseLost, match="taken for dead"):
+        take(frozen)
+    with pytest.raises(LeaseLost):
+        frozen.consumer.extend()
+    assert names(take(well)) == ["b"]
+    new = frozen.consumer.register("frozen", ["q"], 1)
+    well.sender.push([message("c")])
+    (mine,) = take(frozen)
+    assert frozen.consumer.settle(new, [Ack(mine.tag)]) == set()
+
+
+def test_who_renews_keeps_the_lease(open_: Open) -> None:
+    time_of_leases = Time()
+    holder, well = (open_(registered=True, lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+    holder.sender.push([message("a")])
+    take(holder)
+    for _ in range(5):
+        time_of_leases.now += 14.0
+        holder.consumer.extend()
+        assert well.consumer.reclaim() == []
+
+
+@asks(Assumption.ON_DEMAND)
+def test_taking_more_renews_what_is_held(open_: Open) -> None:
+    time_of_leases = Time()
+    holder, well = (open_(registered=True, lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+    for number in range(5):
+        holder.sender.push([message(str(number))])
+        assert len(take(holder)) == 1
+        time_of_leases.now += 14.0
+        assert well.consumer.reclaim() == []
+
+
+def test_what_is_taken_is_held_for_two_thirds_of_the_lease(open_: Open) -> None:
+    """However long ago it was renewed: a worker starts what it has taken until then, and nothing after."""
+    time_of_leases = Time()
+    holder, well = (open_(lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+    holder.consumer.register("holder", ["q"], 1)
+    well.consumer.register("well", ["elsewhere"], 1)
+    for silence in (0.0, 4.9, 5.1, 9.9, 14.9):
+        time_of_leases.now += silence
+        holder.sender.push([message("a")])
+        assert len(take(holder)) == 1
+        time_of_leases.now += 9.9
+        assert well.consumer.reclaim() == []
+        holder.consumer.extend()
+
+
+def test_a_silent_holder_of_nothing_is_left_alone(open_: Open) -> None:
+    time_of_leases = Time()
+    idle, well = (open_(registered=True, lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+    time_of_leases.now += 1000.0
+    assert well.consumer.reclaim() == []
+    idle.sender.push([message("a")])
+    assert names(take(idle)) == ["a"]
+    assert well.consumer.reclaim() == []
+
+
+@asks(Assumption.UPTIME)
+def test_leases_run_out_in_real_time_too(open_: Open) -> None:
+    silent, well = open_(registered=True, lease_seconds=0.05), open_(registered=True)
+    silent.sender.push([message("a")])
+    take(silent)
+    assert until(well.consumer.reclaim) == [Reclaimed("w1@test", 1, 0)]
+    assert names(take(well)) == ["a"]
+
+
+@asks(Assumption.RECLAIMING, DELIVERY_COUNT)
+def test_what_a_killed_process_held_is_back_at_once(store: Broker, other: Start) -> None:
+    store.sender.push([message(name) for name in ("waiting1", "running1", "waiting2", "running2")])
+    victim = other(scripts.hold)
+    victim.say("3600")
+    assert victim.hear() == "4"
+    assert store.consumer.reclaim() == []
+    assert take(store) == []
+    victim.kill()
+    assert store.consumer.reclaim() == [Reclaimed("victim@test", 4, 2)]
+    assert store.consumer.reclaim() == []
+    found = {leased.headers: (leased.deliveries, leased.redelivered) for leased in take(store)}
+    assert found == {
+        "waiting1": (0, True), "running1": (1, True), "waiting2": (0, True), "running2": (1, True),
+    }  # fmt: skip
+
+
+@asks(Assumption.UPTIME, Assumption.RECLAIMING, DELIVERY_COUNT)
+def test_marks_of_messages_that_were_settled_count_nothing(open_: Open) -> None:
+    time_of_leases = Time()
+    silent, well = (open_(lease_seconds=15.0, uptime=time_of_leases) for _ in range(2))
+    own = silent.consumer.register("silent", ["q"], 1)
+    well.consumer.register("well", ["q"], 1)
+    silent.sender.push([message("a"), message("b")])
+    first, second = take(silent)
+    kept = mark(silent, first.tag, second.tag, 12345)
+    silent.consumer.settle(own, [Release(first.tag)])
+    time_of_leases.now += 16.0
+    assert well.consumer.reclaim() == [Reclaimed("silent", 1, int(kept))]
+    assert {leased.headers: leased.deliveries for leased in take(well)} == {"a": 0, "b": int(kept)}
+
+
+@asks(Assumption.RECLAIMING)
+def test_the_dead_are_reclaimed_once(store: Broker, open_: Open, other: Start) -> None:
+    store.sender.push([message("a")])
+    victim = other(scripts.hold)
+    victim.say("3600")
+    victim.hear()
+    stores = [store, *(open_(registered=True) for _ in range(3))]
+    victim.kill()
+    found: list[Reclaimed] = []
+    threads = [
+        threading.Thread(target=lambda each=each: found.extend(each.consumer.reclaim())) for each in stores
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [Reclaimed("victim@test", 1, 0)] or until(lambda: found + store.consumer.reclaim())
+    assert names(take(store)) == ["a"]
+    assert take(store) == []
+
+
+@asks(Assumption.UPTIME)
+def test_a_stopped_process_loses_its_lease(store: Broker, place: Place, other: Start) -> None:
+    store.sender.push([message("a")])
+    frozen = other(scripts.hold)
+    frozen.say("0.2")
+    assert frozen.hear() == "1"
+    frozen.signal(signal.SIGSTOP)
+    assert until(store.consumer.reclaim) == [Reclaimed("victim@test", 1, 0)]
+    (leased,) = take(store)
+    frozen.signal(signal.SIGCONT)
+    frozen.say("settle")
+    assert frozen.hear() == f"lost {leased.tag}"
+    assert frozen.hear() == "LeaseLost"
+    assert place.count() == 1
+
+
+@asks(Assumption.RECLAIMING)
+def test_a_child_neither_holds_nor_keeps_its_parents_leases(store: Broker, other: Start) -> None:
+    store.sender.push([message("a")])
+    victim = other(scripts.hold_and_fork)
+    word, _, refused = victim.hear().split()
+    assert (word, refused) == ("child", "refused")
+    assert store.consumer.reclaim() == []
+    victim.kill()  # its child lives on
+    assert until(store.consumer.reclaim) == [Reclaimed("victim@test", 1, 0)]
+    victim.say("end")
+
+
+@asks(Assumption.UNMARKED)
+def test_who_resigns_leaves_everything_uncounted(store: Broker, open_: Open) -> None:
+    leaver = open_(registered=True)
+    leaver.sender.push([message("a"), message("b")])
+    first, second = take(leaver)
+    mark(leaver, first.tag)
+    leaver.consumer.deregister()
+    leaver.consumer.deregister()
+    assert store.consumer.reclaim() == []
+    assert take(store) == [first, second]
+
+
+def test_a_close_is_a_resignation(store: Broker, open_: Open) -> None:
+    leaver = open_(registered=True)
+    leaver.sender.push([message("a")])
+    take(leaver)
+    leaver.close()
+    leaver.close()
+    assert names(take(store)) == ["a"]
+
+
+def test_after_resigning_one_may_enlist_again(store: Broker) -> None:
+    store.consumer.deregister()
+    store.sender.push([message("a")])
+    own = generation(store)
+    (leased,) = take(store)
+    assert store.consumer.settle(own, [Ack(leased.tag)]) == set()

@@ -1,0 +1,105 @@
+"""Workers that tell of themselves, and are listed.
+
+Comes from:  the suite.
+Goes to:     the broker of a place.
+Thread:      the test's.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from qworker.testing.clock import FakeClock
+from qworker.testing.contract import scripts
+from qworker.testing.contract.collecting import asks
+from qworker.testing.contract.fixtures import Open, Start, generation, take
+from qworker.testing.contract.messages import message
+from qworker.transports.capabilities import WORKERS
+from qworker.transports.lease import Ack, Broker
+
+
+@asks(WORKERS)
+def test_live_workers_are_listed(open_: Open, store: Broker, clock: FakeClock, other: Start) -> None:
+    store.consumer.deregister()
+    watching = open_()
+    assert watching.admin.workers() == []
+    store.consumer.register("w@test", ["q", "r"], 4)
+    (found,) = watching.admin.workers()
+    told = (found.name, found.queues, found.concurrency, found.started)
+    assert told == ("w@test", ("q", "r"), 4, clock.now())
+    assert (found.status, found.seen) == ("", clock.now())  # it has told nothing of itself
+    victim = other(scripts.hold)
+    victim.say("3600")
+    victim.hear()
+    assert {worker.name for worker in watching.admin.workers()} == {"w@test", "victim@test"}
+    victim.kill()
+    assert [worker.name for worker in watching.admin.workers()] == ["w@test"]
+    store.consumer.deregister()
+    assert watching.admin.workers() == []
+
+
+def presences(store: Broker) -> dict[str, tuple[int, str, str]]:
+    """Name → waiting, host, version of all live workers that are to be seen."""
+    return {worker.name: (worker.waiting, worker.host, worker.version) for worker in store.admin.workers()}
+
+
+@asks(WORKERS)
+def test_what_a_worker_tells_of_itself_is_read_by_other_processes(
+    open_: Open, store: Broker, other: Start
+) -> None:
+    store.consumer.deregister()
+    worker = other(scripts.tell_of_itself)
+    for waiting in (1, 2):  # with its registration, and with a renewal
+        worker.say(json.dumps({"waiting": waiting, "host": "far", "version": "7"}, separators=(",", ":")))
+        worker.hear()
+        ((name, told),) = presences(store).items()
+        assert (name, told[0], told[2]) == ("victim@test", waiting, "7")
+    worker.kill()
+    assert presences(open_()) == {}
+
+
+@asks(WORKERS)
+def test_each_worker_has_a_presence_of_its_own_which_it_keeps_when_it_registers_again(open_: Open) -> None:
+    first, second, third = (open_() for _ in range(3))
+    for number, store in enumerate((first, second), 1):
+        store.consumer.present(json.dumps({"waiting": number}))
+        store.consumer.register(f"w{number}@test", ["q"], 1)
+    third.consumer.register("silent@test", ["q"], 1)
+    first.consumer.present(json.dumps({"waiting": 7}))
+    waiting = {worker.name: worker.waiting for worker in third.admin.workers()}
+    assert waiting == {"w1@test": 1, "w2@test": 2, "silent@test": 0}  # it is told with the next renewal
+    first.consumer.extend()
+    second.consumer.register("w2@test", ["q"], 1)
+    third.consumer.extend()
+    waiting = {worker.name: worker.waiting for worker in third.admin.workers()}
+    assert waiting == {"w1@test": 7, "w2@test": 2, "silent@test": 0}
+
+
+@asks(WORKERS)
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"waiting":"x","seen":[]}', "[" * 5000])
+def test_a_presence_that_is_damaged_spoils_nothing(open_: Open, store: Broker, text: str) -> None:
+    store.consumer.present(text)
+    own = generation(store)
+    store.sender.push([message("a")])
+    store.consumer.extend()
+    (taken,) = take(store)
+    (found,) = open_().admin.workers()
+    assert (found.name, found.queues, found.waiting) == ("again@test", ("q", "r"), 0)
+    assert store.consumer.settle(own, [Ack(taken.tag)]) == set()
+
+
+@asks(WORKERS)
+def test_a_presence_may_be_large(open_: Open, store: Broker) -> None:
+    tasks = [{"id": f"{number:036}", "name": "x" * 255, "started": 1.5} for number in range(100)]
+    store.consumer.present(json.dumps({"running": tasks}))
+    store.consumer.extend()
+    (found,) = open_().admin.workers()
+    assert [task._asdict() for task in found.running] == tasks
+
+
+def test_a_presence_where_workers_are_not_listed_is_nothing(store: Broker) -> None:
+    store.consumer.present('{"waiting":1}')
+    store.consumer.extend()
+    assert [worker.waiting for worker in store.admin.workers()] == ([] if WORKERS in store.lacks else [1])

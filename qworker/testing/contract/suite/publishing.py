@@ -1,0 +1,108 @@
+"""Many publishers: threads, processes and forked children, each with what it sent.
+
+Comes from:  the suite.
+Goes to:     the broker of a place.
+Thread:      the test's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+from qworker.testing.contract import scripts
+from qworker.testing.contract.collecting import asks
+from qworker.testing.contract.fixtures import Open, Start, take
+from qworker.testing.contract.messages import message, names
+from qworker.testing.contract.place import Assumption, Place
+from qworker.transports.lease import Broker
+
+
+@asks(Assumption.ON_DEMAND)
+def test_every_push_of_many_threads_is_stored_when_it_returns(store: Broker, place: Place) -> None:
+    done: list[str] = []
+    missing: list[str] = []
+
+    def publish(thread: int) -> None:
+        for number in range(25):
+            name = f"{thread}-{number}"
+            store.sender.push([message(name, body=b"1"), message(name, body=b"2")])
+            done.append(name)
+            before = len(done)
+            if place.count() < 2 * before:
+                missing.append(name)
+
+    threads = [threading.Thread(target=publish, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not missing
+    found = take(store, limit=1000)
+    assert Counter(names(found)) == {f"{thread}-{number}": 2 for thread in range(8) for number in range(25)}
+    # What one push brought lies together, and each thread's messages are in its own order.
+    assert [leased.body for leased in found] == [b"1", b"2"] * 200
+    for number in range(8):
+        own = [name for name in names(found) if name.startswith(f"{number}-")]
+        assert own == sorted(own, key=lambda name: int(name.split("-")[1]))
+
+
+def test_one_callers_bad_message_is_not_anothers_failure(store: Broker) -> None:
+    failures: Counter[str] = Counter()
+
+    def publish(name: str, body: Any) -> None:
+        for _ in range(40):
+            try:
+                store.sender.push([message(name, body=body)])
+            except Exception:  # noqa: BLE001 - whatever it is, the store is asked afterwards
+                failures[name] += 1
+
+    threads = [
+        threading.Thread(target=publish, args=(name, body))
+        for name, body in [("good", b""), ("bad", object()), ("fine", b""), ("worse", object())]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == {"bad": 40, "worse": 40}
+    assert Counter(names(take(store, limit=1000))) == {"good": 40, "fine": 40}
+
+
+def test_several_processes_publish_at_once(store: Broker, other: Start) -> None:
+    processes = [other(scripts.publish) for _ in range(3)]
+    for process in processes:
+        process.hear()
+    for process in processes:
+        process.say("go")
+    for process in processes:
+        assert process.ended() == 0
+    assert len(set(names(take(store, limit=1000)))) == 300
+
+
+def test_forked_children_publish_beside_their_parent(store: Broker, other: Start) -> None:
+    publisher = other(scripts.publish_and_fork)
+    count, *codes = publisher.hear().split()
+    assert codes == ["0"] * 4
+    found = names(take(store, limit=10_000))
+    assert len(found) == len(set(found)) == int(count) + 40
+
+
+def test_what_a_child_publishes_after_its_parent_closed_is_kept(
+    place: Place, open_: Open, other: Start
+) -> None:
+    # No store but theirs is open meanwhile: who closes the last connection may tidy up the files.
+    publisher = other(scripts.close_before_the_child)
+    assert publisher.hear() == "pushed"
+    publisher.say("close")
+    assert publisher.hear() == "closed"
+    assert names(take(open_(registered=True))) == ["parent", "child, before", "child, after"]
+
+
+@asks(Assumption.ON_DEMAND)
+def test_parent_and_child_hold_leases_of_their_own(store: Broker, place: Place, other: Start) -> None:
+    store.sender.push([message("a"), message("b")])
+    process = other(scripts.hold_beside_a_child)
+    assert process.hear().split()[:2] == ["0", "0"]
+    assert place.count() == 0

@@ -1,0 +1,159 @@
+"""Revocations, and what is numbered: nothing that was numbered comes again.
+
+Comes from:  the suite.
+Goes to:     the broker of a place.
+Thread:      the test's.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
+
+from qworker.errors import LeaseLost
+from qworker.message.protocol import TaskMessage, encode, receive
+from qworker.message.signing import Signer
+from qworker.testing.clock import FakeClock
+from qworker.testing.contract.collecting import asks
+from qworker.testing.contract.fixtures import Open, generation, take
+from qworker.testing.contract.messages import message, names
+from qworker.testing.contract.place import Place
+from qworker.testing.contract.waiting import until
+from qworker.transports.capabilities import FANOUT
+from qworker.transports.lease import Ack, Broker, Envelope, Revocation
+
+
+@asks(FANOUT)
+def test_revocations_are_heard_once_by_all(store: Broker, open_: Open) -> None:
+    listening = open_(registered=True)
+    cursor, nothing = listening.consumer.revoked_since(0)
+    assert nothing == []
+    store.sender.revoke(["a", "b"])
+    store.sender.revoke(["c"], terminate=True, signal="SIGKILL")
+    expected = [
+        Revocation("a", False, "SIGTERM"),
+        Revocation("b", False, "SIGTERM"),
+        Revocation("c", True, "SIGKILL"),
+    ]
+    cursor, found = listening.consumer.revoked_since(cursor)
+    assert found == expected
+    assert listening.consumer.revoked_since(cursor) == (cursor, [])
+    assert open_(registered=True).consumer.revoked_since(0)[1] == expected
+
+
+@asks(FANOUT)
+def test_an_order_to_revoke_may_carry_its_signature(store: Broker) -> None:
+    signer = Signer(["a key that is long enough for tests"])
+    text = f"SIGTERM {signer.sign_order('revoke', 'a', True, 'SIGTERM')}"
+    store.sender.revoke(["a"], terminate=True, signal=text)
+    assert store.consumer.revoked_since(0)[1] == [Revocation("a", True, text)]
+
+
+def test_what_is_signed_comes_as_it_was_signed(store: Broker) -> None:
+    signer = Signer(["a key that is long enough for tests"])
+    own = {
+        "tenant": "é", "text": "\ud800\x00\n", "nothing": None, "yes": True, "int": -(2**53), "float": 0.1,
+        "large": 1e300,
+        "list": [1, [2, None, "x"], {"a": 1.5}], "table": {"b": {}, "a": [], "": "no name"}, "tuple": (1, 2),
+        "odd, name: é": 1, "time": datetime(2030, 1, 2, tzinfo=UTC), "number": Decimal("1.50"),
+        "bytes": b"\xff",
+    }  # fmt: skip
+    call = TaskMessage(
+        "proj.add", "id-1", (1,), headers=own, eta="2030-01-01T00:00:00+00:00", stamps={"team": ["a"]},
+        stamped_headers=["team"], timelimit=(10, 2.5), reply_to="q", group="g", group_index=3,
+        compression="gzip",
+    )  # fmt: skip
+    for given in (call, replace(call, headers={"tenant": "a"}), replace(call, id="id-3", headers={})):
+        encoded = encode(given, signer)
+        store.sender.push([Envelope("q", encoded.headers, encoded.properties, encoded.body)])
+        (leased,) = until(lambda: store.consumer.lease(["q"], 10).messages)
+        headers, _, _ = receive(leased.headers, leased.properties, leased.body, frozenset({"json"}), signer)
+        assert headers["tenant"] if given.headers else True
+
+
+@asks(FANOUT)
+def test_revocations_expire(open_: Open, clock: FakeClock) -> None:
+    store = open_(registered=True, revoke_expires=60.0)
+    store.sender.revoke(["old"])
+    clock.advance(61)
+    store.sender.revoke(["new"])
+    cursor, found = store.consumer.revoked_since(0)
+    assert [revocation.task_id for revocation in found] == ["new"]
+    assert store.consumer.sweep(1e9, 1000) == 1
+    store.sender.revoke(["newer"])
+    assert [revocation.task_id for revocation in store.consumer.revoked_since(cursor)[1]] == ["newer"]
+
+
+@asks(FANOUT)
+def test_a_revocation_wakes_a_worker(store: Broker, open_: Open) -> None:
+    store.consumer.wait(0)
+    open_().sender.revoke(["a"])
+    assert store.consumer.wait(30)
+    assert [revocation.task_id for revocation in store.consumer.revoked_since(0)[1]] == ["a"]
+
+
+@asks(FANOUT)
+def test_a_revocation_among_messages_is_heard_at_the_next_look(store: Broker, open_: Open) -> None:
+    client = open_()
+    store.consumer.wait(0)
+    cursor, _ = store.consumer.revoked_since(0)
+    for name in ("a", "b"):
+        client.sender.push([message(name)])
+        client.sender.revoke([name])
+        client.sender.push([message(name)])
+        assert store.consumer.wait(30)
+        cursor, found = store.consumer.revoked_since(cursor)
+        while not found and store.consumer.wait(30):  # the news of a server may come one by one
+            cursor, found = store.consumer.revoked_since(cursor)
+        assert [revocation.task_id for revocation in found] == [name]
+
+
+@asks(FANOUT)
+def test_nothing_that_was_numbered_before_a_loss_comes_again(
+    place: Place, open_: Open, clock: FakeClock
+) -> None:
+    """FLUSHALL, TRUNCATE, an old backup, a file made anew: a generation that came again would be another
+    holder's, and a worker that waits for higher numbers would hear of no revocation."""
+    store, client = open_(registered=True), open_()
+    old = {generation(store) for _ in range(3)}
+    client.sender.push([message("lost")])
+    (lost,) = take(store)
+    client.sender.revoke(["a", "b", "c"])
+    cursor, found = store.consumer.revoked_since(0)
+    while len(found) < 3 and store.consumer.wait(30):
+        cursor, more = store.consumer.revoked_since(cursor)
+        found += more
+    place.lose()
+    clock.advance(1.0)
+    with suppress(LeaseLost):
+        for _ in range(30):  # the embedded broker looks for its file every tenth of a second
+            store.consumer.extend()
+            time.sleep(0.01)
+    fresh = open_()
+    new = {generation(fresh), generation(store)}
+    fresh.consumer.deregister()
+    assert len(old | new) == 5
+    client = open_()
+    client.sender.push([message("new")])
+    assert names(take(store)) == ["new"]
+    assert store.consumer.settle(max(old), [Ack(lost.tag)]) == {lost.tag}
+    client.sender.revoke(["d"])
+    found = store.consumer.revoked_since(cursor)[1]
+    while not found and store.consumer.wait(30):
+        found = store.consumer.revoked_since(cursor)[1]
+    assert [revocation.task_id for revocation in found] == ["d"]
+
+
+def test_no_number_is_given_twice_in_whatever_order_messages_end(store: Broker) -> None:
+    """A late ack of the first would delete the second, unrun."""
+    own = generation(store)
+    store.sender.push([message(name) for name in "abcdef"])
+    first = take(store)
+    seen = {leased.tag for leased in first}
+    for leased in (first[4], first[5], first[1], first[0], first[3], first[2]):
+        assert store.consumer.settle(own, [Ack(leased.tag)]) == set()
+    store.sender.push([message(name) for name in "ghij"])
+    assert not seen & {leased.tag for leased in take(store)}

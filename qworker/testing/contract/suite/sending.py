@@ -1,0 +1,198 @@
+"""Pushing and leasing: what is sent comes back as it was, in order, once, and when it is due.
+
+Comes from:  the suite.
+Goes to:     the broker of a place.
+Thread:      the test's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from qworker.testing.clock import FakeClock
+from qworker.testing.contract.collecting import asks
+from qworker.testing.contract.fixtures import Open, generation, take
+from qworker.testing.contract.messages import message, names
+from qworker.testing.contract.place import Assumption, Place
+from qworker.transports.capabilities import COUNTS, ETA, PRIORITY, Capability
+from qworker.transports.lease import Ack, Broker, DeadLetter, Leased
+
+
+def test_what_the_place_lacks_is_declared_by_the_broker(store: Broker, place: Place) -> None:
+    """So that no test is left out for what ``qworker config check`` does not tell the users of the broker."""
+    assert place.lacks & frozenset(Capability) <= store.lacks
+
+
+@asks(Assumption.ON_DEMAND)
+def test_no_tag_is_given_twice(store: Broker) -> None:
+    """What was noted of a message that is gone must not be taken for another's."""
+    now = generation(store)
+    seen: set[int] = set()
+    for end in (Ack, lambda tag: DeadLetter(tag, "bad")):
+        for _ in range(3):
+            store.sender.push([message("a"), message("b")])
+            taken = take(store)
+            store.consumer.settle(now, [end(leased.tag) for leased in taken])
+            assert not seen & {leased.tag for leased in taken}
+            seen |= {leased.tag for leased in taken}
+    store.sender.push([message("purged")])
+    assert store.admin.purge("q") == 1
+    store.sender.push([message("a")])
+    assert not seen & {leased.tag for leased in take(store)}
+
+
+@asks(Assumption.TEXT)
+def test_a_message_comes_back_as_it_was_sent(store: Broker) -> None:
+    body = bytes(range(256)) * 5000
+    store.sender.push(
+        [message('{"id":"é\\u0000"}', properties='{"content_type":"x"}', body=body, priority=3)]
+    )
+    (leased,) = take(store)
+    assert leased == Leased(
+        leased.tag, "q", 3, None, 0, False, 0, '{"id":"é\\u0000"}', '{"content_type":"x"}', body
+    )
+    assert leased.redelivered is False
+
+
+def test_the_most_urgent_come_first_and_the_oldest_among_equals(store: Broker) -> None:
+    store.sender.push(
+        [message(f"{priority}-{turn}", priority=priority) for turn in range(3) for priority in (0, 9, 4)]
+    )
+    assert names(take(store)) == [f"{priority}-{turn}" for priority in (9, 4, 0) for turn in range(3)]
+
+
+@asks(PRIORITY)
+def test_order_holds_over_several_leases_and_pushes(store: Broker) -> None:
+    for turn in range(4):
+        store.sender.push([message(f"low{turn}"), message(f"high{turn}", priority=9)])
+    assert names(take(store, limit=3)) == ["high0", "high1", "high2"]
+    store.sender.push([message("late", priority=9)])
+    assert names(take(store, limit=3)) == ["high3", "late", "low0"]
+
+
+def test_no_more_than_the_limit_is_taken(store: Broker) -> None:
+    store.sender.push([message(str(number)) for number in range(10)])
+    assert names(take(store, limit=4)) == ["0", "1", "2", "3"]
+    assert take(store, limit=0) == []
+    assert len(take(store)) == 6
+    assert take(store) == []
+
+
+def test_only_the_named_queues_are_read(store: Broker) -> None:
+    store.sender.push([message("in q"), message("in r", "r")])
+    assert names(take(store, "r")) == ["in r"]
+    assert take(store, "r") == []
+    assert names(take(store, "r", "q")) == ["in q"]
+
+
+@asks(Assumption.ANY_QUEUE)
+def test_no_queue_waits_for_another_to_run_dry(store: Broker) -> None:
+    queues = ("a", "b", "c")
+    store.sender.push([message(queue, queue) for queue in queues for _ in range(50)])
+    first = [leased.queue for _ in queues for leased in take(store, *queues, limit=10)]
+    assert Counter(first) == {"a": 10, "b": 10, "c": 10}
+
+
+@asks(Assumption.ON_DEMAND)
+def test_what_is_leased_is_not_leased_again(open_: Open, store: Broker) -> None:
+    store.sender.push([message(str(number)) for number in range(4)])
+    second = open_(registered=True)
+    mine, theirs = take(store, limit=2), take(second, limit=2)
+    assert names(mine) + names(theirs) == ["0", "1", "2", "3"]
+    assert take(store) == take(second) == []
+
+
+def test_pushing_nothing_is_nothing(store: Broker) -> None:
+    store.sender.push([])
+    assert take(store) == []
+
+
+def test_a_push_is_all_or_nothing(store: Broker, place: Place) -> None:
+    with pytest.raises(Exception, match=r"type|support"):
+        store.sender.push([message("good"), message("bad", body=object())])
+    assert place.count() == 0
+    store.sender.push([message("next")])
+    assert names(take(store)) == ["next"]
+
+
+@asks(COUNTS, Assumption.TEST_CLOCK)
+def test_a_delayed_message_is_never_early(store: Broker, clock: FakeClock) -> None:
+    due = clock.now() + 10
+    store.sender.push([message("later", due=due)])
+    assert store.admin.next_due(["q"]) == due
+    clock.advance(9.999)
+    assert take(store) == []
+    clock.advance(0.001)
+    (leased,) = take(store)
+    assert leased.due == due
+    assert store.admin.next_due(["q"]) is None
+
+
+def test_a_message_due_in_the_past_is_ready(store: Broker, clock: FakeClock) -> None:
+    store.sender.push([message("past", due=clock.now() - 1), message("now", due=clock.now())])
+    assert names(take(store)) == ["past", "now"]
+
+
+def test_delayed_messages_do_not_hold_back_others(store: Broker, clock: FakeClock) -> None:
+    store.sender.push([message("later", due=clock.now() + 60, priority=9), message("plain")])
+    assert names(take(store)) == ["plain"]
+
+
+@asks(Assumption.TEST_CLOCK)
+def test_a_wall_clock_set_back_makes_nothing_early(store: Broker, clock: FakeClock) -> None:
+    store.sender.push([message("later", due=clock.now() + 10)])
+    clock.jump(-3600)
+    assert take(store) == []
+    clock.jump(3600 + 10)
+    assert names(take(store)) == ["later"]
+
+
+@asks(ETA, Assumption.TEST_CLOCK)
+def test_near_messages_are_taken_ahead_within_the_horizon(store: Broker, clock: FakeClock) -> None:
+    now = clock.now()
+    store.sender.push([message(f"in {seconds}", due=now + seconds) for seconds in (1, 2, 3, 4, 6)])
+    assert names(store.consumer.lease(["q"], 0, delayed_limit=3, eta_window=5.0).messages) == [
+        "in 1",
+        "in 2",
+        "in 3",
+    ]
+    assert names(store.consumer.lease(["q"], 0, delayed_limit=3, eta_window=5.0).messages) == ["in 4"]
+    assert store.admin.next_due(["q"]) == now + 6
+
+
+@asks(ETA, Assumption.TEST_CLOCK)
+def test_near_messages_have_a_limit_of_their_own(store: Broker, clock: FakeClock) -> None:
+    store.sender.push([message(str(number)) for number in range(5)])
+    store.sender.push([message(f"near{number}", due=clock.now() + 1) for number in range(5)])
+    assert sorted(names(store.consumer.lease(["q"], 2, delayed_limit=3, eta_window=5.0).messages)) == [
+        "0",
+        "1",
+        "near0",
+        "near1",
+        "near2",
+    ]
+
+
+@asks(COUNTS, Assumption.TEST_CLOCK)
+def test_next_due_is_the_earliest_of_the_queues(store: Broker, clock: FakeClock) -> None:
+    now = clock.now()
+    store.sender.push(
+        [message("a", due=now + 5), message("b", "r", due=now + 3), message("c", "other", due=now + 1)]
+    )
+    assert store.admin.next_due(["q", "r"]) == now + 3
+    assert store.admin.next_due(["nothing"]) is None
+
+
+@asks(Assumption.TEST_CLOCK)
+def test_thousands_fall_due_at_once(store: Broker, clock: FakeClock) -> None:
+    store.sender.push(
+        [message(f"{number}", due=clock.now() + 1, priority=number % 2) for number in range(2500)]
+    )
+    clock.advance(1)
+    found: list[Leased] = []
+    while messages := take(store, limit=400):
+        found += messages
+    assert len(found) == len(set(names(found))) == 2500
+    assert found[0].priority == 1

@@ -1,0 +1,157 @@
+"""Settling: what becomes of a message, and of its result, in one step.
+
+Comes from:  the suite.
+Goes to:     the broker of a place.
+Thread:      the test's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from qworker.testing.clock import FakeClock
+from qworker.testing.contract.collecting import asks
+from qworker.testing.contract.fixtures import generation, take
+from qworker.testing.contract.messages import message, names
+from qworker.testing.contract.place import Assumption, Place
+from qworker.transports.capabilities import COUNTS, RESULTS
+from qworker.transports.lease import Ack, Broker, DeadLetter, Release, Store
+
+ROW = ("task-1", "SUCCESS", b'{"status":"SUCCESS"}', None)
+
+
+@asks(RESULTS)
+def test_an_ack_removes_the_message_and_stores_its_result(store: Broker, place: Place) -> None:
+    own = generation(store)
+    store.sender.push([message("a"), message("b")])
+    first, second = take(store)
+    assert store.consumer.settle(own, [Ack(first.tag, ROW), Ack(second.tag)]) == set()
+    assert place.count() == 0
+    assert place.result("task-1") == ("SUCCESS", ROW[2])
+
+
+@asks(Assumption.UNMARKED)
+def test_a_release_puts_the_message_where_it_was(store: Broker) -> None:
+    own = generation(store)
+    store.sender.push([message("a"), message("b")])
+    first, _ = take(store)
+    assert store.consumer.settle(own, [Release(first.tag)]) == set()
+    assert take(store) == [first]
+
+
+@asks(Assumption.UNMARKED)
+@pytest.mark.parametrize(
+    ("release", "deliveries", "redelivered", "requeued"),
+    [
+        ({}, 0, False, 0),
+        ({"counted": True}, 1, True, 0),
+        ({"requeued": True}, 0, False, 1),
+        ({"redelivered": True}, 0, True, 0),
+    ],
+)
+def test_a_release_says_why(
+    store: Broker, release: dict[str, bool], deliveries: int, redelivered: bool, requeued: int
+) -> None:
+    own = generation(store)
+    store.sender.push([message("a")])
+    for times in (1, 2):
+        (leased,) = take(store)
+        store.consumer.settle(own, [Release(leased.tag, **release)])
+        (again,) = take(store)
+        assert (again.deliveries, again.redelivered, again.requeued) == (
+            deliveries * times,
+            redelivered,
+            requeued * times,
+        )
+        store.consumer.settle(own, [Release(again.tag)])
+
+
+@asks(COUNTS, Assumption.TEST_CLOCK)
+def test_a_release_may_be_for_later(store: Broker, clock: FakeClock) -> None:
+    own = generation(store)
+    store.sender.push([message("a")])
+    (leased,) = take(store)
+    store.consumer.settle(own, [Release(leased.tag, clock.now() + 5)])
+    assert take(store) == []
+    assert store.admin.next_due(["q"]) == clock.now() + 5
+    clock.advance(5)
+    assert names(take(store)) == ["a"]
+
+
+@asks(RESULTS)
+def test_what_is_dead_lettered_is_a_dead_letter(store: Broker, place: Place, clock: FakeClock) -> None:
+    own = generation(store)
+    store.sender.push([message("a", "r", properties="{}", body=b"body", priority=4)])
+    (leased,) = take(store, "r")
+    failure = ("task-1", "FAILURE", b"{}", None)
+    assert store.consumer.settle(own, [DeadLetter(leased.tag, "because", failure)]) == set()
+    assert take(store, "r") == []
+    (dead,) = store.admin.dead()
+    assert dead[1:] == ("r", "because", clock.now(), 0, "a", "{}", b"body")
+    assert place.result("task-1") == ("FAILURE", b"{}")
+
+
+@asks(RESULTS)
+def test_a_result_may_be_stored_by_itself(store: Broker, place: Place) -> None:
+    assert store.consumer.settle(generation(store), [Store(ROW)]) == set()
+    assert place.result("task-1") == ("SUCCESS", ROW[2])
+
+
+@asks(RESULTS)
+def test_a_settled_result_never_goes_back(store: Broker, place: Place) -> None:
+    own = generation(store)
+    store.consumer.settle(own, [Store(ROW)])
+    store.sender.push([message("a")])
+    (leased,) = take(store)
+    assert store.consumer.settle(own, [Ack(leased.tag, ("task-1", "STARTED", b"", None))]) == set()
+    assert place.result("task-1") == ("SUCCESS", ROW[2])
+    assert place.count() == 0
+
+
+@asks(RESULTS)
+def test_all_kinds_of_settlement_go_in_one_step(store: Broker, place: Place) -> None:
+    own = generation(store)
+    store.sender.push([message(name) for name in ("ack", "release", "dead-letter", "keep")])
+    ack, release, dead_letter, _ = take(store)
+    assert (
+        store.consumer.settle(
+            own, [Ack(ack.tag), Release(release.tag), DeadLetter(dead_letter.tag, "why"), Store(ROW)]
+        )
+        == set()
+    )
+    assert names(take(store)) == ["release"]
+    assert [dead.headers for dead in store.admin.dead()] == ["dead-letter"]
+    assert place.result("task-1") is not None
+    assert place.count() == 2
+
+
+@asks(RESULTS)
+@pytest.mark.parametrize("wrong", [Ack(999, ROW), Release(999), DeadLetter(999, "why", ROW)])
+def test_what_is_not_ours_is_named_and_left_alone(store: Broker, place: Place, wrong: Any) -> None:
+    own = generation(store)
+    store.sender.push([message("a"), message("b")])
+    first, second = take(store)
+    good = ("task-2", "SUCCESS", b"2", None)
+    assert store.consumer.settle(own, [Ack(first.tag, good), wrong, Release(second.tag)]) == {999}
+    assert place.result("task-1") is None
+    assert place.result("task-2") == ("SUCCESS", b"2")
+    assert names(take(store)) == ["b"]
+    assert store.admin.dead() == []
+
+
+def test_a_message_is_settled_once(store: Broker) -> None:
+    own = generation(store)
+    store.sender.push([message("a")])
+    (leased,) = take(store)
+    assert store.consumer.settle(own, [Ack(leased.tag), Ack(leased.tag)]) == {leased.tag}
+
+
+def test_waiting_messages_cannot_be_settled(store: Broker) -> None:
+    own = generation(store)
+    store.sender.push([message("a")])
+    (leased,) = take(store)
+    store.consumer.settle(own, [Release(leased.tag)])
+    assert store.consumer.settle(own, [Ack(leased.tag)]) == {leased.tag}
+    assert names(take(store)) == ["a"]

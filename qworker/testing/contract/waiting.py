@@ -1,0 +1,33 @@
+"""Waiting for what others do.
+
+Comes from:  tests with other threads or processes.
+Goes to:     a condition.
+Thread:      the test's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+PATIENCE = 30.0
+"""Seconds that a condition may take on a busy machine."""
+
+
+def until(
+    condition: Callable[[], T], patience: float = PATIENCE, say: Callable[[], object] = lambda: ""
+) -> T:
+    """Ask again and again until the answer is true; return it.
+
+    patience: seconds, after which the test fails. say: what the failure says besides.
+    """
+    deadline = time.monotonic() + patience
+    pause = 0.002
+    while not (answer := condition()):
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"not within {patience:g} s {say()}")
+        time.sleep(pause)
+        pause = min(pause * 1.3, 0.05)
+    return answer
