@@ -48,6 +48,7 @@ SCHEMES = {
     "sqs": "qworker.transports.sqs.broker",
     "ironmq": "qworker.transports.ironmq.broker",
     "mongodb": "qworker.transports.mongodb.broker",
+    "disque": "qworker.transports.disque.broker",
     "spool": "qworker.spooler.broker",
 }
 """The module for each scheme; it has ``open_broker(url, conf)``, which returns the store and opens nothing

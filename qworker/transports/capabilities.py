@@ -206,6 +206,24 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         "says; a purge also deletes what is being run, should its worker die. Counts are in part: all of a "
         "queue counts as ready.",
         lacks=frozenset(Capability) - {ETA, DEAD_LETTERS},
+        in_part=_PROCESSES_ONLY,
+    ),
+    Capabilities(
+        "Disque",
+        ("disque",),
+        accepted="as many nodes as `replicate` says have it (three, or all where there are fewer); of many "
+        "sent together, some may be accepted although an error was raised",
+        redelivered="when nobody has said for `retry` seconds (30 if not set) that it is being worked on; a "
+        "live worker says so, and replaces a job of which half the `ttl` (30 days) is over",
+        eta="in Disque (30 s ahead in a worker)",
+        priority="none: first come, first served, about",
+        fanout=_NO_FANOUT,
+        dead_letters=_SENT_AGAIN,
+        delivery_count=_IN_A_HEADER,
+        note="At least once; Disque forgets a job after its `ttl`. After the restart of a node that keeps a "
+        "file, its jobs come back at their retry time.",
+        lacks=frozenset(Capability) - {ETA, DEAD_LETTERS},
+        in_part=_PROCESSES_ONLY,
     ),
     Capabilities(
         "Spool directory",

@@ -26,12 +26,18 @@ class RemoteAdmin(KombuAdmin):
     @undisturbed
     def queues(self) -> list[QueueInfo]:
         names = sorted(self._names())
-        standing = {info.queue: info for info in self.depths(names)}
+        standing = {info.queue: info for info in self._standing(names)}
         dead = Counter(letter.queue for letter in self.dead(None, 2**31))
         found = [
-            standing.get(name, QueueInfo(name))._replace(dead=dead[name]) for name in sorted({*names, *dead})
+            standing.get(name, QueueInfo(name))._replace(dead=dead[name])
+            for name in sorted({*names, *standing, *dead})
         ]
         return [info for info in found if info.ready or info.delayed or info.leased or info.dead]
+
+    def _standing(self, queues: Sequence[str]) -> list[QueueInfo]:
+        """As depths(), with all that the server tells only when it is asked for each message; it may be of
+        other queues, too."""
+        return self.depths(queues)
 
     @undisturbed
     def depths(self, queues: Sequence[str]) -> list[QueueInfo]:

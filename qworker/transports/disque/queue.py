@@ -1,0 +1,328 @@
+"""One queue of Disque, and all queues of a worker at once.
+
+Comes from:  ``server.py``.
+Goes to:     ``nodes.py``.
+Thread:      see RemoteQueue; AllQueues has connections of its own.
+
+Disque queues a job again some seconds (its RETRY, as its publisher said) after it was *queued*, or last said
+to be WORKING on; giving it out changes nothing. So what comes out of a long queue may have no time left, and
+WORKING is said of each batch before anybody sees it: one exchange more. The answers tell the seconds. When
+half of a job's time to live is over, Disque hides it for no longer; then it is replaced by a new job.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from qworker.errors import BrokerUnavailable, PublishError
+from qworker.transports.disque.job import Hold, fields, once, waits
+from qworker.transports.disque.link import Command, Refusal
+from qworker.transports.disque.nodes import Answer, Cluster, refused
+from qworker.transports.disque.url import Address
+from qworker.transports.visibility.queue import Count, Entry, Received, RemoteQueue, Source
+
+logger = logging.getLogger(__name__)
+
+BATCH = 500
+SCAN = 1000
+REPLICATE_MILLISECONDS = 2000
+"""How long a node may take to have others keep copies."""
+LONGEST_DELAY = 365 * 86400
+ELSEWHERE = ("LEAVING", "NOREPL")
+"""Refusals after which another node is asked."""
+LATER = ("PAUSED", "MAXLEN", "NOREPL", "LEAVING")
+"""Refusals that end."""
+FULL = "used memory >"
+"""What a node without memory says, by redis-py, which takes the first word away."""
+
+
+class Options(NamedTuple):
+    """How jobs are added. retry, ttl: seconds. replicate: how many nodes keep a job; None: as Disque does.
+    maxlen: the longest that a queue may be; None for any. fastack: whether jobs are ended by FASTACK."""
+
+    retry: int
+    ttl: int
+    replicate: int | None = None
+    maxlen: int | None = None
+    fastack: bool = False
+
+
+def _way(options: Options, delay: int) -> list[str | int]:
+    """How ADDJOB is told that."""
+    way: list[str | int] = ["RETRY", options.retry, "TTL", options.ttl + delay]
+    if delay:
+        way += ["DELAY", delay]
+    if options.replicate is not None:
+        way += ["REPLICATE", options.replicate]
+    if options.maxlen is not None:
+        way += ["MAXLEN", options.maxlen]
+    return way
+
+
+class DisqueQueue(RemoteQueue):
+    """The queue *name*. Disque makes it with its first job."""
+
+    batch = BATCH
+    longest_delay = LONGEST_DELAY
+    look_seconds = 0.1  # so that other nodes send what they have
+
+    def __init__(self, cluster: Cluster, name: str, options: Options) -> None:
+        self.name = name
+        self._cluster = cluster
+        self._options = options
+
+    @property
+    def retry(self) -> int:
+        """Seconds."""
+        return self._options.retry
+
+    def send(self, entries: Sequence[Entry]) -> None:
+        self._add([(text.encode(), *_way(self._options, delay)) for text, delay in entries])
+
+    def again(self, body: bytes) -> Command:
+        """The command that adds a job anew, to be queued when its retry has passed."""
+        options = self._options._replace(maxlen=None)
+        return ("ADDJOB", self.name, body, REPLICATE_MILLISECONDS, *_way(options, options.retry))
+
+    def _add(self, jobs: Sequence[tuple[Any, ...]]) -> None:
+        left = list(jobs)
+        nodes = len(self._cluster.addresses())
+        for _ in range(nodes + 1):
+            commands = [("ADDJOB", self.name, body, REPLICATE_MILLISECONDS, *way) for body, *way in left]
+            replies, node = self._cluster.ask(commands, again=False)
+            failed = [
+                (job, reply) for job, reply in zip(left, replies, strict=True) if isinstance(reply, Refusal)
+            ]
+            if not failed:
+                return
+            elsewhere = [job for job, reply in failed if any(refused(reply, word) for word in ELSEWHERE)]
+            refusal = failed[0][1]
+            if len(elsewhere) < len(failed):
+                break
+            left = elsewhere
+            self._cluster.leave(node)
+        unfit = not any(refused(refusal, word) for word in LATER) and FULL not in str(refusal)
+        raise (PublishError if unfit else BrokerUnavailable)(
+            f"Disque took {len(failed)} of {len(jobs)} jobs for {self.name} not: {refusal}"
+        )
+
+    def receive(self, count: int, seconds: float) -> list[Received]:
+        return received(self._cluster, {self.name.encode(): self}, count, seconds)
+
+    # -- what was received --
+
+    def renew(self, messages: Sequence[Received]) -> list[Received]:
+        """Those whose time is over, others may have by now, and so are not asked for."""
+        now = time.monotonic()
+        late = [one for one in messages if one.receipt.until < now]
+        known = set(map(id, late))
+        return [*late, *working(self._cluster, [one for one in messages if id(one) not in known])]
+
+    def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
+        now = time.monotonic()
+        ours = [one for one in messages if one.receipt.until >= now]
+        never = [one for one in ours if once(one.receipt.job)]  # Disque does not queue these again
+        for node, ones in _by_node([one for one in ours if not once(one.receipt.job)]).items():
+            self._cluster.ask([("NACK", *(one.receipt.job for one in ones))], node=node)
+        if never:
+            self._anew(never)
+
+    def _anew(self, messages: Sequence[Received]) -> None:
+        shown = self._cluster.ask([("SHOW", one.receipt.job) for one in messages]).replies
+        for told in shown:
+            if isinstance(told, list):
+                job = fields(told)
+                way = ("RETRY", 0, "REPLICATE", 1, "TTL", max(1, job["ttl"]))
+                self._add([(job["body"], *way)])
+                self._cluster.ask([("FASTACK", job["id"])])
+
+    def delete(self, messages: Sequence[Received]) -> list[Received]:
+        now = time.monotonic()
+        gone: list[Received] = []
+        command = "FASTACK" if self._options.fastack else "ACKJOB"
+        for node, ones in _by_node(messages).items():
+            (known,), _ = self._cluster.ask([(command, *(one.receipt.job for one in ones))], node=node)
+            late = [one for one in ones if one.receipt.until < now]
+            gone += late[: len(ones) - accepted(known, node)]
+        return gone
+
+    # -- administration --
+
+    def count(self) -> Count:
+        """What can be received, and no more: for the rest each job would have to be looked at, and this is
+        asked every few seconds. counts() does that."""
+        return Count(sum(answer.replies[0] for answer in every_node(self._cluster, ("QLEN", self.name))))
+
+    def purge(self) -> int:
+        ids = [
+            job_id
+            for job_id, copies in scanned(self._cluster, self.name).items()
+            if copies[0]["waits"] or any(job["state"] == b"queued" for job in copies)
+        ]
+        done = 0
+        for start in range(0, len(ids), BATCH):
+            done += self._cluster.ask([("ACKJOB", *ids[start : start + BATCH])]).replies[0]
+        return done
+
+
+class AllQueues(Source):
+    """All *queues*, in one question, on connections of its own."""
+
+    name = "disque"
+    batch = BATCH
+
+    def __init__(self, cluster: Cluster, queues: Sequence[DisqueQueue]) -> None:
+        self._cluster = cluster
+        self._queues = {queue.name.encode(): queue for queue in queues}
+
+    def receive(self, count: int, seconds: float) -> list[Received]:
+        return received(self._cluster, self._queues, count, seconds)
+
+    def interrupt(self) -> None:
+        self._cluster.interrupt()
+
+
+def received(
+    cluster: Cluster, queues: dict[bytes, DisqueQueue], count: int, seconds: float
+) -> list[Received]:
+    """Up to *count* jobs of *queues*; waits for the first of them."""
+    way: Command = ("TIMEOUT", math.ceil(seconds * 1000)) if seconds > 0 else ("NOHANG",)
+    command: Command = ("GETJOB", *way, "COUNT", count, "WITHCOUNTERS", "FROM", *queues)
+    (reply,), node = cluster.ask([command], wait=seconds)
+    if refused(reply, "LEAVING"):
+        cluster.leave(node)
+        return []
+    found = [_received(queues[job[0]], job, node) for job in accepted(reply, node) or ()]
+    cluster.got([one.receipt.job for one in found])
+    gone = set(map(id, working(cluster, found)))  # they ended while we asked
+    return [one for one in found if id(one) not in gone]
+
+
+def _received(queue: DisqueQueue, job: list[Any], node: Address) -> Received:
+    _, job_id, body, _, nacks, _, deliveries = job
+    name = job_id.decode("ascii")
+    lease = math.inf if once(name) else queue.retry  # working() learns a stranger's
+    return Received(
+        queue,
+        body.decode("utf-8", "surrogateescape"),
+        id=name,
+        receipt=Hold(name, node, time.monotonic() + lease),
+        lease_seconds=lease,
+        redelivered=nacks + deliveries > 0,  # no deaths: who held it may never have run it
+    )
+
+
+def working(cluster: Cluster, messages: Sequence[Received]) -> list[Received]:
+    """Say that somebody works on *messages*, in one exchange with each node; return those that are not there
+    any more. What is too old for that is replaced."""
+    gone: list[Received] = []
+    old: list[Received] = []
+    for node, ones in _by_node([one for one in messages if not once(one.receipt.job)]).items():
+        asked = time.monotonic()
+        replies, answered = cluster.ask([("WORKING", one.receipt.job) for one in ones], node=node)
+        for one, reply in zip(ones, replies, strict=True):
+            if isinstance(reply, int):
+                one.lease_seconds = reply
+                one.receipt.until = asked + reply
+            elif refused(reply, "TOOLATE"):
+                old.append(one)
+            elif refused(reply, "NOJOB") and answered == node:
+                gone.append(one)
+    for node, ones in _by_node(old).items():
+        _replace(cluster, node, ones)
+    return gone
+
+
+def _replace(cluster: Cluster, node: Address, messages: Sequence[Received]) -> None:
+    """Put a new job in the place of each of *messages*, which *node* gave and which are too old to be kept.
+    The new ones are delayed by as long as WORKING would have hidden the old ones."""
+    shown, _ = cluster.ask([("SHOW", one.receipt.job) for one in messages], node=node)
+    commands: list[Command] = []
+    left: list[tuple[Received, int]] = []
+    for one, told in zip(messages, shown, strict=True):
+        queue = one.queue
+        assert isinstance(queue, DisqueQueue)
+        if isinstance(told, list):  # if not, the next WORKING says so
+            left.append((one, queue.retry))
+            commands.append(queue.again(fields(told)["body"]))
+    if not left:
+        return
+    asked = time.monotonic()
+    replies, home = cluster.ask(commands, again=False)
+    done: list[str] = []
+    for (one, retry), reply in zip(left, replies, strict=True):
+        if isinstance(reply, bytes):
+            done.append(one.receipt.job)
+            one.receipt, one.lease_seconds = Hold(reply.decode("ascii"), home, asked + retry), retry
+        elif reply is not None:
+            logger.warning(
+                "job %s of %s is too old to be kept, and was not replaced: it may be given to another "
+                "worker in %.0f s: %s",
+                *(one.receipt.job, one.queue.name, one.receipt.until - asked, reply),
+            )
+    if done:
+        cluster.ask([("ACKJOB", *done)], node=node)
+
+
+def _by_node(messages: Sequence[Received]) -> dict[Address, list[Received]]:
+    found: dict[Address, list[Received]] = {}
+    for one in messages:
+        found.setdefault(one.receipt.node, []).append(one)
+    return found
+
+
+def every_node(cluster: Cluster, command: Command) -> list[Answer]:
+    """The answers of all nodes that are there. Raises BrokerUnavailable when none is, or one refuses."""
+    answers = [cluster.ask([command])]
+    for address in cluster.addresses():
+        if address != answers[0].node:
+            with suppress(BrokerUnavailable):
+                answers.append(cluster.ask([command], node=address, only=True))
+    for (reply,), node in answers:
+        accepted(reply, node)
+    return answers
+
+
+def accepted(reply: Any, node: Address) -> Any:
+    """*reply* of *node*. Raises BrokerUnavailable when it is a Refusal."""
+    if isinstance(reply, Refusal):
+        raise BrokerUnavailable(f"Disque, {node}: {reply}")
+    return reply
+
+
+def scanned(cluster: Cluster, queue: str | None = None) -> dict[bytes, list[dict[str, Any]]]:
+    """The copies of each job of *queue*, or of all, on all nodes that answer; by id."""
+    found: dict[bytes, list[dict[str, Any]]] = {}
+    only: Command = () if queue is None else ("QUEUE", queue)
+    for answer in every_node(cluster, ("TIME",)):
+        now = int(answer.replies[0][0]) + int(answer.replies[0][1]) / 1e6
+        cursor = b"0"
+        while True:
+            scan: Command = ("JSCAN", cursor, "COUNT", SCAN, *only, "REPLY", "all")
+            (reply,), node = cluster.ask([scan], node=answer.node, only=True)
+            cursor, jobs = accepted(reply, node)
+            for told in jobs:
+                job = fields(told)
+                found.setdefault(job["id"], []).append({**job, "waits": waits(job, now)})
+            if cursor == b"0":
+                break
+    return found
+
+
+def counts(cluster: Cluster) -> dict[str, Count]:
+    """How the queues stand that have jobs, by name. Each job is looked at."""
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for copies in scanned(cluster).values():
+        states = {job["state"] for job in copies}
+        standing = found[copies[0]["queue"].decode("utf-8", "replace")]
+        if b"queued" in states:
+            standing["ready"] += 1
+        elif b"active" in states:
+            standing["delayed" if copies[0]["waits"] else "leased"] += 1
+    return {name: Count(one["ready"], one["delayed"], one["leased"]) for name, one in found.items()}

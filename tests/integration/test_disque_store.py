@@ -1,0 +1,219 @@
+"""What is Disque's own: jobs of strangers, refusals, several nodes, and how often it is called."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from qworker.conf import Settings
+from qworker.errors import BrokerUnavailable, PublishError
+from qworker.transports import open_broker
+from qworker.transports.kombu.broker import KombuBroker
+from qworker.transports.lease import Ack, Leased
+from tests.support.disque_server import DisqueServer
+from tests.support.messages import message
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def server() -> Iterator[DisqueServer]:
+    with closing(DisqueServer()) as server:
+        yield server
+
+
+def opened(url: str, **options: Any) -> KombuBroker:
+    transport = {"wait_time_seconds": 1, "retry": 2, **options}
+    broker = open_broker(url, Settings({"broker_transport_options": transport, "worker_lease_seconds": 1.0}))
+    assert isinstance(broker, KombuBroker)
+    return broker
+
+
+@pytest.fixture
+def store(server: DisqueServer) -> Iterator[KombuBroker]:
+    with closing(opened(server.url)) as store:
+        yield store
+
+
+def got(store: KombuBroker, count: int, limit: int = 100, seconds: float = 10.0) -> list[Leased]:
+    found: list[Leased] = []
+    end = time.monotonic() + seconds
+    while len(found) < count and time.monotonic() < end:
+        found += store.consumer.lease(["q"], limit).messages
+        if len(found) < count:
+            store.consumer.wait(0.05)
+    return found
+
+
+def test_calls_for_each_task(server: DisqueServer, store: KombuBroker) -> None:
+    """A worker at load asks for many jobs, says that it has them, and ends them, each in one exchange."""
+    before = server.trips()
+    for _ in range(10):
+        store.sender.push([message(f"m{number}", "q") for number in range(100)])
+    generation = store.consumer.register("w@test", ["q"], 2)
+    ended = 0
+    while ended < 1000:
+        batch = got(store, 1, limit=64)
+        assert store.consumer.settle(generation, [Ack(one.tag) for one in batch]) == set()
+        ended += len(batch)
+    assert server.calls("getjob", "ackjob", "nack") / 1000 < 0.1
+    assert server.calls("working") < 1100, "once for each, many in one exchange"
+    trips = (server.trips() - before) / 1000
+    assert trips < 0.2
+
+
+def test_a_strangers_job_is_kept(server: DisqueServer, store: KombuBroker) -> None:
+    """Nobody says when it is queued again but WORKING, which is asked at once."""
+    generation = store.consumer.register("w@test", ["q"], 2)
+    server.ask("ADDJOB", "q", "not ours", "0", "RETRY", "2")
+    (job,) = got(store, 1)
+    end = time.monotonic() + 5.0
+    while time.monotonic() < end:
+        store.consumer.extend()
+        time.sleep(0.1)
+    assert server.ask("QLEN", "q") == 0
+    assert store.consumer.settle(generation, [Ack(job.tag)]) == set()
+    assert server.ask("JSCAN")[1] == []
+
+
+def test_what_waited_for_longer_than_its_retry_is_kept(server: DisqueServer, store: KombuBroker) -> None:
+    """Its retry has run since it was queued: a second worker must not get it while the first lives."""
+    store.sender.push([message(f"m{number}", "q") for number in range(8)])
+    time.sleep(3.4)  # of two times 2 s
+    generation = store.consumer.register("w@test", ["q"], 2)
+    jobs = got(store, 8)
+    with closing(opened(server.url)) as other:
+        other.consumer.register("two@test", ["q"], 2)
+        end = time.monotonic() + 3.0
+        while time.monotonic() < end:
+            store.consumer.extend()
+            assert other.consumer.lease(["q"], 8).messages == []
+            time.sleep(0.05)
+        assert store.consumer.settle(generation, [Ack(one.tag) for one in jobs]) == set()
+    assert len(jobs) == 8
+    assert server.ask("JSCAN")[1] == []
+
+
+def test_what_is_too_old_to_be_kept_is_replaced(server: DisqueServer, store: KombuBroker) -> None:
+    """One is too old when it comes, and the other becomes so; Disque would have forgotten both at the end."""
+    generation = store.consumer.register("w@test", ["q"], 2)
+    server.ask("ADDJOB", "q", "old", "0", "RETRY", "2", "TTL", "3")
+    time.sleep(1.7)
+    server.ask("ADDJOB", "q", "becomes old", "0", "RETRY", "2", "TTL", "4")
+    jobs = got(store, 2)
+    with closing(opened(server.url)) as other:
+        other.consumer.register("two@test", ["q"], 2)
+        end = time.monotonic() + 4.5
+        while time.monotonic() < end:
+            store.consumer.extend()
+            assert other.consumer.lease(["q"], 8).messages == []
+            time.sleep(0.05)
+        assert len(server.ask("JSCAN")[1]) == 2
+        assert store.consumer.settle(generation, [Ack(one.tag) for one in jobs]) == set()
+    assert server.ask("JSCAN")[1] == []
+
+
+def test_what_is_not_kept_in_time_comes_again_and_nobody_died_of_it(
+    server: DisqueServer, store: KombuBroker
+) -> None:
+    """A worker that is gone may merely have held it: no death is laid at its door."""
+    store.sender.push([message("m", "q")])
+    store.consumer.register("w@test", ["q"], 2)
+    (first,) = got(store, 1)
+    with closing(opened(server.url)) as other:
+        other.consumer.register("two@test", ["q"], 2)
+        (second,) = got(other, 1)
+        assert second.redelivered
+        assert second.deliveries == first.deliveries == 0
+
+
+def test_who_leaves_gives_back_what_is_run_once_at_most(server: DisqueServer, store: KombuBroker) -> None:
+    store.consumer.register("w@test", ["q"], 2)
+    server.ask("ADDJOB", "q", "once", "0", "RETRY", "0")
+    assert len(got(store, 1)) == 1
+    store.consumer.deregister()
+    assert server.ask("QLEN", "q") == 1
+
+
+def test_who_asks_often_has_no_job_looked_at(server: DisqueServer, store: KombuBroker) -> None:
+    """depths() asks for the length of each queue, and queues() for all jobs, once."""
+    store.sender.push([message("m", "q"), message("n", "q"), message("o", "r")])
+    store.consumer.register("w@test", ["q"], 2)
+    got(store, 1, limit=1)
+    depths = store.admin.depths(["q", "r", "none"])
+    assert [(info.queue, info.ready) for info in depths] == [("q", 1), ("r", 1), ("none", 0)]
+    assert server.calls("jscan") == 0
+    found = store.admin.queues()
+    assert [(info.queue, info.ready, info.leased) for info in found] == [("q", 1, 1), ("r", 1, 0)]
+    assert server.calls("jscan") == 1
+
+
+def test_what_is_due_later_waits_in_disque(server: DisqueServer, store: KombuBroker) -> None:
+    store.sender.push([message("m", "q", due=time.time() + 3.0)])
+    with closing(opened(server.url)) as other:  # which has never heard of the queue
+        (info,) = other.admin.queues()
+    assert (info.queue, info.ready, info.delayed, info.leased) == ("q", 0, 1, 0)
+    store.consumer.register("w@test", ["q"], 2)
+    assert len(got(store, 1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("refusal", "error"),
+    [
+        ("PAUSED Queue paused in input, try later", BrokerUnavailable),
+        ("NOREPL Not enough reachable nodes", BrokerUnavailable),
+        ("ERR something is wrong with it", PublishError),
+    ],
+)
+def test_what_is_refused_is_said(
+    server: DisqueServer, store: KombuBroker, refusal: str, error: type[Exception]
+) -> None:
+    server.fault(refuse=5, text=refusal)
+    with pytest.raises(error, match=refusal.removeprefix("ERR ")):
+        store.sender.push([message("m", "q")])
+
+
+def test_a_full_queue_takes_no_more(server: DisqueServer) -> None:
+    with closing(opened(server.url, maxlen=2)) as store:
+        store.sender.push([message("m", "q"), message("n", "q")])
+        with pytest.raises(BrokerUnavailable, match="MAXLEN"):
+            store.sender.push([message("o", "q")])
+
+
+def test_the_end_waits_for_nothing(server: DisqueServer) -> None:
+    with closing(opened(server.url, wait_time_seconds=10)) as store:
+        store.consumer.register("w@test", ["q"], 2)
+        store.consumer.lease(["q"], 1)
+        time.sleep(0.2)  # the question is under way
+        began = time.monotonic()
+        store.consumer.deregister()
+        assert time.monotonic() - began < 0.8
+
+
+def test_a_worker_goes_where_its_jobs_are_made() -> None:
+    with closing(DisqueServer(3)) as server:
+        last = server.nodes[2]
+        with closing(opened(f"disque://127.0.0.1:{server.nodes[0].port}", replicate=1)) as store:
+            generation = store.consumer.register("w@test", ["q"], 2)
+            for number in range(1200):
+                server.ask("ADDJOB", "q", str(number), "0", "REPLICATE", "1", node=2)
+            ended = 0
+            while ended < 1200:
+                batch = got(store, 1)
+                store.consumer.settle(generation, [Ack(one.tag) for one in batch])
+                ended += len(batch)
+            assert last.commands["getjob"] > 0
+
+
+def test_a_node_that_leaves_is_left() -> None:
+    with closing(DisqueServer(2)) as server, closing(opened(server.url)) as store:
+        store.sender.push([message("m", "q")])
+        for node in (0, 1):
+            server.ask("CLUSTER", "LEAVING", "yes", node=node)
+            with closing(opened(server.url, replicate=1)) as fresh:
+                fresh.sender.push([message("n", "q")])
+            server.ask("CLUSTER", "LEAVING", "no", node=node)
