@@ -12,7 +12,15 @@ from typing import Any
 
 from benchmarks import bodies
 from benchmarks.adapters import own_database
-from benchmarks.adapters.services import BROKER, RABBITMQ_URL, REDIS_URL, STORED, directory, own_name
+from benchmarks.adapters.services import (
+    BROKER,
+    RABBITMQ_URL,
+    REDIS_URL,
+    STORED,
+    directory,
+    ironmq_url,
+    own_name,
+)
 from benchmarks.adapters.workflows import workflows
 from qworker import QWorker, canvas
 
@@ -38,6 +46,8 @@ def _settings() -> dict[str, Any]:
             "broker_transport_options": options,
             "task_default_queue_type": kind,
         }
+    if BROKER == "IronMQ":
+        return {"broker": ironmq_url()}
     if _IN_DATABASE:
         return {"broker": own_database.url(), "backend": f"db+{own_database.url()}"}
     return {

@@ -11,6 +11,10 @@ RABBITMQ_URL = os.environ.get("BENCHMARK_RABBITMQ", "amqp://guest:guest@127.0.0.
 POSTGRES_URL = os.environ.get("BENCHMARK_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
 MARIADB_URL = os.environ.get("BENCHMARK_MARIADB", "mysql://root@127.0.0.1:3306/test")
 
+IRONMQ_URL = os.environ.get("BENCHMARK_IRONMQ", "ironmq+http://benchmarks:t0ken-of-tests@127.0.0.1:8080")
+"""``python -m tests.support.ironmq_server`` is one; it needs no emptying, for each cell has a project of its
+own."""
+
 QUEUE = os.environ.get("BENCHMARK_NAME", "qworker_benchmarks")
 """Begins the name of every queue in RabbitMQ; name of the database in PostgreSQL and MariaDB, and of the
 peers' schema."""
@@ -20,8 +24,9 @@ SERVERS = {
     "RabbitMQ": RABBITMQ_URL,
     "PostgreSQL": POSTGRES_URL,
     "MariaDB": MARIADB_URL,
+    "IronMQ": IRONMQ_URL,
 }
-PORTS = {"redis": 6379, "amqp": 5672, "postgresql": 5432, "mysql": 3306}
+PORTS = {"redis": 6379, "amqp": 5672, "postgresql": 5432, "mysql": 3306, "ironmq+http": 8080}
 
 BROKER = os.environ.get("BENCHMARK_BROKER", "")
 """The server of this cell for adapters that know several: a name in SERVERS, or empty for the embedded
@@ -42,6 +47,12 @@ def directory() -> Path:
 def own_name() -> str:
     """A name that no other cell has: what an earlier one left in a server cannot come to this one."""
     return f"{QUEUE}.{directory().name}"
+
+
+def ironmq_url() -> str:
+    """The URL of IRONMQ_URL, with a project that no other cell has."""
+    scheme, _, rest = IRONMQ_URL.partition("://")
+    return f"{scheme}://{own_name()}:{rest.partition(':')[2]}"
 
 
 def answers(url: str) -> bool:

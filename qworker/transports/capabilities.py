@@ -172,6 +172,24 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         in_part=_PROCESSES_ONLY,
     ),
     Capabilities(
+        "IronMQ",
+        ("ironmq", "ironmq+http", "ironmq+https"),
+        accepted="IronMQ has answered that it has the message; of many sent together, some may be accepted "
+        "although an error was raised",
+        redelivered="when its reservation ends (`visibility_timeout`, 30 s if not set); a live worker renews "
+        "that, so tasks may take longer",
+        eta="in IronMQ, which delays a message by 7 days at most, so it is given back until it is due (30 s "
+        "ahead in a worker)",
+        priority="none: first come, first served; what comes back comes first",
+        fanout=_NO_FANOUT,
+        dead_letters=_SENT_AGAIN,
+        delivery_count=_IN_A_HEADER,
+        note="At least once. IronMQ forgets a message after 7 days, or what the queue's `message_expiration` "
+        "says; a purge also deletes what is being run, should its worker die. Counts are in part: all of a "
+        "queue counts as ready.",
+        lacks=frozenset(Capability) - {ETA, DEAD_LETTERS},
+    ),
+    Capabilities(
         "Spool directory",
         ("spool",),
         accepted="written to a file that has its name, on the disk (`sync` in `broker_transport_options`); "

@@ -1,4 +1,4 @@
-"""What several suites here ask for: the SQS of this test process, from moto; and where joins are kept."""
+"""What several suites here ask for: the servers of this test process, and where joins are kept."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ import pytest
 from qworker.transports.lease import Broker
 from tests.acceptance.sqs_server import Sqs
 from tests.contract.join_places import JOIN_PLACES, JoinPlace
+from tests.contract.place_ironmq import ironmq_server
 from tests.contract.place_sqs import sqs_server
+from tests.support.ironmq_server import IronMQ
 
 
 @pytest.fixture(scope="session")
 def sqs() -> Iterator[Sqs]:
     with sqs_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ironmq() -> Iterator[IronMQ]:
+    with ironmq_server() as server:
         yield server
 
 

@@ -19,6 +19,7 @@ from qworker.transports.failover import FailoverBroker
 from qworker.transports.lease import Broker
 from qworker.transports.sqlite.broker import SQLiteBroker
 from tests.contract.place_amqp import AMQPPlace
+from tests.contract.place_ironmq import IronPlace
 from tests.contract.place_kombu import KombuLeasePlace
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_spool import SpoolPlace
@@ -92,5 +93,6 @@ PLACES: dict[str, type[Place]] = {
     "failover": FailoverPlace,
     "kombu": KombuLeasePlace,
     "sqs": SqsLeasePlace,
+    "ironmq": IronPlace,
     "spool": SpoolPlace,
 }

@@ -62,7 +62,7 @@ class PatientConsumer(RemoteConsumer):
                 poll.collect()
                 poll._seconds = WAIT_SECONDS
                 poll.ask(poll.source.batch)
-        return any(any(poll.arrived) for poll in self._polls) or super().wait(timeout, prefetch)
+        return any(True for _ in self._polls.arrived) or super().wait(timeout, prefetch)
 
 
 def patient(store: KombuBroker) -> KombuBroker:

@@ -31,7 +31,7 @@ from tests.support.messages import message
 
 pytestmark = pytest.mark.contract
 
-KINDS = ("sqlite", "redis", "rabbitmq", "postgresql", "mysql", "memory", "failover", "kombu", "sqs")
+KINDS = ("sqlite", "redis", "rabbitmq", "postgresql", "mysql", "memory", "failover", "kombu", "sqs", "ironmq")
 NUL, LONE, ASTRAL = "bob\0", "bob\ud800", "bob\U0001f600"
 TEXTS = (NUL, LONE, ASTRAL, "", "x" * 300, "ü" * 20_000, "\udfff\0" * 40, "'\\\"%s;--", "\x7f\x1b[31m")
 WRONG: tuple[Any, ...] = (None, 7, 2**70, 1.5, float("nan"), b"\xff\xfe", ["x"], {"a": 1}, object())
@@ -144,6 +144,8 @@ def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
     elif request.param == "kombu":
         place = KombuPlace()
     else:
+        if server := PLACES[request.param].fixture:
+            request.getfixturevalue(server)
         place = PLACES[request.param](tmp_path)
     desk = Desk(request.param, place)
     yield desk

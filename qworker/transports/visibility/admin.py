@@ -13,9 +13,10 @@ from contextlib import contextmanager
 
 from qworker.interrupts import undisturbed
 from qworker.transports.kombu.admin import KombuAdmin
-from qworker.transports.kombu.messages import dead, read
+from qworker.transports.kombu.messages import Outgoing, dead, outgoing, read
 from qworker.transports.kombu.server import DEAD
 from qworker.transports.lease import Dead, QueueInfo
+from qworker.transports.own_headers import DELIVERIES, DIED, QUEUE, REASON
 from qworker.transports.visibility.queue import Received, RemoteQueue, by_queue
 
 
@@ -38,6 +39,10 @@ class RemoteAdmin(KombuAdmin):
             counts = [(name, find(name).count()) for name in queues]
         return [QueueInfo(name, count.ready, count.delayed, count.leased) for name, count in counts]
 
+    @undisturbed
+    def push_dead(self, letters: Sequence[Dead]) -> None:
+        self._sender.send([_written(letter) for letter in letters])
+
     @contextmanager
     def _dead_letters(self) -> Iterator[list[tuple[Received, Dead]]]:
         """As KombuAdmin's, in batches."""
@@ -54,3 +59,8 @@ class RemoteAdmin(KombuAdmin):
                     queue.delete(batch)
                 for queue, batch in by_queue(message for message, _ in taken if not message.acknowledged):
                     queue.give_back(batch)
+
+
+def _written(letter: Dead) -> Outgoing:
+    own = {QUEUE: letter.queue, REASON: letter.reason, DIED: letter.died_at, DELIVERIES: letter.deliveries}
+    return outgoing(DEAD, letter.headers, letter.properties, letter.body, 0, own)

@@ -12,7 +12,6 @@ that can delay a message: it is given back with a delay, or sent anew with one, 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,8 +28,8 @@ from qworker.transports.kombu.server import DEAD
 from qworker.transports.kombu.settling import dead_lettered, released
 from qworker.transports.lease import Ack, Claim, DeadLetter, Release
 from qworker.transports.own_headers import DUE
-from qworker.transports.visibility.long_poll import LongPoll, join_all
-from qworker.transports.visibility.parting import Parting, part
+from qworker.transports.visibility.long_poll import LongPoll, Polls
+from qworker.transports.visibility.parting import Parting, goes_back, part, partings_of
 from qworker.transports.visibility.queue import Received, RemoteQueue, by_queue
 from qworker.transports.visibility.server import QueueGone, RemoteServer
 from qworker.transports.wakeup import WakeupPipe
@@ -52,7 +51,7 @@ class RemoteConsumer(KombuConsumer):
     ) -> None:
         super().__init__(server, sender, wakeup, clock, eta_limit, LOOK_SECONDS)
         self._notify = partial(wakeup.wake, NEWS)
-        self._polls: list[LongPoll] = []  # listener only, as all below
+        self._polls = Polls()  # listener only, as all below
         self._partings: dict[int, Parting] = {}
         """What came before its time, and is not ours to keep; by the identity of the message."""
         self._renew_at = 0.0
@@ -78,7 +77,8 @@ class RemoteConsumer(KombuConsumer):
         with self._server.errors(connection):
             self._server.declare(connection, DEAD)  # said now, and not at the first dead letter
             sources = self._server.sources(connection, list(self._bound.values()))
-        self._polls = [LongPoll(source, self._server.wait_seconds, self._notify) for source in sources]
+        seconds = self._server.wait_seconds
+        self._polls = Polls([LongPoll(source, seconds, self._notify) for source in sources])
         return generation
 
     def lease(
@@ -86,21 +86,18 @@ class RemoteConsumer(KombuConsumer):
     ) -> Claim:
         with self._leasing():
             self._renew()
-            for poll in self._polls:
-                poll.collect()
+            self._polls.collect()
         claim = super().lease(queues, limit, delayed_limit, eta_window)
         # If it fails the next turn does it: what was taken must not be forgotten here.
         with suppress(BrokerUnavailable), self._leasing():
             self._part_with_the_early()
         room = limit - len(claim.messages)
         if room > 0 and not self._holdings.full:
-            for poll in self._polls:
-                poll.ask(room)
+            self._polls.ask(room)
         return claim
 
     def _fetch(self, queue: str) -> Received | None:
-        found = (poll.get(queue) for poll in self._polls)
-        return next((message for message in found if message is not None), None)
+        return self._polls.get(queue)
 
     def extend(self) -> None:
         with self._leasing():
@@ -123,15 +120,13 @@ class RemoteConsumer(KombuConsumer):
     def _everything(self) -> Iterator[Received]:
         for held in self._holdings.everything():
             yield held.message
-        for poll in self._polls:
-            yield from poll.arrived
+        yield from self._polls.arrived
 
     def _lose(self, gone: set[int]) -> None:
         """Forget what others have by now, *gone* by its identity."""
         logger.warning("%d messages were not renewed in time; others have them", len(gone))
         self._holdings.lose(gone)
-        for poll in self._polls:
-            poll.lose(gone)
+        self._polls.lose(gone)
 
     # -- what goes back --
 
@@ -157,7 +152,9 @@ class RemoteConsumer(KombuConsumer):
     def _prepare(self, settlement: Ack | DeadLetter | Release, kept: int) -> End:
         if isinstance(settlement, Release):
             held = self._holdings.leased[settlement.tag]
-            if self._may_go_back(held, settlement) and not self._stays(held, settlement.due or 0.0, kept):
+            if goes_back(held, settlement, self._clock.now()) and not self._stays(
+                held, settlement.due or 0.0, kept
+            ):
                 return End(held, settlement.due, back=True)
         try:
             return super()._prepare(settlement, kept)
@@ -167,18 +164,6 @@ class RemoteConsumer(KombuConsumer):
                 return End(released(held, settlement), settlement.due)
             raise
 
-    def _may_go_back(self, held: Held, release: Release) -> bool:
-        """Whether the server can keep *held* until it is due again, as it is."""
-        due, queue = release.due, held.message.queue
-        if due is None or held.sent or release.counted or release.requeued or release.redelivered:
-            return False
-        says = held.own.get(DUE, 0.0)
-        return type(says) in (int, float) and says <= due and self._seconds_until(due) <= queue.longest_return
-
-    def _seconds_until(self, due: float) -> int:
-        """Whole seconds, and never too few."""
-        return max(0, math.ceil(due - self._clock.now()))
-
     def _dead_letter(self, held: Held, dead_letter: DeadLetter) -> None:
         try:
             super()._dead_letter(held, dead_letter)
@@ -186,15 +171,11 @@ class RemoteConsumer(KombuConsumer):
             self._sender.send([dead_lettered(held, dead_letter, self._clock.now(), packed)])
 
     def _finish(self, ends: Mapping[int, End]) -> None:
-        partings = []
         for tag, (held, due, back) in ends.items():
-            if back:
-                partings.append(Parting(held, 0 if due is None else self._seconds_until(due)))
-            elif due is None:
-                partings.append(Parting(held, None))
-            else:
+            if due is not None and not back:
                 self._holdings.wait_until(due, held)
                 del self._holdings.leased[tag]
+        partings = partings_of(ends.values(), self._clock.now())
         for parting in part(partings):  # where it raises, what is left will be settled again
             self._holdings.end(parting.held)
         self._part_with_the_early()
@@ -210,9 +191,7 @@ class RemoteConsumer(KombuConsumer):
         if connection is None:
             super()._let_go()
             return
-        for poll in polls:
-            poll.close()
-        join_all(polls)
+        polls.close()
         held = list(self._everything())
         try:
             with self._server.errors(connection):
@@ -221,11 +200,9 @@ class RemoteConsumer(KombuConsumer):
                     queue.give_back(batch)
         except BrokerUnavailable:
             pass  # they come back when they are hidden no longer
-        self._polls = []
+        self._polls = Polls()
         self._forget_all()
-        # A poll under way has got some of them at once, and gives them back, too.
-        given_back = {id(message.queue) for message in held}
-        join_all([poll for poll in polls if id(poll.source) in given_back])
+        polls.see_off({message.queue for message in held})
         super()._let_go()
 
     def _forget_all(self) -> None:
@@ -233,5 +210,5 @@ class RemoteConsumer(KombuConsumer):
         self._partings = {}
 
     def after_fork(self) -> None:
-        self._polls = []
+        self._polls = Polls()
         super().after_fork()

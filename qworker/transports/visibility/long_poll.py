@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 
-from qworker.transports.visibility.queue import Received, Source, by_queue
+from qworker.transports.visibility.queue import Received, RemoteQueue, Source, by_queue
 
 FAREWELL_SECONDS = 1.0
 """How long the end waits for messages that are on their way to us."""
@@ -105,8 +105,57 @@ class LongPoll:
             self._ring()
 
 
-def join_all(polls: Sequence[LongPoll]) -> None:
-    """Take in what is on its way, as long as the end may take for that."""
+class Polls:
+    """All the polls of a consumer."""
+
+    def __init__(self, polls: Sequence[LongPoll] = ()) -> None:
+        self._polls = polls
+
+    def __iter__(self) -> Iterator[LongPoll]:
+        return iter(self._polls)
+
+    def ask(self, room: int) -> None:
+        """Have each wait for up to *room* messages."""
+        for poll in self._polls:
+            poll.ask(room)
+
+    def collect(self) -> None:
+        """Take in what has come. Raises what went wrong instead."""
+        for poll in self._polls:
+            poll.collect()
+
+    def get(self, queue: str) -> Received | None:
+        """A message of *queue* that has come; None when there is none."""
+        found = (poll.get(queue) for poll in self._polls)
+        return next((message for message in found if message is not None), None)
+
+    @property
+    def arrived(self) -> Iterator[Received]:
+        """What has come and nobody has got yet."""
+        for poll in self._polls:
+            yield from poll.arrived
+
+    def lose(self, gone: set[int]) -> None:
+        """Forget the messages whose id() is in *gone*: others have them."""
+        for poll in self._polls:
+            poll.lose(gone)
+
+    def close(self) -> None:
+        """Ask no more, and take in what is on its way, as long as the end may take for that."""
+        for poll in self._polls:
+            poll.close()
+        _join(self._polls)
+
+    def see_off(self, queues: set[RemoteQueue]) -> None:
+        """After close(), when messages of *queues* were given back: a poll that was under way has got some of
+        them at once, and gives them back, too. Wait for that."""
+        _join([
+            poll for poll in self._polls
+            if (poll.source in queues if isinstance(poll.source, RemoteQueue) else queues)
+        ])  # fmt: skip
+
+
+def _join(polls: Sequence[LongPoll]) -> None:
     end = time.monotonic() + FAREWELL_SECONDS
     for poll in polls:
         poll.join(end - time.monotonic())

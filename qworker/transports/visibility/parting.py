@@ -8,13 +8,31 @@ Thread:      the listener's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from qworker.transports.kombu.consumer import End
 from qworker.transports.kombu.holdings import Held
+from qworker.transports.lease import Release
+from qworker.transports.own_headers import DUE
 from qworker.transports.visibility.queue import by_queue
 
 logger = logging.getLogger(__name__)
+
+
+def whole_seconds(until: float, now: float) -> int:
+    """Whole seconds from *now*, and never too few."""
+    return max(0, math.ceil(until - now))
+
+
+def goes_back(held: Held, release: Release, now: float) -> bool:
+    """Whether the server can keep *held* until it is due again, as it is."""
+    due, queue = release.due, held.message.queue
+    if due is None or held.sent or release.counted or release.requeued or release.redelivered:
+        return False
+    says = held.own.get(DUE, 0.0)
+    return type(says) in (int, float) and says <= due and whole_seconds(due, now) <= queue.longest_return
 
 
 class Parting(NamedTuple):
@@ -22,6 +40,15 @@ class Parting(NamedTuple):
 
     held: Held
     delay: int | None
+
+
+def partings_of(ends: Iterable[End], now: float) -> list[Parting]:
+    """What is to be done with those that neither wait here nor were sent."""
+    return [
+        Parting(held, None if not back else 0 if due is None else whole_seconds(due, now))
+        for held, due, back in ends
+        if back or due is None
+    ]
 
 
 def part(partings: Sequence[Parting]) -> Iterator[Parting]:

@@ -63,7 +63,7 @@ def content(text: str) -> Content:
         if body and encoding != "utf-8":
             if encoding != "base64":
                 raise ValueError(encoding)
-            body = b64decode(body)
+            body = b64decode(body, validate=True)
         return Content(
             dict(payload.get("headers") or {}),
             properties,

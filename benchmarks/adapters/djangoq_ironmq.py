@@ -1,0 +1,25 @@
+"""django-q2 on IronMQ; its tables, which keep the results, are in an SQLite file of the cell's directory."""
+
+import importlib
+import os
+from typing import Any
+
+import django
+from django.core.management import call_command
+
+from benchmarks.adapters.services import STORED
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.adapters.djangoq_ironmq_settings")
+django.setup()
+# Its models can be imported only when Django is set up.
+async_task = importlib.import_module("django_q.tasks").async_task
+
+
+def prepare() -> None:
+    """Make Django's tables. The project is new."""
+    call_command("migrate", verbosity=0)
+
+
+def send(task: str, *args: Any) -> None:
+    """Enqueue one call."""
+    async_task(f"benchmarks.bodies.{task}", *args, save=STORED)

@@ -1,0 +1,30 @@
+"""Peers on IronMQ, as the stand-in of our tests plays it: `python -m tests.support.ironmq_server`."""
+
+from benchmarks.peer import Peer, qworker
+
+_WORKLOADS = ("noop", "enqueue", "latency")
+
+ROWS = (
+    qworker(
+        "qworker-ironmq",
+        "IronMQ",
+        workloads=(*_WORKLOADS, "bulk"),
+        most={"noop": 10_000, "enqueue": 4_000, "bulk": 20_000},
+        note="the server is our stand-in; acks after the task",
+    ),
+    Peer(
+        "django-q2-ironmq",
+        "django-q2",
+        "djangoq_ironmq",
+        ("{python}", "-m", "django", "qcluster"),
+        requirements=(
+            "django-q2==1.11.1", "django==5.2.19", "iron-mq==0.9", "iron-core==1.2.1", "setuptools<81",
+        ),
+        workloads=_WORKLOADS,
+        most={"noop": 2_000, "enqueue": 2_000},
+        environment={"DJANGO_SETTINGS_MODULE": "benchmarks.adapters.djangoq_ironmq_settings"},
+        server="IronMQ",
+        note="two workers; the server is our stand-in; gets ten at a time; deletes without the id of the "
+        "reservation, which version 3 of IronMQ refuses, so its tasks come back after `retry`",
+    ),
+)  # fmt: skip

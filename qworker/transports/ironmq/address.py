@@ -1,0 +1,61 @@
+"""Address: where an IronMQ is, and who we are there.
+
+Comes from:  ``broker_url``; where it leaves something out, the variables of the environment that IronMQ's own
+             clients read.
+Goes to:     ``client.py``.
+Thread:      any; pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import quote, unquote, urlsplit
+
+from qworker.errors import ConfigurationError
+
+HOST = "mq-aws-us-east-1-1.iron.io"
+"""The region that IronMQ's own clients ask when they are told of none."""
+
+
+class Address(NamedTuple):
+    """base: the URL of all queues of the project, without a slash at its end."""
+
+    base: str
+    project: str
+    token: str
+
+
+def address_of(url: str, environment: Mapping[str, str]) -> Address:
+    """Where *url* leads to: ``ironmq://project:token@host:port/path``, of which all may be left out that the
+    *environment* says. ``ironmq+http://`` is without TLS. Raises ConfigurationError for what leads
+    nowhere."""
+
+    def said(name: str) -> str:
+        return environment.get(f"IRON_MQ_{name}") or environment.get(f"IRON_{name}") or ""
+
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigurationError(
+            f"broker_url: this is no address of an IronMQ ({error}); write ironmq://PROJECT:TOKEN@HOST and "
+            "escape what is no letter or digit in the token as %2F and so on",
+            setting="broker_url",
+        ) from None
+    project = unquote(parts.username or "") or said("PROJECT_ID")
+    token = unquote(parts.password or "") or said("TOKEN")
+    missing = [name for name, value in (("project", project), ("token", token)) if not value]
+    if missing:
+        raise ConfigurationError(
+            f"broker_url: an IronMQ needs a {' and a '.join(missing)}: write "
+            "ironmq://PROJECT:TOKEN@HOST, or set IRON_MQ_PROJECT_ID and IRON_MQ_TOKEN in the environment",
+            setting="broker_url",
+        )
+    protocol = "http" if parts.scheme.endswith("+http") else "https"
+    host = parts.hostname or said("HOST") or HOST
+    if ":" in host:
+        host = f"[{host}]"
+    where = host if port is None else f"{host}:{port}"
+    path = parts.path.rstrip("/") or "/3"
+    return Address(f"{protocol}://{where}{path}/projects/{quote(project, safe='')}/queues", project, token)

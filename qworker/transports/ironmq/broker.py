@@ -1,0 +1,34 @@
+"""IronMQ as a broker.
+
+Comes from:  ``broker_url = "ironmq://…"``.
+Goes to:     ``transports/visibility/``, with the server and the queues beside this module.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from qworker.transports.ironmq.server import LEASE_SECONDS, IronServer
+from qworker.transports.kombu.broker import KombuBroker
+from qworker.transports.visibility.broker import remote_broker
+
+if TYPE_CHECKING:
+    from qworker.conf import Settings
+
+
+def open_broker(url: str | None, conf: Settings) -> KombuBroker:
+    """The broker at *url* with the settings *conf*; it is connected to at the first use."""
+    url = url or "ironmq://"
+    options = dict(conf.broker_transport_options)
+    # The lease is renewed thrice in worker_lease_seconds, and must not end before that.
+    visibility = max(
+        int(options.get("visibility_timeout") or LEASE_SECONDS), math.ceil(conf.worker_lease_seconds)
+    )
+    return remote_broker(
+        url,
+        IronServer(url, options, visibility, conf.broker_connection_timeout),
+        known=(conf.task_default_queue, *conf.task_queues),
+        eta_limit=conf.worker_eta_task_limit,
+    )

@@ -1,0 +1,93 @@
+"""IronMQ's calls by HTTP: one JSON object there, one back.
+
+Comes from:  ``queue.py``, ``server.py``.
+Goes to:     urllib3, which keeps connections and makes new ones.
+Thread:      any, at the same time.
+
+A server that is too busy (429, 503) has done nothing: it is asked again after a moment, and after a few times
+that is an error. Whatever else goes wrong is an error at once, for it is not known what the server did.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from typing import Any
+
+from qworker.errors import ConfigurationError
+from qworker.naming import install_command
+from qworker.transports.ironmq.address import Address
+
+try:
+    import urllib3
+except ImportError as error:
+    raise ConfigurationError(
+        f"urllib3 is not installed, which ironmq:// needs: {install_command('ironmq')}",
+        setting="broker_url",
+    ) from error
+
+BUSY = frozenset({429, 503})
+TRIES = 4
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 2.0
+CONNECTIONS = 64
+"""That stay open when nobody uses them; more may be open meanwhile."""
+
+
+class IronError(OSError):
+    """status: of HTTP; 0 where the answer was none."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{message} ({status})" if status else message)
+        self.status = status
+
+
+class Client:
+    """timeout: seconds for connecting and, besides what a call itself waits, for an answer. ssl_context: None
+    for the authorities that the system trusts."""
+
+    def __init__(self, address: Address, timeout: float, ssl_context: Any = None) -> None:
+        self._base = address.base
+        self._timeout = timeout
+        self._headers = {"Authorization": f"OAuth {address.token}", "Content-Type": "application/json"}
+        more = {"ssl_context": ssl_context} if ssl_context else {}
+        self._pool = urllib3.PoolManager(maxsize=CONNECTIONS, retries=False, headers=self._headers, **more)
+
+    def call(self, method: str, path: str, given: Any = None, wait: float = 0.0) -> dict[str, Any]:
+        """The answer to *given* at *path*, below the queues of the project. wait: seconds that the server
+        takes by our order. Raises IronError, and what urllib3 raises."""
+        body = None if given is None else json.dumps(given).encode()
+        timeout = urllib3.Timeout(connect=self._timeout, read=self._timeout + 5.0 + wait)
+        for left in reversed(range(TRIES)):
+            answer = self._pool.request(method, self._base + path, body=body, timeout=timeout)
+            if answer.status not in BUSY or not left:
+                break
+            time.sleep(_pause(answer.headers.get("Retry-After"), TRIES - left - 1))
+        return _read(answer.status, answer.data)
+
+    def release(self) -> None:
+        """Close what is open and not in use."""
+        self._pool.clear()
+
+
+def _pause(told: str | None, tries: int) -> float:
+    """Seconds until it is asked again; never in step with others who were refused."""
+    try:
+        least = float(told or "")
+    except ValueError:
+        least = FIRST_PAUSE * 2**tries
+    return min(least, LONGEST_PAUSE) * random.uniform(1.0, 1.5)
+
+
+def _read(status: int, data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except ValueError:
+        found = None
+    if not 200 <= status < 300:
+        message = found.get("msg") if isinstance(found, dict) else None
+        raise IronError(status, str(message or "it refuses"))
+    if not isinstance(found, dict):
+        raise IronError(status, "its answer is no JSON object")
+    return found

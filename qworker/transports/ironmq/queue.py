@@ -1,0 +1,139 @@
+"""One queue of an IronMQ, in batches where it has them.
+
+Comes from:  ``server.py``.
+Goes to:     ``client.py``.
+Thread:      see RemoteQueue; a client serves several.
+
+A message that was reserved is known by its id and the reservation's, which a touch replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from qworker.errors import PublishError
+from qworker.transports.ironmq.client import Client, IronError
+from qworker.transports.visibility.queue import Count, Entry, Received, RemoteQueue
+
+LONGEST_DELAY = 604_800
+"""Seconds for which IronMQ keeps a message to itself, at most, and any message at all unless it is told
+otherwise."""
+GONE = frozenset({403, 404})
+"""What it says of a message that was given to somebody else meanwhile, or deleted."""
+UNFIT = frozenset({400, 406, 413, 422})
+"""What it says of messages that it will never take."""
+
+
+class IronQueue(RemoteQueue):
+    """The queue *name*, which is made if there is none. hidden: seconds for which others do not get what was
+    received or renewed, 30 to 86400."""
+
+    batch = 100
+    longest_delay = LONGEST_DELAY
+    longest_return = LONGEST_DELAY
+
+    def __init__(self, client: Client, name: str, hidden: int) -> None:
+        self.name = name
+        self.hidden = hidden
+        self._client = client
+        self._path = f"/{quote(name, safe='')}"
+        self._make()
+
+    def _make(self) -> None:
+        """Settings that others gave it stay."""
+        try:
+            self._client.call("GET", self._path)
+        except IronError as error:
+            if error.status != 404:
+                raise
+            self._client.call("PUT", self._path, {"queue": {}})
+
+    def send(self, entries: Sequence[Entry]) -> None:
+        messages = [{"body": text, "delay": delay} for text, delay in entries]
+        try:
+            answer = self._client.call("POST", f"{self._path}/messages", {"messages": messages})
+        except IronError as error:
+            if error.status in UNFIT:
+                raise PublishError(f"IronMQ does not take it: {error}") from error
+            raise
+        ids = answer.get("ids")
+        if not isinstance(ids, list) or len(ids) != len(messages):
+            raise IronError(0, f"it does not say that it took {len(messages)} messages")
+
+    def receive(self, count: int, seconds: float) -> list[Received]:
+        wait = int(seconds)
+        asked = {"n": count, "timeout": self.hidden, "wait": wait}
+        answer = self._client.call("POST", f"{self._path}/reservations", asked, wait=wait)
+        return [self.received(found) for found in answer.get("messages") or ()]
+
+    def received(self, found: dict[str, Any]) -> Received:
+        """What IronMQ says of a message, as a message."""
+        return Received(
+            self,
+            str(found.get("body", "")),
+            id=str(found["id"]),
+            receipt=found.get("reservation_id"),
+            lease_seconds=self.hidden,
+            redelivered=found.get("reserved_count") not in (None, 1),
+        )
+
+    def renew(self, messages: Sequence[Received]) -> list[Received]:
+        gone = []
+        for message, answer in self._each(messages, "touch", {"timeout": self.hidden}):
+            if answer is None:
+                gone.append(message)
+            else:
+                message.receipt = answer.get("reservation_id") or message.receipt
+        return gone
+
+    def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
+        for _ in self._each(messages, "release", {"delay": delay}):
+            pass
+
+    def _each(
+        self, messages: Sequence[Received], verb: str, more: dict[str, Any]
+    ) -> Iterator[tuple[Received, dict[str, Any] | None]]:
+        """What IronMQ answers to *verb* for each message; None where that is not ours any more."""
+        for message in messages:
+            path = f"{self._message(message)}/{verb}"
+            try:
+                yield message, self._client.call("POST", path, {"reservation_id": message.receipt, **more})
+            except IronError as error:
+                if error.status not in GONE:
+                    raise
+                yield message, None
+
+    def _message(self, message: Received) -> str:
+        return f"{self._path}/messages/{quote(message.delivery_tag, safe='')}"
+
+    def delete(self, messages: Sequence[Received]) -> list[Received]:
+        ids = [{"id": one.delivery_tag, "reservation_id": one.receipt} for one in messages]
+        try:
+            self._client.call("DELETE", f"{self._path}/messages", {"ids": ids})
+        except IronError as error:  # one of them is not ours any more; it does not say which
+            if error.status not in GONE:
+                raise
+            return [one for one in messages if not self._delete_one(one)]
+        return []
+
+    def _delete_one(self, message: Received) -> bool:
+        try:
+            self._client.call("DELETE", self._message(message), {"reservation_id": message.receipt})
+        except IronError as error:
+            if error.status not in GONE:
+                raise
+            return False
+        return True
+
+    def count(self) -> Count:
+        """All as ready: IronMQ does not tell apart what waits, is due later or reserved."""
+        queue = self._client.call("GET", self._path).get("queue") or {}
+        return Count(int(queue.get("size") or 0))
+
+    def purge(self) -> int:
+        """Also what is being run, should its worker die."""
+        size = self.count().ready
+        self._client.call("DELETE", f"{self._path}/messages", {})
+        return size

@@ -1,0 +1,76 @@
+"""Server: how an IronMQ is connected to, and what its errors are.
+
+Comes from:  ``broker_url`` and ``broker_transport_options``.
+Goes to:     ``client.py``.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from urllib3.exceptions import HTTPError
+
+from qworker.errors import BrokerUnavailable, ConfigurationError
+from qworker.transports.ironmq.address import address_of
+from qworker.transports.ironmq.client import Client, IronError
+from qworker.transports.ironmq.queue import IronQueue
+from qworker.transports.kombu.server import DEAD
+from qworker.transports.visibility.server import QueueGone, RemoteServer
+
+LEASE_SECONDS = 30
+"""For how long messages are hidden, if not for longer; IronMQ hides none for less."""
+LONGEST_LEASE = 86_400
+SHELF_SECONDS = 120
+"""For how long a dead letter is hidden that somebody looks at."""
+WAIT_SECONDS = 20
+LONGEST_WAIT = 30
+
+
+class IronServer(RemoteServer):
+    """visibility: seconds after which a dead worker's messages come back. options: ``wait_time_seconds``, of
+    one long poll. ssl_context: None for the authorities that the system trusts."""
+
+    def __init__(
+        self, url: str, options: dict[str, Any], visibility: int, timeout: float, ssl_context: Any = None
+    ) -> None:
+        super().__init__(url, timeout)
+        self._address = address_of(url, os.environ)
+        self._ssl_context = ssl_context
+        self._hidden = min(LONGEST_LEASE, max(LEASE_SECONDS, visibility))
+        self.wait_seconds = min(LONGEST_WAIT, max(0, int(options.get("wait_time_seconds", WAIT_SECONDS))))
+        self._answered = False
+
+    def connect(self) -> Client:
+        client = Client(self._address, self.timeout, self._ssl_context)
+        with self.errors(client):
+            client.call("GET", "?per_page=1")
+        self._answered = True
+        return client
+
+    @contextmanager
+    def errors(self, connection: Any) -> Iterator[None]:
+        try:
+            yield
+        except IronError as error:
+            if error.status in (401, 403) and not self._answered:
+                raise ConfigurationError(
+                    f"{self.shown} does not let us in: {error}; look at the project and the token",
+                    setting="broker_url",
+                ) from error
+            if error.status == 404 and not self._answered:
+                raise ConfigurationError(
+                    f"{self.shown} has no such project: {error}; look at the project, the host and the path",
+                    setting="broker_url",
+                ) from error
+            kind = QueueGone if error.status == 404 else BrokerUnavailable
+            raise kind(f"{self.shown}: {error}") from error
+        except (HTTPError, OSError) as error:
+            raise BrokerUnavailable(f"{self.shown}: {type(error).__name__}: {error}") from error
+
+    def declare(self, connection: Any, queue: str) -> IronQueue:
+        shelf = SHELF_SECONDS if queue == DEAD else 0
+        return IronQueue(connection, queue, max(self._hidden, shelf))

@@ -1,0 +1,64 @@
+"""Our stand-in for IronMQ as a process of a test's own, that may be killed and restarted. It forgets all
+then.
+
+Comes from:  test_ironmq.py.
+Goes to:     tests/support/ironmq_server.py.
+Thread:      the test's; the kernel kills a server whose test has died.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+from typing import Any
+
+from tests.acceptance.harness import REPOSITORY
+from tests.acceptance.private_servers import Server
+from tests.support.ironmq_server import TOKEN
+
+
+class IronProcess(Server):
+    binary = "ironmq"
+
+    @property
+    def url(self) -> str:
+        return f"ironmq+http://project:{TOKEN}@127.0.0.1:{self.port}"
+
+    def prepare(self) -> None:
+        """It keeps nothing."""
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "tests.support.ironmq_server", "--port", str(self.port)]
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+
+    def answers(self) -> bool:
+        try:
+            self.tell()
+        except OSError:
+            return False
+        return True
+
+    def tell(self, **what: Any) -> dict[str, Any]:
+        """See POST /stand-in there."""
+        return self._ask("/stand-in", what)
+
+    def size(self, queue: str) -> int:
+        try:
+            return int(self._ask(f"/3/projects/project/queues/{queue}")["queue"]["size"])
+        except urllib.error.HTTPError:
+            return 0
+
+    def _ask(self, path: str, given: Any = None) -> dict[str, Any]:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            None if given is None else json.dumps(given).encode(),
+            {"Authorization": f"OAuth {TOKEN}"},
+        )
+        with urllib.request.urlopen(request, timeout=10.0) as answer:
+            found: dict[str, Any] = json.loads(answer.read())
+            return found

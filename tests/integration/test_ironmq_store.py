@@ -1,0 +1,390 @@
+"""IronMQ, as our stand-in plays it, for one process. (tests/acceptance/test_ironmq.py has workers.)"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from qworker.clock import SYSTEM_CLOCK
+from qworker.conf import Settings
+from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
+from qworker.transports import open_broker
+from qworker.transports.ironmq.address import HOST, address_of
+from qworker.transports.ironmq.client import Client
+from qworker.transports.ironmq.queue import IronQueue
+from qworker.transports.kombu.broker import KombuBroker
+from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
+from tests.support.ironmq_server import TOKEN, IronMQ
+from tests.support.messages import envelope, ids
+from tests.support.receiving import receive
+
+pytestmark = pytest.mark.integration
+Open = Callable[..., KombuBroker]
+
+
+MESSAGES = {"messages": [{"body": "a"}, {"body": "b", "delay": 9}]}
+
+
+class Time:
+    """The clock of the server."""
+
+    ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+@pytest.fixture
+def clock() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def server(clock: Time) -> Iterator[IronMQ]:
+    with closing(IronMQ(clock=clock)) as server:
+        yield server
+
+
+@pytest.fixture
+def open_(server: IronMQ) -> Iterator[Open]:
+    opened: list[KombuBroker] = []
+
+    def open_one(url: str | None = None, **options: Any) -> KombuBroker:
+        conf = Settings({
+            "broker_transport_options": {"wait_time_seconds": 1, **options}, "broker_connection_timeout": 1.0,
+        })  # fmt: skip
+        store = open_broker(url or server.url(), conf)
+        assert isinstance(store, KombuBroker)
+        opened.append(store)
+        return store
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+def told(server: IronMQ, method: str, path: str, given: Any = None, token: str = TOKEN) -> tuple[int, Any]:
+    """What the server answers to anybody."""
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=5.0)) as connection:
+        headers = {"Authorization": f"OAuth {token}"}
+        connection.request(method, f"/3/projects/project/queues{path}", json.dumps(given or {}), headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
+# -- the stand-in keeps IronMQ's rules --
+
+
+def test_the_stand_in_refuses_what_ironmq_refuses(server: IronMQ, clock: Time) -> None:
+    assert told(server, "GET", "", token="wrong")[0] == 401
+    assert told(server, "POST", "/q/reservations") == (404, {"msg": "Queue not found"})
+    status, made = told(
+        server, "POST", "/q/messages", {"messages": [{"body": "a"}, {"body": "b", "delay": 9}]}
+    )
+    assert (status, len(made["ids"])) == (201, 2)
+    for wrong in ({"n": 101}, {"n": 0}, {"wait": 31}, {"timeout": 29}, {"timeout": 86_401}):
+        assert told(server, "POST", "/q/reservations", wrong)[0] == 400, wrong
+    assert told(server, "POST", "/q/messages", {"messages": [{"body": "a", "delay": 604_801}]})[0] == 400
+    _, answer = told(server, "POST", "/q/reservations", {"n": 100})
+    (one,) = answer["messages"]
+    assert (one["id"], one["reserved_count"]) == (made["ids"][0], 1)
+    path = f"/q/messages/{one['id']}"
+    assert told(server, "DELETE", path)[0] == 403
+    _, touched = told(server, "POST", f"{path}/touch", {"reservation_id": one["reservation_id"]})
+    assert touched["reservation_id"] != one["reservation_id"]
+    assert told(server, "DELETE", path, {"reservation_id": one["reservation_id"]})[0] == 403
+    clock.ahead = 100.0
+    assert told(server, "DELETE", path, {"reservation_id": touched["reservation_id"]})[1] == {
+        "msg": "Reservation timed out"
+    }
+    _, answer = told(server, "POST", "/q/reservations", {"n": 2})
+    assert [message["reserved_count"] for message in answer["messages"]] in ([3, 1], [1, 3])
+    assert told(server, "DELETE", "/q/messages", {"ids": [{"id": "1"}] * 101})[0] == 400
+    assert told(server, "GET", "/q")[1]["queue"]["size"] == 2
+
+
+def test_the_stand_in_moves_what_was_reserved_too_often(server: IronMQ) -> None:
+    told(server, "PUT", "/q", {"queue": {"dead_letter": {"queue_name": "dead", "max_reservations": 1}}})
+    told(server, "POST", "/q/messages", {"messages": [{"body": "a"}]})
+    assert len(told(server, "POST", "/q/reservations")[1]["messages"]) == 1
+    server.expire()
+    assert told(server, "POST", "/q/reservations")[1] == {"messages": []}
+    (moved,) = told(server, "POST", "/dead/reservations")[1]["messages"]
+    assert moved["reserved_count"] == 2
+
+
+# -- messages --
+
+
+def test_messages_come_as_they_were_sent(open_: Open, server: IronMQ) -> None:
+    store = open_()
+    own = store.consumer.register("w", ["q/ü"], 1)
+    body = bytes(range(256))
+    properties = {"content_type": "x", "content_encoding": "binary", "correlation_id": "c"}
+    store.sender.push([
+        Envelope("q/ü", '{"id":"é"}', json.dumps(properties), body), Envelope("q/ü", "no JSON", None, b""),
+    ])  # fmt: skip
+    first, second = sorted(receive(store, 2, "q/ü"), key=lambda leased: len(leased.body), reverse=True)
+    assert json.loads(first.headers) == {"id": "é"}
+    assert json.loads(first.properties or "") == properties
+    assert (first.body, first.deliveries, first.redelivered, first.due) == (body, 0, False, None)
+    assert second.headers == "no JSON"
+    assert store.consumer.settle(own, [Ack(first.tag), Ack(second.tag), Ack(1)]) == {1}
+    assert server.size("project", "q/ü") == 0
+
+
+def test_anybody_may_send_anything(open_: Open, server: IronMQ) -> None:
+    store = open_()
+    own = store.consumer.register("w", ["q"], 1)
+    bodies = [
+        "words",
+        "[]",
+        "",
+        '{"properties": 5}',
+        '{"body": "?", "properties": {"body_encoding": "base64"}}',
+    ]
+    told(server, "POST", "/q/messages", {"messages": [{"body": body} for body in bodies]})
+    found = receive(store, len(bodies), "q")
+    assert sorted(message.body.decode() for message in found) == sorted(bodies)
+    store.consumer.settle(own, [DeadLetter(message.tag, "nonsense") for message in found])
+    assert sorted(letter.body.decode() for letter in store.admin.dead()) == sorted(bodies)
+
+
+def test_what_is_due_later_is_given_back_until_then(open_: Open, server: IronMQ, clock: Time) -> None:
+    """IronMQ keeps it for a week at most, and is not sent it anew."""
+    store = open_()
+    own = store.consumer.register("w", ["q"], 1)
+    now = SYSTEM_CLOCK.now()
+    store.sender.push([envelope("month", "q", due=now + 30 * 86_400.0), envelope("now", "q")])
+    (message,) = receive(store, 1, "q")
+    store.consumer.settle(own, [Ack(message.tag)])
+    posts, week = server.calls["POST messages"], 7 * 86_400.0
+    clock.ahead = week + 1.0
+    server.expire()
+    for _ in range(3):  # it comes, and goes back
+        assert store.consumer.lease(["q"], 10).messages == []
+        store.consumer.wait(1.0)
+    assert store.consumer._holdings.everything() == []
+    assert (server.calls["POST messages"], server.size("project", "q")) == (posts, 1)
+    assert server.calls["POST messages one"] >= 1
+
+
+def test_a_release_may_be_for_later(open_: Open, server: IronMQ, clock: Time) -> None:
+    store = open_()
+    own = store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope("a", "q")])
+    (message,) = receive(store, 1, "q")
+    posts = server.calls["POST messages"]
+    assert store.consumer.settle(own, [Release(message.tag, SYSTEM_CLOCK.now() + 600.0)]) == set()
+    assert store.consumer.lease(["q"], 1).messages == []
+    clock.ahead = 601.0
+    (again,) = receive(store, 1, "q")
+    assert (again.tag, again.redelivered, again.due) == (message.tag, True, None)
+    assert server.calls["POST messages"] == posts, "it was not sent anew"
+    store.consumer.settle(own, [Release(again.tag, counted=True)])
+    (again,) = receive(store, 1, "q")
+    assert again.deliveries == 1
+    store.consumer.settle(own, [Release(again.tag, SYSTEM_CLOCK.now() + 600.0, requeued=True)])
+    clock.ahead = 1300.0
+    assert store.consumer.lease(["q"], 1).messages == []
+    assert server.size("project", "q") == 1
+
+
+def test_a_touch_replaces_the_reservation(open_: Open, server: IronMQ) -> None:
+    store = open_()
+    own = store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope("a", "q"), envelope("b", "q")])
+    first, second = receive(store, 2, "q")
+    store.consumer._renew_at = 0.0
+    held = store.consumer._holdings.leased
+    receipts = {tag: held[tag].message.receipt for tag in held}
+    for each in held.values():
+        each.message.renew_at = 0.0
+    store.consumer.extend()
+    assert all(held[tag].message.receipt != receipt for tag, receipt in receipts.items())
+    assert store.consumer.settle(own, [Ack(first.tag), Release(second.tag)]) == set()
+    assert server.size("project", "q") == 1
+    assert ids(receive(store, 1, "q")) == ids([second])
+
+
+def test_what_others_have_is_ours_no_more(
+    open_: Open, server: IronMQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow, quick = open_(), open_()
+    own, theirs = slow.consumer.register("slow", ["q"], 1), quick.consumer.register("quick", ["q"], 1)
+    slow.sender.push([envelope("a", "q"), envelope("b", "q")])
+    lost, kept = receive(slow, 2, "q")
+    server.expire()
+    taken = {message.tag: message for message in receive(quick, 2, "q")}
+    quick.consumer.settle(theirs, [Release(kept.tag), Ack(lost.tag)])
+    assert set(taken) == {lost.tag, kept.tag}
+    assert slow.consumer.settle(own, [Ack(kept.tag)]) == set()
+    assert "may run again" in caplog.text
+    slow.consumer._renew_at = 0.0
+    for held in slow.consumer._holdings.everything():
+        held.message.renew_at = 0.0
+    slow.consumer.extend()
+    assert slow.consumer.settle(own, [Ack(lost.tag)]) == {lost.tag}
+
+
+def test_calls_are_few(open_: Open, server: IronMQ) -> None:
+    store = open_()
+    own = store.consumer.register("w", ["q"], 1)
+    server.calls.clear()
+    store.sender.push([envelope(str(number), "q") for number in range(1000)])
+    for _ in range(10):
+        found = receive(store, 100, "q")
+        store.consumer.settle(own, [Ack(message.tag) for message in found])
+    assert server.size("project", "q") == 0
+    assert sum(server.calls.values()) / 1000 < 0.04, server.calls
+
+
+# -- faults --
+
+
+@pytest.mark.parametrize("fault", ["503", "429"])
+def test_a_busy_server_is_asked_again(open_: Open, server: IronMQ, fault: str) -> None:
+    store = open_()
+    own = store.consumer.register("w", ["q"], 1)
+    server.fail(fault)
+    began = time.monotonic()
+    store.sender.push([envelope("a", "q")])
+    assert fault == "503" or time.monotonic() - began >= 1.0, "it said when"
+    (message,) = receive(store, 1, "q")
+    server.fail(fault)
+    store.consumer.settle(own, [Ack(message.tag)])
+    assert server.size("project", "q") == 0
+
+
+@pytest.mark.parametrize("fault", ["half", "drop", "nonsense"])
+def test_an_answer_that_is_none(open_: Open, server: IronMQ, fault: str) -> None:
+    """It is not known what the server did. Nothing is lost, and no secret is told."""
+    store = open_()
+    own = store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope("a", "q")])
+    (message,) = receive(store, 1, "q")
+    server.fail(fault)
+    with pytest.raises(BrokerUnavailable) as told_us:
+        store.consumer.settle(own, [Ack(message.tag)])
+    assert TOKEN not in str(told_us.value)
+    assert store.consumer.settle(own, [Ack(message.tag)]) == set()
+    assert server.size("project", "q") == 0
+    server.fail(fault)
+    with pytest.raises(BrokerUnavailable):
+        store.sender.push([envelope("b", "q")])
+    store.sender.push([envelope("c", "q")])
+
+
+def test_what_is_too_busy_for_long(open_: Open, server: IronMQ) -> None:
+    store = open_()
+    store.sender.push([envelope("a", "q")])
+    server.fail("503", 10)
+    with pytest.raises(BrokerUnavailable, match="503"):
+        store.sender.push([envelope("b", "q")])
+
+
+def test_a_queue_that_was_deleted(open_: Open, server: IronMQ) -> None:
+    store = open_(wait_time_seconds=0)
+    store.consumer.register("w", ["q"], 1)
+    server.projects.clear()
+
+    def ask() -> None:
+        for _ in range(20):
+            store.consumer.lease(["q"], 1)
+            store.consumer.wait(0.1)
+
+    with pytest.raises(LeaseLost, match="deleted"):
+        ask()
+    store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope("a", "q")])
+    assert ids(receive(store, 1, "q")) == ["a"]
+
+
+def test_a_large_message_is_refused(open_: Open) -> None:
+    store = open_()
+    with pytest.raises(PublishError, match="too large"):
+        store.sender.push([envelope("large", "q", body=b"x" * 300_000)])
+
+
+def test_who_is_not_let_in(open_: Open, server: IronMQ) -> None:
+    with pytest.raises(ConfigurationError, match=r"401.*token") as refused:
+        open_(server.url(token="s3cret")).consumer.register("w", ["q"], 1)
+    assert "s3cret" not in str(refused.value)
+    with pytest.raises(ConfigurationError, match="path"):
+        open_(f"{server.url()}/nowhere").consumer.register("w", ["q"], 1)
+
+
+def test_a_server_that_is_away(open_: Open, server: IronMQ) -> None:
+    store = open_()
+    own = store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope("a", "q")])
+    (message,) = receive(store, 1, "q")
+    url, port = server.url(), server.port
+    server.close()
+    store.consumer._connection.release()
+    with pytest.raises(BrokerUnavailable):
+        store.consumer.settle(own, [Ack(message.tag)])
+    with pytest.raises(BrokerUnavailable):
+        open_(url).consumer.register("w", ["q"], 1)
+    with closing(IronMQ(port)):
+        store.sender.push([envelope("b", "q")])
+
+
+# -- administration --
+
+
+def test_administration(open_: Open, server: IronMQ) -> None:
+    store = open_()
+    own = store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope(name, "q") for name in "abc"])
+    found = receive(store, 3, "q")
+    store.consumer.settle(own, [DeadLetter(message.tag, f"why {ids([message])[0]}") for message in found])
+    letters = store.admin.dead()
+    assert sorted(letter.reason for letter in letters) == ["why a", "why b", "why c"]
+    assert [(info.queue, info.ready, info.dead) for info in store.admin.queues()] == [("q", 0, 3)]
+    assert store.admin.dead_discard([letters[0].tag]) == 1
+    store.consumer.deregister()
+    assert store.admin.dead_retry() == 2
+    assert store.admin.depths(["q"])[0][:2] == ("q", 2)
+    assert store.admin.purge("q") == 2
+    assert server.size("project", "q") == 0
+
+
+# -- addresses --
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "base"),
+    [
+        ("ironmq://p:t@", {}, f"https://{HOST}/3/projects/p/queues"),
+        ("ironmq://p:t@h:1/", {}, "https://h:1/3/projects/p/queues"),
+        ("ironmq+http://p:t@[::1]:1/v/4/", {}, "http://[::1]:1/v/4/projects/p/queues"),
+        (
+            "ironmq://",
+            {"IRON_MQ_HOST": "eu", "IRON_PROJECT_ID": "p", "IRON_MQ_TOKEN": "t"},
+            "https://eu/3/projects/p/queues",
+        ),
+    ],
+)
+def test_an_address(url: str, environment: dict[str, str], base: str) -> None:
+    assert address_of(url, environment) == (base, "p", "t")
+
+
+@pytest.mark.parametrize("url", ["ironmq://", "ironmq://p@h", "ironmq://p:t@h:x", "ironmq://:t@h"])
+def test_no_address(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="broker_url"):
+        address_of(url, {})
+
+
+def test_settings_of_a_queue_stay(server: IronMQ) -> None:
+    told(server, "PUT", "/q", {"queue": {"message_expiration": 3600}})
+    client = Client(address_of(server.url(), {}), 1.0)
+    IronQueue(client, "q", 30)
+    assert told(server, "GET", "/q")[1]["queue"]["message_expiration"] == 3600
+    client.release()
