@@ -35,6 +35,14 @@ $(VENV)/.ready-%: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(filter-out run,$*),[$*])'
 	@touch $@
 
+# The MongoDB that tests talk to, which needs a Python 3.13. Without one, and without TEST_QWORKER_MONGODB_URL, they are skipped.
+$(VENV)/.ready-test: | .venv-mongoeco/.ready
+.venv-mongoeco/.ready:
+	@if python=$$(sh $(FIND_PYTHON) 3.13); then \
+		echo "Installing mongoeco into .venv-mongoeco" && "$$python" -m venv .venv-mongoeco && \
+		.venv-mongoeco/bin/python -m pip install --quiet --disable-pip-version-check 'mongoeco>=4.11,<5' 'pymongo>=4.9,<5' && touch $@; \
+	else echo "No Python 3.13 here: tests of MongoDB need TEST_QWORKER_MONGODB_URL"; fi
+
 demo: $(VENV)/.ready-run
 	@$(BIN)/python -m qworker start --demo
 
@@ -56,5 +64,5 @@ bench: $(VENV)/.ready-bench
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) .tox .qworker .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build dist build
+	rm -rf $(VENV) .venv-mongoeco .tox .qworker .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,14 +19,24 @@ from urllib.parse import urlsplit
 
 import pytest
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 URLS = {
     "redis": os.environ.get("TEST_QWORKER_REDIS_URL", "redis://127.0.0.1:6379/9"),
     "rabbitmq": os.environ.get("TEST_QWORKER_RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672//"),
     "postgresql": os.environ.get("TEST_QWORKER_POSTGRESQL_URL", "postgresql://postgres@127.0.0.1:5432/test"),
     "mysql": os.environ.get("TEST_QWORKER_MYSQL_URL", "mysql://root@127.0.0.1:3306/test"),
     "memcached": os.environ.get("TEST_QWORKER_MEMCACHED_URL", "memcached://127.0.0.1:11211"),
+    "mongodb": os.environ.get("TEST_QWORKER_MONGODB_URL", "mongodb://127.0.0.1:1/test"),
 }
-PORTS = {"memcached": 11211, "redis": 6379, "amqp": 5672, "postgresql": 5432, "mysql": 3306, "mariadb": 3306}
+PORTS = {
+    "mongodb": 27017,
+    "memcached": 11211,
+    "redis": 6379,
+    "amqp": 5672,
+    "postgresql": 5432,
+    "mysql": 3306,
+    "mariadb": 3306,
+}
 
 
 def unreachable(name: str) -> str | None:
@@ -57,12 +67,41 @@ def _start_memcached() -> None:
         time.sleep(0.02)
 
 
+def start_mongodb(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+    """A MongoDB of mongoeco's, and its URL; see tests/support/mongodb_server.py."""
+    program = REPOSITORY / ".venv-mongoeco" / "bin" / "python"
+    script = str(REPOSITORY / "tests" / "support" / "mongodb_server.py")
+    server = subprocess.Popen([str(program), script, *arguments], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    word, _, port = server.stdout.readline().strip().partition(" ")
+    if word != "ready":
+        server.kill()
+        raise OSError("mongoeco did not start: see above")
+    # Its heartbeat waits, too, while it looks through many documents.
+    return server, f"mongodb://127.0.0.1:{port}/test?connectTimeoutMS=30000&serverSelectionTimeoutMS=30000"
+
+
+def _start_mongodb() -> None:
+    """Start one for as long as this process lives; processes that it starts find it by their environment."""
+    if (
+        "TEST_QWORKER_MONGODB_URL" in os.environ
+        or not (REPOSITORY / ".venv-mongoeco" / "bin" / "python").exists()
+    ):
+        return
+    server, url = start_mongodb()
+    atexit.register(server.kill)
+    URLS["mongodb"] = os.environ["TEST_QWORKER_MONGODB_URL"] = url
+
+
+_STARTERS = {"memcached": _start_memcached, "mongodb": _start_mongodb}
+
+
 def require(name: str) -> str:
     """The URL of the server *name*. Without it the test is skipped; where CI is set it fails, so that nothing
     goes untested unseen."""
     reason = unreachable(name)
-    if reason is not None and name == "memcached":
-        _start_memcached()
+    if reason is not None and name in _STARTERS:
+        _STARTERS[name]()
         reason = unreachable(name)
     if reason is not None:
         message = f"no {name} server at {URLS[name]}: {reason}"

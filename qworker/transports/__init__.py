@@ -9,9 +9,9 @@ Modules, in reading order: ``lease`` (what a broker promises), ``presence`` (wha
 ``lease_consumer`` (what consumers share), ``owner_files`` (who is dead), ``failover`` (one after another),
 ``group_commit``, ``wakeup``, ``connect_errors``, ``tls``, ``forked``, ``own_headers`` and ``delivery_fields``
 (what is beside a message), ``join_parts`` (what a message is of a workflow), ``recent``, ``transfer`` (from
-one broker to another), ``crash_points``. Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``kombu``,
-``visibility`` (what servers share that hide what they give out), ``sqs``, ``ironmq``. Which of them know
-another is in the table of the architecture.
+one broker to another), ``crash_points``. Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``mongodb``,
+``kombu``, ``visibility`` (what servers share that hide what they give out), ``sqs``, ``ironmq``. Which of
+them know another is in the table of the architecture.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ SCHEMES = {
     "mariadb": "qworker.transports.sql.broker",
     "sqs": "qworker.transports.sqs.broker",
     "ironmq": "qworker.transports.ironmq.broker",
+    "mongodb": "qworker.transports.mongodb.broker",
     "spool": "qworker.spooler.broker",
 }
 """The module for each scheme; it has ``open_broker(url, conf)``, which returns the store and opens nothing

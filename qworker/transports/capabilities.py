@@ -136,6 +136,22 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         note="`app.publishing_in(session)` publishes within the caller's own transaction.",
     ),
     Capabilities(
+        "MongoDB",
+        ("mongodb", "mongodb+srv"),
+        accepted="acknowledged by the majority of the members, from their journals (`w` and `journal` in the "
+        "URL say otherwise); of a push of several, all or none",
+        redelivered="at once for a worker on the same machine; for one elsewhere when its lease ran out "
+        "(worker_lease_seconds)",
+        eta="a field; fetched when due",
+        priority="0 to 9",
+        fanout="a collection, read by all workers, also those that start later",
+        dead_letters="a collection",
+        delivery_count="counted for what was running, whether a process or a whole worker died",
+        note="Results are stored in the transaction of the ack on a replica set, and before it on a single "
+        "server, where a worker that dies in between runs the task again. Workers look four times a second; "
+        "the oldest comes first as far as the clocks of publishers agree.",
+    ),
+    Capabilities(
         "RabbitMQ",
         ("amqp", "amqps", "pyamqp"),
         accepted="confirmed by the server (persistent, and routed to a queue); of many messages sent "
@@ -211,12 +227,6 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         "handed to the producer's library, which sends it in the background",
         "when the partition is given to another consumer",
         note="Acknowledging one message acknowledges all before it in its partition.",
-    ),
-    _plain(
-        "MongoDB",
-        ("mongodb", "mongodb+srv"),
-        "written, as the connection's write concern says",
-        "never: kombu removes a message when it is read; what a killed worker held is lost",
     ),
     _plain(
         "SQLAlchemy (kombu's own)",

@@ -21,6 +21,7 @@ from qworker.transports.sqlite.broker import SQLiteBroker
 from tests.contract.place_amqp import AMQPPlace
 from tests.contract.place_ironmq import IronPlace
 from tests.contract.place_kombu import KombuLeasePlace
+from tests.contract.place_mongodb import MongoPlace
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_spool import SpoolPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
@@ -95,4 +96,5 @@ PLACES: dict[str, type[Place]] = {
     "sqs": SqsLeasePlace,
     "ironmq": IronPlace,
     "spool": SpoolPlace,
+    "mongodb": MongoPlace,
 }

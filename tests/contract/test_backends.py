@@ -37,6 +37,7 @@ from qworker.message.protocol import Body
 from qworker.results import outline
 from qworker.results.result import AsyncResult
 from qworker.testing.clock import FakeClock
+from tests.contract.place_mongodb import database_url, mongo_client
 from tests.servers import URLS, require
 from tests.support.stores import KeepingStore
 from tests.support.waiting import until
@@ -44,7 +45,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.contract
 
 DATABASES = ("postgresql", "mysql")
-SERVERS = (*DATABASES, "redis", "memcached")
+SERVERS = (*DATABASES, "redis", "memcached", "mongodb")
 KINDS = ("memory", "sqlite", "filesystem", "sql-sqlite", *SERVERS)
 EXPIRE_THEMSELVES = ("redis", "memcached")
 """Stores that need no sweep."""
@@ -82,6 +83,7 @@ def open_(kind: str, tmp_path: Path) -> Iterator[Open]:
         **{name: f"db+{URLS[name]}" for name in DATABASES},
         "redis": URLS["redis"],
         "memcached": f"cache+{URLS['memcached']}",
+        "mongodb": database_url(URLS["mongodb"], tmp_path),
     }
     options = {"global_keyprefix": f"{tables['task']}:"}
     opened: list[Backend] = []
@@ -106,6 +108,8 @@ def open_(kind: str, tmp_path: Path) -> Iterator[Open]:
         with redis.Redis.from_url(URLS["redis"]) as client:
             for key in client.scan_iter(f"{options['global_keyprefix']}*", count=10_000):
                 client.delete(key)
+    if kind == "mongodb":
+        mongo_client(URLS["mongodb"]).drop_database(urls[kind].rpartition("/")[2].partition("?")[0])
     if kind in DATABASES:
         engine = connect(URLS[kind], {}, short_lived=True)
         with engine.connect() as connection:

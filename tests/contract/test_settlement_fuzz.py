@@ -31,7 +31,19 @@ from tests.support.messages import message
 
 pytestmark = pytest.mark.contract
 
-KINDS = ("sqlite", "redis", "rabbitmq", "postgresql", "mysql", "memory", "failover", "kombu", "sqs", "ironmq")
+KINDS = (
+    "sqlite",
+    "redis",
+    "rabbitmq",
+    "postgresql",
+    "mysql",
+    "memory",
+    "failover",
+    "kombu",
+    "sqs",
+    "ironmq",
+    "mongodb",
+)
 NUL, LONE, ASTRAL = "bob\0", "bob\ud800", "bob\U0001f600"
 TEXTS = (NUL, LONE, ASTRAL, "", "x" * 300, "ü" * 20_000, "\udfff\0" * 40, "'\\\"%s;--", "\x7f\x1b[31m")
 WRONG: tuple[Any, ...] = (None, 7, 2**70, 1.5, float("nan"), b"\xff\xfe", ["x"], {"a": 1}, object())
@@ -133,7 +145,7 @@ def _backend_of(kind: str, place: Any) -> str:
         return f"sqlite:///{place.path}"
     if kind in ("postgresql", "mysql"):
         return f"db+{place.url}"
-    return str(place.url) if kind == "redis" else "cache+memory://"
+    return str(place.url) if kind in ("redis", "mongodb") else "cache+memory://"
 
 
 @pytest.fixture(params=KINDS)
@@ -269,7 +281,9 @@ def _fuzz(desk: Desk, batch: list[Case], caplog: pytest.LogCaptureFixture) -> No
 def test_whatever_a_task_ends_with_the_others_are_settled_and_nothing_stays_on_lease(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    examples = {"memory": 200, "sqlite": 80, "failover": 20, "kombu": 80, "sqs": 4}.get(desk.kind, 40)
+    examples = {"memory": 200, "sqlite": 80, "failover": 20, "kombu": 80, "sqs": 4, "mongodb": 6}.get(
+        desk.kind, 40
+    )
     sizes = {"min_size": 20, "max_size": 40} if desk.kind == "sqs" else {"min_size": 1, "max_size": 12}
 
     phases = (

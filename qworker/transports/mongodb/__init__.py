@@ -1,0 +1,22 @@
+"""MongoDB: messages as documents, which workers take by an update that says whose they are.
+
+Modules, in reading order: ``layout`` (the collections, and how a message is one), ``server`` (the client, and
+what its errors mean), ``broker`` with its ``sender``, ``consumer`` and ``admin``, ``claim``, ``settle``,
+``result_documents`` (results beside the ack), ``reclaim`` (from dead workers), ``revocations``, ``looking``
+(for what nobody tells of).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from qworker.errors import ConfigurationError
+from qworker.naming import install_command
+
+try:
+    import_module("pymongo")
+except ImportError as error:
+    raise ConfigurationError(
+        f"mongodb:// needs PyMongo, which is not installed: {install_command('mongodb')}",
+        setting="broker_url",
+    ) from error

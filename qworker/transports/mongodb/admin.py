@@ -1,0 +1,194 @@
+"""Looking at a MongoDB broker's queues, dead letters and workers, and changing them.
+
+Comes from:  the command line and other tools, by ``MongoBroker.admin``.
+Goes to:     the collections of ``layout.py``.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from pymongo import ReplaceOne
+
+from qworker.clock import Clock
+from qworker.transports.lease import Admin, Dead, QueueInfo
+from qworker.transports.mongodb import result_documents
+from qworker.transports.mongodb.claim import next_due
+from qworker.transports.mongodb.layout import DELAYED, LEASED, READY, RECORD_OF_ALL, Document, new_tags
+from qworker.transports.mongodb.reclaim import silent_for
+from qworker.transports.mongodb.server import Collections, Server, clock_of
+from qworker.transports.owner_files import died
+from qworker.transports.presence import Presence, from_text
+
+PORTION = 500
+"""How many dead letters are changed at once."""
+_STATES = {READY: "ready", DELAYED: "delayed", LEASED: "leased"}
+NEWEST_FIRST = [("died_at", -1), ("_id", -1)]
+
+
+class MongoAdmin(Admin):
+    """uptime: the clock that leases run on, None: the server's."""
+
+    def __init__(
+        self,
+        server: Server,
+        clock: Clock,
+        uptime: Callable[[], float] | None,
+        published: Callable[[], None],
+    ) -> None:
+        self._server = server
+        self._clock = clock
+        self._uptime = uptime
+        self._published = published
+
+    def queues(self) -> list[QueueInfo]:
+        group = {"_id": {"q": "$q", "s": "$s"}, "count": {"$sum": 1}, "oldest": {"$min": "$sent"}}
+        dead = {"_id": "$q", "count": {"$sum": 1}}
+
+        def work(found: Collections) -> tuple[list[Document], list[Document]]:
+            return list(found.message.aggregate([{"$group": group}])), list(
+                found.dead.aggregate([{"$group": dead}])
+            )
+
+        messages, letters = self._server.run(work)
+        infos: dict[str, QueueInfo] = {}
+
+        def note(queue: str, **values: Any) -> None:
+            infos[queue] = infos.get(queue, QueueInfo(queue))._replace(**values)
+
+        for each in messages:
+            name = _STATES.get(each["_id"]["s"])
+            if name is not None:
+                note(each["_id"]["q"], **{name: each["count"]})
+                if name == "ready":
+                    note(each["_id"]["q"], oldest=each["oldest"])
+        for each in letters:
+            note(each["_id"], dead=each["count"])
+        return sorted(infos.values(), key=lambda info: info.queue)
+
+    def next_due(self, queues: Sequence[str]) -> float | None:
+        return self._server.run(lambda found: next_due(found, queues))
+
+    def may_have_due_joins(self, now: float) -> bool:
+        return False  # none are kept here
+
+    def purge(self, queue: str) -> int:
+        waiting = {"q": queue, "s": {"$in": [READY, DELAYED]}}
+        return self._server.run(lambda found: int(found.message.delete_many(waiting).deleted_count))
+
+    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
+        where = {} if queue is None else {"q": queue}
+        if limit <= 0:
+            return []
+        rows = self._server.run(lambda found: list(found.dead.find(where, sort=NEWEST_FIRST, limit=limit)))
+        return [_dead(row) for row in rows]
+
+    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
+        now = self._clock.now()
+
+        def work(found: Collections) -> int:
+            count = 0
+            for portion in _portions(found, tags):
+                count += found.atomically(partial(_retry, found, portion, now))
+            return count
+
+        count = self._server.run(work)
+        self._published()
+        return count
+
+    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
+        def work(found: Collections) -> int:
+            return sum(
+                int(found.dead.delete_many({"_id": {"$in": portion}}).deleted_count)
+                for portion in _portions(found, tags)
+            )
+
+        return self._server.run(work)
+
+    def push_dead(self, letters: Sequence[Dead]) -> None:
+        if not letters:
+            return
+        documents = [
+            {
+                "_id": tag,
+                "q": letter.queue,
+                "u": 0,
+                "reason": letter.reason,
+                "died_at": letter.died_at,
+                "n": letter.deliveries,
+                "headers": letter.headers,
+                "properties": letter.properties,
+                "body": letter.body,
+            }
+            for tag, letter in zip(new_tags(len(letters)), letters, strict=True)
+        ]
+
+        def work(found: Collections) -> None:
+            found.atomically(lambda session: found.dead.insert_many(documents, session=session))
+
+        self._server.run(work)
+
+    def flush_delayed(self, queue: str) -> int:
+        change = {"$set": {"s": READY, "due": None}}
+        delayed = {"q": queue, "s": DELAYED}
+        count = self._server.run(lambda found: int(found.message.update_many(delayed, change).modified_count))
+        self._published()
+        return count
+
+    def workers(self) -> list[Presence]:
+        lease_now = None if self._uptime is None else self._uptime()
+
+        def work(found: Collections) -> tuple[list[Document], float]:
+            return list(found.owner.find({"_id": {"$ne": RECORD_OF_ALL}}, sort=[("_id", 1)])), clock_of(
+                found.database
+            )
+
+        owners, now = self._server.run(work)
+        return [
+            from_text(
+                each.get("presence") or "",
+                Presence(
+                    each["name"], each["pid"], tuple(each["queues"]), each["concurrency"], each["started"]
+                ),
+            )
+            for each in owners
+            if each["concurrency"] > 0
+            and silent_for(each, now, lease_now) < each["lease"]
+            and not died(each["lock"], each["boot"])
+        ]
+
+
+def _dead(row: Document) -> Dead:
+    told = (row["reason"], row["died_at"], row["n"], row["headers"], row["properties"])
+    return Dead(int(row["_id"]), row["q"], *told, bytes(row["body"]))
+
+
+def _portions(found: Collections, tags: Sequence[int] | None) -> list[list[int]]:
+    if tags is None:
+        tags = [each["_id"] for each in found.dead.find({}, {"_id": 1}, sort=[("_id", 1)])]
+    return [list(tags[start : start + PORTION]) for start in range(0, len(tags), PORTION)]
+
+
+def _retry(found: Collections, tags: Sequence[int], now: float, session: Any) -> int:
+    """Send these back to their queues. They keep their tags, so that who is cut short may do it again."""
+    letters = list(found.dead.find({"_id": {"$in": list(tags)}}, session=session))
+    if not letters:
+        return 0
+    result_documents.forget_failures(found, [letter["headers"] for letter in letters], session)
+    messages = [
+        {
+            **{name: letter[name] for name in ("_id", "q", "u", "headers", "properties", "body")},
+            "s": READY, "due": None, "n": 0, "r": True, "p": 0, "sent": now,
+        }
+        for letter in letters
+    ]  # fmt: skip
+    found.message.bulk_write(
+        [ReplaceOne({"_id": each["_id"]}, each, upsert=True) for each in messages],
+        ordered=False,
+        session=session,
+    )
+    found.dead.delete_many({"_id": {"$in": [letter["_id"] for letter in letters]}}, session=session)
+    return len(letters)

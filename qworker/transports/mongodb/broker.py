@@ -1,0 +1,83 @@
+"""MongoDB as the broker, in collections of a database that may hold other things too.
+
+Comes from:  ``broker_url`` ``mongodb://…`` or ``mongodb+srv://…``.
+Goes to:     ``sender.py``, ``consumer.py`` and ``admin.py``, which share one client.
+Thread:      any; the client keeps a pool of connections, and none crosses a fork.
+
+A message is in the journals of the majority when push returns. Leases run on the clock of the server. An
+instant at which a message falls due is compared with the clock of the consumer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import ConfigurationError
+from qworker.transports.forked import forgetful
+from qworker.transports.lease import Broker
+from qworker.transports.mongodb.admin import MongoAdmin
+from qworker.transports.mongodb.consumer import MongoConsumer
+from qworker.transports.mongodb.layout import Names
+from qworker.transports.mongodb.sender import MongoSender
+from qworker.transports.mongodb.server import Server
+
+if TYPE_CHECKING:
+    from qworker.conf import Settings
+
+_brokers = forgetful()
+
+
+class MongoBroker(Broker):
+    """The broker in a database. Connects at the first use, not before.
+
+    options: of PyMongo's client. lease_seconds: how long a silent consumer is believed to live. uptime: a
+    clock for the leases, None: the server's. results: the collection that results go to.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        options: Mapping[str, Any] | None = None,
+        connect_timeout: float = 4.0,
+        lease_seconds: float = 15.0,
+        revoke_expires: float = 86400.0,
+        results: str = "celery_taskmeta",
+        clock: Clock = SYSTEM_CLOCK,
+        uptime: Callable[[], float] | None = None,
+    ) -> None:
+        self.url = url
+        self._server = Server(url, options or {}, connect_timeout, Names(result=results))
+        self._consumer = MongoConsumer(self._server, clock, lease_seconds, uptime)
+        self.consumer = self._consumer
+        self._sender = MongoSender(self._server, clock, revoke_expires, self._consumer.published)
+        self.sender = self._sender
+        self.admin = MongoAdmin(self._server, clock, uptime, self._consumer.published)
+        _brokers.add(self)
+
+    def _after_fork(self) -> None:
+        """In a forked child: what the parent was about to publish, and the leases it holds, are not ours."""
+        self._server.abandon()
+        self._sender.after_fork()
+        self._consumer.after_fork()
+
+    def close(self) -> None:
+        try:
+            self._consumer.deregister()
+        finally:
+            self._server.close()
+
+
+def open_broker(url: str | None, conf: Settings) -> MongoBroker:
+    """The broker at *url* with the settings *conf*; it is connected at the first use."""
+    if not url:
+        raise ConfigurationError("broker_url names no server", setting="broker_url")
+    return MongoBroker(
+        url,
+        options=conf.broker_transport_options,
+        connect_timeout=conf.broker_connection_timeout,
+        lease_seconds=conf.worker_lease_seconds,
+        revoke_expires=conf.revoke_expires,
+    )

@@ -1,0 +1,298 @@
+"""The consumer of the MongoDB broker: who has which message on lease, and the end of each.
+
+Comes from:  the Listener.
+Goes to:     the collections of ``layout.py``.
+Thread:      listener only, but for wake() and published().
+
+A claim is not one step with the look at our own record. So the record is read after it: who was taken for
+dead before that gives back what it has taken, and says LeaseLost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from qworker.clock import Clock
+from qworker.errors import BrokerUnavailable
+from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.transports.lease import Claim, Leased, Reclaimed, Revocation, Settlement, Store
+from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, WorkerRecord
+from qworker.transports.mongodb.claim import promote_due, take_early, take_ready
+from qworker.transports.mongodb.layout import READY, RECORD_OF_ALL, Document, leased, ready
+from qworker.transports.mongodb.looking import PUBLISHED, Looking
+from qworker.transports.mongodb.reclaim import forget_silent, reclaim, return_orphaned, sweep
+from qworker.transports.mongodb.revocations import FIELD, Heard, last_number
+from qworker.transports.mongodb.server import Collections, Server
+from qworker.transports.mongodb.settle import settle
+from qworker.transports.owner_files import runtime_directory
+
+COPY_SECONDS = 0.1
+"""How often at most the running file is copied to our record."""
+ORPHANS_SECONDS = 10.0
+"""How often to look for what is held under generations that nobody has."""
+
+T = TypeVar("T")
+
+
+class MongoConsumer(LeaseConsumer):
+    """uptime: the clock of the leases, None: the server's."""
+
+    def __init__(
+        self, server: Server, clock: Clock, lease_seconds: float, uptime: Callable[[], float] | None
+    ) -> None:
+        self._server = server
+        self._looking = Looking()
+        super().__init__(clock, lease_seconds, uptime, runtime_directory)
+
+    def _start_over(self) -> None:
+        super()._start_over()
+        self._queues: tuple[str, ...] = ()
+        self._forget_lease()
+
+    def _forget_lease(self) -> None:
+        self._held: set[int] = set()
+        self._doubtful: set[int] = set()
+        """Tags of settlements that may have been carried out, though no answer came."""
+        self._unsure = False
+        """A claim may have taken more than we know of."""
+        self._drained = True
+        """The last claim left nothing behind that was ready."""
+        self._heard = Heard()
+        self._revoked = -1
+        """The last number of a revocation that a look has seen; -1: none has looked."""
+        self._newest = 0
+        """The tag of the newest message that a look has seen."""
+        self._copy_at = self._orphans_at = 0.0
+
+    def _abandon_connections(self) -> None:
+        self._looking.close()
+
+    def _release_connections(self) -> None:
+        self._looking.close()
+
+    def _run(self, work: Callable[[Collections], T]) -> T:
+        """What *work* makes of the collections, for who is registered."""
+        self._require()
+        return self._server.run(work)
+
+    # -- the record in the server --
+
+    def _standing(self) -> tuple[Document, Document]:
+        """What an update of our record sets, so that the lease stands from now on; and its clock."""
+        if self._leases_on is None:
+            return {}, {"$currentDate": {"renewed": True}}
+        return {"until": self._leases_on() + self._lease_seconds}, {}
+
+    def _insert(self, record: WorkerRecord) -> int:
+        self._files.tidy()
+        self._looking.open()
+        fields, clock = self._standing()
+        fields |= {**record.__dict__, "queues": list(record.queues), "lease": self._lease_seconds}
+
+        def work(found: Collections) -> int:
+            if self._generation != NOT_REGISTERED:
+                self._remove(found)
+            generation = found.number("generation")
+            found.owner.update_one({"_id": generation}, {"$set": fields, **clock}, upsert=True)
+            if CRASHING:
+                crash_point("registering")
+            self._revoked = last_number(found)
+            return generation
+
+        generation = self._server.run(work)
+        revoked = self._revoked
+        self._forget_lease()
+        self._revoked, self._queues = revoked, record.queues
+        return generation
+
+    def _renew(self) -> None:
+        if CRASHING:
+            crash_point("renewing")
+        fields, clock = self._standing()
+        change = {"$set": {**fields, "presence": self._presence}, **clock}
+        which = {"_id": self._generation, "ended": None}
+        if not self._run(lambda found: found.owner.update_one(which, change).matched_count):
+            raise self._lost()
+        self._copy_running()
+
+    def _copy_running(self) -> None:
+        """Copy the running file to our record, where it can be read if this whole machine is gone."""
+
+        def write(tags: set[int]) -> None:
+            change = {"$set": {"tags": sorted(tags)}}
+            self._run(lambda found: found.owner.update_one({"_id": self._generation}, change))
+
+        now = time.monotonic()
+        if now >= self._copy_at:
+            self._copy_at = now + COPY_SECONDS
+            self._files.copy_running(write)
+
+    def _give_back(self) -> None:
+        self._server.run(self._remove)
+
+    def _remove(self, found: Collections) -> None:
+        """Hold nothing any more, under the generation that was; not counted."""
+        found.message.update_many({"owner": self._generation}, ready())
+        if CRASHING:
+            crash_point("deregistering")
+        found.owner.delete_one({"_id": self._generation})
+
+    # -- leasing --
+
+    def _claim(self, queues: Sequence[str], limit: int, delayed_limit: int, until: float) -> Claim:
+        if self.renewal_is_due():
+            self.extend()
+        else:
+            self._copy_running()
+        if self._unsure:
+            self._run(self._return_unknown)
+        taken: list[Document] = []
+        try:
+            next_due, last = self._run(
+                lambda found: self._take(found, queues, limit, delayed_limit, until, taken)
+            )
+        except BrokerUnavailable:
+            self._unsure = True
+            if not taken:
+                raise
+            next_due, last = self._clock.now(), None  # the next claim will see, or say the same
+        if CRASHING and taken:
+            crash_point("claiming")
+        messages = [leased(document) for document in taken]
+        self._held.update(message.tag for message in messages)
+        return Claim(messages, next_due, last)
+
+    def _take(
+        self,
+        found: Collections,
+        queues: Sequence[str],
+        limit: int,
+        delayed_limit: int,
+        until: float,
+        taken: list[Document],
+    ) -> tuple[float | None, int | None]:
+        """Take messages into *taken*; return when the next is due, and the last revocation."""
+        generation, now, left = self._generation, self._clock.now(), limit
+        next_due = promote_due(found, queues, now)
+        early = 0
+        for queue in queues:
+            ready_ones = take_ready(found, generation, queue, left)
+            taken += ready_ones
+            left -= len(ready_ones)
+            if next_due is not None and next_due <= until and early < delayed_limit:
+                soon = take_early(found, generation, queue, delayed_limit - early, until)
+                taken += soon
+                early += len(soon)
+        if early:
+            next_due = promote_due(found, queues, now)
+        if limit > 0:
+            self._drained = left > 0
+        records = {
+            each["_id"]: each
+            for each in found.owner.find(
+                {"_id": {"$in": [RECORD_OF_ALL, generation]}}, {FIELD: 1, "ended": 1}
+            )
+        }
+        if taken and "ended" in records.get(generation, {"ended": 0}):
+            found.message.update_many({"owner": generation}, ready())
+            taken.clear()
+            raise self._lost()
+        return next_due, int(records.get(RECORD_OF_ALL, {}).get(FIELD, 0))
+
+    def _return_unknown(self, found: Collections) -> None:
+        """Give back what claims took of which no answer came."""
+        ours = {each["_id"] for each in found.message.find({"owner": self._generation}, {"_id": 1})}
+        unknown = list(ours - self._held - self._doubtful)
+        if unknown:
+            found.message.update_many({"_id": {"$in": unknown}, "owner": self._generation}, ready())
+        self._unsure = False
+
+    def _urgency(self, leased: Leased) -> tuple[int, int]:
+        return -leased.priority, leased.tag
+
+    # -- settling --
+
+    def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+        held = self._held if generation == self._generation else set()
+        now = self._clock.now()
+        tags = {each.tag for each in settlements if not isinstance(each, Store)} & held
+        try:
+            lost = self._run(lambda found: settle(found, generation, held, settlements, now))
+        except BrokerUnavailable:
+            self._doubtful |= tags
+            raise
+        lost -= self._doubtful & tags  # carried out the first time
+        self._doubtful -= tags
+        self._held -= tags
+        self._copy_running()
+        return lost
+
+    # -- now and then --
+
+    def reclaim(self, silent: bool = True) -> list[Reclaimed]:
+        now = None if self._leases_on is None else self._leases_on()
+        found = self._run(lambda found: reclaim(found, self._generation, now, silent))
+        if time.monotonic() >= self._orphans_at:
+            self._orphans_at = time.monotonic() + ORPHANS_SECONDS
+            self._run(return_orphaned)
+        return found
+
+    def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
+        now = self._clock.now()
+        return self._run(lambda found: self._heard.since(found, cursor, now))
+
+    def sweep(self, dead_expires: float, dead_max: int) -> int:
+        now = self._clock.now()
+
+        def work(found: Collections) -> int:
+            count = forget_silent(found) if self._leases_on is None else 0
+            return count + sweep(found, now, now - dead_expires, dead_max)
+
+        return self._run(work)
+
+    # -- waiting --
+
+    def wait(self, timeout: float, prefetch: int = 0) -> bool:
+        self._require()
+        end = time.monotonic() + timeout
+        while True:
+            self._copy_running()
+            if self._run(self._look):
+                self._looking.found()
+                return True
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            words = self._looking.rest(left)
+            if words:
+                self._looking.found()
+                if PUBLISHED not in words:
+                    return False
+
+    def _look(self, found: Collections) -> bool:
+        """Whether there is something new: a revocation; a message, for who has taken all that there was; one
+        that is newer than all before, for who has not."""
+        revoked, told = last_number(found), self._revoked
+        self._revoked = revoked
+        if self._drained:
+            where = {"q": {"$in": list(self._queues)}, "s": READY}
+            news = found.message.find_one(where, {"_id": 1}) is not None
+            if news:
+                self._drained = False
+                self._newest = self._newest_of(found)
+            return news or revoked != told
+        before, self._newest = self._newest, self._newest_of(found)
+        return revoked != told or self._newest > before
+
+    def _newest_of(self, found: Collections) -> int:
+        newest = found.message.find_one({}, {"_id": 1}, sort=[("_id", -1)])
+        return 0 if newest is None else int(newest["_id"])
+
+    def published(self) -> None:
+        """This process has published something. Any thread."""
+        self._looking.published()
+
+    def wake(self) -> None:
+        self._looking.wake()

@@ -1,0 +1,102 @@
+"""The collections of the MongoDB broker, and how a message is a document.
+
+Comes from:  the modules of this package.
+Goes to:     the database.
+Thread:      any; constants and pure functions, but for new_tags(), which takes a lock.
+
+Fields of a message: ``q`` queue, ``u`` urgency (the priority, negated: the most urgent come first in a plain
+index), ``s`` state, ``due``, ``owner`` (a generation; only of what is on lease), ``n`` deliveries, ``r``
+redelivered, ``p`` how often it was put back, ``sent``, ``headers``, ``properties``, ``body``, and ``batch``
+while it arrives. Names that are stored stay as they are: workers of several versions share them.
+
+A tag is the microsecond of its publisher's clock, and twelve bits of chance besides: to number messages by a
+counter would cost each publisher another journey, and have all of them wait for one document. So the oldest
+come first as far as the clocks of publishers agree.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from qworker.transports.lease import Leased
+
+READY, DELAYED, LEASED, ARRIVING = 0, 1, 2, 3
+"""States of a message. ARRIVING: of a push of several, which becomes visible when its batch is there."""
+RECORD_OF_ALL = 0
+"""In the collection of owners, the document that is nobody's: the numbers that were given last."""
+DATABASE = "celery"
+"""Where a URL names none; the default of Celery's result store, so that both are one place."""
+
+Document = dict[str, Any]
+
+
+class Names(NamedTuple):
+    """What the collections are called."""
+
+    message: str = "qworker_message"
+    batch: str = "qworker_batch"
+    dead: str = "qworker_dead"
+    owner: str = "qworker_owner"
+    revoked: str = "qworker_revoked"
+    result: str = "celery_taskmeta"
+
+
+INDEXES: Mapping[str, Sequence[tuple[Sequence[tuple[str, int]], Mapping[str, Any]]]] = {
+    "message": (
+        ((("q", 1), ("s", 1), ("u", 1), ("_id", 1)), {}),
+        ((("q", 1), ("s", 1), ("due", 1)), {}),
+        ((("owner", 1),), {"sparse": True}),
+        ((("batch", 1),), {"sparse": True}),
+    ),
+    "dead": (((("died_at", 1), ("_id", 1)), {}), ((("q", 1), ("died_at", 1), ("_id", 1)), {})),
+    "revoked": (((("expires", 1),), {}),),
+    "result": (((("expires", 1),), {"sparse": True}),),
+}
+"""By collection: keys and options of each."""
+
+_lock = threading.Lock()
+_last = 0
+
+
+def new_tags(count: int) -> list[int]:
+    """Tags that no message has, each later than those before."""
+    global _last
+    with _lock:
+        first = max(time.time_ns() // 1000, _last + 1)
+        _last = first + count - 1
+    chance = int.from_bytes(os.urandom(2), "big") & 0xFFF
+    return [(moment << 12) | chance for moment in range(first, first + count)]
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def leased(found: Mapping[str, Any]) -> Leased:
+    """The message that a document is."""
+    return Leased(
+        int(found["_id"]),  # it comes as an Int64, which marshal does not know
+        found["q"],
+        -found["u"],
+        found["due"],
+        found["n"],
+        bool(found["r"]),
+        found["p"],
+        found["headers"],
+        found["properties"],
+        bytes(found["body"]),
+    )
+
+
+def ready(**besides: Any) -> Document:
+    """The update that puts a message back to its queue."""
+    return {"$set": {"s": READY, **besides}, "$unset": {"owner": ""}}

@@ -1,0 +1,136 @@
+"""Results as documents, in the layout of Celery's MongoDB store; the broker stores them beside the ack.
+
+Comes from:  ``backends/mongodb.py``, in the child that ran the task (pack) and wherever results are stored;
+             ``settle.py``, which has what was packed.
+Goes to:     the collection ``celery_taskmeta``.
+Thread:      any.
+
+A document has Celery's fields and ``expires`` besides, the epoch second at which it may go.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import bson
+from pymongo import ReplaceOne
+from pymongo.errors import BulkWriteError
+
+from qworker import states
+from qworker.errors import EncodeError
+from qworker.transports.lease import ResultRow
+from qworker.transports.mongodb.layout import Document
+from qworker.transports.mongodb.server import Collections
+
+_MARK = b"\x00bson"
+_DUPLICATE = 11000
+LARGEST = 16 * 1024**2 - 4096
+"""Bytes of a document, and room for what is added to it."""
+
+
+def pack(task_id: str, values: Mapping[str, Any]) -> bytes:
+    """The payload of the row of *task_id*. Raises EncodeError for what a document cannot hold."""
+    try:
+        data = bson.encode({**values, "_id": task_id})
+    except (bson.errors.BSONError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise EncodeError(f"MongoDB cannot store the result: {error}") from error
+    if len(data) > LARGEST:
+        raise EncodeError(
+            f"the result takes {len(data)} bytes, and a document of MongoDB's has at most 16 MB"
+        )
+    return _MARK + data
+
+
+def unpack(row: ResultRow) -> Document:
+    """The document of a row. Raises EncodeError for one that no document can be."""
+    task_id, status, payload, expires = row
+    try:
+        if payload.startswith(_MARK):
+            found: Document = bson.decode(payload[len(_MARK) :])
+        else:
+            found = {
+                "status": status,
+                "result": payload,
+                "traceback": None,
+                "children": [],
+                "date_done": None,
+            }
+        found["_id"] = task_id
+        if expires is not None:
+            found["expires"] = expires
+        size = len(bson.encode(found))
+    except (bson.errors.BSONError, AttributeError, ValueError, TypeError, OverflowError) as error:
+        raise EncodeError(f"MongoDB cannot store the result: {error}") from error
+    if size > LARGEST:
+        raise EncodeError(f"the result takes {size} bytes, and a document of MongoDB's has at most 16 MB")
+    return found
+
+
+def store(found: Collections, rows: Sequence[ResultRow], session: Any = None) -> int:
+    """Store *rows*, oldest first, none over a state that it may not replace; return how many were."""
+    last: dict[str, ResultRow] = {}
+    for row in rows:
+        standing = last.get(row[0])
+        if standing is None or states.may_replace(standing[1], row[1]):
+            last[row[0]] = row
+    documents = [unpack(row) for row in last.values()]
+    if not documents:
+        return 0
+    if session is None:
+        return _store_guarded(found, documents)
+    # A refused document would end the transaction: look first, and let a conflict begin it anew.
+    ids = [document["_id"] for document in documents]
+    there = {
+        each["_id"]: each["status"]
+        for each in found.result.find({"_id": {"$in": ids}}, {"status": 1}, session=session)
+    }
+    wanted = [
+        ReplaceOne({"_id": each["_id"]}, each, upsert=True)
+        for each in documents
+        if each["_id"] not in there or states.may_replace(there[each["_id"]], each["status"])
+    ]
+    if wanted:
+        found.result.bulk_write(wanted, ordered=False, session=session)
+    return len(wanted)
+
+
+def _store_guarded(found: Collections, documents: Sequence[Document]) -> int:
+    """Each by one write, which names the states that it may not replace: then the insert meets what is
+    there."""
+    orders = [
+        ReplaceOne({"_id": each["_id"], "status": {"$nin": _standing(each["status"])}}, each, upsert=True)
+        for each in documents
+    ]
+    count = len(orders)
+    for _ in range(2):  # what another inserted at the same moment may be replaced
+        try:
+            found.result.bulk_write(orders, ordered=False)
+            return count
+        except BulkWriteError as error:
+            refused = error.details["writeErrors"]
+            if any(each["code"] != _DUPLICATE for each in refused) or error.details["writeConcernErrors"]:
+                raise
+            orders = [orders[each["index"]] for each in refused]
+    return count - len(orders)
+
+
+def _standing(status: str) -> list[str]:
+    return [old for old in states.ALL_STATES if not states.may_replace(old, status)]
+
+
+def forget_failures(found: Collections, headers: Iterable[str], session: Any = None) -> None:
+    """Delete the failures of these messages: who waits for one that is retried is to see its new end."""
+    ids = [task_id for text in headers if (task_id := _id(text)) is not None]
+    if ids:
+        found.result.delete_many({"_id": {"$in": ids}, "status": states.FAILURE}, session=session)
+
+
+def _id(headers: str) -> str | None:
+    try:
+        found: Any = json.loads(headers)
+    except (ValueError, RecursionError):
+        return None
+    identity = found.get("id") if isinstance(found, dict) else None
+    return identity if isinstance(identity, str) else None

@@ -1,0 +1,137 @@
+"""Publishing to MongoDB, and calling tasks off.
+
+Comes from:  ``publishing/publisher.py``, by ``MongoBroker.sender``.
+Goes to:     the collections of messages, of batches and of revocations.
+Thread:      any; those that publish at the same time are served together by one of them.
+
+One message is one insert. Several come as documents that nobody sees yet, and then the document of their
+*batch* is inserted: that one write is what publishes them. Whoever publishes makes them visible after it; if
+he dies, any worker does (``reclaim.py``), and what has no batch is deleted some day. So all are published or
+none, also where a server has no transactions.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import pymongo
+
+from qworker.clock import Clock
+from qworker.errors import QWorkerError
+from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.transports.group_commit import GroupCommit
+from qworker.transports.lease import Envelope, Sender
+from qworker.transports.mongodb.layout import ARRIVING, DELAYED, READY, Document, new_tags
+from qworker.transports.mongodb.revocations import revoke
+from qworker.transports.mongodb.server import Collections, Server
+
+LEAST_SECONDS = 0.05
+
+
+class MongoSender(Sender):
+    """revoke_expires: seconds for which a revocation stands. published: told after each push."""
+
+    def __init__(
+        self, server: Server, clock: Clock, revoke_expires: float, published: Callable[[], None]
+    ) -> None:
+        self._server = server
+        self._clock = clock
+        self._revoke_expires = revoke_expires
+        self._published = published
+        self._commits = GroupCommit(server, self._store, server.safe_url)
+
+    def after_fork(self) -> None:
+        """In a forked child: what the parent's threads were about to publish is theirs."""
+        self._commits.forget()
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        if envelopes:
+            self._commits.push(envelopes, timeout)
+            self._published()
+
+    def _documents(self, envelopes: Sequence[Envelope]) -> list[Document]:
+        now = self._clock.now()
+        return [
+            {
+                "_id": tag,
+                "q": message.queue,
+                "s": DELAYED if message.due is not None and message.due > now else READY,
+                "u": -message.priority,
+                "due": message.due,
+                "n": 0,
+                "r": False,
+                "p": 0,
+                "sent": now,
+                "headers": message.headers,
+                "properties": message.properties,
+                "body": message.body,
+            }
+            for tag, message in zip(new_tags(len(envelopes)), envelopes, strict=True)
+        ]
+
+    def _store(self, envelopes: Sequence[Envelope], deadline: float) -> Exception | None:
+        """Store them all by *deadline*, and return None; or the error for which none is stored."""
+        documents = self._documents(envelopes)
+
+        def work(found: Collections) -> None:
+            with pymongo.timeout(max(LEAST_SECONDS, deadline - time.monotonic())):
+                if len(documents) == 1:
+                    found.message.insert_one(documents[0])
+                else:
+                    publish(found, documents)
+
+        try:
+            if CRASHING:
+                crash_point("publishing")
+            self._server.run(work)
+        except Exception as error:  # noqa: BLE001 - it is returned to who pushed
+            if not isinstance(error, QWorkerError):
+                return error
+            ids = [document["_id"] for document in documents]
+            with suppress(
+                QWorkerError
+            ):  # then the outcome is not known, as of any write whose answer is lost
+                self._server.run(lambda found: withdraw(found, documents[0].get("batch"), ids))
+            return error
+        if CRASHING:
+            crash_point("published")
+        return None
+
+    def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
+        until = self._clock.now() + self._revoke_expires
+        self._server.run(lambda found: revoke(found, ids, terminate, signal, until))
+        self._published()
+
+
+def publish(found: Collections, documents: Sequence[Document]) -> None:
+    """Store *documents* by one write that makes all of them messages."""
+    batch = os.urandom(12).hex()
+    for document in documents:
+        document["to"], document["s"], document["batch"] = document["s"], ARRIVING, batch
+    found.message.insert_many(documents)
+    found.batch.insert_one({"_id": batch})
+    if CRASHING:
+        crash_point("batch-published")
+    with suppress(pymongo.errors.PyMongoError):  # it is published: any worker goes on with it
+        complete(found, batch, {document["to"] for document in documents})
+
+
+def complete(found: Collections, batch: str, states: set[int]) -> None:
+    """Make visible what came with *batch* and is to be in one of *states*. May be repeated."""
+    for state in states:
+        found.message.update_many(
+            {"batch": batch, "to": state}, {"$set": {"s": state}, "$unset": {"batch": "", "to": ""}}
+        )
+    found.batch.delete_one({"_id": batch})
+
+
+def withdraw(found: Collections, batch: str | None, ids: Sequence[int]) -> None:
+    """Delete what was not published."""
+    if batch is not None:
+        found.batch.delete_one({"_id": batch})
+        found.message.delete_many({"batch": batch})
+    elif ids:
+        found.message.delete_many({"_id": {"$in": list(ids)}, "s": {"$in": [READY, DELAYED]}})

@@ -1,0 +1,223 @@
+"""A MongoDB server, or a replica set of them: the client, and what its errors mean to us.
+
+Comes from:  ``broker_url``; ``result_backend``, for ``backends/mongodb.py``.
+Goes to:     PyMongo, which finds the primary, keeps a pool of connections and tries again once what a
+             failover has cut short.
+Thread:      any; the client is made at its first use, and a forked child makes its own.
+
+Writes are acknowledged by the majority of the members, from their journals, unless the URL says otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from importlib import import_module
+from threading import Lock
+from typing import Any, TypeVar
+
+from qworker.conf.secrets import mask_urls
+from qworker.errors import BrokerUnavailable, ConfigurationError, EncodeError, QWorkerError
+from qworker.interrupts import apart, let_pass
+from qworker.transports.mongodb.layout import DATABASE, INDEXES, RECORD_OF_ALL, Document, Names
+
+pymongo: Any = import_module("pymongo")
+errors: Any = import_module("pymongo.errors")
+bson: Any = import_module("bson")
+bson_errors: Any = import_module("bson.errors")
+
+T = TypeVar("T")
+
+SOCKET_SECONDS = 20.0
+"""For how long a server may say nothing to what it was asked."""
+_REFUSED = {18, 8000}
+"""Codes of errors that say who we are is not believed, or (13) that we may not do this."""
+_FORBIDDEN = 13
+_abandoned: list[Any] = []
+"""Clients of a parent: to let go of one would speak to its servers."""
+
+
+class Server:
+    """The database that *url* names, with its collections.
+
+    setting: which has the URL, for errors. options: PyMongo's, which the URL goes before."""
+
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, Any],
+        connect_timeout: float,
+        names: Names | None = None,
+        setting: str = "broker_url",
+    ) -> None:
+        self.url = url
+        self.safe_url = mask_urls(url)
+        self.setting = setting
+        self.names = names or Names()
+        self.lock = Lock()
+        self._options = dict(options)
+        self._connect_timeout = connect_timeout
+        self._client: Any = None
+        self._database: Any = None
+        self._reached = False
+        self._transactions = False
+
+    # -- the connection --
+
+    def _settings(self) -> dict[str, Any]:
+        milliseconds = int(self._connect_timeout * 1000)
+        ours = {
+            "appname": "qworker",
+            "connectTimeoutMS": milliseconds,
+            "serverSelectionTimeoutMS": milliseconds,
+            "socketTimeoutMS": int(SOCKET_SECONDS * 1000),
+            "w": "majority",
+            "journal": True,
+            "readPreference": "primary",
+            **self._options,
+        }
+        written = self.url.partition("?")[2].lower()
+        stated = {pair.partition("=")[0] for pair in written.split("&")}
+        aliases = {"journal": {"journal", "j"}}
+        return {name: value for name, value in ours.items() if not aliases.get(name, {name.lower()}) & stated}
+
+    def _open(self) -> Any:
+        """The database, with its indexes in place."""
+        if self._database is None:
+            if self._client is None:
+                try:
+                    self._client = pymongo.MongoClient(self.url, **self._settings())
+                except (ValueError, TypeError) as error:  # which it raises for ports, and for options
+                    raise errors.ConfigurationError(str(error)) from error
+            database = self._client.get_default_database(DATABASE)
+            hello = self._client.admin.command("hello")
+            self._transactions = bool(hello.get("setName") or hello.get("msg") == "isdbgrid")
+            for name, indexes in INDEXES.items():
+                for keys, options in indexes:
+                    database[getattr(self.names, name)].create_index(list(keys), **options)
+            self._database = database
+            self._reached = True
+        return self._database
+
+    def run(self, work: Callable[[Collections], T]) -> T:
+        """What *work* makes of the collections; it is carried out where no signal interrupts it.
+
+        Raises BrokerUnavailable when the server does not answer, or refuses; then any of it may be done."""
+        return apart(lambda: self._try(work))
+
+    def _try(self, work: Callable[[Collections], T]) -> T:
+        try:
+            return work(Collections(self._open(), self.names, self._client, self._transactions))
+        except (errors.PyMongoError, OSError, bson_errors.BSONError, OverflowError, UnicodeError) as error:
+            let_pass(error)
+            raise self.meaning(error) from error
+
+    def now(self) -> float:
+        """Epoch seconds on the server's clock."""
+        return self.run(lambda found: clock_of(found.database))
+
+    def close(self) -> None:
+        """Let go of the connections; the next use opens others. Safe to call twice."""
+        client, self._client, self._database = self._client, None, None
+        if client is not None:
+            apart(client.close)
+
+    def abandon(self) -> None:
+        """In a forked child: the connections are the parent's."""
+        if self._client is not None:
+            _abandoned.append(self._client)
+        self._client = self._database = None
+        self.lock = Lock()
+
+    # -- errors --
+
+    def meaning(self, error: Exception) -> QWorkerError:
+        """Our error for one of the driver's, without its secrets."""
+        text = f"{self.safe_url}: {_text(error)}"
+        if isinstance(error, (errors.DocumentTooLarge, OverflowError, UnicodeError, bson_errors.BSONError)):
+            return EncodeError(f"MongoDB cannot store it: {_text(error)}")
+        if isinstance(error, (errors.InvalidURI, errors.ConfigurationError, errors.InvalidName)):
+            return self._wrong(f"{self.setting}: {text}; write mongodb://USER:PASSWORD@HOST/DATABASE")
+        code = getattr(error, "code", None)
+        if code in _REFUSED or "authentication failed" in str(error).lower():
+            return self._wrong(
+                f"{text}: the user name, the password or authSource is wrong: they stand in the URL, as in "
+                "mongodb://USER:PASSWORD@HOST/DATABASE?authSource=admin, with %40 for @ and so on"
+            )
+        if code == _FORBIDDEN:
+            return self._wrong(f"{text}: the user of the URL needs the role readWrite in its database")
+        return BrokerUnavailable(text)
+
+    def _wrong(self, text: str) -> QWorkerError:
+        """What is wrong with a configuration that was right before: the server's side may be mended."""
+        if self._reached:
+            return BrokerUnavailable(text)
+        return ConfigurationError(text, setting=self.setting)
+
+
+class Collections:
+    """The collections, for one piece of work."""
+
+    def __init__(self, database: Any, names: Names, client: Any, transactions: bool) -> None:
+        self.database = database
+        self.message, self.batch, self.dead = (
+            database[names.message],
+            database[names.batch],
+            database[names.dead],
+        )
+        self.owner, self.revoked, self.result = (
+            database[names.owner],
+            database[names.revoked],
+            database[names.result],
+        )
+        self._client = client
+        self.transactions = transactions
+
+    def atomically(self, work: Callable[[Any], T]) -> T:
+        """What *work* makes of a session (None: there is none), in one transaction where the server has them;
+        it is called again when another one was in its way."""
+        if not self.transactions:
+            return work(None)
+        with self._client.start_session() as session:
+            found: T = session.with_transaction(work)
+            return found
+
+    def number(self, field: str, count: int = 1) -> int:
+        """The first of *count* numbers that nobody was given before; see ``lease.py``. They are microseconds
+        of the server's clock, or one more than the last where that is more."""
+        which = {"_id": RECORD_OF_ALL}
+        microseconds = int(clock_of(self.database) * 1_000_000)
+        self.owner.update_one(which, {"$max": {field: microseconds}}, upsert=True)
+        after = pymongo.ReturnDocument.AFTER
+        found: Document = self.owner.find_one_and_update(
+            which, {"$inc": {field: count}}, return_document=after
+        )
+        return int(found[field]) - count + 1
+
+
+def clock_of(database: Any) -> float:
+    """Epoch seconds on the server's clock."""
+    moment = database.client.admin.command("hello").get("localTime")
+    return time.time() if moment is None else epoch_of(moment)
+
+
+def storable_value(value: Any) -> bool:
+    """Whether a field of a document can be *value*."""
+    try:
+        bson.encode({"value": value})
+    except (bson_errors.BSONError, ValueError, TypeError, OverflowError, RecursionError):
+        return False
+    return True
+
+
+def epoch_of(moment: datetime) -> float:
+    """Epoch seconds of a time as MongoDB gives it, which is UTC."""
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _text(error: Exception) -> str:
+    """What the driver said, on one line, without passwords and without the description of its topology."""
+    return mask_urls(
+        " ".join(str(error).split()).partition(", Topology Description")[0] or type(error).__name__
+    )

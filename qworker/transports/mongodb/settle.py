@@ -1,0 +1,129 @@
+"""How messages end: they are deleted, go back to their queue, or among the dead letters.
+
+Comes from:  ``consumer.py``.
+Goes to:     the collections of messages, dead letters and results.
+Thread:      the listener's.
+
+All of it is one transaction where the server has them, which is a replica set or more. On a single server the
+writes have an order: results first, then dead letters, and what forgets a message last. Who is cut short
+there has stored what another will store again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from pymongo import ReplaceOne, UpdateOne
+
+from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.transports.lease import Ack, DeadLetter, Release, ResultRow, Settlement, Store
+from qworker.transports.mongodb import result_documents
+from qworker.transports.mongodb.layout import DELAYED, READY, Document
+from qworker.transports.mongodb.server import Collections
+
+
+def forget(found: Collections, generation: int, tags: Collection[int]) -> set[int]:
+    """Acknowledge *tags*, which have no results; return those that *generation* does not hold."""
+    if not tags:
+        return set()
+    ids = list(tags)
+    if CRASHING:
+        crash_point("acking")
+    count = found.message.delete_many({"_id": {"$in": ids}, "owner": generation}).deleted_count
+    if count == len(ids):
+        return set()
+    others = {int(each["_id"]) for each in found.message.find({"_id": {"$in": ids}}, {"_id": 1})}
+    # Of those that nobody has any more, some had ended before, and nothing says which.
+    return others if count + len(others) == len(ids) else set(ids)
+
+
+def settle(
+    found: Collections, generation: int, held: Collection[int], settlements: Sequence[Settlement], now: float
+) -> set[int]:
+    """Carry out *settlements*; return the tags that *generation* does not hold, as far as *held* says that it
+    may."""
+    lost: set[int] = set()
+    orders: dict[int, Ack | Release | DeadLetter] = {}
+    stores: list[Store] = []
+    for each in settlements:
+        if isinstance(each, Store):
+            stores.append(each)
+        elif each.tag not in held or each.tag in orders:
+            lost.add(each.tag)
+        else:
+            orders[each.tag] = each
+    plain = [each.tag for each in orders.values() if type(each) is Ack and each.row is None]
+    if len(plain) == len(orders) and not stores:
+        return lost | forget(found, generation, plain)
+    return lost | found.atomically(lambda session: _settle(found, generation, orders, stores, now, session))
+
+
+def _settle(
+    found: Collections,
+    generation: int,
+    orders: dict[int, Ack | Release | DeadLetter],
+    stores: Sequence[Store],
+    now: float,
+    session: Any,
+) -> set[int]:
+    dying = [tag for tag, each in orders.items() if isinstance(each, DeadLetter)]
+    ours = (
+        {
+            each["_id"]: each
+            for each in found.message.find(
+                {"_id": {"$in": list(orders)}, "owner": generation},
+                None if dying else {"_id": 1},
+                session=session,
+            )
+        }
+        if orders
+        else {}
+    )
+    rows: list[ResultRow] = [store.row for store in stores]
+    letters: list[Any] = []
+    releases: list[Any] = []
+    gone: list[int] = []
+    for tag, each in orders.items():
+        if tag not in ours:
+            continue
+        if isinstance(each, Release):
+            releases.append(UpdateOne({"_id": tag, "owner": generation}, _release(each, now)))
+            continue
+        if each.row is not None:
+            rows.append(each.row)
+        if isinstance(each, DeadLetter):
+            letters.append(ReplaceOne({"_id": tag}, _letter(ours[tag], each, now), upsert=True))
+        gone.append(tag)
+    if CRASHING and rows:
+        crash_point("storing")
+    result_documents.store(found, rows, session)
+    if letters:
+        found.dead.bulk_write(letters, ordered=False, session=session)
+        if CRASHING:
+            crash_point("dead-lettering")
+    if releases:
+        if CRASHING:
+            crash_point("releasing")
+        found.message.bulk_write(releases, ordered=False, session=session)
+    if gone:
+        if CRASHING:
+            crash_point("acking")
+        found.message.delete_many({"_id": {"$in": gone}, "owner": generation}, session=session)
+    return orders.keys() - ours.keys()
+
+
+def _release(order: Release, now: float) -> Document:
+    due = order.due
+    changes: Document = {"s": DELAYED if due is not None and due > now else READY}
+    if due is not None:
+        changes["due"] = due
+    if order.counted or order.redelivered:
+        changes["r"] = True
+    added = {"n": int(order.counted), "p": int(order.requeued)}
+    return {"$set": changes, "$inc": added, "$unset": {"owner": ""}}
+
+
+def _letter(message: Document, order: DeadLetter, now: float) -> Document:
+    kept = {name: message[name] for name in ("q", "u", "headers", "properties", "body")}
+    return {**kept, "reason": order.reason, "died_at": now, "n": message["n"] + int(order.counted)}

@@ -1,0 +1,172 @@
+"""What is particular to MongoDB: pushes that are cut short, calls per task, errors, and Celery's results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+from pymongo import monitoring
+
+from qworker.backends import open_backend
+from qworker.clock import SYSTEM_CLOCK
+from qworker.conf import Settings
+from qworker.errors import BrokerUnavailable, ConfigurationError
+from qworker.transports.lease import Ack
+from qworker.transports.mongodb.broker import MongoBroker
+from qworker.transports.mongodb.layout import new_tags
+from tests.contract.place_mongodb import MongoPlace
+from tests.servers import require, start_mongodb
+from tests.support.messages import message, names
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[MongoPlace]:
+    place = MongoPlace(tmp_path)
+    yield place
+    place.clear()
+
+
+@pytest.fixture
+def store(place: MongoPlace) -> Iterator[MongoBroker]:
+    store = MongoBroker(place.url)
+    store.consumer.register("w@test", ["q"], 1)
+    yield store
+    store.close()
+
+
+def arriving(batch: str, *headers: str) -> list[dict[str, Any]]:
+    """Messages that are stored, and not yet published."""
+    fields = {"q": "q", "s": 3, "to": 0, "batch": batch, "u": 0, "due": None, "n": 0, "r": False, "p": 0}
+    fields |= {"sent": 0.0, "properties": None, "body": b""}
+    return [
+        {"_id": tag, **fields, "headers": text}
+        for tag, text in zip(new_tags(len(headers)), headers, strict=True)
+    ]
+
+
+def test_a_push_that_was_cut_short_is_published_by_its_batch_or_not_at_all(
+    store: MongoBroker, place: MongoPlace
+) -> None:
+    place.database.qworker_message.insert_many(arriving("published", "a", "b") + arriving("never", "c", "d"))
+    place.database.qworker_batch.insert_one({"_id": "published"})
+    assert store.consumer.lease(["q"], 10).messages == []
+    assert store.consumer.reclaim() == []
+    assert names(store.consumer.lease(["q"], 10).messages) == ["a", "b"]
+    assert place.database.qworker_batch.count_documents({}) == 0
+    assert store.consumer.sweep(1e9, 1000) == 2, "what has no batch after an hour"
+
+
+def test_what_a_dead_generation_took_at_the_last_moment_comes_back(
+    store: MongoBroker, place: MongoPlace
+) -> None:
+    """Its record was gone, and it died before it could see that."""
+    store.sender.push([message("a")])
+    place.database.qworker_message.update_many({}, {"$set": {"s": 2, "owner": 12345}})
+    store.consumer.reclaim()
+    assert names(store.consumer.lease(["q"], 10).messages) == ["a"]
+
+
+class Calls(monitoring.CommandListener):
+    """Counts what is asked of the server."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def started(self, event: Any) -> None:
+        self.names.append(event.command_name)
+
+    def succeeded(self, event: Any) -> None:
+        pass
+
+    failed = succeeded
+
+
+def test_few_calls_for_each_task(place: MongoPlace) -> None:
+    calls = Calls()
+    store = MongoBroker(place.url, options={"event_listeners": [calls]})
+    own = store.consumer.register("w@test", ["q"], 1)
+    store.sender.push([message(str(number)) for number in range(64)])
+    calls.names.clear()
+    done = 0
+    while messages := store.consumer.lease(["q"], 16).messages:
+        rows = [(f"task-{each.tag}", "SUCCESS", b"{}", None) for each in messages]
+        store.consumer.settle(own, [Ack(each.tag, row) for each, row in zip(messages, rows, strict=True)])
+        done += len(messages)
+    assert done == 64
+    assert len(calls.names) / done <= 0.5, calls.names
+    store.close()
+
+
+def test_wrong_credentials_are_one_error_without_the_password() -> None:
+    require("mongodb")
+    process, url = start_mongodb("--user", "me:right")
+    try:
+        good = url.replace("://", "://me:right@") + "&authSource=admin"
+        bad = MongoBroker(good.replace("right", "hunter2"))
+        with pytest.raises(ConfigurationError, match="password") as caught:
+            bad.sender.push([message("a")])
+        assert "hunter2" not in str(caught.value)
+        bad.close()
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["mongodb://me:hunter2@127.0.0.1:1/x", "mongodb://me:hunter2@127.0.0.1:1/x?serverSelectionTimeoutMS=50"],
+)
+def test_nobody_answers(url: str) -> None:
+    store = MongoBroker(url, connect_timeout=0.1)
+    with pytest.raises(BrokerUnavailable) as caught:
+        store.sender.push([message("a")], timeout=1.0)
+    assert "hunter2" not in str(caught.value)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["mongodb://", "mongodb://me:hunt@er2@host/x", "mongodb://host:port/x", "mongodb://host/a b"]
+)
+def test_a_url_that_is_none(url: str) -> None:
+    store = MongoBroker(url, connect_timeout=0.1)
+    with pytest.raises(ConfigurationError, match="broker_url") as caught:
+        store.sender.push([message("a")])
+    assert "er2" not in str(caught.value)
+
+
+def test_celery_reads_our_results_and_we_read_its(place: MongoPlace, tmp_path: Path) -> None:
+    from celery import Celery
+
+    theirs = Celery("proj", broker="memory://", backend=place.url, set_as_current=False)
+    settings = Settings({}, environ={}, directory=tmp_path)
+    ours = open_backend(place.url, settings, SYSTEM_CLOCK)
+    assert ours.same_store(place.url)
+    ours.store("of-ours", ours.meta("of-ours", "SUCCESS", {"a": [1, "é"]}))
+    result = theirs.AsyncResult("of-ours")
+    assert (result.state, result.get(timeout=10)) == ("SUCCESS", {"a": [1, "é"]})
+    theirs.backend.store_result("of-theirs", [1, 2], "SUCCESS")
+    found = ours.get("of-theirs")
+    assert found is not None
+    assert (found["status"], found["result"]) == ("SUCCESS", [1, 2])
+    group = theirs.GroupResult("g", [theirs.AsyncResult("of-ours"), theirs.AsyncResult("of-theirs")])
+    theirs.backend.save_group("g", group)
+    assert [child[0][0] for child in ours.get_group("g")[1]] == ["of-ours", "of-theirs"]
+    ours.save_group("h", [["h", None], [[["of-ours", None], None]]])
+    restored = theirs.backend.restore_group("h")
+    assert [each.id for each in restored] == ["of-ours"]
+    ours.close()
+    theirs.backend._get_connection().close()
+
+
+def test_a_write_is_for_the_majority_unless_the_url_says_otherwise() -> None:
+    for query, expected in (("", ("majority", True)), ("?w=1&journal=false", (1, False))):
+        store = MongoBroker(f"mongodb://127.0.0.1:1/x{query}")
+        client = pymongo.MongoClient(store.url, **store._server._settings(), connect=False)
+        written = client.write_concern.document
+        assert (written["w"], written["j"]) == expected
+        client.close()
