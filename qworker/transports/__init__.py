@@ -10,8 +10,8 @@ Modules, in reading order: ``lease`` (what a broker promises), ``presence`` (wha
 ``group_commit``, ``wakeup``, ``connect_errors``, ``tls``, ``forked``, ``own_headers`` and ``delivery_fields``
 (what is beside a message), ``join_parts`` (what a message is of a workflow), ``recent``, ``transfer`` (from
 one broker to another), ``crash_points``. Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``mongodb``,
-``kombu``, ``visibility`` (what servers share that hide what they give out), ``sqs``, ``ironmq``. Which of
-them know another is in the table of the architecture.
+``kombu``, ``visibility`` (what servers share that hide what they give out), ``sqs``, ``ironmq``,
+``disque``. Which of them know another is in the table of the architecture.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ SCHEMES = {
     "sqs": "qworker.transports.sqs.broker",
     "ironmq": "qworker.transports.ironmq.broker",
     "mongodb": "qworker.transports.mongodb.broker",
+    "disque": "qworker.transports.disque.broker",
     "spool": "qworker.spooler.broker",
 }
 """The module for each scheme; it has ``open_broker(url, conf)``, which returns the store and opens nothing

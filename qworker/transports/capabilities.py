@@ -206,6 +206,23 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         lacks=frozenset(Capability) - {ETA, DEAD_LETTERS},
     ),
     Capabilities(
+        "Disque",
+        ("disque",),
+        accepted="as many nodes as `replicate` says have it (three, or all where there are fewer); of many "
+        "sent together, some may be accepted although an error was raised",
+        redelivered="when nobody has said for `retry` seconds (30 if not set) that it is being worked on; a "
+        "live worker says so until half of the job's `ttl` (30 days) is over",
+        eta="in Disque (30 s ahead in a worker)",
+        priority="none: first come, first served, about",
+        fanout=_NO_FANOUT,
+        dead_letters=_SENT_AGAIN,
+        delivery_count="in a header, and by Disque, for each time that a job's `retry` ran out in a worker; "
+        "a death is not told apart from a worker that did not answer",
+        note="At least once; Disque forgets a job after its `ttl`. After the restart of a node that keeps a "
+        "file, its jobs come back at their retry time.",
+        lacks=frozenset(Capability) - {ETA, DEAD_LETTERS},
+    ),
+    Capabilities(
         "Spool directory",
         ("spool",),
         accepted="written to a file that has its name, on the disk (`sync` in `broker_transport_options`); "

@@ -10,8 +10,10 @@ import pytest
 from qworker.transports.lease import Broker
 from tests.acceptance.sqs_server import Sqs
 from tests.contract.join_places import JOIN_PLACES, JoinPlace
+from tests.contract.place_disque import disque_server
 from tests.contract.place_ironmq import ironmq_server
 from tests.contract.place_sqs import sqs_server
+from tests.support.disque_server import DisqueServer
 from tests.support.ironmq_server import IronMQ
 
 
@@ -24,6 +26,12 @@ def sqs() -> Iterator[Sqs]:
 @pytest.fixture(scope="session")
 def ironmq() -> Iterator[IronMQ]:
     with ironmq_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def disque() -> Iterator[DisqueServer]:
+    with disque_server() as server:
         yield server
 
 

@@ -19,6 +19,7 @@ from qworker.transports.failover import FailoverBroker
 from qworker.transports.lease import Broker
 from qworker.transports.sqlite.broker import SQLiteBroker
 from tests.contract.place_amqp import AMQPPlace
+from tests.contract.place_disque import DisqueLeasePlace
 from tests.contract.place_ironmq import IronPlace
 from tests.contract.place_kombu import KombuLeasePlace
 from tests.contract.place_mongodb import MongoPlace
@@ -95,6 +96,7 @@ PLACES: dict[str, type[Place]] = {
     "kombu": KombuLeasePlace,
     "sqs": SqsLeasePlace,
     "ironmq": IronPlace,
+    "disque": DisqueLeasePlace,
     "spool": SpoolPlace,
     "mongodb": MongoPlace,
 }

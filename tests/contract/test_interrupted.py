@@ -37,6 +37,7 @@ from tests.acceptance.sqs_server import Sqs
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 from tests.contract.place_sqs import SQS_OPTIONS
 from tests.servers import new_prefix, require
+from tests.support.disque_server import DisqueServer
 from tests.support.waiting import until
 
 pytestmark = [
@@ -298,8 +299,16 @@ def test_administration_cut_short_at_any_place(shop: Shop, name: str) -> None:
 
 
 def test_cut_short_on_its_way_to_sqs(sqs: Sqs) -> None:
-    settings = {"broker_transport_options": SQS_OPTIONS}
-    with closed(Shop(sqs.url, "cache+memory://", **settings)) as shop:
+    _cut_short_on_its_way(sqs.url, SQS_OPTIONS)
+
+
+def test_cut_short_on_its_way_to_disque(disque: DisqueServer) -> None:
+    disque.reset()
+    _cut_short_on_its_way(disque.url, {"wait_time_seconds": 1})
+
+
+def _cut_short_on_its_way(url: str, options: dict[str, Any]) -> None:
+    with closed(Shop(url, "cache+memory://", broker_transport_options=options)) as shop:
         for name, size in (("delay", 1), ("apply_many", 3), ("depths", 0)):
             work = shop.operations[name]
             work()

@@ -25,6 +25,7 @@ from qworker.testing.store import MemoryStore
 from qworker.transports.lease import Ack, DeadLetter, Release, Settlement, Store
 from qworker.transports.sql.result_rows import pack
 from tests.contract.lease_places import PLACES, Place
+from tests.contract.place_disque import DisquePlace
 from tests.contract.place_kombu import KombuPlace
 from tests.contract.place_sqs import SqsPlace
 from tests.support.messages import message
@@ -42,6 +43,7 @@ KINDS = (
     "kombu",
     "sqs",
     "ironmq",
+    "disque",
     "mongodb",
 )
 NUL, LONE, ASTRAL = "bob\0", "bob\ud800", "bob\U0001f600"
@@ -125,7 +127,7 @@ class Desk:
             return False
 
     def on_lease(self) -> int:
-        if "counts" in self.store.lacks and self.kind != "sqs":
+        if "counts" in self.store.lacks and self.kind not in ("sqs", "disque"):
             return 0
         return sum(info.leased for info in self.store.admin.depths([self.queue]))
 
@@ -153,6 +155,8 @@ def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
     place: Any
     if request.param == "sqs":
         place = SqsPlace(request.getfixturevalue("sqs"))
+    elif request.param == "disque":
+        place = DisquePlace(request.getfixturevalue("disque"))
     elif request.param == "kombu":
         place = KombuPlace()
     else:
@@ -281,9 +285,15 @@ def _fuzz(desk: Desk, batch: list[Case], caplog: pytest.LogCaptureFixture) -> No
 def test_whatever_a_task_ends_with_the_others_are_settled_and_nothing_stays_on_lease(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    examples = {"memory": 200, "sqlite": 80, "failover": 20, "kombu": 80, "sqs": 4, "mongodb": 6}.get(
-        desk.kind, 40
-    )
+    examples = {
+        "memory": 200,
+        "sqlite": 80,
+        "failover": 20,
+        "kombu": 80,
+        "sqs": 4,
+        "mongodb": 6,
+        "disque": 10,
+    }.get(desk.kind, 40)
     sizes = {"min_size": 20, "max_size": 40} if desk.kind == "sqs" else {"min_size": 1, "max_size": 12}
 
     phases = (

@@ -1,0 +1,84 @@
+"""Disque: jobs in queues on several nodes, acknowledged by who did them.
+
+Comes from:  ``broker_url = "disque://[:password@]node1[:port],node2[:port]"``.
+Goes to:     ``transports/visibility/``, with the server and the queues beside this module.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import ConfigurationError
+from qworker.transports.disque.admin import DisqueAdmin
+from qworker.transports.disque.queue import Options
+from qworker.transports.disque.server import WAIT_SECONDS, DisqueServer
+from qworker.transports.kombu.broker import KombuBroker
+from qworker.transports.visibility.broker import remote_broker
+
+if TYPE_CHECKING:
+    from qworker.conf import Settings
+
+RETRY_SECONDS = 30
+TTL_SECONDS = 30 * 86400
+"""Disque forgets a job after that, whether it was done or not."""
+
+
+def disque_broker(server: DisqueServer, clock: Clock = SYSTEM_CLOCK, **more: Any) -> KombuBroker:
+    """The broker that *server* is. more: as remote_broker() has it."""
+    broker = remote_broker(server.url, server, clock=clock, **more)
+    broker.admin = DisqueAdmin(server, broker.sender, more.get("known", ()))
+    return broker
+
+
+def open_broker(url: str | None, conf: Settings) -> KombuBroker:
+    """The broker at *url* with the settings *conf*; it is connected to at the first use."""
+    given = dict(conf.broker_transport_options)
+    # The lease is renewed thrice in worker_lease_seconds, and must not end before that.
+    options = options_of(given, math.ceil(conf.worker_lease_seconds))
+    server = DisqueServer(
+        url or "disque://",
+        options,
+        conf.broker_connection_timeout,
+        float(given.get("wait_time_seconds") or WAIT_SECONDS),
+    )
+    return disque_broker(
+        server,
+        known=(conf.task_default_queue, *conf.task_queues),
+        eta_limit=conf.worker_eta_task_limit,
+    )
+
+
+def options_of(given: dict[str, Any], least: int) -> Options:
+    """The options in broker_transport_options. least: the fewest seconds of retry. Raises
+    ConfigurationError."""
+    asked, ttl = _whole(given, "retry", 1), _whole(given, "ttl", 1)
+    retry = max(least, RETRY_SECONDS if asked is None else asked)
+    ttl = TTL_SECONDS if ttl is None else ttl
+    if ttl < 4 * retry:
+        raise ConfigurationError(
+            f"broker_transport_options: ttl ({ttl} s) must be at least four times retry ({retry} s): Disque "
+            "lets nobody keep a job after half its time to live",
+            setting="broker_transport_options",
+        )
+    return Options(
+        retry,
+        ttl,
+        _whole(given, "replicate", 1),
+        _whole(given, "maxlen", 1),
+        bool(given.get("fastack", False)),
+    )
+
+
+def _whole(given: dict[str, Any], name: str, least: int) -> int | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or value < least:
+        raise ConfigurationError(
+            f"broker_transport_options: {name}: {value!r} is not a whole number from {least} on",
+            setting="broker_transport_options",
+        )
+    return value

@@ -1,0 +1,95 @@
+"""A connection to one node of Disque, on redis-py's, which speaks the same protocol.
+
+Comes from:  ``nodes.py``.
+Goes to:     the node.
+Thread:      its user's; no two at a time.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from qworker.errors import ConfigurationError
+from qworker.naming import install_command
+from qworker.transports.disque.url import Address
+
+try:
+    import redis
+except ImportError as error:
+    raise ConfigurationError(
+        f"{error.name or 'redis'} is not installed, which disque:// needs: {install_command('disque')}",
+        setting="broker_url",
+    ) from error
+
+REQUIRED = "redis>=5.0,<9"
+Command = Sequence[bytes | str | int]
+Refusal = redis.ResponseError
+"""What a node answers that will not do what it is asked."""
+BROKEN = (redis.RedisError, OSError)
+"""What a connection raises that is of no use any more. A Refusal is one of them only while connecting."""
+
+
+class Link:
+    """Connects at once, within *timeout* seconds, which is also how long a reply may take."""
+
+    def __init__(self, address: Address, password: str | None, timeout: float) -> None:
+        self.address = address
+        self._timeout = timeout
+        connection: Any = redis.Connection
+        self._connection: Any = connection(
+            host=address.host,
+            port=address.port,
+            password=password,
+            socket_timeout=timeout,
+            socket_connect_timeout=timeout,
+            protocol=2,
+        )
+        try:
+            self._connection.connect()
+            self.hello = self.ask([("HELLO",)])[0]
+            if isinstance(self.hello, Refusal):
+                raise self.hello
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """Whether nothing is there to be read: a node that went away has closed the connection."""
+        connected = getattr(self._connection, "_sock", None)
+        return connected is not None and not select.select([connected], [], [], 0)[0]
+
+    def ask(self, commands: Sequence[Command], wait: float = 0.0) -> list[Any]:
+        """The reply to each of *commands*, of which errors are Refusals. wait: seconds that the first may
+        take longer. Raises one of BROKEN when they have not all come."""
+        connection = self._connection
+        try:
+            connection.send_packed_command(connection.pack_commands(commands))
+            if wait and not connection.can_read(self._timeout + wait):
+                raise redis.TimeoutError(f"no answer within {self._timeout + wait:g} s")
+            return [self._reply() for _ in commands]
+        except BaseException:
+            self.close()
+            raise
+
+    def _reply(self) -> Any:
+        try:
+            return self._connection.read_response()
+        except Refusal as refusal:
+            return refusal
+
+    def say_no_more(self) -> None:
+        """The node ends what it does for us: a reply that it has sent still arrives, and no other will. Any
+        thread."""
+        connected = getattr(self._connection, "_sock", None)
+        if connected is not None:
+            with suppress(OSError):
+                connected.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        with suppress(*BROKEN):
+            self._connection.disconnect()

@@ -1,0 +1,65 @@
+"""Server: how Disque's nodes are connected to.
+
+Comes from:  the URL of the broker and ``broker_transport_options``.
+Goes to:     ``nodes.py``; the sender, the consumer and the administration have a connection each.
+Thread:      any; it holds nothing that changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from qworker.transports.disque.nodes import Cluster
+from qworker.transports.disque.queue import AllQueues, DisqueQueue, Options
+from qworker.transports.disque.url import parsed
+from qworker.transports.kombu.server import DEAD
+from qworker.transports.visibility.queue import RemoteQueue
+from qworker.transports.visibility.server import RemoteServer
+
+SHELF_SECONDS = 120
+"""For how long a dead letter is hidden that somebody looks at."""
+WAIT_SECONDS = 10.0
+
+
+class Connection(NamedTuple):
+    """asking: for all but the jobs that a worker waits for, which block their connection."""
+
+    asking: Cluster
+    waiting: Cluster
+
+    def release(self) -> None:
+        self.asking.release()
+        self.waiting.release()
+
+
+class DisqueServer(RemoteServer):
+    """options: of the jobs that are added. wait_seconds: of one question for jobs."""
+
+    def __init__(
+        self, url: str, options: Options, timeout: float, wait_seconds: float = WAIT_SECONDS
+    ) -> None:
+        super().__init__(url, timeout)
+        self.wait_seconds = wait_seconds
+        self._nodes = parsed(url)
+        self._options = options
+
+    def connect(self) -> Connection:
+        clusters = (Cluster(self._nodes, self.shown, self.timeout) for _ in range(2))
+        connection = Connection(*clusters)
+        connection.asking.connect()
+        return connection
+
+    @contextmanager
+    def errors(self, connection: Connection) -> Iterator[None]:
+        yield  # what goes wrong is BrokerUnavailable already
+
+    def declare(self, connection: Connection, queue: str) -> DisqueQueue:
+        options = self._options
+        if queue == DEAD:
+            options = options._replace(retry=SHELF_SECONDS, maxlen=None)
+        return DisqueQueue(connection.asking, queue, options)
+
+    def sources(self, connection: Connection, queues: Sequence[RemoteQueue]) -> Sequence[AllQueues]:
+        return [AllQueues(connection.waiting, [one for one in queues if isinstance(one, DisqueQueue)])]

@@ -1,0 +1,94 @@
+"""Disque, as its stand-in plays it, as places: one node for each test process, which forgets all after each.
+
+Comes from:  lease_places; test_settlement_fuzz.py and test_interrupted.py.
+Goes to:     the node of this test process (the fixture ``disque``), which other processes find by URL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from qworker.clock import SYSTEM_CLOCK
+from qworker.conf import Settings
+from qworker.testing.contract import Assumption, Place
+from qworker.transports import open_broker
+from qworker.transports.capabilities import ETA
+from qworker.transports.disque.broker import disque_broker
+from qworker.transports.disque.queue import Options
+from qworker.transports.disque.server import DisqueServer as Server
+from qworker.transports.kombu.broker import KombuBroker
+from qworker.transports.kombu.server import DEAD
+from tests.contract.patient_consumer import patient
+from tests.contract.place_kombu import LACKS, KombuPlace
+from tests.support.disque_server import DisqueServer
+
+URL = "TEST_QWORKER_DISQUE_URL"
+LEASE_SECONDS = 30
+OPTIONS = Options(LEASE_SECONDS, 86400)
+
+
+@contextmanager
+def disque_server() -> Iterator[DisqueServer]:
+    """A server, of which the processes that are started meanwhile find the URL in their environment."""
+    with closing(DisqueServer()) as server, pytest.MonkeyPatch.context() as environment:
+        environment.setenv(URL, server.url)
+        yield server
+
+
+class DisquePlace(KombuPlace):
+    """With a consumer as it is."""
+
+    def __init__(self, server: DisqueServer) -> None:
+        super().__init__()
+        self.server = server
+        server.reset()
+
+    def open(self, **options: Any) -> KombuBroker:
+        settings = Settings({"broker_transport_options": {"wait_time_seconds": 1}})
+        store = open_broker(self.server.url, settings)
+        assert isinstance(store, KombuBroker)
+        self.opened.append(store)
+        return store
+
+    def clear(self) -> None:
+        for store in self.opened:
+            store.close()
+
+
+class DisqueLeasePlace(Place):
+    """TEST_CLOCK: delays run on Disque's clock, which no test can move, and only Disque knows when they end;
+    tests/integration/test_disque_store.py waits for them. UNMARKED: whatever comes back is marked as
+    redelivered."""
+
+    fixture = "disque"
+    lacks = LACKS - {ETA, Assumption.DEAD_FROM_ELSEWHERE} | {Assumption.TEST_CLOCK, Assumption.UNMARKED}
+
+    def __init__(self, directory: Path) -> None:
+        self.url = os.environ[URL]
+
+    def open(self, **options: Any) -> KombuBroker:
+        server = Server(self.url, OPTIONS, 4.0, wait_seconds=0)
+        return patient(disque_broker(server, options.get("clock", SYSTEM_CLOCK)))
+
+    def _ask(self, *words: str) -> Any:
+        port = int(self.url.rpartition(":")[2])
+        with closing(redis.Redis(host="127.0.0.1", port=port, protocol=2)) as client:
+            return client.execute_command(*words)
+
+    def count(self) -> int:
+        _, jobs = self._ask("JSCAN", "0", "COUNT", "100000", "REPLY", "all")
+        queues = [job[3].decode() for job in jobs]
+        return sum(queue != DEAD for queue in queues)
+
+    def lose(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self._ask("DEBUG", "FLUSHALL")
