@@ -1,6 +1,6 @@
 """Brokers over a transport of qworker: the same messages that its workers take.
 
-Comes from:  ``orm.py``, ``redis_broker.py``, ``aws_sqs.py``.
+Comes from:  the modules of the kinds: ``orm.py``, ``redis_broker.py`` and so on.
 Goes to:     the sender and the administration of a transport; ``taking.py`` for its consumer.
 Thread:      any, but for dequeue() and what follows it, which belong to one at a time.
 """
