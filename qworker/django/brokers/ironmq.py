@@ -15,3 +15,7 @@ class IronMQBroker(TransportBroker):
 
     kind = "ironmq"
     name = "IronMQ"
+
+    def lock_size(self) -> int | None:
+        """None: IronMQ does not tell, and counts what is taken in queue_size()."""
+        return None
