@@ -242,6 +242,8 @@ found["left"] = [broker.queue_size(), broker.lock_size()]
 def test_a_cluster_keeps_its_results_in_the_database(place: DjangoPlace) -> None:
     if place.kind not in SERVED:
         pytest.skip("test_django_manual.py runs a cluster on it")
+    # Who has died with a question under way may still be given the next message of its queue.
+    place.configure(name=f"{place.name}_ran")
     with place.cluster():
         said = place.script(
             """
@@ -253,6 +255,7 @@ found["kept"] = [Task.objects.filter(id__in=ids).count(), Failure.objects.count(
 until(lambda: get_broker().queue_size() == 0)
 """
         )
+    place.configure(name=place.name)
     assert said == {"results": [2.0, 3.0], "failed": True, "kept": [3, 1]}
 
 
