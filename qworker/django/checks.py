@@ -6,6 +6,7 @@ Thread:      the main one, at start.
 A check tells only what is known for sure without asking a server.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,13 +26,15 @@ from qworker.django.settings.layers import (
     unknown_keys,
     wrong_values,
 )
+from qworker.django.transports.urls import CHECKED, url_and_options
 from qworker.errors import ConfigurationError
 from qworker.naming import import_object
 
 TAG = "qworker"
 _UNSHARED = ("LocMemCache", "DummyCache")
 """Caches, by the names of their classes, that other processes do not see."""
-_SQS_BULK = 10
+_MOST = {"sqs": ("SQS", 10), "ironmq": ("IronMQ", 100)}
+"""What a server gives out at once, by the kind of broker: its name, and the number of messages."""
 
 Messages = list[CheckMessage]
 
@@ -65,10 +68,13 @@ def check_broker(**_: Any) -> Messages:
                 import_object(configuration.broker_class)
             if sentence := missing_client(choice):
                 raise ConfigurationError(sentence)
-            if choice.broker == "sqs" and configuration.bulk > _SQS_BULK:
+            if choice.broker in CHECKED:
+                url_and_options(choice.broker, configuration)
+            title, most = _MOST.get(choice.broker, ("", math.inf))
+            if configuration.bulk > most:
                 found.append(
                     Error(
-                        f"{where}: 'bulk' is {configuration.bulk}, and SQS gives out up to {_SQS_BULK}",
+                        f"{where}: 'bulk' is {configuration.bulk}, and {title} gives out up to {most}",
                         id="qworker.E011",
                     )
                 )

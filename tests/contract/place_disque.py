@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import redis
-from tests.contract.patient_consumer import patient
 
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.testing.contract import Assumption, Place
+from qworker.testing.contract.patient import patient
 from qworker.transports import open_broker
 from qworker.transports.capabilities import ETA
 from qworker.transports.disque.broker import disque_broker

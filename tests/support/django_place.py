@@ -1,8 +1,8 @@
 """A Django project in a directory, on one of several brokers; scripts and clusters that run in it.
 
 Comes from:  tests that need processes of a project's own.
-Goes to:     a database of the test's own, on SQLite or a server; Redis, under a name of its own; an SQS of
-             moto's, which the caller starts.
+Goes to:     a database of the test's own, on SQLite or a server; Redis, under a name of its own; other
+             servers, which the caller starts.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def until(condition):
 
 
 class DjangoPlace:
-    """kind: sqlite, postgresql or mysql, where the broker is in the database; redis or sqs, beside an SQLite
-    file; or custom, with the class of ``Q_CLUSTER['broker_class']``. cluster: keys of Q_CLUSTER. apps: more
-    for INSTALLED_APPS."""
+    """kind: sqlite, postgresql or mysql, where the broker is in the database; redis, or another with its keys
+    of Q_CLUSTER, beside an SQLite file; or custom, with the class of ``Q_CLUSTER['broker_class']``. cluster:
+    keys of Q_CLUSTER. apps: more for INSTALLED_APPS."""
 
     def __init__(
         self, directory: Path, kind: str, modules: dict[str, str], apps: Sequence[str] = (), **cluster: Any

@@ -6,7 +6,8 @@ Thread:      any.
 
 Modules, in reading order: ``base`` (the class that all have above them), ``taking`` (what dequeue() has
 taken), ``transported`` (those over a transport of qworker), ``orm``, ``redis_broker``, ``aws_sqs``,
-``choice`` (which of them a project has), ``custom`` (a project's own, for qworker's worker).
+``disque``, ``ironmq``, ``mongo``, ``choice`` (which of them a project has), ``custom`` (a project's own, for
+qworker's worker).
 """
 
 from qworker.django.brokers.base import Broker

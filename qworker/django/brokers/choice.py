@@ -11,11 +11,14 @@ from django.utils.module_loading import import_string
 
 from qworker.django.brokers.aws_sqs import Sqs
 from qworker.django.brokers.base import Broker
+from qworker.django.brokers.disque import Disque
+from qworker.django.brokers.ironmq import IronMQBroker
+from qworker.django.brokers.mongo import Mongo
 from qworker.django.brokers.orm import ORM
 from qworker.django.brokers.redis_broker import Redis
 from qworker.django.conf import conf
 
-KINDS: dict[str, type[Broker]] = {"orm": ORM, "redis": Redis, "sqs": Sqs}
+KINDS: dict[str, type[Broker]] = {each.kind: each for each in (ORM, Redis, Sqs, Disque, IronMQBroker, Mongo)}
 
 
 def get_broker(list_key: str | None = None) -> Broker:

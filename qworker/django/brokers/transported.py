@@ -1,6 +1,6 @@
 """Brokers over a transport of qworker: the same messages that its workers take.
 
-Comes from:  ``orm.py``, ``redis_broker.py``, ``aws_sqs.py``.
+Comes from:  the modules of the kinds: ``orm.py``, ``redis_broker.py`` and so on.
 Goes to:     the sender and the administration of a transport; ``taking.py`` for its consumer.
 Thread:      any, but for dequeue() and what follows it, which belong to one at a time.
 """
@@ -17,7 +17,7 @@ from qworker.django.signing import SignedPackage
 from qworker.django.transports.opening import open_transport
 from qworker.django.transports.packages import envelope_of, text_of
 from qworker.errors import InvalidTaskMessage, QWorkerError
-from qworker.transports.lease import Ack, DeadLetter, Envelope
+from qworker.transports.lease import Ack, DeadLetter, Envelope, QueueInfo
 from qworker.transports.lease import Broker as Transport
 
 _transports: dict[str, Transport] = {}
@@ -82,12 +82,15 @@ class TransportBroker(Broker):
         self._taking.settle(DeadLetter(task_id, "the package could not be unpacked"))
 
     def queue_size(self) -> int:
-        (found,) = self._transport.admin.depths([self.list_key])
+        found = self._standing()
         return found.ready + found.delayed
 
     def lock_size(self) -> int | None:
+        return self._standing().leased
+
+    def _standing(self) -> QueueInfo:
         (found,) = self._transport.admin.depths([self.list_key])
-        return found.leased
+        return found
 
     def purge_queue(self) -> Any:
         return self._transport.admin.purge(self.list_key)

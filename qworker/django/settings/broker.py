@@ -18,7 +18,7 @@ class Choice(NamedTuple):
     - broker: what ``conf.broker`` says then.
     - title: the server's name.
     - package, extra: the client library to import, and what to install to get it; "" for none.
-    - later (bool): this version has no such broker.
+    - beside: more keys that are this broker's, and no other's.
     """
 
     key: str
@@ -26,7 +26,7 @@ class Choice(NamedTuple):
     title: str
     package: str = ""
     extra: str = ""
-    later: bool = False
+    beside: tuple[str, ...] = ()
 
 
 CHOICES = (
@@ -34,9 +34,16 @@ CHOICES = (
     Choice("redis", "redis", "Redis", "redis", install_command("redis")),
     Choice("django_redis", "redis", "Redis", "django_redis", "pip install django-redis"),
     Choice("sqs", "sqs", "Amazon SQS", "boto3", install_command("sqs")),
-    Choice("disque_nodes", "disque", "Disque", later=True),
-    Choice("iron_mq", "ironmq", "IronMQ", later=True),
-    Choice("mongo", "mongo", "MongoDB", later=True),
+    Choice(
+        "disque_nodes",
+        "disque",
+        "Disque",
+        "redis",
+        install_command("disque"),
+        ("disque_auth", "disque_fastack"),
+    ),
+    Choice("iron_mq", "ironmq", "IronMQ", "urllib3", install_command("ironmq")),
+    Choice("mongo", "mongo", "MongoDB", "pymongo", install_command("mongodb"), ("mongo_db",)),
 )
 CUSTOM = Choice("broker_class", "custom", "a class of your own")
 
@@ -44,7 +51,8 @@ CUSTOM = Choice("broker_class", "custom", "a class of your own")
 def choose(conf: Any) -> Choice:
     """What *conf*, the configuration of a cluster, says of its broker.
 
-    ConfigurationError when it names two, or one that this version has not. Without any it is the database.
+    ConfigurationError when it names two, or has a key of another than it names. Without any it is the
+    database.
     """
     if conf.broker_class is not None:
         return CUSTOM
@@ -56,12 +64,15 @@ def choose(conf: Any) -> Choice:
             f"Q_CLUSTER names more than one broker: {keys}; keep one of them", setting=named[1].key
         )
     choice = named[0] if named else CHOICES[0]
-    if choice.later:
-        raise ConfigurationError(
-            f"Q_CLUSTER['{choice.key}']: {choice.title} comes as a broker in a later version; until then use "
-            "'orm', 'redis', 'sqs' or a 'broker_class' of your own",
-            setting=choice.key,
-        )
+    for other in CHOICES:
+        # As long as it says nothing (None, "", False) it may stand there.
+        lone = [key for key in other.beside if other is not choice and getattr(conf, key)]
+        if lone:
+            raise ConfigurationError(
+                f"Q_CLUSTER[{lone[0]!r}] is a key of {other.title}, and the broker is {choice.title}: set "
+                f"{other.key!r} to use {other.title}, or take {lone[0]!r} out",
+                setting=lone[0],
+            )
     return choice
 
 

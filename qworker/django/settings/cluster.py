@@ -35,7 +35,8 @@ _told: set[str] = set()
 class ClusterConf:
     """The configuration of one cluster: an attribute for each key of ``keys.KEYS``, in lower case, and
 
-    - broker (str): "orm", "redis", "sqs" or "custom"; ConfigurationError for two, and for a later version's.
+    - broker (str): "orm", "redis", "sqs", "disque", "ironmq", "mongo" or "custom"; ConfigurationError
+      for two.
     - prefix (str): the project's name, which is the salt of packages.
     - secret_key, secret_key_fallbacks: Django's.
 

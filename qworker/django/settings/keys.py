@@ -12,8 +12,21 @@ from typing import Any, NamedTuple
 
 from django.conf import settings
 
-from qworker.conf.kinds import BOOLEAN, MAPPING, NAMES, TEXT, TIMEZONE, Kind
-from qworker.django.settings.kinds import CACHED, LABEL, LEVEL, MAPPINGS, PATH, REDIS, one_of, seconds, whole
+from qworker.conf.kinds import BOOLEAN, MAPPING, TEXT, TIMEZONE, Kind
+from qworker.django.settings.kinds import (
+    CACHED,
+    DATABASE,
+    IRON,
+    LABEL,
+    LEVEL,
+    MAPPINGS,
+    NODES,
+    PATH,
+    REDIS,
+    one_of,
+    seconds,
+    whole,
+)
 
 FALLBACK_WORKERS = 4
 """How many workers there are where nobody knows how many processors there are."""
@@ -284,26 +297,54 @@ _DECLARED = (
         None,
         "A class of your own is the broker. It goes before every other key of a broker.",
     ),
-    Key("disque_nodes", _BROKER, NAMES, None, "Disque's servers, each `host:port`. Of a later version."),
-    Key("disque_auth", _BROKER, TEXT, None, "Disque's password. Of a later version."),
+    Key(
+        "disque_nodes",
+        _BROKER,
+        NODES,
+        None,
+        "Disque is the broker: its nodes, each `host:port`. Any of them is asked first, and another when "
+        "that does not answer.",
+    ),
+    Key("disque_auth", _BROKER, TEXT, None, "The password of Disque's nodes."),
     Key(
         "disque_fastack",
         _BROKER,
         BOOLEAN,
         False,
-        "Disque's fast acknowledgements. Of a later version.",
+        "Acknowledge with FASTACK: quicker, and a task may come again when a node is cut off.",
     ),
-    Key("iron_mq", _BROKER, MAPPING, None, "Options of IronMQ's client. Of a later version."),
-    Key("mongo", _BROKER, MAPPING, None, "Options of pymongo's client. Of a later version."),
-    Key("mongo_db", _BROKER, TEXT, None, "MongoDB's database with the queues. Of a later version."),
+    Key(
+        "iron_mq",
+        _BROKER,
+        IRON,
+        None,
+        "IronMQ is the broker: `project_id` and `token`, which may stand in the environment as "
+        "`IRON_MQ_PROJECT_ID` and `IRON_MQ_TOKEN`; `host`, `port`, and `protocol`, which is `https`.",
+    ),
+    Key(
+        "mongo",
+        _BROKER,
+        MAPPING,
+        None,
+        "MongoDB is the broker: options of pymongo's `MongoClient`. `host` is a name, a list of names, or a "
+        "URL of mongodb:// or mongodb+srv://.",
+    ),
+    Key(
+        "mongo_db",
+        _BROKER,
+        DATABASE,
+        None,
+        "MongoDB's database with the queues. Without it, the one in the URL that is the `host`; without "
+        'that, `"django-q"`.',
+    ),
     Key(
         "bulk",
         _BROKER,
         whole(1),
         1,
-        "Messages that `Broker.dequeue()` asks for at once; of SQS up to 10. A cluster takes as many as it "
-        "has room for, by `queue_limit`, in one step, from every broker but one of your own: that gives what "
-        "its `dequeue()` returns.",
+        "Messages that `Broker.dequeue()` asks for at once; of SQS up to 10, of IronMQ up to 100. A cluster "
+        "takes as many as it has room for, by `queue_limit`, in one step, from every broker but one of your "
+        "own: that gives what its `dequeue()` returns.",
     ),
     Key(
         "poll",
@@ -312,9 +353,9 @@ _DECLARED = (
         0.2,
         "Seconds that pass before an empty broker of your own is asked again; and for which "
         "`Broker.dequeue()` waits. It means nothing to a cluster on another broker: SQLite, PostgreSQL and "
-        "Redis tell of new messages at once, SQS keeps the question open "
-        "(`receive_message_wait_time_seconds`), and MySQL and MariaDB are asked after 1 ms, and more and "
-        "more seldom, up to 0.25 s, while nothing comes.",
+        "Redis tell of new messages at once, Disque, IronMQ and SQS keep the question open (SQS for "
+        "`receive_message_wait_time_seconds`), and MongoDB, MySQL and MariaDB are asked after 1 or 2 ms, and "
+        "more and more seldom, up to 0.25 s, while nothing comes.",
     ),
     Key("label", _WATCHING, LABEL, "Django Q", "The heading of the tables in Django's admin."),
     Key(

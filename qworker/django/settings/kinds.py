@@ -6,12 +6,14 @@ Thread:      pure functions, any thread.
 """
 
 import math
+import re
 from logging import getLevelNamesMapping
 from typing import Any
 
 from django.utils.functional import Promise
 
-from qworker.conf.kinds import BOOLEAN, INTEGER, MAPPING, TEXT, Kind
+from qworker.conf.kinds import BOOLEAN, INTEGER, MAPPING, NAMES, TEXT, Kind
+from qworker.naming import near
 
 
 def whole(least: int) -> Kind:
@@ -113,9 +115,71 @@ def _label(value: Any) -> Any:
     return value if isinstance(value, Promise) else TEXT.read(value)
 
 
+_NODE = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\[\]:/@,?#\s]+)(:\d{1,5})?")
+_HOST = re.compile(r"[^\[\]:/@,?#\s]+")
+
+
+def _nodes(value: Any) -> tuple[str, ...]:
+    try:
+        nodes = tuple(NAMES.read(value))
+    except ValueError:
+        nodes = ()
+    if not nodes or not all(_is_node(node) for node in nodes):
+        raise ValueError(
+            'must be a list of nodes, each "host:port" or "host", and the password in disque_auth'
+        )
+    return nodes
+
+
+def _is_node(node: str) -> bool:
+    match = _NODE.fullmatch(node)
+    return match is not None and (match[2] is None or _is_port(match[2][1:]))
+
+
+def _is_port(value: Any) -> bool:
+    return isinstance(value, int | str) and str(value).isdecimal() and 0 < int(value) < 65536
+
+
+_IRON: dict[str, tuple[str, Any]] = {
+    "host": ("the name of a server", lambda value: isinstance(value, str) and _HOST.fullmatch(value)),
+    "port": ("a number of a port", _is_port),
+    "protocol": ('"https" or "http"', lambda value: value in ("https", "http")),
+    "project_id": ("text", lambda value: isinstance(value, str)),
+    "token": ("text", lambda value: isinstance(value, str)),
+    "api_version": ("3, the only version of IronMQ that is spoken here", lambda value: str(value) == "3"),
+}
+"""The options of IronMQ: what each must be, and whether a value is that."""
+
+
+def _iron(value: Any) -> dict[str, Any]:
+    try:
+        given = {name: option for name, option in MAPPING.read(value).items() if option is not None}
+    except ValueError:
+        raise ValueError(f"must be a mapping with {', '.join(_IRON)}") from None
+    for name, option in given.items():
+        if name not in _IRON:
+            hint = near(str(name), _IRON, 1)
+            did_you_mean = f"; did you mean {hint[0]!r}?" if hint else f"; it can have {', '.join(_IRON)}"
+            raise ValueError(f"has the unknown option {name!r}{did_you_mean}")
+        what, fits = _IRON[name]
+        if not fits(option):
+            raise ValueError(f"{name!r} must be {what}")
+    return given
+
+
+def _database(value: Any) -> str:
+    name: str = TEXT.read(value)
+    if set(name) & set('/\\. "$*<>:|?\0') or len(name.encode()) > 63:
+        raise ValueError("must be a name of up to 63 bytes without spaces, quotes or any of /\\.$*<>:|?")
+    return name
+
+
 PATH = Kind("dotted path of a class", _path)
 LEVEL = Kind("level of logging", _level)
 REDIS = Kind("mapping or URL", _redis)
 CACHED = Kind("true, false or seconds, more than 1", _cached)
 MAPPINGS = Kind("mapping of names to mappings", _mappings)
+NODES = Kind("list of nodes", _nodes)
+IRON = Kind("mapping", _iron)
+DATABASE = Kind("name of a database", _database)
 LABEL = Kind("text, also one to be translated", _label)

@@ -11,6 +11,7 @@ from typing import Any
 from qworker.conf.secrets import MASK, is_secret, mask_urls
 
 _ALSO_SECRET = frozenset({"dsn"})
+_ADDRESSES = frozenset({"disque_nodes", "host"})
 
 
 def masked(name: str, value: Any) -> Any:
@@ -24,6 +25,8 @@ def masked(name: str, value: Any) -> Any:
     if is_secret(name) or name.lower() in _ALSO_SECRET:
         return MASK
     if isinstance(value, str):
+        if name.lower() in _ADDRESSES and "@" in value and "://" not in value:
+            return f"{MASK}@{value.rpartition('@')[2]}"  # somebody's password, without a URL around it
         return mask_urls(value)
     if isinstance(value, Mapping):
         return {key: masked(str(key), item) for key, item in value.items()}

@@ -1,7 +1,7 @@
 """opening: the broker of qworker that the settings of a project name.
 
 Comes from:  ``clusters/engine.py``, for the worker; ``brokers``, for who publishes and looks.
-Goes to:     the project's own database, Redis or SQS.
+Goes to:     the project's own database, or the server that the settings name.
 Thread:      any; nothing connects before it is used.
 """
 

@@ -1,27 +1,40 @@
 """urls: where a broker is that is no database, as a URL that qworker's transports take.
 
-Comes from:  ``Q_CLUSTER['redis']``, ``['django_redis']`` and ``['sqs']``.
-Goes to:     ``opening.py`` and ``clusters/engine.py``, which open it; ``redis_channel.py``.
+Comes from:  the keys of ``Q_CLUSTER`` that name it.
+Goes to:     ``opening.py`` and ``clusters/engine.py``, which open it; ``redis_channel.py``; the checks.
 Thread:      any; functions.
 """
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from django.conf import settings
 
-from qworker.django.conf import conf
+from qworker.django.conf import ClusterConf, conf
+from qworker.django.transports.mongo_url import check_with_pymongo, mongo_url
+from qworker.errors import ConfigurationError
+from qworker.transports.ironmq.address import address_of
+
+_DISQUE_KEEPS = 30 * 86400
+"""Seconds after which Disque forgets a job, done or not."""
+_TTL_OF_RETRY = 4
+"""A job must live at least so many times the seconds of retry: see the transport."""
+Found = tuple[str, dict[str, Any]]
+"""A URL, and settings of qworker."""
 
 
-def url_and_options(kind: str) -> tuple[str, dict[str, Any]]:
-    """Return the URL of a broker that is no database, and the settings of qworker that go with it."""
-    return _URLS[kind]()
+def url_and_options(kind: str, conf: ClusterConf = conf) -> Found:
+    """Return the URL of a broker that is no database of Django's, and the settings of qworker that go with
+    it. Raises ConfigurationError for keys that make no address."""
+    return _URLS[kind](conf)
 
 
-def _redis() -> tuple[str, dict[str, Any]]:
+def _redis(conf: ClusterConf) -> Found:
     if conf.django_redis:
         return _django_redis(conf.django_redis), {}
     given = conf.redis
@@ -43,7 +56,7 @@ def _django_redis(alias: str) -> str:
     return str(first).split(",")[0]
 
 
-def _sqs() -> tuple[str, dict[str, Any]]:
+def _sqs(conf: ClusterConf) -> Found:
     given = dict(conf.sqs)
     key, secret = given.get("aws_access_key_id"), given.get("aws_secret_access_key")
     who = f"{quote(key, safe='')}:{quote(secret, safe='')}@" if key and secret else ""
@@ -58,4 +71,47 @@ def _sqs() -> tuple[str, dict[str, Any]]:
     return f"sqs://{who}{where.netloc}", {"broker_transport_options": options}
 
 
-_URLS: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {"redis": _redis, "sqs": _sqs}
+def _mongo(conf: ClusterConf) -> Found:
+    url, options = mongo_url(conf.mongo, conf.mongo_db)
+    check_with_pymongo(url, options)
+    return url, {"broker_transport_options": options}
+
+
+def _disque(conf: ClusterConf) -> Found:
+    who = f":{quote(conf.disque_auth, safe='')}@" if conf.disque_auth else ""
+    retry = math.ceil(conf.retry)
+    options = {
+        "retry": retry,
+        "ttl": max(_DISQUE_KEEPS, _TTL_OF_RETRY * retry),
+        "fastack": conf.disque_fastack,
+    }
+    return f"disque://{who}{','.join(conf.disque_nodes)}", {"broker_transport_options": options}
+
+
+def _ironmq(conf: ClusterConf) -> Found:
+    given = conf.iron_mq
+    project, token = (quote(given.get(name, ""), safe="") for name in ("project_id", "token"))
+    who = f"{project}:{token}@" if project or token else ""
+    scheme = "ironmq+http" if given.get("protocol") == "http" else "ironmq"
+    port = f":{given['port']}" if "port" in given else ""
+    url = f"{scheme}://{who}{given.get('host', '')}{port}"
+    try:
+        address_of(url, os.environ)
+    except ConfigurationError:
+        raise ConfigurationError(
+            "Q_CLUSTER['iron_mq'] needs 'project_id' and 'token', there or as IRON_MQ_PROJECT_ID and "
+            "IRON_MQ_TOKEN in the environment",
+            setting="iron_mq",
+        ) from None
+    return url, {"broker_transport_options": {"visibility_timeout": math.ceil(conf.retry)}}
+
+
+_URLS: dict[str, Callable[[ClusterConf], Found]] = {
+    "redis": _redis,
+    "sqs": _sqs,
+    "mongo": _mongo,
+    "disque": _disque,
+    "ironmq": _ironmq,
+}
+CHECKED = frozenset({"mongo", "disque", "ironmq"})
+"""Kinds whose keys url_and_options() looks at, in place of the server's client."""

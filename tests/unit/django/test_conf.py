@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -189,6 +190,8 @@ def test_the_environment_says_which_cluster_a_process_is(cluster, monkeypatch):
         ("log_level", 15, 15),
         ("time_zone", "UTC", "UTC"),
         ("disque_nodes", "a:1,b:2", ("a:1", "b:2")),
+        ("disque_nodes", ["[::1]:7711", "b"], ("[::1]:7711", "b")),
+        ("iron_mq", {"host": None, "token": "x", "port": "443"}, {"token": "x", "port": "443"}),
         ("sync", "yes", True),
         ("broker_class", "myapp.broker.CustomBroker", "myapp.broker.CustomBroker"),
     ],
@@ -221,6 +224,13 @@ def test_values_are_read(cluster, key, given, read):
         ("cached", 0.5, "true, false, or the seconds"),
         ("redis", "http://host", "a URL of redis://"),
         ("redis", 5, "a URL of redis://"),
+        ("disque_nodes", [], "a list of nodes"),
+        ("disque_nodes", [""], "a list of nodes"),
+        ("disque_nodes", ["h:0"], "a list of nodes"),
+        ("disque_nodes", ["h:99999"], "a list of nodes"),
+        ("disque_nodes", ["disque://h:1"], "a list of nodes"),
+        ("mongo_db", "a.b", "must be a name"),
+        ("mongo_db", "x" * 64, "must be a name"),
         ("log_level", "LOUD", "a level of logging"),
         ("log_level", True, "a level of logging"),
         ("time_zone", "Mars/Olympus", "a time zone"),
@@ -241,6 +251,33 @@ def test_a_wrong_value_names_the_key_the_value_and_what_it_takes(cluster, key, g
     assert caught.value.setting == key
     assert [mistake.key for mistake in wrong_values()] == [key]
     assert conf.bulk == 1  # the others are as they were
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "words"),
+    [
+        ("disque_nodes", [":hunter2@h:1"], "the password in disque_auth"),
+        ("iron_mq", 5, "and must be a mapping with host, port"),
+        (
+            "iron_mq",
+            {"projectid": "p", "token": "hunter2"},
+            "has the unknown option 'projectid'; did you mean 'project_id'",
+        ),
+        ("iron_mq", {"config_file": "x"}, "it can have host, port, protocol, project_id, token"),
+        ("iron_mq", {"host": "https://h"}, "'host' must be the name of a server"),
+        ("iron_mq", {"port": "x"}, "'port' must be a number of a port"),
+        ("iron_mq", {"protocol": "ftp"}, '\'protocol\' must be "https" or "http"'),
+        ("iron_mq", {"token": 5}, "'token' must be text"),
+        ("iron_mq", {"api_version": 1}, "'api_version' must be 3"),
+    ],
+)
+def test_what_is_wrong_in_a_broker_is_told_without_its_secrets(cluster, key, given, words):
+    cluster(**{key: given})
+    with pytest.raises(ConfigurationError, match=re.escape(words)) as caught:
+        getattr(conf, key)
+    assert str(caught.value).startswith(f"Q_CLUSTER['{key}'] is ")
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.setting == key
 
 
 def test_a_wrong_value_of_another_cluster_says_which(cluster):
@@ -331,6 +368,11 @@ def test_other_spellings_are_read_and_the_own_one_wins(cluster):
         ({"redis": "redis://h"}, "redis"),
         ({"django_redis": "default"}, "redis"),
         ({"sqs": {}}, "sqs"),
+        ({"disque_nodes": ["h:1"], "disque_auth": "x", "disque_fastack": True}, "disque"),
+        ({"iron_mq": {}}, "ironmq"),
+        ({"mongo": {}, "mongo_db": "queues"}, "mongo"),
+        ({"mongo_db": None, "disque_auth": None, "disque_fastack": False}, "orm"),
+        ({"broker_class": "a.B", "mongo_db": "mine"}, "custom"),
         ({"broker_class": "a.B"}, "custom"),
         ({"broker_class": "a.B", "redis": {}, "sqs": {}}, "custom"),
     ],
@@ -347,14 +389,19 @@ def test_two_brokers_are_refused(cluster):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("disque_nodes", ["h:1"]), ("iron_mq", {"host": "h"}), ("mongo", {"host": "h"})]
+    ("keys", "key", "words"),
+    [
+        ({"mongo_db": "queues"}, "mongo_db", "the broker is Django's database: set 'mongo' to use MongoDB"),
+        ({"disque_auth": "hunter2", "redis": {}}, "disque_auth", "the broker is Redis: set 'disque_nodes'"),
+        ({"disque_fastack": True, "mongo": {}}, "disque_fastack", "take 'disque_fastack' out"),
+    ],
 )
-def test_a_broker_of_a_later_version_is_refused_when_it_is_asked_for(cluster, key, value):
-    cluster(**{key: value})
-    assert len(getattr(conf, key)) == 1
-    with pytest.raises(ConfigurationError, match="in a later version; until then use") as caught:
+def test_a_key_of_another_broker_is_refused(cluster, keys, key, words):
+    cluster(**keys)
+    with pytest.raises(ConfigurationError, match=words) as caught:
         _ = conf.broker
     assert caught.value.setting == key
+    assert "hunter2" not in str(caught.value)
 
 
 def test_every_broker_has_a_key():
@@ -480,3 +527,8 @@ def test_what_is_no_secret_is_shown():
     assert masked("sync", False) is False
     assert masked("disque_auth", None) is None
     assert masked("disque_nodes", ("a:1", "b:2")) == ["a:1", "b:2"]
+
+
+def test_a_password_before_an_address_is_not_shown():
+    assert masked("disque_nodes", ["hunter2@a:1"]) == ["********@a:1"]
+    assert masked("mongo", {"host": ["u:p@ss@a"]}) == {"host": ["********@a"]}

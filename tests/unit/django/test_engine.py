@@ -10,6 +10,7 @@ from django.test import override_settings
 
 from qworker.django.clusters.engine import settings_of
 from qworker.django.transports.opening import url_and_options
+from qworker.errors import ConfigurationError
 
 Cluster = Callable[..., None]
 
@@ -76,3 +77,110 @@ def test_sqs_takes_its_credentials_from_where_boto_finds_them(cluster: Cluster) 
     url, options = url_and_options("sqs")
     assert url == "sqs://queue.example:9324"
     assert options["broker_transport_options"] == {"visibility_timeout": 60, "is_secure": True}
+
+
+# -- MongoDB --
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ({}, "mongodb://localhost/django-q"),
+        ({"host": "127.0.0.1", "port": 27018}, "mongodb://127.0.0.1:27018/django-q"),
+        ({"host": ["a", "b:2", "[::1]"], "port": 1}, "mongodb://a:1,b:2,[::1]:1/django-q"),
+        ({"host": ["mongodb://a,b/shop?w=1"]}, "mongodb://a,b/shop?w=1"),
+        ({"host": "mongodb://a/shop", "port": 1}, "mongodb://a:1/shop"),
+        ({"host": "mongodb+srv://a.example", "port": 1}, "mongodb+srv://a.example/django-q"),
+        ({"host": "/run/mongodb.sock", "port": 1}, "mongodb://%2Frun%2Fmongodb.sock/django-q"),
+        ({"username": "me", "password": "a/b@c"}, "mongodb://me:a%2Fb%40c@localhost/django-q?authSource=admin"),
+        ({"host": "mongodb://u:p@a"}, "mongodb://u:p@a/django-q?authSource=admin"),
+        ({"host": "mongodb://u:p@a/shop"}, "mongodb://u:p@a/shop?authSource=shop"),
+        ({"host": "mongodb://u:p@a/shop", "password": "x"}, "mongodb://u:x@a/shop?authSource=shop"),
+        ({"host": "mongodb://u:p@a/?authSource=b&w=1"}, "mongodb://u:p@a/django-q?authSource=b&w=1"),
+        ({"host": "mongodb://u:p@a", "authSource": "b"}, "mongodb://u:p@a/django-q"),
+        ({"host": "mongodb://u@a/?authMechanism=MONGODB-X509"}, "mongodb://u@a/django-q?authMechanism=MONGODB-X509"),
+        (
+            {"username": "u", "password": "p", "authMechanism": "PLAIN"},
+            "mongodb://u:p@localhost/django-q?authSource=$external",
+        ),
+    ],
+)  # fmt: skip
+def test_options_of_mongo_become_a_url_with_a_database(
+    cluster: Cluster, given: dict[str, Any], url: str
+) -> None:
+    cluster(mongo=given)
+    assert url_and_options("mongo")[0] == url
+
+
+def test_mongo_db_goes_before_the_database_of_the_url_where_the_user_is_still_known(cluster: Cluster) -> None:
+    cluster(mongo={"host": "mongodb://u:p@a/shop"}, mongo_db="queues")
+    assert url_and_options("mongo")[0] == "mongodb://u:p@a/queues?authSource=shop"
+
+
+def test_other_options_of_mongo_are_pymongos(cluster: Cluster) -> None:
+    left = {"tls": True, "replicaSet": "rs", "serverSelectionTimeoutMS": 5000}
+    cluster(mongo={"connect": False, "tz_aware": True, "appname": None, **left})
+    assert url_and_options("mongo")[1] == {"broker_transport_options": left}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"hosts": "a"}, "Unknown option: hosts"),
+        ({"maxPoolSize": "many"}, "maxPoolSize must be an integer"),
+        ({"port": 99999}, "between 0 and 65535"),
+        ({"host": "mongodb://u:hunter2:x@a"}, "must be escaped"),
+        ({"host": ""}, "Empty host"),
+        ({"host": ["mongodb://a", "mongodb://u:hunter2@b"]}, "with all hosts in it"),
+        ({"host": "http://u:hunter2@a"}, "must be one of mongodb://"),
+        ({"host": 5}, "'host' must be a name"),
+        ({"tlsCAFile": "/nowhere.pem", "password": "hunter2", "username": "u"}, "nowhere.pem"),
+    ],
+)
+def test_what_pymongo_does_not_take_is_told_of_mongo(
+    cluster: Cluster, given: dict[str, Any], words: str
+) -> None:
+    cluster(mongo=given)
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        url_and_options("mongo")
+    assert str(caught.value).startswith("Q_CLUSTER['mongo']: ")
+    assert caught.value.setting == "mongo"
+    assert "hunter2" not in str(caught.value)
+
+
+# -- Disque and IronMQ --
+
+
+def test_nodes_of_disque_become_a_url_and_options(cluster: Cluster) -> None:
+    cluster(disque_nodes=["127.0.0.1:7711", "b"], disque_auth="a/b", disque_fastack=True, retry=1.5)
+    url, options = url_and_options("disque")
+    assert url == "disque://:a%2Fb@127.0.0.1:7711,b"
+    assert options["broker_transport_options"] == {"retry": 2, "ttl": 30 * 86400, "fastack": True}
+    cluster(disque_nodes=["a"], retry=30 * 86400)
+    url, options = url_and_options("disque")
+    assert url == "disque://a"
+    assert options["broker_transport_options"]["ttl"] == 4 * 30 * 86400
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ({"host": "mq-aws-us-east-1.iron.io"}, "ironmq://p:a%2Fb@mq-aws-us-east-1.iron.io"),
+        ({}, "ironmq://p:a%2Fb@"),
+        ({"host": "h", "port": 8080, "protocol": "http", "api_version": 3}, "ironmq+http://p:a%2Fb@h:8080"),
+    ],
+)
+def test_options_of_ironmq_become_a_url_and_options(cluster: Cluster, given: Any, url: str) -> None:
+    cluster(iron_mq={"project_id": "p", "token": "a/b", **given}, retry=90)
+    assert url_and_options("ironmq") == (url, {"broker_transport_options": {"visibility_timeout": 90}})
+
+
+def test_project_and_token_of_ironmq_may_be_in_the_environment(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster(iron_mq={"token": "hunter2", "host": "h"})
+    with pytest.raises(ConfigurationError, match=r"Q_CLUSTER\['iron_mq'\] needs 'project_id'") as caught:
+        url_and_options("ironmq")
+    assert "hunter2" not in str(caught.value)
+    monkeypatch.setenv("IRON_MQ_PROJECT_ID", "p")
+    assert url_and_options("ironmq")[0] == "ironmq://:hunter2@h"

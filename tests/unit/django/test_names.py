@@ -22,6 +22,9 @@ MANUAL = {
     "signing": "SignedPackage",
     "conf": "Conf",
     "status": "Stat",
+    "brokers.disque": "Disque",
+    "brokers.ironmq": "IronMQBroker",
+    "brokers.mongo": "Mongo",
 }
 DJANGO_Q2 = {
     "tasks": "AsyncTask Chain Iter async_chain async_iter async_task count_group count_group_cached "

@@ -1,0 +1,23 @@
+"""The broker in Disque.
+
+Comes from:  ``Q_CLUSTER['disque_nodes']``.
+Goes to:     the queues of qworker's transport there.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+from qworker.django.brokers.transported import TransportBroker
+from qworker.transports.lease import QueueInfo
+
+
+class Disque(TransportBroker):
+    """A queue in Disque."""
+
+    kind = "disque"
+    name = "Disque"
+
+    def _standing(self) -> QueueInfo:
+        # Disque itself counts only what waits; here what is delayed or locked is asked for, too.
+        found = (each for each in self._transport.admin.queues() if each.queue == self.list_key)
+        return next(found, QueueInfo(self.list_key))

@@ -1,0 +1,122 @@
+"""mongo_url: options of pymongo's client, as a URL that names a database, and what does not go into it.
+
+Comes from:  ``Q_CLUSTER['mongo']`` and ``['mongo_db']``.
+Goes to:     ``urls.py``.
+Thread:      any; functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from qworker.conf.secrets import mask_urls
+from qworker.errors import ConfigurationError
+
+DATABASE = "django-q"
+"""Where neither a key nor the URL names one."""
+_OF_DOCUMENTS = frozenset({"connect", "document_class", "tz_aware", "type_registry"})
+"""What pymongo's client makes of documents for its user, which is not the project here."""
+_SOURCES = {"SCRAM-SHA-1": "admin", "SCRAM-SHA-256": "admin", "DEFAULT": "admin", "PLAIN": "$external"}
+"""Where a user is known, by the mechanism, if neither a URL nor an option says it. Other mechanisms need not
+be told."""
+
+
+class Parts(NamedTuple):
+    """What a URL of MongoDB says. login, hosts, database, query: as they are written; "" for nothing."""
+
+    scheme: str
+    login: str
+    hosts: str
+    database: str
+    query: str
+
+
+def mongo_url(given: Mapping[str, Any], database: str | None) -> tuple[str, dict[str, Any]]:
+    """Return the URL that the options *given* mean, and the options that are left.
+
+    database: the name; None for the one in the URL. Raises ConfigurationError for what is no address.
+    """
+    options = {
+        name: value for name, value in given.items() if value is not None and name not in _OF_DOCUMENTS
+    }
+    parts = _parts(options.pop("host", "localhost"))
+    hosts = _with_port(parts, options.pop("port", None))
+    login = _login(parts.login, options.pop("username", None), options.pop("password", None))
+    query = parts.query
+    if login:
+        source = _source(parts, options)
+        query = "&".join(filter(None, [query, source and f"authSource={quote(source, safe='$')}"]))
+    name = quote(database or unquote(parts.database) or DATABASE, safe="")
+    url = f"{parts.scheme}://{login}{'@' * bool(login)}{hosts}/{name}{'?' * bool(query)}{query}"
+    return url, options
+
+
+def check_with_pymongo(url: str, options: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError for what pymongo does not take. Nothing is connected to, and no name is looked
+    up: of a URL with ``+srv`` only the options are looked at."""
+    from pymongo import MongoClient
+    from pymongo.errors import PyMongoError
+
+    srv = url.startswith("mongodb+srv:")
+    asked = {name: value for name, value in options.items() if not (srv and name.lower().startswith("srv"))}
+    try:
+        MongoClient("localhost" if srv else url, connect=False, **asked).close()
+    except (PyMongoError, ValueError, TypeError, OSError) as error:
+        raise _wrong(f"pymongo does not take it: {error}") from None
+
+
+def _parts(host: Any) -> Parts:
+    places = [host] if isinstance(host, str) else host
+    if not isinstance(places, Sequence) or not places or not all(isinstance(one, str) for one in places):
+        raise _wrong("'host' must be a name, a list of names, or a URL of mongodb:// or mongodb+srv://")
+    if "://" not in ",".join(places):
+        plain = [quote(one, safe="") if one.startswith("/") else one for one in places]
+        return Parts("mongodb", "", ",".join(plain), "", "")
+    scheme, _, rest = places[0].partition("://")
+    if len(places) > 1 or scheme not in ("mongodb", "mongodb+srv"):
+        raise _wrong(
+            "a 'host' that is a URL must be one of mongodb:// or mongodb+srv://, with all hosts in it"
+        )
+    rest, _, query = rest.partition("?")
+    login, _, rest = rest.rpartition("@")
+    hosts, _, name = rest.partition("/")
+    return Parts(scheme, login, hosts, name.partition(".")[0], query)
+
+
+def _with_port(parts: Parts, port: Any) -> str:
+    """The hosts, those without a port with this one."""
+    if port is None or parts.scheme != "mongodb":
+        return parts.hosts
+    return ",".join(
+        host if ":" in host.rpartition("]")[2] or host.startswith("%2F") else f"{host}:{port}"
+        for host in parts.hosts.split(",")
+    )
+
+
+def _login(written: str, user: Any, password: Any) -> str:
+    """Who we are. written: in the URL; what stands beside it goes before that, as with pymongo."""
+    known, colon, secret = written.partition(":")
+    if user is not None:
+        known = quote(str(user), safe="")
+    if password is not None:
+        colon, secret = ":", quote(str(password), safe="")
+    return f"{known}{colon}{secret}"
+
+
+def _source(parts: Parts, options: Mapping[str, Any]) -> str | None:
+    """Where the user is known, if it must be told since the URL gets the name of another database; else
+    None."""
+    stated = {name.lower(): value for name, value in options.items()}
+    for pair in parts.query.split("&"):
+        name, _, value = pair.partition("=")
+        stated.setdefault(name.lower(), unquote(value))
+    if "authsource" in stated:
+        return None
+    default = _SOURCES.get(str(stated.get("authmechanism", "DEFAULT")).upper())
+    return default and (unquote(parts.database) or default)
+
+
+def _wrong(what: str) -> ConfigurationError:
+    return ConfigurationError(f"Q_CLUSTER['mongo']: {mask_urls(what)}", setting="mongo")
