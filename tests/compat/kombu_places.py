@@ -13,8 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.acceptance.sqs_server import REGION, Sqs
+from tests.contract.place_mongodb import MongoPlace
+from tests.contract.place_nats import NatsPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 from tests.servers import prefix_of, require
+from tests.support.disque_server import DisqueServer
+from tests.support.ironmq_server import TOKEN, IronMQ
 
 
 class Place(NamedTuple):
@@ -48,9 +53,41 @@ def _mysql(path: Path) -> Place:
     return Place(place.url, {}, place.clear)
 
 
+def _mongodb(path: Path) -> Place:
+    place = MongoPlace(path)
+    return Place(place.url, {}, place.clear)
+
+
+def _nats(path: Path) -> Place:
+    place = NatsPlace(path)
+    return Place(place.url, {"stream": place.layout.stream}, place.clear, fanout=False, due=False)
+
+
+def _disque(path: Path) -> Place:
+    server = DisqueServer()
+    return Place(server.url, {"retry": 3}, server.close, fanout=False, due=False)
+
+
+def _ironmq(path: Path) -> Place:
+    server = IronMQ()
+    url = f"ironmq+http://project:{TOKEN}@127.0.0.1:{server.port}"
+    return Place(url, {"visibility_timeout": 30}, server.close, fanout=False, due=False)
+
+
+def _sqs(path: Path) -> Place:
+    server = Sqs()
+    options = {"region": REGION, "visibility_timeout": 3, "wait_time_seconds": 1}
+    return Place(server.url, options, server.close, fanout=False, due=False)
+
+
 PLACES: dict[str, Callable[[Path], Place]] = {
     "sqlite": _sqlite,
     "redis": _redis,
     "postgresql": _postgresql,
     "mysql": _mysql,
+    "mongodb": _mongodb,
+    "nats": _nats,
+    "disque": _disque,
+    "ironmq": _ironmq,
+    "sqs": _sqs,
 }

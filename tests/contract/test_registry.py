@@ -12,6 +12,7 @@ import pytest
 from qworker.transports.lease import Broker
 from qworker.transports.registry import LocalRegistry, Registry
 from qworker.transports.sqlite.broker import SQLiteBroker
+from tests.contract.place_mongodb import MongoPlace
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 
@@ -29,7 +30,7 @@ class SQLitePlace:
         pass
 
 
-@pytest.fixture(params=[SQLitePlace, RedisPlace, PostgreSQLPlace, MySQLPlace])
+@pytest.fixture(params=[SQLitePlace, RedisPlace, PostgreSQLPlace, MySQLPlace, MongoPlace])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     place = request.param(tmp_path)
     yield place

@@ -46,11 +46,6 @@ def test_rabbitmq_needs_none_of_us() -> None:
         url_of(Connection("qworker+amqp://host//"))
 
 
-def test_a_broker_that_cannot_serve_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="cannot be used yet"):
-        url_of(Connection("qworker+sqs://"))
-
-
 def test_a_password_is_not_shown() -> None:
     connection = Connection("qworker+postgresql://user:secret@host/name")
     assert "secret" not in connection.as_uri()

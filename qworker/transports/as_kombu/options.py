@@ -31,12 +31,10 @@ KOMBUS = (
     "callback", "polling_interval", "confirm_publish", "client_properties",
 )  # fmt: skip
 """Options that kombu or Celery looks at, whatever the transport is."""
-HIDING = ("redis", "rediss", "valkey", "valkeys", "unix", "sentinel", "sqs")
+HIDING = ("redis", "rediss", "valkey", "valkeys", "unix", "sentinel", "sqs", "ironmq")
 """Schemes of brokers that have a ``visibility_timeout``; to others it says nothing, for they have leases."""
 NATIVE = ("amqp", "amqps", "pyamqp")
 """Schemes of brokers that kombu speaks to as we do."""
-REGISTERED = ("sqs",)
-"""Schemes of brokers whose consumers take messages only of the queues that they registered with."""
 PREFIX = "qworker+"
 
 
@@ -64,12 +62,6 @@ def _allowed(url: str) -> str:
         raise ConfigurationError(
             f"kombu itself speaks to RabbitMQ, whose workers share queues with ours: write {scheme}:// "
             f"without {PREFIX}",
-            setting="broker_url",
-        )
-    if scheme.partition("+")[0] in REGISTERED:
-        raise ConfigurationError(
-            f"{PREFIX}{scheme}:// cannot be used yet: on this broker a consumer names its queues once for "
-            f"all, and Celery does not. Celery itself speaks to it: write {scheme}:// without {PREFIX}",
             setting="broker_url",
         )
     return url

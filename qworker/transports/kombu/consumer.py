@@ -106,10 +106,14 @@ class KombuConsumer(Consumer):
         self._wakeup.open()
         connection = self._server.connect()
         with self._server.errors(connection):
-            self._bound = {queue: self._server.declare(connection, queue) for queue in queues}
+            self._bind(connection, queues)
         self._connection = connection
         self._generation = next(GENERATIONS)
         return self._generation
+
+    def _bind(self, connection: Any, queues: Sequence[str]) -> None:
+        """Be a consumer of *queues*, too."""
+        self._bound.update((queue, self._server.declare(connection, queue)) for queue in queues)
 
     def lease(
         self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
@@ -118,7 +122,9 @@ class KombuConsumer(Consumer):
         holdings = self._holdings
         taken: list[Held] = []
         try:
-            with self._leasing():
+            with self._leasing() as connection:
+                if unknown := [queue for queue in queues if queue not in self._bound]:
+                    self._bind(connection, unknown)
                 taken += holdings.take_due(now, limit, now + eta_window, delayed_limit)
                 limit -= sum(held.leased.due is None or held.leased.due <= now for held in taken)
                 if not holdings.full:

@@ -20,6 +20,7 @@ from qworker.transports.lease import Broker
 from qworker.transports.mongodb.admin import MongoAdmin
 from qworker.transports.mongodb.consumer import MongoConsumer
 from qworker.transports.mongodb.layout import Names
+from qworker.transports.mongodb.registry import MongoRegistry
 from qworker.transports.mongodb.sender import MongoSender
 from qworker.transports.mongodb.server import Server
 
@@ -54,6 +55,7 @@ class MongoBroker(Broker):
         self.consumer = self._consumer
         self._sender = MongoSender(self._server, clock, revoke_expires, self._consumer.published)
         self.sender = self._sender
+        self.registry = MongoRegistry(self._server)
         self.admin = MongoAdmin(self._server, clock, uptime, self._consumer.published)
         _brokers.add(self)
 

@@ -42,6 +42,7 @@ class Names(NamedTuple):
     dead: str = "qworker_dead"
     owner: str = "qworker_owner"
     revoked: str = "qworker_revoked"
+    registry: str = "qworker_registry"
     result: str = "celery_taskmeta"
 
 

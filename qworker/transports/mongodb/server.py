@@ -171,6 +171,7 @@ class Collections:
             database[names.revoked],
             database[names.result],
         )
+        self.registry = database[names.registry]
         self._client = client
         self.transactions = transactions
 

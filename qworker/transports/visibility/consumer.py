@@ -77,11 +77,14 @@ class RemoteConsumer(KombuConsumer):
         connection = self._connection
         with self._server.errors(connection):
             self._server.declare(connection, DEAD)  # said now, and not at the first dead letter
-            sources = self._server.sources(connection, list(self._bound.values()))
             self._heard = self._server.revocations(connection, self._notify)
-        seconds = self._server.wait_seconds
-        self._polls = Polls([LongPoll(source, seconds, self._notify) for source in sources])
         return generation
+
+    def _bind(self, connection: Any, queues: Sequence[str]) -> None:
+        super()._bind(connection, queues)
+        sources = self._server.sources(connection, [self._bound[queue] for queue in queues]) if queues else ()
+        seconds = self._server.wait_seconds
+        self._polls = Polls([*self._polls, *(LongPoll(each, seconds, self._notify) for each in sources)])
 
     def lease(
         self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
