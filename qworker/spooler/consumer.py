@@ -37,10 +37,6 @@ from qworker.transports.lease import (
 )
 from qworker.transports.wakeup import WakeupPipe
 
-DEAF_SECONDS = 0.003
-"""For how long nothing is heard of the directories after they had nothing new to tell: each job that is run
-there is told of, too, several times."""
-
 Order = Ack | Release | DeadLetter
 """A settlement of a message."""
 
@@ -72,6 +68,10 @@ L = TypeVar("L", bound=Lane)
 
 class DirectoryConsumer(Consumer, Generic[L]):
     """open_lanes: called with the queues that are asked for, when this registers and later."""
+
+    deaf_seconds = 0.0
+    """For how long nothing is heard of the directories after they had nothing new to tell; 0: whatever they
+    tell is news."""
 
     def __init__(self, open_lanes: Callable[[Sequence[str]], list[L]], clock: Clock = SYSTEM_CLOCK) -> None:
         self._open_lanes = open_lanes
@@ -186,11 +186,13 @@ class DirectoryConsumer(Consumer, Generic[L]):
             if lane.directory.fileno() in ready:
                 lane.directory.take_in()
                 told = True
-            if lane.drained and lane.directory.rest() <= 0.0:
+            if told and not self.deaf_seconds:
+                lane.drained, news = False, True
+            elif lane.drained and lane.directory.rest() <= 0.0:
                 lane.drained = False  # told once: who has no room for it is not told again
                 news = True
         if told and not news:
-            self._deaf_until = self._clock.monotonic() + DEAF_SECONDS
+            self._deaf_until = self._clock.monotonic() + self.deaf_seconds
         return news
 
     def wake(self) -> None:

@@ -36,6 +36,9 @@ AT_ONCE = 4
 """Messages for each process that are made before they are given out."""
 NAMES_AT_ONCE = 128
 """Names in them: to find more of them takes so long that the processes would wait."""
+DEAF_SECONDS = 0.003
+"""For so long nothing is heard of the directories after they had nothing new to tell: each job that is run
+there is told of, too, several times."""
 STALE_SECONDS = 0.25
 """After so long the names that were given out are given to others, too."""
 
@@ -73,6 +76,8 @@ def _is_cut_short(order: Order) -> bool:
 
 class JobDispatch(DirectoryConsumer[JobLane]):
     """Takes nothing, and gives out names. signals: those that the processes are to handle, too."""
+
+    deaf_seconds = DEAF_SECONDS
 
     def __init__(
         self,

@@ -14,18 +14,28 @@ The module may have ``CAPABILITIES``, its row in the table of transports.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qworker.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "qworker.brokers"
 
 
+def _points(**wanted: Any) -> Iterable[EntryPoint]:
+    # It loads some twenty modules, which who uses a broker of ours has no use for.
+    from importlib.metadata import entry_points
+
+    return entry_points(group=GROUP, **wanted)
+
+
 def registered(scheme: str) -> EntryPoint | None:
     """The entry point for *scheme*; None when nobody has registered one. ConfigurationError when two have."""
-    found = {point.value: point for point in entry_points(group=GROUP, name=scheme)}
+    found = {point.value: point for point in _points(name=scheme)}
     if len(found) > 1:
         raise ConfigurationError(
             f"broker_url: {scheme}:// is registered as {' and as '.join(sorted(found))}, in the group "
@@ -59,7 +69,7 @@ def row(scheme: str) -> Any:
 
 def names() -> list[str]:
     """All schemes that somebody has registered a broker for."""
-    return sorted({point.name for point in entry_points(group=GROUP)})
+    return sorted({point.name for point in _points()})
 
 
 def rows() -> list[Any]:

@@ -42,7 +42,7 @@ def about(problems, severity, words):
     return [message for found, _, message in problems if found == severity and words in message]
 
 
-MONGODB = "broker='mongodb://h', backend='disabled://'"
+PLAIN = "broker='confluentkafka://h', backend='disabled://'"
 REDIS = "broker='redis://h', backend='redis://h'"
 RABBITMQ = "broker='amqp://h', backend='disabled://'"
 
@@ -61,15 +61,15 @@ def test_the_embedded_broker_has_it_all(check):
     ],
 )
 def test_a_feature_beyond_the_broker(check, settings, options, words):
-    assert about(check(MONGODB + settings, options), "warning", words)
-    assert not about(check(MONGODB), "warning", words)
+    assert about(check(PLAIN + settings, options), "warning", words)
+    assert not about(check(PLAIN), "warning", words)
     assert not about(check(REDIS + settings, options), "warning", words)
 
 
 def test_what_is_not_known_to_be_used_is_a_note(check):
-    problems = check(MONGODB)
-    assert about(problems, "note", "revoking tasks on MongoDB")
-    assert about(problems, "note", "countdown, ETA and retries on MongoDB")
+    problems = check(PLAIN)
+    assert about(problems, "note", "revoking tasks on Kafka")
+    assert about(problems, "note", "countdown, ETA and retries on Kafka")
 
 
 def test_priorities_need_queues_with_them_on_rabbitmq(check):
@@ -249,8 +249,8 @@ def test_entries_that_are_wrong_are_told(check):
 
 
 def test_stores_that_keep_no_schedules_are_told(check):
-    assert about(check(f"{MONGODB}, {SCHEDULE % ''}"), "warning", "kept in no store that others see")
-    assert not about(check(MONGODB), "warning", "kept in no store")
+    assert about(check(f"{PLAIN}, {SCHEDULE % ''}"), "warning", "kept in no store that others see")
+    assert not about(check(PLAIN), "warning", "kept in no store")
     explicit = check(f"{SCHEDULE % ''}, beat_store='memory://'")
     assert [severity for severity, _, _ in explicit] == ["note"]
     wrong = check("beat_store='mongodb://user:secret@h'")

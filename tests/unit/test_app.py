@@ -337,7 +337,7 @@ def test_results_are_in_the_brokers_file_unless_told_otherwise(project: Callable
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("mongodb://localhost", "no result store for mongodb"),
+        ("consul://localhost", "no result store for consul"),
         ("rpc://", "leave result_backend unset for the embedded broker"),
         ("sqlit:///x.db", "did you mean sqlite://"),
         ("cache+nosuch://x", "no result store for cache\\+nosuch"),

@@ -142,10 +142,10 @@ def test_a_file_of_an_older_qworker_gets_what_it_lacks(tmp_path: Path) -> None:
     path = tmp_path / "q.db"
     with closing(Database(path).connect()) as connection:
         connection.execute("INSERT INTO key_value VALUES ('kept', 'x', NULL)")
-        connection.execute("DROP TABLE queue")
+        connection.execute("DROP TABLE dead")
         connection.execute("PRAGMA user_version = 1")
     with closing(Database(path).connect()) as connection:
-        assert connection.execute("SELECT count(*) FROM queue").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM dead").fetchone() == (0,)
         assert connection.execute("SELECT key FROM key_value").fetchall() == [("kept",)]
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 

@@ -61,7 +61,11 @@ class Link:
     def alive(self) -> bool:
         """Whether nothing is there to be read: a node that went away has closed the connection."""
         connected = getattr(self._connection, "_sock", None)
-        return connected is not None and not select.select([connected], [], [], 0)[0]
+        if connected is None:
+            return False
+        poll = select.poll()  # select() counts files to 1024
+        poll.register(connected, select.POLLIN)
+        return not poll.poll(0)
 
     def ask(self, commands: Sequence[Command], wait: float = 0.0) -> list[Any]:
         """The reply to each of *commands*, of which errors are Refusals. wait: seconds that the first may

@@ -113,8 +113,6 @@ def publish(found: Collections, documents: Sequence[Document]) -> None:
         document["to"], document["s"], document["batch"] = document["s"], ARRIVING, batch
     found.message.insert_many(documents)
     found.batch.insert_one({"_id": batch})
-    if CRASHING:
-        crash_point("batch-published")
     with suppress(pymongo.errors.PyMongoError):  # it is published: any worker goes on with it
         complete(found, batch, {document["to"] for document in documents})
 

@@ -12,10 +12,10 @@ import pytest
 
 from qworker.errors import LeaseLost
 from qworker.spooler.attempts import ATTRIBUTE
-from qworker.spooler.consumer import DEAF_SECONDS
 from qworker.spooler.directory import COARSE, SpoolDirectory
 from qworker.spooler.dispatch import (
     AT_ONCE,
+    DEAF_SECONDS,
     FIRST,
     MOST,
     NAMES_AT_ONCE,
