@@ -186,9 +186,9 @@ class DirectoryConsumer(Consumer, Generic[L]):
             if lane.directory.fileno() in ready:
                 lane.directory.take_in()
                 told = True
-            if told and not self.deaf_seconds:
-                lane.drained, news = False, True
-            elif lane.drained and lane.directory.rest() <= 0.0:
+                if not self.deaf_seconds:
+                    lane.drained, news = False, True
+            if lane.drained and lane.directory.rest() <= 0.0:
                 lane.drained = False  # told once: who has no room for it is not told again
                 news = True
         if told and not news:
