@@ -1,9 +1,9 @@
 """MongoDB: messages as documents, which workers take by an update that says whose they are.
 
 Modules, in reading order: ``layout`` (the collections, and how a message is one), ``server`` (the client, and
-what its errors mean), ``registry``, ``broker`` with its ``sender``, ``consumer`` and ``admin``, ``claim``, ``settle``,
+what its errors mean), ``broker`` with its ``sender``, ``consumer`` and ``admin``, ``claim``, ``settle``,
 ``result_documents`` (results beside the ack), ``reclaim`` (from dead workers), ``revocations``, ``looking``
-(for what nobody tells of).
+(for what nobody tells of), ``registry`` (kombu's exchanges).
 """
 
 from __future__ import annotations
