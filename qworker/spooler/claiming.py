@@ -72,15 +72,16 @@ class Claim:
     context manager, with give_back() if with nothing else.
 
     path: its file, relative to the spool directory. name: of the file, which is the job's id. pairs: what it
-    says. inode: of the file.
+    says. inode: of the file. is_over: it has ended, and there is no such job any more.
     """
 
-    __slots__ = ("_file", "_head", "_place", "inode", "name", "pairs", "path")
+    __slots__ = ("_file", "_head", "_place", "inode", "is_over", "name", "pairs", "path")
 
     def __init__(self, path: str, file: int, inode: int, head: Head, place: ClaimedPlace) -> None:
         self.path = path
         self.name = path.rpartition("/")[2]
         self.inode = inode
+        self.is_over = False
         self.pairs = head.pairs
         self._head = head
         self._file = file
@@ -220,6 +221,7 @@ class Claim:
 
     def _let_go(self, refusal: Refusal | None) -> None:
         file, self._file = self._file, -1
+        self.is_over = refusal is None
         self._place.lock.release(file)
         self._place.ended(self.path, refusal)
 

@@ -136,6 +136,16 @@ class SpoolDirectory:
             else:
                 done(path)
 
+    def holds(self, path: str) -> bool:
+        """Whether there is such a file."""
+        return os.access(path, os.F_OK, dir_fd=self._directory)
+
+    def gone(self, paths: Iterable[str]) -> None:
+        """What next_path() gave was tried, and these files are no more, says who has tried."""
+        done = self._candidates.done
+        for path in paths:
+            done(path)
+
     def _tried_in_vain(self, path: str, since: float, at_once: bool) -> None:
         try:
             due = os.stat(path, dir_fd=self._directory, follow_symlinks=False).st_mtime

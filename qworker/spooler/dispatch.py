@@ -5,8 +5,9 @@ Goes to:     ``jobs``, in a child, by messages of the task that runs jobs: each 
 Thread:      listener.
 
 Nothing is locked here. Who runs a job has the lock of its file, so the kernel frees it whenever that process
-dies, and a name that two processes are given is run by one of them. What became of a job its file says: it is
-gone, or due at another time, or it is tried again.
+dies, and a name that two processes are given is run by one of them. Who has run several and left none of the
+files says so, by ending as usual; otherwise they say what became of them: a job's file is gone, or due at
+another time, or it is tried again.
 
 Short jobs go several to a message. What is behind a long one does not wait for it: after a moment its names
 are given to others, too.
@@ -24,7 +25,7 @@ from qworker.spooler.consumer import DirectoryConsumer, Lane, Order
 from qworker.spooler.directory import SpoolDirectory
 from qworker.spooler.job_messages import MakeMessage, signal_message
 from qworker.spooler.signal_source import SignalSource
-from qworker.transports.lease import Ack, DeadLetter, Leased, Release
+from qworker.transports.lease import Ack, Leased, Release
 
 MOST = 128
 """Files in one message."""
@@ -44,14 +45,23 @@ STALE_SECONDS = 0.25
 
 
 class JobLane(Lane):
-    """A directory of jobs. most: files in a message."""
+    """A directory of jobs. most: files in a message. has_results: how a message ends says what its job
+    returned, and not whether the file is left."""
 
-    def __init__(self, directory: SpoolDirectory, message: MakeMessage, most: int = MOST) -> None:
+    def __init__(
+        self, directory: SpoolDirectory, message: MakeMessage, most: int = MOST, *, has_results: bool = False
+    ) -> None:
         super().__init__("", directory)
         self.message = message
+        self.has_results = has_results
         self._most = most
         self.size = min(FIRST, most)
         """How many files the next message names."""
+
+    def are_gone(self, paths: Sequence[str]) -> bool:
+        """Whether none of these files is left, the message of which has ended as usual. A revocation ends one
+        so, too; since they are run in turn, it leaves the last."""
+        return bool(paths) and not self.has_results and not self.directory.holds(paths[-1])
 
     def learn(self, files: int, seconds: float) -> None:
         """So many files took so long in a process."""
@@ -137,11 +147,14 @@ class JobDispatch(DirectoryConsumer[JobLane]):
             if given is None:
                 lost.add(order.tag)
                 continue
-            ended = isinstance(order, Ack | DeadLetter)
+            ended = not isinstance(order, Release) or order.requeued
             if _is_cut_short(order):
                 for path in given.paths:
                     given.lane.directory.uncount(path, given.since)
-            given.lane.directory.tried(given.paths, given.since, at_once=not ended)
+            if isinstance(order, Ack) and given.lane.are_gone(given.paths):
+                given.lane.directory.gone(given.paths)
+            else:
+                given.lane.directory.tried(given.paths, given.since, at_once=not ended)
             if ended and given.paths:
                 ended_of.setdefault(given.lane, []).append(given)
         now = self._clock.monotonic()

@@ -1,6 +1,6 @@
 """The context of a job: what code asks of the process that it runs in, and its own time limit.
 
-Comes from:  whoever runs spool jobs in this process, with running().
+Comes from:  whoever runs spool jobs in this process, with RunningJob().
 Goes to:     ``uwsgi_api``: am I in a spooler, which directory, what does my own file say.
 Thread:      that which runs the job.
 """
@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from qworker.safe_repr import safe_repr
 
@@ -21,13 +21,29 @@ logger = logging.getLogger(__name__)
 _STANDARD_ERROR = 2
 
 
-class RunningJob(NamedTuple):
-    """directory: absolute. path: of the file, within it; '' when it is no job but a signal. env: what the
-    function is called with."""
+class RunningJob:
+    """As a context manager: within it, this thread runs that job. The time limit that the job sets for itself
+    ends with it. A class, since each job goes through it: it takes a third of what a generator does.
 
-    directory: str
-    path: str
-    env: Mapping[Any, Any]
+    directory: absolute. path: of the file, within it; '' when it is no job but a signal. env: what the
+    function is called with.
+    """
+
+    __slots__ = ("_before", "directory", "env", "path")
+
+    def __init__(self, directory: str, path: str = "", env: Mapping[Any, Any] | None = None) -> None:
+        self.directory = directory
+        self.path = path
+        self.env: Mapping[Any, Any] = {} if env is None else env
+
+    def __enter__(self) -> None:
+        self._before, _thread.job = _thread.job, self
+
+    def __exit__(self, *_: object) -> None:
+        before = _thread.job = self._before
+        if before is None and _process.has_limit and threading.current_thread() is threading.main_thread():
+            _process.has_limit = False
+            faulthandler.cancel_dump_traceback_later()
 
 
 class _Thread(threading.local):
@@ -46,25 +62,6 @@ class _Process:
 
 _thread = _Thread()
 _process = _Process()
-
-
-class running:
-    """Within it, a job of *directory* is run in this process. The time limit that it sets for itself ends
-    with it. A class, since each job goes through it: it takes a third of what a generator does."""
-
-    __slots__ = ("_before", "_job")
-
-    def __init__(self, directory: str, path: str = "", env: Mapping[Any, Any] | None = None) -> None:
-        self._job = RunningJob(directory, path, {} if env is None else env)
-
-    def __enter__(self) -> None:
-        self._before, _thread.job = _thread.job, self._job
-
-    def __exit__(self, *_: object) -> None:
-        before = _thread.job = self._before
-        if before is None and _process.has_limit and threading.current_thread() is threading.main_thread():
-            _process.has_limit = False
-            faulthandler.cancel_dump_traceback_later()
 
 
 def become_spooler() -> None:

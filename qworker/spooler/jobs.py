@@ -31,7 +31,7 @@ from qworker.errors import (
 )
 from qworker.naming import import_object
 from qworker.spooler import job_context, uwsgi_api
-from qworker.spooler.claiming import GRACE_SECONDS, Claim, ClaimedPlace, Refusal, Stamp
+from qworker.spooler.claiming import GRACE_SECONDS, Claim, ClaimedPlace, Reason, Refusal, Stamp
 from qworker.spooler.dispatch import SHORT_SECONDS
 from qworker.spooler.job_messages import RUN, SIGNAL, job_id
 from qworker.spooler.locks import FileLock, best_lock
@@ -149,20 +149,26 @@ class JobRunner:
 
     def run(self, directory: str, paths: Sequence[str]) -> Any:
         """Run the jobs in the files *paths* of *directory* that can be had, one after the other, until they
-        have taken a while; return what the only one returned, where there are results."""
+        have taken a while; return what the only one returned, where there are results.
+
+        Reject when one of the files may still be there, so that ``dispatch`` looks at them: to look at each
+        would take it longer than all else that it does.
+        """
         try:
             place = self._place(directory)
         except OSError as error:
             logger.warning("the spool directory %s cannot be opened: %s", directory, error.strerror)
-            return None
+            raise Reject("its directory cannot be opened", requeue=True) from None
         until = time.monotonic() + self._seconds
         value: Any = NOT_RUN
+        ended = 0
         with _working_directory() as may_move:
             for number, path in enumerate(paths):
                 if number and time.monotonic() > until:
                     break
                 found = place.claims.claim(path)
                 if isinstance(found, Refusal):
+                    ended += found.reason is Reason.GONE
                     continue
                 self._running.add(found)
                 try:
@@ -171,7 +177,10 @@ class JobRunner:
                     self._running.discard(found)
                     if found.held and found not in self._stuck:
                         found.let_go()
+                ended += found.is_over
         if not self._results:
+            if ended < len(paths):
+                raise Reject(f"{len(paths) - ended} of {len(paths)} files may still be there", requeue=True)
             return None
         if value is NOT_RUN:
             raise Ignore("the job was not run here, or not yet")  # so it has no result, or no other one
@@ -193,7 +202,7 @@ class JobRunner:
             number = claim.begin()
         began = time.perf_counter()
         try:
-            with job_context.running(place.path, claim.path, env):
+            with job_context.RunningJob(place.path, claim.path, env):
                 if may_move:
                     self._move(place, claim.path)
                 value = self._call(env, claim.name)

@@ -110,7 +110,8 @@ def _lane(place: str, options: SpoolerOptions) -> JobLane:
     directory = SpoolDirectory(place, ordered=options.ordered, frequency=frequency)
     message = job_messages(directory.path, options.harakiri, results=options.results)
     # What each job returns is a result of its own, and a process that ends after some jobs counts messages.
-    return JobLane(directory, message, most=1 if options.results or options.max_tasks else MOST)
+    most = 1 if options.results or options.max_tasks else MOST
+    return JobLane(directory, message, most, has_results=options.results)
 
 
 def _distinct(directories: Sequence[str]) -> list[str]:

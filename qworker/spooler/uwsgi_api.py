@@ -331,7 +331,7 @@ def run_signal(signum: int) -> bool:
     none. What the handler raises comes through."""
     handler = signal_table.handlers.get(signum)
     directory = handler.target if handler is not None and os.path.isabs(handler.target) else ""
-    with job_context.running(directory):
+    with job_context.RunningJob(directory):
         return signal_table.run(signum)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from qworker.errors import NoSpooler, NotAvailable, NotSpooled, SpoolError, UnknownFunction, UnrunnableJob
 from qworker.spooler import decorators, uwsgi_api
-from qworker.spooler.job_context import running
+from qworker.spooler.job_context import RunningJob
 from qworker.spooler.options import SpoolerOptions
 from qworker.spooler.packet import MODIFIER1, decode
 from qworker.spooler.spool_functions import manage_spool_request, spooler_functions
@@ -379,7 +379,7 @@ def test_a_lock_is_not_for_spoolers(configured: Path) -> None:
     locked = decorators.lock(lambda value: value)
     assert locked(5) == 5
     assert locked(6) == 6, "it was let go"
-    with running(str(configured)):
+    with RunningJob(str(configured)):
         assert locked(7) is None
 
 
@@ -399,7 +399,7 @@ def test_a_harakiri_is_cancelled_whatever_happens(configured: Path) -> None:
     def f(value: int) -> float:
         return 1 / value
 
-    with running("/jobs"):
+    with RunningJob("/jobs"):
         assert f(1) == 1
         with pytest.raises(ZeroDivisionError):
             f(0)

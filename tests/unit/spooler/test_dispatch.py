@@ -97,6 +97,34 @@ def test_the_first_go_some_together_and_the_next_as_they_are_short(
     assert [len(given(leased)) for leased in consumer.lease((), 2).messages] == [2 * FIRST, 2 * FIRST]
 
 
+def test_who_has_left_no_file_is_believed_unless_the_last_is_there(
+    dispatch: Open, writer: Writer, clock: FakeClock
+) -> None:
+    """A message that was revoked ends as if it had been run."""
+    for _ in range(4):
+        writer.write({})
+    consumer = dispatch(concurrency=1)
+    (leased,) = consumer.lease((), 1).messages
+    paths = given(leased)
+    (Path(writer.path) / paths[0]).unlink()
+    consumer.settle_held([Ack(leased.tag)])
+    clock.advance(1.0)
+    assert sorted(given(consumer.lease((), 1).messages[0])) == sorted(paths[1:])
+
+
+def test_what_is_said_to_be_left_is_looked_at(dispatch: Open, writer: Writer, clock: FakeClock) -> None:
+    for _ in range(4):
+        writer.write({})
+    consumer = dispatch(concurrency=1)
+    (leased,) = consumer.lease((), 1).messages
+    paths = given(leased)
+    (Path(writer.path) / paths[3]).unlink()
+    consumer.settle_held([Release(leased.tag, clock.now() + 60, requeued=True, redelivered=True)])
+    assert consumer.lease((), 1).messages == [], "they were tried in vain just now"
+    clock.advance(1.0)
+    assert sorted(given(consumer.lease((), 1).messages[0])) == sorted(paths[:3])
+
+
 def test_a_handful_is_divided_among_the_processes(dispatch: Open, writer: Writer, clock: FakeClock) -> None:
     consumer = dispatch(concurrency=4)
     consumer._lanes[0].learn(100, 0.001)

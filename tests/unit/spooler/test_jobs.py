@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -12,11 +13,11 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.errors import Ignore, Reject, SoftTimeLimitExceeded, Terminated
+from qworker.errors import Ignore, Reject, SoftTimeLimitExceeded, Terminated, UnrunnableJob
 from qworker.spooler import uwsgi_api
 from qworker.spooler.attempts import Attempts, returns_of
 from qworker.spooler.jobs import Env, JobRunner
-from qworker.spooler.locks import DescriptionLock
+from qworker.spooler.locks import _WHOLE_FILE, DescriptionLock
 from qworker.spooler.options import SpoolerOptions
 from qworker.spooler.writing import Writer
 from qworker.testing import FakeClock
@@ -65,6 +66,15 @@ def reasons(writer: Writer) -> list[str]:
     return [json.loads(path.read_text())["reason"] for path in Path(writer.path).glob(".qw-dead/*.json")]
 
 
+def run(runner: JobRunner, directory: str, paths: list[str]) -> bool:
+    """Run these jobs; whether the runner says that none of the files is left."""
+    try:
+        runner.run(directory, paths)
+    except Reject:
+        return False
+    return True
+
+
 def raising(error: BaseException) -> Callable[[Env], object]:
     def function(env: Env) -> object:
         raise error
@@ -93,7 +103,7 @@ def test_any_other_value_has_it_run_again(
 ) -> None:
     function(lambda env: value)
     path = writer.write({"a": "b"}, at=1)
-    runner().run(writer.path, [name_of(path)])
+    run(runner(), writer.path, [name_of(path)])
     assert os.stat(path).st_mtime == pytest.approx(clock.now() + 10.0, abs=0.01)
     assert counts(path) == (1, 1)
 
@@ -105,15 +115,15 @@ def test_whatever_it_raises_has_it_run_again(
     function(raising(error))
     path = writer.write({"a": "b"}, at=1)
     running = runner()
-    running.run(writer.path, [name_of(path)])
+    run(running, writer.path, [name_of(path)])
     assert counts(path) == (1, 1)
-    running.run(writer.path, [name_of(path)])
+    run(running, writer.path, [name_of(path)])
     assert counts(path) == (1, 1), "it is not due"
     clock.advance(10.1)
-    running.run(writer.path, [name_of(path)])
+    run(running, writer.path, [name_of(path)])
     assert os.stat(path).st_mtime == pytest.approx(clock.now() + 15.0, abs=0.01), "twice as long, or the most"
     clock.advance(15.1)
-    running.run(writer.path, [name_of(path)])
+    run(running, writer.path, [name_of(path)])
     assert not os.path.exists(path)
     assert reasons(writer) == [f"attempt 3, the last: {type(error).__name__}: {error}"]
 
@@ -123,7 +133,7 @@ def test_attempts_may_have_no_end(function: Set, runner: Make, writer: Writer, c
     path = writer.write({}, at=1)
     running = runner(max_attempts=None)
     for number in range(1, 31):
-        running.run(writer.path, [name_of(path)])
+        run(running, writer.path, [name_of(path)])
         assert counts(path) == (number, number)
         clock.advance(16)
 
@@ -135,7 +145,7 @@ def test_a_job_that_is_to_run_for_ever_is_never_set_aside(
     path = writer.write({"ud_spool_func": "f", "ud_spool_ret": "-1"}, at=1)
     running = runner(max_attempts=2)
     for _ in range(5):
-        running.run(writer.path, [name_of(path)])
+        run(running, writer.path, [name_of(path)])
         assert counts(path) == (0, 0)
         assert os.stat(path).st_mtime == pytest.approx(clock.now() + 10.0, abs=0.01), "each time as long"
         clock.advance(10.1)
@@ -149,10 +159,10 @@ def test_ignored_it_is_kept_uncounted_and_asked_for_again_when_it_has_changed(
     path = writer.write({}, at=1)
     running = runner()
     for _ in range(3):
-        running.run(writer.path, [name_of(path)])
+        run(running, writer.path, [name_of(path)])
     assert (len(asked), counts(path)) == (1, (0, 0))
     os.utime(path, (2, 2))
-    running.run(writer.path, [name_of(path)])
+    run(running, writer.path, [name_of(path)])
     assert len(asked) == 2
 
 
@@ -208,11 +218,11 @@ def test_a_job_whose_process_died_waits_as_if_it_had_been_given_back(
     path = writer.write({}, at=1)
     died(path, 1)
     running = runner()
-    running.run(writer.path, [name_of(path)])
+    run(running, writer.path, [name_of(path)])
     assert not done
     assert clock.now() < os.stat(path).st_mtime <= clock.now() + 10.01
     clock.advance(10.1)
-    running.run(writer.path, [name_of(path)])
+    run(running, writer.path, [name_of(path)])
     assert done
 
 
@@ -222,7 +232,7 @@ def test_a_job_that_has_met_with_too_many_deaths_is_set_aside(
     function(raising(AssertionError("it must not run")))
     path = writer.write({}, at=1)
     died(path, 3, 2)
-    runner().run(writer.path, [name_of(path)])
+    run(runner(), writer.path, [name_of(path)])
     assert reasons(writer) == ["it was begun 3 times, and its process did not live to end it"]
 
 
@@ -233,9 +243,9 @@ def test_a_job_runs_where_its_file_lies_and_the_process_comes_back(
     function(lambda env: found.append(os.getcwd()) or uwsgi_api.SPOOL_OK)  # type: ignore[func-returns-value]
     before = os.getcwd()
     path = os.path.relpath(writer.write({}, priority=5), writer.path)
-    runner().run(writer.path, [path])
+    run(runner(), writer.path, [path])
     path = os.path.relpath(writer.write({}), writer.path)
-    runner(chdir=str(tmp_path)).run(writer.path, [path])
+    run(runner(chdir=str(tmp_path)), writer.path, [path])
     assert found == [f"{writer.path}/5", os.path.realpath(tmp_path)]
     assert os.getcwd() == before
 
@@ -252,7 +262,7 @@ def test_each_job_of_a_message_begins_where_its_file_lies(
 
     function(moving)
     before = os.getcwd()
-    runner().run(writer.path, [name_of(writer.write({})) for _ in range(2)])
+    run(runner(), writer.path, [name_of(writer.write({})) for _ in range(2)])
     assert found == [writer.path] * 2
     assert os.getcwd() == before
 
@@ -263,10 +273,10 @@ def test_the_directory_that_has_the_path_now_is_worked_off(
     found: list[bytes] = []
     function(lambda env: found.append(env[b"n"]) or uwsgi_api.SPOOL_OK)  # type: ignore[func-returns-value]
     running = runner()
-    running.run(writer.path, [name_of(writer.write({"n": 1}))])
+    run(running, writer.path, [name_of(writer.write({"n": 1}))])
     os.rename(writer.path, f"{writer.path}-old")
     os.mkdir(writer.path, 0o750)
-    running.run(writer.path, [name_of(writer.write({"n": 2}))])
+    run(running, writer.path, [name_of(writer.write({"n": 2}))])
     assert found == [b"1", b"2"]
 
 
@@ -278,7 +288,7 @@ def test_what_another_has_and_what_is_gone_is_passed_over(
     directory = os.open(writer.path, os.O_RDONLY)
     lock = DescriptionLock()
     file = lock.acquire(held, directory)
-    runner().run(writer.path, ["uwsgi_spoolfile_on_gone", held, there])
+    run(runner(), writer.path, ["uwsgi_spoolfile_on_gone", held, there])
     assert [name_of(path) for path in files(writer.path)] == [held]
     lock.release(file)
     os.close(directory)
@@ -287,7 +297,7 @@ def test_what_another_has_and_what_is_gone_is_passed_over(
 def test_with_no_function_a_job_is_kept(runner: Make, writer: Writer, function: Set) -> None:
     function(None)  # type: ignore[arg-type]
     path = writer.write({}, at=1)
-    runner().run(writer.path, [name_of(path)])
+    run(runner(), writer.path, [name_of(path)])
     assert counts(path) == (1, 1)
 
 
@@ -326,12 +336,12 @@ def rule(env: Env) -> Call | None:
 
 
 def test_a_bridge_sends_tasks_in_the_place_of_jobs(function: Set, runner: Make, writer: Writer) -> None:
-    run: list[Env] = []
-    function(lambda env: run.append(env) or uwsgi_api.SPOOL_OK)  # type: ignore[func-returns-value]
+    seen: list[Env] = []
+    function(lambda env: seen.append(env) or uwsgi_api.SPOOL_OK)  # type: ignore[func-returns-value]
     sent, kept = name_of(writer.write({"task": "t"})), name_of(writer.write({"a": "b"}))
-    runner(bridge=f"{__name__}:rule").run(writer.path, [sent, kept])
+    run(runner(bridge=f"{__name__}:rule"), writer.path, [sent, kept])
     assert CALL.sent == [sent], "under the name of the job, so that a second time is known as a copy"
-    assert [env["spooler_task_name"] for env in run] == [kept]
+    assert [env["spooler_task_name"] for env in seen] == [kept]
     assert files(writer.path) == []
 
 
@@ -345,7 +355,7 @@ def test_a_job_that_was_removed_while_it_ran_is_done(
         return uwsgi_api.SPOOL_OK
 
     function(remove)
-    runner().run(writer.path, [name_of(path)])
+    run(runner(), writer.path, [name_of(path)])
     assert "removed while its job ran" in caplog.text
 
 
@@ -354,5 +364,27 @@ def test_a_long_job_keeps_what_was_named_with_it_for_others(
 ) -> None:
     function(lambda env: uwsgi_api.SPOOL_OK)
     names = [name_of(writer.write({})) for _ in range(3)]
-    runner(seconds=-1.0).run(writer.path, names)
+    run(runner(seconds=-1.0), writer.path, names)
     assert [name_of(path) for path in files(writer.path)] == names[1:]
+
+
+@pytest.mark.parametrize("value", [uwsgi_api.SPOOL_OK, uwsgi_api.SPOOL_RETRY, uwsgi_api.SPOOL_IGNORE])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_it_says_whether_a_file_is_left(
+    function: Set, runner: Make, writer: Writer, value: int, at: int
+) -> None:
+    names = [name_of(writer.write({"n": number})) for number in range(3)]
+    function(lambda env: value if env[b"n"] == b"%d" % at else uwsgi_api.SPOOL_OK)
+    assert run(runner(), writer.path, names) is (value == uwsgi_api.SPOOL_OK)
+    assert files(writer.path) == ([] if value == uwsgi_api.SPOOL_OK else [names[at]])
+
+
+def test_what_another_has_is_left_and_what_is_gone_or_set_aside_is_not(
+    function: Set, runner: Make, writer: Writer
+) -> None:
+    function(raising(UnrunnableJob("never")))
+    assert run(runner(), writer.path, ["uwsgi_spoolfile_on_gone", name_of(writer.write({}))])
+    held = name_of(writer.write({}))
+    with open(os.path.join(writer.path, held), "r+b") as file:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+        assert not run(runner(), writer.path, [held])

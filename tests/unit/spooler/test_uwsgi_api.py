@@ -15,7 +15,7 @@ import pytest
 from qworker.errors import NoSpooler, NotSpooled, SpoolError
 from qworker.spooler import runtime
 from qworker.spooler import uwsgi_api as uwsgi
-from qworker.spooler.job_context import running
+from qworker.spooler.job_context import RunningJob
 from qworker.spooler.locks import DescriptionLock
 from qworker.spooler.options import SpoolerOptions
 from qworker.spooler.packet import decode
@@ -190,7 +190,7 @@ def test_a_job_is_told_of_itself_and_keeps_its_lock(configured: Path) -> None:
     path = Path(os.fsdecode(uwsgi.spool({"a": "b"})))
     place = os.open(configured, os.O_RDONLY)
     file = DescriptionLock().acquire(path.name, place)
-    with running(str(configured), path.name, {b"a": b"b", "spooler_task_name": path.name}):
+    with RunningJob(str(configured), path.name, {b"a": b"b", "spooler_task_name": path.name}):
         assert uwsgi.spooler_get_task(str(path)) == {b"a": b"b", "spooler_task_name": os.fsencode(path)}
         assert uwsgi.spooler_get_task(f"{path}x") is None
     assert uwsgi.spooler_get_task(str(path)) is None
@@ -215,7 +215,7 @@ def test_the_frequency_reaches_those_who_ask(configured: Path) -> None:
 
 def test_a_process_is_a_spooler_while_it_runs_a_job() -> None:
     assert (uwsgi.i_am_the_spooler(), uwsgi.spooler_dir()) == (None, None)
-    with running("/jobs", "x", {}):
+    with RunningJob("/jobs", "x", {}):
         assert (uwsgi.i_am_the_spooler(), uwsgi.spooler_dir()) == (True, b"/jobs")
     assert (uwsgi.i_am_the_spooler(), uwsgi.spooler_dir()) == (None, None)
     assert (uwsgi.worker_id(), uwsgi.mule_id(), uwsgi.masterpid() > 0) == (0, 0, True)
@@ -223,7 +223,7 @@ def test_a_process_is_a_spooler_while_it_runs_a_job() -> None:
 
 
 def test_each_thread_has_its_own_job() -> None:
-    with running("/jobs", "x", {}), ThreadPoolExecutor(1) as pool:
+    with RunningJob("/jobs", "x", {}), ThreadPoolExecutor(1) as pool:
         assert pool.submit(uwsgi.i_am_the_spooler).result(30) is None
         assert pool.submit(uwsgi.set_user_harakiri, 0.01).result(30) is None, "which would end all of them"
 
@@ -243,7 +243,7 @@ def test_a_lock_is_for_all_processes_but_spoolers(configured: Path) -> None:
     uwsgi.unlock()
     uwsgi.unlock()
     assert in_a_new_process(code, configured) == "free\n"
-    with running("/jobs"):
+    with RunningJob("/jobs"):
         for call in (uwsgi.lock, uwsgi.unlock):
             with pytest.raises(ValueError, match="cannot lock"):
                 call()
@@ -314,10 +314,10 @@ def test_a_harakiri_ends_a_job_that_holds_the_interpreter(tmp_path: Path) -> Non
     code = """
         import re
         from qworker.spooler import uwsgi_api as uwsgi
-        from qworker.spooler.job_context import running
+        from qworker.spooler.job_context import RunningJob
 
         uwsgi.set_user_harakiri(0.01)  # no spooler: nothing is done
-        with running("/jobs"):
+        with RunningJob("/jobs"):
             uwsgi.set_user_harakiri(0.3)
             re.match("(a+)+$", "a" * 60 + "b")
     """
@@ -338,11 +338,11 @@ def test_a_harakiri_ends_with_its_job(tmp_path: Path) -> None:
     code = """
         import time
         from qworker.spooler import uwsgi_api as uwsgi
-        from qworker.spooler.job_context import running
+        from qworker.spooler.job_context import RunningJob
 
-        with running("/jobs"):
+        with RunningJob("/jobs"):
             uwsgi.set_user_harakiri(0.2)
-        with running("/jobs"):
+        with RunningJob("/jobs"):
             uwsgi.set_user_harakiri(0.2)
             uwsgi.set_user_harakiri(0)
             time.sleep(0.4)
