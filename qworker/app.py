@@ -40,7 +40,6 @@ from qworker.tasks import periodic, registry
 from qworker.tasks.builtins import add_builtin_tasks
 from qworker.tasks.decorators import BoundDecorator, Decorator
 from qworker.tasks.definition import adopt, bind, change_class, make_task, task_class
-from qworker.tasks.eager import call_eagerly
 from qworker.tasks.loading import TaskModules
 from qworker.tasks.registry import TaskRegistry
 from qworker.tasks.task import AsyncTask
@@ -129,7 +128,7 @@ class QWorker:
         self._schedules: Schedules | None = None
         self._middleware: tuple[Any, tuple[Middleware, ...]] = (None, ())
         self._signer: tuple[Any, Signer | None] = (None, None)  # the same
-        self._publisher = Publisher(self, call_eagerly)
+        self._publisher = Publisher(self)
         self.stores = Stores(
             self,
             broker if isinstance(broker, Broker) else None,

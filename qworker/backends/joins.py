@@ -11,8 +11,6 @@ join that is not there (it was sent, or dropped) counts nowhere. What was finish
 for all stores.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar

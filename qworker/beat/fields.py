@@ -5,8 +5,6 @@ Goes to:     nothing; ``read()`` returns a set.
 Thread:      any; nothing here changes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from functools import lru_cache

@@ -5,8 +5,6 @@ Goes to:     ephem, which reckons where the sun is.
 Thread:      any; it does not change.
 """
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, NamedTuple
 

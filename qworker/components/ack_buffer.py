@@ -6,8 +6,6 @@ Goes to:     the store, many orders in one step, by way of Settlements; then the
 Thread:      listener, but for ``len``, and what is said to be for any.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ Goes to:     the one thread that owns it (take).
 Thread:      post from any, take from the owner. A deque's append and popleft are atomic; no lock is held.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, NamedTuple, TypeVar

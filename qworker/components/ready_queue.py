@@ -8,8 +8,6 @@ Sync and ``async def`` tasks stand in two lines, since they need slots of differ
 keep the other waiting.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable

@@ -11,8 +11,6 @@ broker until its moment, so that it holds neither a slot nor anybody up; when it
 in the line, before all that came later. So the order is kept, and nobody waits for ever.
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple

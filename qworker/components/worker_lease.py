@@ -5,8 +5,6 @@ Goes to:     the broker; Mediator asks standing() before it starts anything.
 Thread:      listener; standing() is for any.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

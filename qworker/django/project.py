@@ -24,9 +24,9 @@ def set_up() -> None:
 
 
 def package_names() -> list[str]:
-    """Return the packages of INSTALLED_APPS, in their order."""
+    """Return the packages of INSTALLED_APPS, in their order, without ours: its ``tasks`` has no task."""
     set_up()
-    return [config.name for config in apps.get_app_configs()]
+    return [config.name for config in apps.get_app_configs() if config.name != __package__]
 
 
 def make() -> QWorker:

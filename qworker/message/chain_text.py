@@ -9,8 +9,6 @@ To read the rest of a chain in each of its messages, and to write it anew, takes
 done for the next call. So only that call is read. What is wrong with one after it, its own message tells.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -7,8 +7,6 @@ Thread:      any; pure.
 Whatever the bytes are, only InvalidTaskMessage and SecurityError come out, with a reason for the dead letter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 

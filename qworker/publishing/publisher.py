@@ -24,11 +24,13 @@ from qworker.interrupts import deferred, let_pass
 from qworker.message.protocol import (
     EncodedMessage,
     TaskMessage,
+    decode_body,
     encode,
     encode_parts,
     parse_headers,
     parse_properties,
 )
+from qworker.message.serialization import content_types
 from qworker.middleware import compose
 from qworker.naming import task_id, task_ids
 from qworker.publishing.call import Call, Invocation, check_options, make_call, read_call
@@ -52,7 +54,6 @@ _OF_A_WORKFLOW = {"add_to_parent": False}
 """What is remembered by the task that calls is the workflow, and not its calls."""
 
 Answer = Callable[[], AsyncResult[Any]]
-CallEagerly = Callable[["Task[..., Any]", TaskMessage, Mapping[str, Any]], AsyncResult[Any]]
 
 _Ready = tuple[Envelope, EncodedMessage | None, Call | None]
 """What is to be sent; with how it was made, unless that was told to its observers already."""
@@ -68,14 +69,10 @@ class _Derived(NamedTuple):
 
 
 class Publisher:
-    """Publishes for one app; see the module.
+    """Publishes for one app; see the module."""
 
-    call_eagerly: runs a call of a task here and now, for who has set ``task_always_eager``.
-    """
-
-    def __init__(self, app: QWorker, call_eagerly: CallEagerly) -> None:
+    def __init__(self, app: QWorker) -> None:
         self.app = app
-        self._call_eagerly = call_eagerly
         self._derived: _Derived | None = None
 
     # -- calls --
@@ -107,7 +104,7 @@ class Publisher:
         """Publish a call with options."""
         call, task = self._make_call(invocation), invocation.task
         if task is not None and self.app.conf.task_always_eager:
-            return self._call_eagerly(task, call.message, invocation.options)
+            return _call_eagerly(task, call.message, invocation.options)
         self._through_middleware(call, lambda message: self._deliver([self._prepare(call, message)]))
         return self._result(call, task)
 
@@ -216,7 +213,7 @@ class Publisher:
             return partial(_same, result)
         call = self._make_call(invocation)
         if called is not None and self.app.conf.task_always_eager:
-            return partial(self._call_eagerly, called, call.message, invocation.options)
+            return partial(_call_eagerly, called, call.message, invocation.options)
         self._through_middleware(call, partial(self._collect, ready, call))
         return partial(self._result, call, called)
 
@@ -433,6 +430,20 @@ class Publisher:
 
 def _same(result: AsyncResult[Any]) -> AsyncResult[Any]:
     return result
+
+
+def _call_eagerly(task: Task[..., Any], message: TaskMessage, options: Mapping[str, Any]) -> AsyncResult[Any]:
+    """Run the call that *message* makes here and now, for who has set ``task_always_eager``; its arguments
+    have been through the serializer as they would have been."""
+    encoded = encode(message)
+    args, kwargs, _ = decode_body(
+        encoded.body,
+        parse_headers(encoded.headers),
+        parse_properties(encoded.properties),
+        content_types([message.serializer]),
+        limit=task.app.conf.message_max_bytes,
+    )
+    return task.apply(args, kwargs, **{**options, "task_id": message.id})
 
 
 __all__ = ["Destination", "Publisher"]

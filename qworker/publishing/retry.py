@@ -5,10 +5,8 @@ Goes to:     whoever sleeps or sets an ETA.
 Thread:      any.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from qworker.errors import ConfigurationError
 from qworker.naming import near
@@ -47,7 +45,7 @@ class RetryPolicy(NamedTuple):
         return self.max_retries is None or attempt < self.max_retries
 
     @classmethod
-    def from_mapping(cls, options: Mapping[str, Any], source: str = "retry_policy") -> RetryPolicy:
+    def from_mapping(cls, options: Mapping[str, Any], source: str = "retry_policy") -> Self:
         """Make one of the `retry_policy` of a call or setting.
 
         Celery's keys that mean nothing here (``retry_errors``, ``timeout``) are accepted and ignored. Raises

@@ -7,8 +7,6 @@ Thread:      any; routes are compiled once, answers for plain names are kept.
 What the call says wins over the task's options, these over ``task_routes``, and these over the default queue.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from fnmatch import translate

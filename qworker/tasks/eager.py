@@ -7,7 +7,6 @@ Thread:      the caller's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import timedelta
 from traceback import format_exception
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,8 +15,7 @@ from qworker import states
 from qworker.canvas.signatures import signatures
 from qworker.context import Context, current_context, pop, push
 from qworker.errors import Reject, Replaced, Retry
-from qworker.message.protocol import Body, TaskMessage, decode_body, encode, parse_headers, parse_properties
-from qworker.message.serialization import content_types
+from qworker.message.protocol import Body
 from qworker.naming import node_name
 from qworker.naming import task_id as new_id
 from qworker.publishing.call import check_options, stamps_of
@@ -83,20 +81,6 @@ class EagerResult(AsyncResult[R]):
     def __reduce__(self) -> Any:
         meta = self._look()
         return EagerResult, (self.id, meta["result"], meta["status"], meta["traceback"], meta["name"])
-
-
-def call_eagerly(task: Task[..., Any], message: TaskMessage, options: Mapping[str, Any]) -> AsyncResult[Any]:
-    """Run the call that *message* makes, on arguments that have been through the serializer as they would
-    have been."""
-    encoded = encode(message)
-    args, kwargs, _ = decode_body(
-        encoded.body,
-        parse_headers(encoded.headers),
-        parse_properties(encoded.properties),
-        content_types([message.serializer]),
-        limit=task.app.conf.message_max_bytes,
-    )
-    return task.apply(args, kwargs, **{**options, "task_id": message.id})
 
 
 def apply_eagerly(

@@ -6,8 +6,6 @@ Goes to:     ``components/outcomes.py``, where a table says what follows from ea
 Thread:      any. All fields are plain values, so that an outcome can cross a process.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from qworker.transports.lease import ResultRow

@@ -24,12 +24,12 @@ from qworker.publishing.call import Invocation
 from qworker.publishing.retry import backoff_delay
 from qworker.results.result import AsyncResult
 from qworker.tasks import next_attempt
-from qworker.tasks.eager import EagerResult, apply_eagerly
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.backends.base import Backend
     from qworker.canvas.mapping import chunks, xmap, xstarmap
+    from qworker.tasks.eager import EagerResult
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -236,6 +236,8 @@ class Task(Generic[P, R]):
         - throw (bool): raise what the task raises; None for what the setting ``task_eager_propagates`` says.
         - options: as for apply_async.
         """
+        from qworker.tasks.eager import apply_eagerly
+
         return apply_eagerly(
             self,
             positional(self.name, args),

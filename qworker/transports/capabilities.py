@@ -5,8 +5,6 @@ Goes to:     ``Broker.lacks``; ``qworker config check``; the page of transports;
 Thread:      any; never changed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType

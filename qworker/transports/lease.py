@@ -16,8 +16,6 @@ becomes another's, and no cursor is ahead of what comes. Tags may come again; wh
 message it remembers by the task's id as well (``Request.key``).
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from abc import ABC, abstractmethod
@@ -200,7 +198,7 @@ class Sender(ABC):
         """
         raise NotSupported("there is no way here to tell all workers, so tasks cannot be revoked")
 
-    def join(self, connection: Any) -> Sender:
+    def join(self, connection: Any) -> "Sender":
         """Publish by *connection*, within whatever transaction it is in.
 
         Raises ConfigurationError when this broker is none that such a connection leads to.

@@ -9,14 +9,12 @@ A server supplies ``_insert()`` and ``_renew()`` (the consumer's record in the s
 ``_give_back()`` and ``_release_connections()``, besides what the promise still leaves abstract.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from qworker.clock import Clock, boot_id, boottime
 from qworker.errors import LeaseLost
@@ -27,8 +25,7 @@ NOT_REGISTERED = 0
 """The generation of who is no consumer."""
 
 
-@dataclass(frozen=True)
-class WorkerRecord:
+class WorkerRecord(NamedTuple):
     """What a server keeps of a consumer: for ``Admin.workers()``, and for who finds it dead.
 
     boot: the name of the boot of its machine. started: epoch seconds. lock, running: paths of its owner

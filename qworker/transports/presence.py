@@ -9,8 +9,6 @@ version, or by a stranger: a field that is missing, or is not what it should be,
 what the record says is believed before it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping

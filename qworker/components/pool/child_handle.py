@@ -5,8 +5,6 @@ Goes to:     the child, in frames.
 Thread:      everything under the pool's lock, but receive(), kill() and close(), which are the pool thread's.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

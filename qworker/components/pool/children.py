@@ -10,8 +10,6 @@ long is recalled, so that nothing short waits behind anything long. What is susp
 child that has nothing else, one at a time (``quarantine.py``).
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

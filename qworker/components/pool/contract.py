@@ -5,8 +5,6 @@ Goes to:     wherever tasks run: children (ProcessPool), threads (ThreadPool), i
 Thread:      each method says which may call it. The callbacks are called on the pool's own threads.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -11,7 +11,6 @@ tells the worker.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import logging
 import marshal
@@ -93,6 +92,8 @@ def _wait(pid: int) -> int:
 def die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent dies, also by kill -9."""
     if sys.platform == "linux":
+        import ctypes  # here, after the fork: the worker has no use for it
+
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)

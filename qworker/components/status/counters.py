@@ -5,8 +5,6 @@ Goes to:     ``metrics.py``.
 Thread:      any; under one lock, which is never held while calling out.
 """
 
-from __future__ import annotations
-
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from django.utils.module_loading import import_string
 
-from qworker.django.brokers.aws_sqs import Sqs
 from qworker.django.brokers.base import Broker
-from qworker.django.brokers.disque import Disque
-from qworker.django.brokers.ironmq import IronMQBroker
-from qworker.django.brokers.mongo import Mongo
-from qworker.django.brokers.orm import ORM
-from qworker.django.brokers.redis_broker import Redis
 from qworker.django.conf import conf
 
-KINDS: dict[str, type[Broker]] = {each.kind: each for each in (ORM, Redis, Sqs, Disque, IronMQBroker, Mongo)}
+_HERE = "qworker.django.brokers"
+KINDS = {
+    "orm": f"{_HERE}.orm.ORM",
+    "redis": f"{_HERE}.redis_broker.Redis",
+    "sqs": f"{_HERE}.aws_sqs.Sqs",
+    "disque": f"{_HERE}.disque.Disque",
+    "ironmq": f"{_HERE}.ironmq.IronMQBroker",
+    "mongo": f"{_HERE}.mongo.Mongo",
+}
+"""Where the class of each kind is; only that of the project's own is loaded."""
 
 
 def get_broker(list_key: str | None = None) -> Broker:
@@ -32,7 +35,5 @@ def get_broker(list_key: str | None = None) -> Broker:
 
 def broker_class() -> type[Broker]:
     """Return the class of the project's broker. Raises ConfigurationError as get_broker() does."""
-    if conf.broker != "custom":
-        return KINDS[conf.broker]
-    found: type[Broker] = import_string(conf.broker_class)
+    found: type[Broker] = import_string(KINDS.get(conf.broker) or conf.broker_class)
     return found

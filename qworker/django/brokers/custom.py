@@ -8,8 +8,6 @@ It promises what the class does. Without receipts, a task that a killed cluster 
 back, since the cluster ends, is enqueued again and acknowledged.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Sequence

@@ -7,8 +7,6 @@ Thread:      any.
 A package is published in whatever transaction the caller is in: it is there exactly if the caller's data is.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 

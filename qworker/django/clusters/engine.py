@@ -20,7 +20,6 @@ from qworker.backends import open_backend
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.django.brokers.choice import broker_class
-from qworker.django.brokers.custom import CustomTransport
 from qworker.django.brokers.transported import close_transports
 from qworker.django.conf import conf
 from qworker.django.execution import connections as task_connections
@@ -31,11 +30,14 @@ from qworker.django.transports.databases import VENDORS, is_in_memory, url_of
 from qworker.django.transports.opening import broker_alias, database_broker
 from qworker.django.transports.packages import RUN
 from qworker.django.transports.urls import url_and_options
+from qworker.naming import import_object
 from qworker.transports.lease import Broker
 
 _lock = threading.Lock()
 _made: list[QWorker] = []  # under _lock; at most one
 
+CUSTOM = "qworker.django.brokers.custom"
+"""The module that only a broker of the project's own needs."""
 DEPENDS_ON = frozenset(["Q_CLUSTER", "DATABASES", "DATABASE_ROUTERS", "CACHES", "SECRET_KEY"])
 
 
@@ -83,7 +85,8 @@ def make_app() -> QWorker:
     if chosen.kind == "orm":
         made = _in_database(changes)
     elif chosen.kind == "custom":
-        made = _beside(CustomTransport(chosen, conf.broker_class), "disabled://", changes)
+        transport = import_object(f"{CUSTOM}:CustomTransport")(chosen, conf.broker_class)
+        made = _beside(transport, "disabled://", changes)
     else:
         url, more = url_and_options(chosen.kind)
         made = _beside(url, url if chosen.kind == "redis" else "disabled://", {**changes, **more})

@@ -5,8 +5,6 @@ Goes to:     ``urls.py``.
 Thread:      any; functions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote

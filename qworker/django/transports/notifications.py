@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 from django.db import connections
 
-from qworker.backends.sql_listen import ListenConnection
 from qworker.backends.sqlite import PipeSource
 from qworker.django.conf import conf
 from qworker.django.transports.databases import is_in_memory, own_connection, url_of
@@ -30,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 CHANNEL = "qworker.django.transports.redis_channel"
 """The module that needs the client of Redis."""
+LISTENING = "qworker.backends.sql_listen"
+"""The module that only who waits at PostgreSQL needs."""
 MOST_BYTES = 8000
 """What is told by PostgreSQL at once is shorter."""
 
@@ -139,7 +140,10 @@ def _listening(alias: str, table: str) -> Notifications:
             cursor.execute("SET LOCAL lock_timeout = '5s'")
             cursor.execute(f"SELECT pg_advisory_lock_shared({lock_of(table)})")
             cursor.execute("COMMIT")
-        return ListenConnection(connection.connection, connection.close)
+        heard: Notifications = import_object(f"{LISTENING}:ListenConnection")(
+            connection.connection, connection.close
+        )
+        return heard
     except BaseException as error:
         let_pass(error)
         connection.close()

@@ -16,10 +16,12 @@ from urllib.parse import quote, urlsplit
 from django.conf import settings
 
 from qworker.django.conf import ClusterConf, conf
-from qworker.django.transports.mongo_url import check_with_pymongo, mongo_url
 from qworker.errors import ConfigurationError
-from qworker.transports.ironmq.address import address_of
+from qworker.naming import import_object
 
+MONGO = "qworker.django.transports.mongo_url"
+IRONMQ = "qworker.transports.ironmq.address"
+"""Modules that only a project with that broker needs."""
 _DISQUE_KEEPS = 30 * 86400
 """Seconds after which Disque forgets a job, done or not."""
 _TTL_OF_RETRY = 4
@@ -72,8 +74,8 @@ def _sqs(conf: ClusterConf) -> Found:
 
 
 def _mongo(conf: ClusterConf) -> Found:
-    url, options = mongo_url(conf.mongo, conf.mongo_db)
-    check_with_pymongo(url, options)
+    url, options = import_object(f"{MONGO}:mongo_url")(conf.mongo, conf.mongo_db)
+    import_object(f"{MONGO}:check_with_pymongo")(url, options)
     return url, {"broker_transport_options": options}
 
 
@@ -96,7 +98,7 @@ def _ironmq(conf: ClusterConf) -> Found:
     port = f":{given['port']}" if "port" in given else ""
     url = f"{scheme}://{who}{given.get('host', '')}{port}"
     try:
-        address_of(url, os.environ)
+        import_object(f"{IRONMQ}:address_of")(url, os.environ)
     except ConfigurationError:
         raise ConfigurationError(
             "Q_CLUSTER['iron_mq'] needs 'project_id' and 'token', there or as IRON_MQ_PROJECT_ID and "

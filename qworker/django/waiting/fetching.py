@@ -8,8 +8,6 @@ Who waits looks once, by the connection of its own thread, and is then told. The
 looked at twice a second.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -6,8 +6,6 @@ Goes to:     ``client.py``.
 Thread:      any; pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit

@@ -11,8 +11,6 @@ against deadlocks. What is no join any more is not found then, and its parts lea
 was finished is kept without members, with -1 in ``remaining``, until it is ``due``.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache

@@ -6,8 +6,6 @@ Goes to:     ``sender.py`` and ``admin.py``, which take turns at one connection,
 Thread:      one at a time; a forked child lets go of its parent's without a word to the server.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import threading
