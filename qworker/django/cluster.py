@@ -16,6 +16,7 @@ import signal
 import socket
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qworker import signals
@@ -24,6 +25,7 @@ from qworker.components.shutdown import RUNNING
 from qworker.django.brokers import Broker, get_broker
 from qworker.django.clusters import log as cluster_log
 from qworker.django.clusters.engine import app, forget
+from qworker.django.clusters.later import Later
 from qworker.django.conf import conf, logger
 from qworker.django.execution import connections as task_connections
 from qworker.django.humanhash import humanize
@@ -191,30 +193,39 @@ def besides(broker: Broker, snapshot: Callable[[], Presence]) -> Sequence[MakeCo
 
     broker: of the cluster. snapshot: tells what the worker does.
     """
-
-    def announcer(on_crash: OnCrash) -> Component:
-        from qworker.django.clusters.announcing import Announcer
-
-        return Announcer(SYSTEM_CLOCK, on_crash, broker, snapshot)
-
     makers: list[MakeComponent] = [_retention]
     if conf.scheduler:
         makers.append(_scheduler)
     if not broker_tells():
-        makers.append(announcer)
+        makers.append(partial(_announcer, broker, snapshot))
     return makers
 
 
 def _retention(on_crash: OnCrash) -> Component:
-    from qworker.django.clusters.retention import Retention
+    def make() -> Component:
+        from qworker.django.clusters.retention import Retention
 
-    return Retention(app(), on_crash)
+        return Retention(app(), on_crash)
+
+    return Later("retention", make)
 
 
 def _scheduler(on_crash: OnCrash) -> Component:
-    from qworker.django.clusters.scheduling import Scheduler
+    def make() -> Component:
+        from qworker.django.clusters.scheduling import Scheduler
 
-    return Scheduler(app(), on_crash)
+        return Scheduler(app(), on_crash)
+
+    return Later("schedules", make)
+
+
+def _announcer(broker: Broker, snapshot: Callable[[], Presence], on_crash: OnCrash) -> Component:
+    def make() -> Component:
+        from qworker.django.clusters.announcing import Announcer
+
+        return Announcer(SYSTEM_CLOCK, on_crash, broker, snapshot)
+
+    return Later("status", make)
 
 
 def presence_of(worker: Worker, started: float) -> Presence:

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from calendar import monthrange
 from datetime import UTC, datetime, timedelta, tzinfo
+from typing import TYPE_CHECKING
 
-from qworker.beat.crontab import crontab
-from qworker.beat.wall_clock import instant_of, shown
 from qworker.errors import InvalidSchedule
+
+if TYPE_CHECKING:
+    from qworker.beat.crontab import crontab
 
 ONCE, MINUTES, HOURLY, DAILY, WEEKLY, BIWEEKLY = "O", "I", "H", "D", "W", "BW"
 MONTHLY, BIMONTHLY, QUARTERLY, YEARLY, CRON = "M", "BM", "Q", "Y", "C"
@@ -52,6 +54,8 @@ def next_run(
         if kind == CRON:
             return _next_of_cron(cron, due, zone)
         if kind in DAYS or kind in MONTHS:
+            from qworker.beat.wall_clock import instant_of, shown
+
             wall = _stepped(kind, due if zone is None else shown(due, zone))
             return wall if zone is None else instant_of(wall, zone).astimezone(UTC)
     except (OverflowError, ValueError) as error:
@@ -71,10 +75,15 @@ def _stepped(kind: str, wall: datetime) -> datetime:
     return wall + timedelta(days=DAYS[kind]) if kind in DAYS else months_later(wall, MONTHS[kind])
 
 
+def crontab_of(text: str, zone: tzinfo = UTC) -> crontab:
+    """Read five fields. Raises InvalidSchedule for what is no crontab."""
+    from qworker.beat.crontab import crontab
+
+    return crontab.from_text(text, tz=zone)
+
+
 def _next_of_cron(cron: str | None, due: datetime, zone: tzinfo | None) -> datetime:
-    found = crontab.from_text(cron or "", tz=zone or UTC).next(
-        due.replace(tzinfo=UTC) if zone is None else due
-    )
+    found = crontab_of(cron or "", zone or UTC).next(due.replace(tzinfo=UTC) if zone is None else due)
     if found is None:
         raise InvalidSchedule(f"{cron!r:.200} is never due after {due}")
     return found.replace(tzinfo=None) if zone is None else found.astimezone(UTC)

@@ -21,7 +21,6 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
-from qworker.beat.crontab import crontab
 from qworker.django.conf import conf
 from qworker.django.models import literals, recurrence
 from qworker.django.models.display import shown_as
@@ -32,7 +31,7 @@ from qworker.errors import InvalidSchedule
 def validate_cron(value: str) -> None:
     """Raises ValidationError for what is no crontab."""
     try:
-        crontab.from_text(value)
+        recurrence.crontab_of(value)
     except InvalidSchedule as error:
         raise ValidationError(str(error)) from error
 
