@@ -27,7 +27,6 @@ from qworker.components.pool.choice import make_pool
 from qworker.components.pool.contract import OnRoom, PoolSettings, TaskPool
 from qworker.components.presence_report import PresenceReport
 from qworker.components.ready_queue import ReadyQueue
-from qworker.components.replays import Replays
 from qworker.components.request import Request
 from qworker.components.result_writer import ResultWriter
 from qworker.components.schedule_controller import ScheduleController
@@ -36,8 +35,6 @@ from qworker.components.settler import Settler
 from qworker.components.shutdown import KILL_SECONDS
 from qworker.components.status.counters import Counters
 from qworker.components.status.health import Health
-from qworker.components.status.queue_depths import QueueDepths
-from qworker.components.task_bucket import TaskBucket
 from qworker.components.waiting_requests import WaitingRequests
 from qworker.components.worker_lease import Registration, WorkerLease
 from qworker.errors import NotSupported
@@ -48,6 +45,7 @@ from qworker.transports.lease import Release
 if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.components.pool.zygote import Zygote
+    from qworker.components.replays import Replays
     from qworker.components.status.http_status import HttpStatus
 
 OnCrash = Callable[[str, BaseException], None]
@@ -85,7 +83,7 @@ class Assembly:
         conf, clock, broker = app.conf, app.clock, app.broker
         # What others are told of comes first: the Listener's mailbox, the ledger, the ready queue.
         mailbox: Mailbox[SettlementOrder] = Mailbox(broker.consumer.wake)
-        self.state = WorkerState(conf.revokes_max, None if conf.security_key is None else Replays())
+        self.state = WorkerState(conf.revokes_max, _replays(conf.security_key))
         self.ready = _ready_queue(app, mailbox)
         address = conf.worker_http_address
         counters = Counters() if address is not None else None
@@ -124,6 +122,7 @@ class Assembly:
         if address is not None and counters is not None:
             from qworker.components.status.http_status import HttpStatus  # only then: it costs 20 ms
             from qworker.components.status.metrics import Metrics
+            from qworker.components.status.queue_depths import QueueDepths
 
             depths = QueueDepths(app, registration.queues)
             metrics = Metrics(self.health, depths, self.state, waiting, counters)
@@ -240,10 +239,21 @@ def _ready_queue(app: QWorker, mailbox: Mailbox[SettlementOrder]) -> ReadyQueue:
     if not limited:
         return ReadyQueue(app.broker.lowest_first)
 
+    from qworker.components.task_bucket import TaskBucket
+
     def overflow(request: Request, due: float) -> None:
         mailbox.post_many([SettlementOrder(request, Release(request.tag, due))])
 
     return TaskBucket(limited, app.clock, overflow, app.broker.lowest_first)
+
+
+def _replays(security_key: object) -> Replays | None:
+    """None where messages are not signed."""
+    if security_key is None:
+        return None
+    from qworker.components.replays import Replays
+
+    return Replays()
 
 
 def _joiner(app: QWorker, on_crash: OnCrash) -> Joiner | None:

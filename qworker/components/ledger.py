@@ -9,11 +9,13 @@ Thread:      the dictionary is written by the listener (enter) and by the thread
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qworker.components.replays import Replays
 from qworker.components.request import Key, Request
 from qworker.transports.lease import Revocation, Settlement
+
+if TYPE_CHECKING:
+    from qworker.components.replays import Replays
 
 
 class WorkerState:

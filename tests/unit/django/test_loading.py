@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from unittest.mock import patch
 
 import pytest
 
+from qworker.components.component import Component
+from qworker.django.clusters.later import Later
 from qworker.django.management.commands.qcluster import Command
 from qworker.django.management.loading import uncollected
 from tests.support.loaded import loaded_by
@@ -80,3 +82,82 @@ def test_words_are_read_before_the_worker_is_loaded() -> None:
 )
 def test_what_is_not_needed_is_not_loaded(code: str, unneeded: set[str]) -> None:
     assert not loaded_by(SETUP + code) & unneeded
+
+
+TAKING = """
+from qworker.django.management import serving
+from qworker.django.cluster import besides
+from qworker.components import assembly
+from qworker.components.pool import process_pool, zygote
+
+app = serving.app()
+app.load_tasks()
+parts = [make(print) for make in besides(serving.get_broker(), lambda: None)]
+app.broker, app.results_with_broker
+"""
+"""All that a cluster loads until it takes its first task."""
+UNNEEDED = (
+    "ctypes", "qworker.beat", "qworker.components.replays", "qworker.components.status.queue_depths",
+    "qworker.components.task_bucket", "qworker.django.brokers.aws_sqs", "qworker.django.brokers.custom",
+    "qworker.django.brokers.redis_broker", "qworker.django.clusters.retention",
+    "qworker.django.clusters.scheduling", "qworker.django.tasks", "qworker.django.transports.mongo_url",
+    "qworker.django.waiting", "qworker.tasks.eager", "qworker.tasks.execution", "qworker.transports.ironmq",
+    "qworker.transports.sql.link",
+)  # fmt: skip
+MOST_MODULES = 220
+"""Of ours. Each costs half a millisecond: one more has to be needed by the first task of every project."""
+
+
+def test_a_cluster_takes_its_first_task_without_what_only_others_need() -> None:
+    loaded = loaded_by(SETUP + TAKING)
+    assert [name for name in UNNEEDED if name in loaded] == []
+    assert len([name for name in loaded if name.startswith("qworker")]) <= MOST_MODULES
+
+
+class Part(Component):
+    """Writes down what is asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def start(self) -> None:
+        self.asked.append("start")
+
+    def quiet(self) -> None:
+        self.asked.append("quiet")
+
+    def stop(self, deadline: float = 0.0) -> None:
+        self.asked.append(f"stop {deadline}")
+
+    def problems(self) -> list[str]:
+        return ["odd"]
+
+    def join(self, seconds: float) -> bool:
+        return "stop 5.0" in self.asked
+
+
+def test_a_later_part_is_made_once_when_it_starts() -> None:
+    made: list[Part] = []
+
+    def make() -> Part:
+        made.append(Part())
+        return made[-1]
+
+    later = Later("part", make)
+    assert (later.name, made, later.problems(), later.join(0.0)) == ("part", [], (), True)
+    later.start()
+    later.start()
+    (part,) = made
+    assert (later.problems(), later.join(0.0)) == (["odd"], False)
+    later.quiet()
+    later.stop(5.0)
+    assert part.asked == ["start", "quiet", "stop 5.0"]
+    assert later.join(0.0)
+
+
+@pytest.mark.parametrize("end", [Later.quiet, Later.stop])
+def test_a_later_part_that_was_told_to_end_is_not_made(end: Callable[[Later], None]) -> None:
+    later = Later("part", Part)
+    end(later)
+    later.start()
+    assert later.problems() == ()
