@@ -1,7 +1,7 @@
 """Owner files: those of one consumer, a lock that shows that it lives, and its running file.
 
 Comes from:  the consumers; the children, which note what they run
-             (``components/pool/running_file.py``).
+             (``transports/running_file.py``).
 Goes to:     a directory beside the embedded database, or where the broker is a server one of this user on
              this machine; and who reclaims.
 Thread:      the listener's.

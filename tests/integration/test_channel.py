@@ -24,7 +24,7 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import OperationalError
 from kombu.pidbox import Mailbox
 
-from qworker.errors import ConfigurationError, LeaseLost
+from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.transports import register
 from qworker.transports.as_kombu.exchanges import KNOWN_SECONDS, LIFE_SECONDS, Exchanges
 from qworker.transports.lease import Ack, DeadLetter, Envelope
@@ -386,6 +386,33 @@ def test_recovering_a_channel_brings_all_back(connect: Connect) -> None:
         assert inbox.drain(4) == ["a", "b", "a", "b"]
 
 
+def test_many_are_acked_at_once(connect: Connect, store: SQLiteBroker) -> None:
+    with connect() as connection:
+        publish(connection, *range(4))
+        inbox = Inbox(connection, queue(), prefetch=3)
+        inbox.drain(3)
+        inbox[0].ack()
+        inbox[1].ack(multiple=True)
+        assert inbox.drain(4) == [0, 1, 2, 3]
+        assert [(info.ready, info.leased) for info in store.admin.queues()] == [(0, 2)]
+        inbox[3].ack(multiple=True)
+    assert store.admin.queues() == []
+
+
+def test_channels_of_one_connection_share_a_queue(connect: Connect, store: SQLiteBroker) -> None:
+    """Each settles what it was given, and one that ends leaves the other its own."""
+    with connect() as connection:
+        inboxes = [Inbox(connection, queue(), prefetch=1, settle="ack") for _ in range(2)]
+        publish(connection, *range(20))
+        while sum(map(len, inboxes)) < 20:
+            connection.drain_events(timeout=30)
+        inboxes[1].consumer.cancel()
+        publish(connection, "last")
+        before = len(inboxes[0])
+        assert inboxes[0].drain(before + 1)[-1] == "last"
+    assert store.admin.queues() == []
+
+
 def test_no_more_than_the_prefetch_count_is_held(connect: Connect, store: SQLiteBroker) -> None:
     with connect() as connection:
         publish(connection, *range(5))
@@ -435,6 +462,43 @@ with Consumer(connection, [Queue("q")], callbacks=[receive]):
         victim.stdout.close()
         assert inbox.drain(2) == ["a", "b"]
         assert inbox[0].delivery_info["redelivered"] is True
+
+
+def test_a_death_is_counted_of_what_a_consumer_had(connect: Connect, url: str, store: SQLiteBroker) -> None:
+    """Not of what it had settled, or had yet to be given; and what it had too often is given up."""
+    script = f"""
+import os, signal, sys
+from kombu import Connection, Consumer, Queue
+from qworker.transports import register
+register()
+got = []
+connection = Connection({url!r}, transport_options={{"max_deliveries": 2}})
+with Consumer(connection, [Queue("q")], callbacks=[lambda body, message: got.append(message)]) as consumer:
+    consumer.qos(prefetch_count=3)
+    while len(got) < 2:
+        connection.drain_events(timeout=60)
+    got[0].ack()
+    connection.transport.courier.look()
+    connection.transport.courier.desk.ask(lambda: None)
+    print([message.headers.get("x-delivery-count", 0) for message in got])
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with connect() as connection:
+        publish(connection, *"abcdefg")
+    counts = []
+    for _ in range(3):
+        victim = subprocess.run(
+            [sys.executable, "-c", script], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, timeout=60
+        )
+        counts.append(victim.stdout.strip())
+        store.consumer.reclaim()
+    # a is done, and b had; b is done, and c had; c is done, and d had.
+    assert counts == ["[0, 0]", "[1, 0]", "[1, 0]"]
+    with connect(max_deliveries=1) as connection:
+        assert Inbox(connection, queue(), settle="ack").drain(3) == ["e", "f", "g"]
+    (dead,) = store.admin.dead()
+    assert (dead.body, dead.reason, dead.deliveries) == (b"d", "delivered 1 times in vain", 1)
 
 
 def test_a_consumer_may_take_as_long_as_it_likes(connect: Connect, store: SQLiteBroker) -> None:
@@ -823,6 +887,24 @@ def test_a_delayed_message_ends_the_wait_when_it_is_due(connect: Connect, store:
 
 
 # -- forks and threads --
+
+
+def test_a_channel_that_cannot_say_goodbye_holds_nothing(connect: Connect, store: SQLiteBroker) -> None:
+    """Its own queue cannot be deleted now; what it had of another goes back all the same."""
+    with connect() as connection:
+        publish(connection, "a")
+        inbox = Inbox(connection, queue(), subscriber("mine"))
+        inbox.drain(1)
+        ask = connection.transport.courier.desk.ask
+
+        def away(work: Any) -> Any:
+            raise BrokerUnavailable("it is away")
+
+        connection.transport.courier.desk.ask = away
+        inbox.channel.close()
+        connection.transport.courier.desk.ask = ask
+        assert Inbox(connection, queue()).drain(1) == ["a"]
+        assert inbox.channel not in connection.transport.channels
 
 
 def test_a_child_of_a_consumer_takes_nothing_with_it(connect: Connect, url: str, store: SQLiteBroker) -> None:

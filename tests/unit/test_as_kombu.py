@@ -11,10 +11,11 @@ from kombu import Connection
 from kombu.transport import TRANSPORT_ALIASES
 
 from qworker.conf import Settings
-from qworker.errors import ConfigurationError
+from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports import SCHEMES, broker_urls, open_broker, register
+from qworker.transports.as_kombu.desk import Desk
 from qworker.transports.as_kombu.exchanges import KNOWN_SECONDS, LIFE_SECONDS, Exchanges
-from qworker.transports.as_kombu.options import settings_of, url_of
+from qworker.transports.as_kombu.options import max_deliveries_of, settings_of, url_of
 from qworker.transports.registry import LocalRegistry
 
 register()
@@ -67,6 +68,30 @@ def test_options_are_settings_of_ours_or_of_the_broker() -> None:
     assert conf.broker_transport_options == {"application_name": "shop"}
     conf = settings_of(connection, "redis://host")
     assert conf.broker_transport_options["visibility_timeout"] == 5
+
+
+@pytest.mark.parametrize("given", ["three", -1, 2.5])
+def test_a_bound_that_is_none_is_refused(given: object) -> None:
+    options = {"max_deliveries": given}
+    with pytest.raises(ConfigurationError, match="max_deliveries is a whole number"):
+        max_deliveries_of(Connection("qworker+redis://host", transport_options=options))
+
+
+def test_what_nobody_waits_for_any_more_is_not_done() -> None:
+    desk = Desk(lambda: None)
+    with pytest.raises(BrokerUnavailable, match="did not answer"):
+        desk.ask(lambda: None, seconds=0.0)
+    _, [(_, answer)] = desk.orders()
+    assert answer.cancelled()
+
+
+def test_a_forked_child_keeps_up_nothing_of_its_parents() -> None:
+    registry, clock = LocalRegistry(), Clock()
+    exchanges = Exchanges(registry, clock)
+    exchanges.declare("mine", temporary=True)
+    with exchanges._lock:  # a thread of the parent's has it, and is not in the child
+        exchanges.after_fork()
+        assert not exchanges.has_ours()
 
 
 def test_every_scheme_of_ours_is_known_to_kombu() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from qworker.clock import boot_id
-from qworker.components.pool.running_file import RunningFile
 from qworker.transports.owner_files import OwnerFiles, died, lock_beside, running_tags, runtime_directory
+from qworker.transports.running_file import RunningFile
 
 BOOT = boot_id()
 NO_PROCESS = 4194304  # larger than any pid

@@ -35,7 +35,6 @@ from qworker.components.pool.frames import (
     pack,
 )
 from qworker.components.pool.preparation import Prepared, prepare, tracks_start
-from qworker.components.pool.running_file import RunningFile
 from qworker.components.pool.soft_limit import SIGNAL, SoftLimit
 from qworker.errors import MessageError, SoftTimeLimitExceeded, Terminated
 from qworker.message import protocol
@@ -44,6 +43,7 @@ from qworker.tasks.async_execution import execute_async
 from qworker.tasks.outcome import EXPECTED, FAILURE, NOT_STARTED, Outcome
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Leased
+from qworker.transports.running_file import RunningFile
 
 logger = logging.getLogger(__name__)
 

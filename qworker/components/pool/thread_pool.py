@@ -22,13 +22,13 @@ from qworker.components.pool.contract import OnEnded, OnRoom, OnStored, PoolSett
 from qworker.components.pool.event_loop import AsyncRun, EventLoop
 from qworker.components.pool.preparation import Prepared, prepare, tracks_start
 from qworker.components.pool.quarantine import Quarantine
-from qworker.components.pool.running_file import RunningFile
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
 from qworker.errors import MessageError, Terminated
 from qworker.tasks import execution
 from qworker.tasks.async_execution import execute_async
 from qworker.tasks.outcome import NOT_STARTED, Outcome
+from qworker.transports.running_file import RunningFile
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

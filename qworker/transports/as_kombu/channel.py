@@ -58,6 +58,12 @@ class QoS(virtual.QoS):  # type: ignore[misc]
         self._quick_ack(delivery_tag)
         self.channel.settle(settlement)
 
+    def up_to(self, delivery_tag: str) -> list[str]:
+        """What was delivered up to *delivery_tag*, and is not settled."""
+        tags = list(self._delivered)
+        place = tags.index(delivery_tag) if delivery_tag in tags else -1
+        return [tag for tag in tags[: place + 1] if tag not in self._dirty]
+
     def restore_unacked(self) -> list[Any]:
         self._flush()
         for delivery_tag in list(self._delivered):
@@ -223,6 +229,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         super().basic_consume(
             queue, no_ack, self._forgetting(callback) if no_ack else callback, consumer_tag, **kwargs
         )
+        self._inbox.callbacks[queue] = self.connection._callbacks[queue]
         self._changed_queues()
 
     def _changed_queues(self) -> None:
@@ -240,7 +247,10 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         queue = self._tag_to_queue.get(consumer_tag)
         super().basic_cancel(consumer_tag)
         self._changed_queues()
-        if queue in self._until_cancelled and queue not in self._active_queues:
+        if queue is None or queue in self._active_queues:
+            return
+        self._inbox.callbacks.pop(queue, None)
+        if queue in self._until_cancelled:
             self._leave(queue)
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
@@ -256,6 +266,11 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             self.settle(Ack(int(message.delivery_tag)))
         return message
 
+    def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
+        """multiple: with all that was delivered before it."""
+        for tag in self.qos.up_to(delivery_tag) if multiple else [delivery_tag]:
+            self.qos.ack(tag)
+
     def settle(self, settlement: Settlement) -> None:
         """Raises LeaseLost when the message has gone back meanwhile."""
         self._desk.settle(self._inbox, [settlement])
@@ -264,8 +279,13 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if self.closed:
             return
         try:
-            super().close()
-            self._desk.close(self._inbox)
+            try:
+                for consumer_tag in list(self._consumers):
+                    self.basic_cancel(consumer_tag)
+            finally:  # whatever the broker says: what we hold goes back
+                self._consumers.clear()
+                super().close()
+                self._desk.close(self._inbox)
             if self._courier.is_alive():
                 for queue in list(self._owned):
                     self._leave(queue)

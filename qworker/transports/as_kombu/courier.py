@@ -20,6 +20,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
 from typing import NamedTuple
 
 from qworker.errors import BrokerUnavailable, InvalidTaskMessage, LeaseLost, QWorkerError
@@ -85,7 +87,9 @@ class Courier:
     def _after_fork(self) -> None:
         """In a forked child: the thread is the parent's, and so is all that it holds."""
         self._start_over()
+        self._exchanges.after_fork()
         self.desk.changed = threading.Condition()  # who held it is not here
+        self.desk.mark_in(None)  # the others are of what the parent has
         self.desk.fail(BrokerUnavailable("this connection belongs to the process that was forked"))
 
     # -- any thread --
@@ -124,8 +128,7 @@ class Courier:
                 return delivery
             while leased := self._consumer.lease([queue], 1).messages:
                 for delivery in self._read(leased, {queue: inbox}):
-                    with self.desk.changed:
-                        inbox.held.add(delivery.tag)
+                    self.desk.hold(inbox, delivery.tag)
                     return delivery
             return None
 
@@ -154,6 +157,7 @@ class Courier:
     def _run(self) -> None:
         try:
             self._generation = self._consumer.register(f"kombu@{socket.gethostname()}", (), 0)
+            self.desk.mark_in(self._consumer.running_path())
             self._answered_at = self._extend_at = self._used_at = time.monotonic()
             while not self._is_over() and not self._is_idle():
                 self._step()
@@ -194,8 +198,7 @@ class Courier:
         silent = time.monotonic() - self._answered_at
         settlements, errands = self.desk.orders()
         self._unsettled += settlements
-        for _, answer in errands:
-            answer.set_exception(error)
+        _refuse(errands, error)
         if self._ending or silent > self._terms.lease_seconds:
             raise error
         if not self._pause:
@@ -212,8 +215,7 @@ class Courier:
             logger.error("the connection to the broker has failed: %s", error)
         if self._generation and not isinstance(error, BrokerUnavailable | LeaseLost):
             error = BrokerUnavailable(f"{type(error).__name__}: {error}")
-        for _, answer in self.desk.fail(error):
-            answer.set_exception(error)
+        _refuse(self.desk.fail(error), error)
         self._notify()
 
     def _turn(self) -> float:
@@ -294,10 +296,20 @@ class Courier:
 
 def _run_errand(errand: Errand) -> None:
     work, answer = errand
+    if answer.cancelled():
+        return
     try:
-        answer.set_result(work())
-    except BrokerUnavailable as error:
-        answer.set_exception(error)
-    except LeaseLost as error:
-        answer.set_exception(error)
-        raise
+        result = work()
+    except (BrokerUnavailable, LeaseLost) as error:
+        _refuse([errand], error)
+        if isinstance(error, LeaseLost):
+            raise
+    else:
+        with suppress(InvalidStateError):  # who asked has given up
+            answer.set_result(result)
+
+
+def _refuse(errands: Iterable[Errand], error: Exception) -> None:
+    for _, answer in errands:
+        with suppress(InvalidStateError):
+            answer.set_exception(error)

@@ -16,17 +16,20 @@ from typing import Any, NamedTuple, TypeVar
 
 from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.transports.lease import Ack, Release, Settlement
+from qworker.transports.running_file import RunningFile
 
 T = TypeVar("T")
 
 ASK_SECONDS = 30.0
+MARKS = 1024
+"""How many of the messages that consumers hold are counted when this process dies."""
 
 Errand = tuple[Callable[[], Any], "Future[Any]"]
 """Work for the courier's thread, and where its answer goes."""
 
 
 class Inbox:
-    """What one channel consumes. All attributes are under the desk's lock."""
+    """What one channel consumes. All attributes but the callbacks are under the desk's lock."""
 
     def __init__(self) -> None:
         self.queues: tuple[str, ...] = ()
@@ -34,8 +37,10 @@ class Inbox:
         """How many messages it may hold; 0: as many as there are."""
         self.ahead = 1
         """How many may arrive and wait when it may hold as many as there are."""
-        self.held: set[int] = set()
-        """What was delivered and is not settled."""
+        self.held: dict[int, int] = {}
+        """What was delivered and is not settled: by its tag, the slot of its mark."""
+        self.callbacks: dict[str, Callable[[dict[str, Any]], object]] = {}
+        """Of the consumers, by queue; of the thread that consumes."""
         self.arrived = 0
         """How many wait to be delivered."""
         self.news = True
@@ -74,6 +79,7 @@ class Desk:
         # All of these are under it:
         self.inboxes: list[Inbox] = []
         self.failure: Exception | None = None
+        self._marks = RunningFile(None)
         self._arrived: deque[Delivery] = deque()
         self._settlements: list[Settlement] = []
         self._errands: list[Errand] = []
@@ -116,7 +122,7 @@ class Desk:
             inbox.queues = ()
             self._take_back(inbox, [each for each in self._arrived if each.inbox is inbox])
             held = [Release(tag, redelivered=True) for tag in sorted(inbox.held)]
-            inbox.held.clear()
+            self._let_go(inbox)
             if inbox in self.inboxes:
                 self.inboxes.remove(inbox)
             self._settlements += held
@@ -134,7 +140,7 @@ class Desk:
             if self.failure is not None:
                 raise LeaseLost(f"the message has gone back to its queue: {self.failure}")
             for settlement in settlements:
-                inbox.held.discard(settlement.tag)  # type: ignore[union-attr]
+                self._marks.end(inbox.held.pop(settlement.tag, -1))  # type: ignore[union-attr]
             self._settlements += settlements
             self.tell()
 
@@ -151,7 +157,7 @@ class Desk:
             delivery = self._arrived.popleft()
             inbox = delivery.inbox
             inbox.arrived -= 1
-            inbox.held.add(delivery.tag)
+            self.hold(inbox, delivery.tag)
             if not inbox.prefetch and inbox.arrived == inbox.ahead // 2:
                 self.tell()  # there is room again for a good many
             return delivery
@@ -165,9 +171,9 @@ class Desk:
         """Whether next() would not wait."""
         return bool(self._arrived or self.failure)
 
-    def ask(self, work: Callable[[], T]) -> T:
+    def ask(self, work: Callable[[], T], seconds: float = ASK_SECONDS) -> T:
         """What *work* returns on the courier's thread, after all that was settled before. Raises what it
-        raises, and what the connection has failed by."""
+        raises, what the connection has failed by, and BrokerUnavailable after so many *seconds*."""
         answer: Future[T] = Future()
         with self.changed:
             if self.failure is not None:
@@ -175,9 +181,10 @@ class Desk:
             self._errands.append((work, answer))
             self.tell()
         try:
-            return answer.result(ASK_SECONDS)
+            return answer.result(seconds)
         except FutureTimeout:
-            raise BrokerUnavailable(f"the broker did not answer for {ASK_SECONDS:g} s") from None
+            answer.cancel()  # should it come to that, it is not done any more
+            raise BrokerUnavailable(f"the broker did not answer for {seconds:g} s") from None
 
     def take(self, queue: str, inbox: Inbox) -> Delivery | None:
         """What has arrived of *queue*, which *inbox* holds from now on; None when nothing has."""
@@ -185,7 +192,7 @@ class Desk:
             for delivery in self._arrived:
                 if delivery.queue == queue:
                     self._remove(delivery)
-                    inbox.held.add(delivery.tag)
+                    self.hold(inbox, delivery.tag)
                     return delivery
         return None
 
@@ -197,6 +204,16 @@ class Desk:
                 self._remove(delivery)
                 self._settlements.append(Ack(delivery.tag))
         return len(gone)
+
+    def hold(self, inbox: Inbox, tag: int) -> None:
+        """Let *inbox* hold the message *tag*, which is delivered to it."""
+        with self.changed:
+            inbox.held[tag] = self._marks.begin(tag)
+
+    def _let_go(self, inbox: Inbox) -> None:
+        for slot in inbox.held.values():
+            self._marks.end(slot)
+        inbox.held.clear()
 
     def _remove(self, delivery: Delivery) -> None:
         self._arrived.remove(delivery)
@@ -217,6 +234,11 @@ class Desk:
         with self.changed:
             used = any(inbox.queues or inbox.held for inbox in self.inboxes)
             return bool(used or self._settlements or self._errands)
+
+    def mark_in(self, path: str | None) -> None:
+        """Mark what consumers hold in the running file *path*, should this process die; None: nowhere."""
+        with self.changed:
+            self._marks = RunningFile(path, slots=MARKS)
 
     def has_orders(self) -> bool:
         """Whether orders() would return any."""
@@ -295,7 +317,7 @@ class Desk:
             self.failure = error
             self._arrived.clear()
             for inbox in self.inboxes:
-                inbox.held.clear()
+                self._let_go(inbox)
                 inbox.arrived = 0
             errands, self._errands = self._errands, []
             self._settlements.clear()

@@ -56,6 +56,12 @@ class Exchanges:
         self._view = _View({}, {})  # replaced as a whole
         self._believed_until = 0.0
 
+    def after_fork(self) -> None:
+        """In a forked child: what goes with the parent is not ours."""
+        self._lock = threading.Lock()  # who held it is not here
+        self._name = uuid.uuid4().hex
+        self._ours = {}
+
     # -- queues --
 
     def declare(self, queue: str, temporary: bool) -> None:

@@ -67,6 +67,18 @@ def _allowed(url: str) -> str:
     return url
 
 
+def max_deliveries_of(client: Any) -> int:
+    """How often a message may be delivered in vain; 0: for ever. Raises ConfigurationError for no such
+    number."""
+    given = client.transport_options.get("max_deliveries") or 0
+    if isinstance(given, int) and given >= 0:
+        return given
+    raise ConfigurationError(
+        f"broker_transport_options: max_deliveries is a whole number, 0 for no bound, and not {given!r}",
+        setting="broker_transport_options",
+    )
+
+
 def settings_of(client: Any, url: str) -> Settings:
     """Our settings for a kombu connection to *url*: those of its options that are settings of ours; all
     others are options of the broker's transport. Neither QWORKER_* nor pyproject.toml is asked."""

@@ -20,9 +20,10 @@ from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, LeaseLost, TransportError
 from qworker.transports.as_kombu.channel import Channel
 from qworker.transports.as_kombu.courier import Courier, Terms
+from qworker.transports.as_kombu.desk import Delivery
 from qworker.transports.as_kombu.exchanges import Exchanges
-from qworker.transports.as_kombu.options import settings_of, url_of
-from qworker.transports.lease import Broker
+from qworker.transports.as_kombu.options import max_deliveries_of, settings_of, url_of
+from qworker.transports.lease import Broker, Release
 from qworker.transports.wakeup import WakeupPipe
 
 virtual: Any = _virtual  # its types are those of some attributes, and of no method
@@ -67,7 +68,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         terms = Terms(
             conf.worker_lease_seconds,
             (conf.dead_letter_expires, conf.dead_letter_max),
-            int(self.client.transport_options.get("max_deliveries") or 0),
+            max_deliveries_of(self.client),
         )
         self.courier = Courier(self.broker, self.exchanges, terms, self._pipe.wake)
         self._closed = False
@@ -107,8 +108,14 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self.courier.start()
         if timeout == 0:
             self.courier.look()
-        delivery = self.courier.desk.next(timeout)
-        self._deliver(delivery.envelope, delivery.queue)
+        self._hand_over(self.courier.desk.next(timeout))
+
+    def _hand_over(self, delivery: Delivery) -> None:
+        callback = delivery.inbox.callbacks.get(delivery.queue)
+        if callback is None:  # another thread has cancelled it meanwhile
+            self.courier.desk.settle(delivery.inbox, [Release(delivery.tag)])
+        else:
+            callback(delivery.envelope)
 
     # -- in the event loop of a Celery worker --
 
@@ -121,5 +128,4 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         """Deliver all that has arrived."""
         self._pipe.clear()
         while self.courier.desk.has_arrived():
-            delivery = self.courier.desk.next(0)
-            self._deliver(delivery.envelope, delivery.queue)
+            self._hand_over(self.courier.desk.next(0))

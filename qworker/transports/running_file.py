@@ -1,6 +1,7 @@
 """Running file: which messages a process is running, written where it outlives the process.
 
-Comes from:  pool children and the threads pool, at the start and the end of each run.
+Comes from:  pool children and the threads pool, at the start and the end of each run; for kombu's consumers,
+             which do not say when they run what they were given, ``as_kombu/desk.py``.
 Goes to:     the running file (``Consumer.running_path``); when the worker dies, whoever takes its messages
              back reads it, and counts the death only against those that were running.
 Thread:      set() of a slot by its user; begin() and end() by any.
@@ -17,16 +18,17 @@ import os
 from qworker.transports.lease import SLOT
 
 SLOTS = 128
-"""How many runs of one process the file can hold."""
+"""How many runs of one process the file can hold, unless more are asked for."""
 
 
 class RunningFile:
-    """path: of the file; None: nothing is kept. index: which process of the pool this is."""
+    """path: of the file; None: nothing is kept. index: which process of the pool this is. slots: how many
+    runs of one process it can hold."""
 
-    def __init__(self, path: str | None, index: int = 0) -> None:
-        self._file = _open(path, index) if path else None
-        self._first = index * SLOTS
-        self._free = list(range(1, SLOTS))  # any thread: pop and append are atomic
+    def __init__(self, path: str | None, index: int = 0, slots: int = SLOTS) -> None:
+        self._first = index * slots
+        self._file = _open(path, self._first, slots) if path else None
+        self._free = list(range(1, slots))  # any thread: pop and append are atomic
 
     def set(self, slot: int, tag: int) -> None:
         """Write that *slot* runs *tag*; 0: nothing. Slot 0 is the main thread's."""
@@ -48,17 +50,17 @@ class RunningFile:
             self._free.append(slot)
 
 
-def _open(path: str, index: int) -> mmap.mmap | None:
-    start, end = index * SLOTS * SLOT.size, (index + 1) * SLOTS * SLOT.size
+def _open(path: str, first: int, slots: int) -> mmap.mmap | None:
+    start, end = first * SLOT.size, (first + slots) * SLOT.size
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)  # the broker may not have been opened yet
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(file).st_size < end:
                 os.posix_fallocate(file, 0, end)
-            slots = mmap.mmap(file, end)
-            slots[start:end] = bytes(end - start)  # what a predecessor left that died
-            return slots
+            mapped = mmap.mmap(file, end)
+            mapped[start:end] = bytes(end - start)  # what a predecessor left that died
+            return mapped
         finally:
             os.close(file)
     except OSError:
