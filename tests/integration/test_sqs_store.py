@@ -219,6 +219,20 @@ def test_what_was_settled_before_sqs_went_away_is_not_lost(
     assert [message.tag for message in receive(store, 1, queue)] == [back]
 
 
+def test_calls_are_few(open_: Open, queue: str) -> None:
+    """Ten at a time is what SQS allows: with those that send, which another client does, 0.3 a task."""
+    store = open_()
+    own = store.consumer.register("w", [queue], 1)
+    calls: list[str] = []
+    events = store.consumer._bound[queue].client.meta.events
+    events.register("before-call.sqs", lambda model, **_: calls.append(model.name))
+    store.sender.push([envelope(str(number), queue) for number in range(200)])
+    for _ in range(2):
+        found = receive(store, 100, queue)
+        store.consumer.settle(own, [Ack(message.tag) for message in found])
+    assert 40 <= len(calls) <= 0.3 * 200, calls
+
+
 @pytest.mark.parametrize(("code", "expected"), [("InvalidMessageContents", PublishError), ("InternalError",
 BrokerUnavailable)])  # fmt: skip
 def test_one_of_a_batch_that_is_refused(
