@@ -1,4 +1,4 @@
-"""Celery on the broker that BENCHMARK_BROKER names: Redis, RabbitMQ, PostgreSQL by the transport that
+"""Celery on the broker that BENCHMARK_BROKER names: Redis, RabbitMQ, SQS, PostgreSQL by the transport that
 BENCHMARK_TRANSPORT names (kombu's or ours), or SQLAlchemy over SQLite where it names none."""
 
 import datetime
@@ -9,7 +9,16 @@ from celery import Celery, canvas
 
 from benchmarks import bodies
 from benchmarks.adapters import own_database
-from benchmarks.adapters.services import BROKER, RABBITMQ_URL, REDIS_URL, STORED, directory, own_name
+from benchmarks.adapters.services import (
+    BROKER,
+    RABBITMQ_URL,
+    REDIS_URL,
+    SQS_REGION,
+    SQS_URL,
+    STORED,
+    directory,
+    own_name,
+)
 from benchmarks.adapters.workflows import workflows
 from qworker.transports import register
 
@@ -21,6 +30,8 @@ def _urls() -> dict[str, str]:
             register()  # we are not installed in Celery's environment
             return {"broker": f"qworker+{url}"}
         return {"broker": f"sqla+{url.replace('postgresql:', 'postgresql+psycopg:')}"}
+    if BROKER == "SQS":
+        return {"broker": SQS_URL}
     if BROKER:
         broker = RABBITMQ_URL if BROKER == "RabbitMQ" else REDIS_URL
         # Redis keeps RabbitMQ's results too; a worker that keeps none does not connect to it.
@@ -34,6 +45,8 @@ def _urls() -> dict[str, str]:
 
 app = Celery("benchmarks", **_urls())
 app.conf.broker_connection_retry_on_startup = True
+if BROKER == "SQS":
+    app.conf.broker_transport_options = {"region": SQS_REGION, "is_secure": False}
 if BROKER:
     app.conf.task_default_queue = own_name()
 TASKS = {

@@ -11,15 +11,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import bodies
-from benchmarks.adapters import own_database
+from benchmarks.adapters import nats_streams, own_database
 from benchmarks.adapters.services import (
     BROKER,
+    DISQUE_URL,
+    NATS_URL,
     RABBITMQ_URL,
     REDIS_URL,
+    SQS_REGION,
+    SQS_URL,
     STORED,
     directory,
     ironmq_url,
     own_name,
+    plain_name,
 )
 from benchmarks.adapters.workflows import workflows
 from qworker import QWorker, canvas
@@ -27,6 +32,14 @@ from qworker import QWorker, canvas
 QUEUES = [f"lane{number}" for number in range(int(os.environ.get("BENCHMARK_QUEUES", "0")))]
 """More queues than the usual one, for measuring what they cost."""
 
+_HIDING: dict[str, tuple[str, dict[str, Any]]] = {
+    "IronMQ": (ironmq_url(), {}),
+    "NATS": (NATS_URL, {"stream": plain_name()}),
+    "Disque": (DISQUE_URL, {}),
+    "SQS": (SQS_URL, {"region": SQS_REGION}),
+}
+"""Servers that hide what they give out: URL and options. Names that no other cell has are all we need there,
+and only NATS keeps what is left."""
 _IN_DATABASE = BROKER in ("PostgreSQL", "MariaDB")
 
 
@@ -46,8 +59,9 @@ def _settings() -> dict[str, Any]:
             "broker_transport_options": options,
             "task_default_queue_type": kind,
         }
-    if BROKER == "IronMQ":
-        return {"broker": ironmq_url()}
+    if BROKER in _HIDING:
+        url, options = _HIDING[BROKER]
+        return {"broker": url, "broker_transport_options": options, "task_default_queue": plain_name()}
     if _IN_DATABASE:
         return {"broker": own_database.url(), "backend": f"db+{own_database.url()}"}
     return {
@@ -96,6 +110,9 @@ def finish() -> None:
     """Remove what is outside the cell's directory."""
     if BROKER == "RabbitMQ":
         _delete_queues()
+    if BROKER == "NATS":
+        app.broker.close()
+        nats_streams.delete(plain_name())
     _empty_redis()
     if _IN_DATABASE:
         app.broker.close()

@@ -15,6 +15,13 @@ IRONMQ_URL = os.environ.get("BENCHMARK_IRONMQ", "ironmq+http://benchmarks:t0ken-
 """``python -m tests.support.ironmq_server`` is one; it needs no emptying, for each cell has a project of its
 own."""
 
+NATS_URL = os.environ.get("BENCHMARK_NATS", "nats://127.0.0.1:4222")
+DISQUE_URL = os.environ.get("BENCHMARK_DISQUE", "disque://127.0.0.1:7711")
+"""``python -m tests.support.disque_server --port 7711`` is one."""
+SQS_URL = os.environ.get("BENCHMARK_SQS", "sqs://key:secret@127.0.0.1:9324/")
+"""``python -m tests.acceptance.sqs_server --port 9324`` is one."""
+SQS_REGION = "us-east-1"
+
 QUEUE = os.environ.get("BENCHMARK_NAME", "qworker_benchmarks")
 """Begins the name of every queue in RabbitMQ; name of the database in PostgreSQL and MariaDB, and of the
 peers' schema."""
@@ -25,8 +32,20 @@ SERVERS = {
     "PostgreSQL": POSTGRES_URL,
     "MariaDB": MARIADB_URL,
     "IronMQ": IRONMQ_URL,
+    "NATS": NATS_URL,
+    "Disque": DISQUE_URL,
+    "SQS": SQS_URL,
 }
-PORTS = {"redis": 6379, "amqp": 5672, "postgresql": 5432, "mysql": 3306, "ironmq+http": 8080}
+PORTS = {
+    "redis": 6379,
+    "amqp": 5672,
+    "postgresql": 5432,
+    "mysql": 3306,
+    "ironmq+http": 8080,
+    "nats": 4222,
+    "disque": 7711,
+    "sqs": 9324,
+}
 
 BROKER = os.environ.get("BENCHMARK_BROKER", "")
 """The server of this cell for adapters that know several: a name in SERVERS, or empty for the embedded
@@ -47,6 +66,11 @@ def directory() -> Path:
 def own_name() -> str:
     """A name that no other cell has: what an earlier one left in a server cannot come to this one."""
     return f"{QUEUE}.{directory().name}"
+
+
+def plain_name() -> str:
+    """The same for servers whose names hold no dots."""
+    return own_name().replace(".", "-")
 
 
 def ironmq_url() -> str:

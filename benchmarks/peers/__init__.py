@@ -6,10 +6,12 @@ measures it.
 """
 
 from benchmarks.peer import Peer
-from benchmarks.peers import databases, embedded, ironmq, rabbitmq, redis
+from benchmarks.peers import databases, disque, embedded, ironmq, nats, rabbitmq, redis, sqs
 
 PEERS: dict[str, Peer] = {
-    peer.name: peer for module in (embedded, redis, rabbitmq, databases, ironmq) for peer in module.ROWS
+    peer.name: peer
+    for module in (embedded, redis, rabbitmq, databases, ironmq, nats, disque, sqs)
+    for peer in module.ROWS
 }
 
 GROUPS: dict[str, str] = {peer.group.lower(): peer.group for peer in PEERS.values()}

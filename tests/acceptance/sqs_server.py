@@ -1,13 +1,17 @@
 """An SQS of a test's own: moto's, which answers boto as Amazon does, and forgets all when it ends.
 
-Comes from:  test_sqs.py, tests/integration/test_sqs_store.py and tests/contract/place_sqs.py.
+Comes from:  test_sqs.py, tests/integration/test_sqs_store.py and tests/contract/place_sqs.py; benchmarks, by
+             ``python -m tests.acceptance.sqs_server --port N``.
 Goes to:     moto's server.
 Thread:      the test's; the kernel kills a server whose test has died.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import sys
+import threading
 import urllib.error
 import urllib.request
 from typing import Any
@@ -31,7 +35,13 @@ hundred messages a call takes half a second."""
 
 
 class Sqs(Server):
+    """port: to listen at; 0: one that is free."""
+
     binary = "moto"
+
+    def __init__(self, port: int = 0) -> None:
+        self._wanted = port
+        super().__init__()
 
     @property
     def url(self) -> str:
@@ -43,6 +53,7 @@ class Sqs(Server):
 
     def prepare(self) -> None:
         """It keeps nothing."""
+        self.port = self._wanted or self.port
 
     def command(self) -> list[str]:
         return [sys.executable, "-c", QUICK, "-H", "127.0.0.1", "-p", str(self.port)]
@@ -79,3 +90,17 @@ class Sqs(Server):
             int(found[f"ApproximateNumberOfMessages{kind}"]) for kind in ("", "Delayed", "NotVisible")
         )
         return ready, delayed, hidden
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="SQS as moto plays it. It prints its URL and runs.")
+    parser.add_argument("--port", type=int, default=0)
+    server = Sqs(parser.parse_args().port)
+    print(server.url, flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()
+    server.close()
+
+
+if __name__ == "__main__":
+    main()

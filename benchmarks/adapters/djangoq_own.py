@@ -1,7 +1,7 @@
-"""django-q2 on IronMQ; its tables, which keep the results, are in an SQLite file of the cell's directory."""
+"""Django-Q on a broker where each cell has a queue of its own; its tables, which keep the results, are in an
+SQLite file of the cell's directory. The row names its settings."""
 
 import importlib
-import os
 from typing import Any
 
 import django
@@ -9,7 +9,6 @@ from django.core.management import call_command
 
 from benchmarks.adapters.services import STORED
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.adapters.djangoq_ironmq_settings")
 django.setup()
 # Its models can be imported only when Django is set up.
 async_task = importlib.import_module("django_q.tasks").async_task
