@@ -83,6 +83,13 @@ def start_mongodb(*arguments: str) -> tuple[subprocess.Popen[str], str]:
     return server, f"mongodb://127.0.0.1:{port}/test?connectTimeoutMS=30000&serverSelectionTimeoutMS=30000"
 
 
+def start_replica_set(*arguments: str) -> tuple[subprocess.Popen[str] | None, str]:
+    """The MongoDB of the tests where it is a replica set, or else a mongoeco that says it is one; and its
+    URL."""
+    url = require("mongodb")
+    return (None, url) if "replicaset=" in url.lower() else start_mongodb("--replica-set", "rs0", *arguments)
+
+
 def _start_mongodb() -> None:
     """Start one for as long as this process lives; processes that it starts find it by their environment."""
     if (

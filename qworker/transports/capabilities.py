@@ -148,8 +148,9 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         dead_letters="a collection",
         delivery_count="counted for what was running, whether a process or a whole worker died",
         note="Results are stored in the transaction of the ack on a replica set, and before it on a single "
-        "server, where a worker that dies in between runs the task again. Workers look four times a second; "
-        "the oldest comes first as far as the clocks of publishers agree.",
+        "server, where a worker that dies in between runs the task again. A change stream wakes idle "
+        "workers on a replica set; on a single server they look four times a second. The oldest comes first "
+        "as far as the clocks of publishers agree.",
     ),
     Capabilities(
         "RabbitMQ",

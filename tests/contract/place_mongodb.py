@@ -46,8 +46,8 @@ class MongoPlace(Place):
     cannot = {} if "TEST_QWORKER_MONGODB_URL" in os.environ else SLOW
     """Tests that take mongoeco minutes, and why; a server that is named runs them."""
 
-    def __init__(self, directory: Path) -> None:
-        self.server = require("mongodb")
+    def __init__(self, directory: Path, server: str | None = None) -> None:
+        self.server = server or require("mongodb")
         self.url = database_url(self.server, directory)
         self.database = mongo_client(self.server)[self.url.rpartition("/")[2].partition("?")[0]]
 

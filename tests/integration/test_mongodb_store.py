@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pymongo
 import pytest
-from pymongo import monitoring
 
 from qworker.backends import open_backend
 from qworker.clock import SYSTEM_CLOCK
@@ -20,6 +20,8 @@ from qworker.transports.mongodb.layout import new_tags
 from tests.contract.place_mongodb import MongoPlace
 from tests.servers import require, start_mongodb
 from tests.support.messages import message, names
+from tests.support.mongodb_calls import Calls
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
@@ -71,19 +73,18 @@ def test_what_a_dead_generation_took_at_the_last_moment_comes_back(
     assert names(store.consumer.lease(["q"], 10).messages) == ["a"]
 
 
-class Calls(monitoring.CommandListener):
-    """Counts what is asked of the server."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def started(self, event: Any) -> None:
-        self.names.append(event.command_name)
-
-    def succeeded(self, event: Any) -> None:
-        pass
-
-    failed = succeeded
+def test_an_idle_consumer_hears_of_what_falls_due_later(store: MongoBroker, place: MongoPlace) -> None:
+    """Though another process publishes it, and none of it is ready."""
+    other = MongoBroker(place.url)
+    now = time.time()
+    for due in (now + 300, now + 200):
+        assert store.consumer.lease(["q"], 10).messages == []
+        other.sender.push([message(str(due), due=due)])
+        assert store.consumer.wait(PATIENCE)
+        assert store.consumer.lease(["q"], 10).next_due == due
+    other.sender.push([message("later", due=now + 400)])
+    assert not store.consumer.wait(0.0), "what it waits for comes first"
+    other.close()
 
 
 def test_few_calls_for_each_task(place: MongoPlace) -> None:

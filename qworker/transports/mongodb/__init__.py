@@ -3,7 +3,7 @@
 Modules, in reading order: ``layout`` (the collections, and how a message is one), ``server`` (the client, and
 what its errors mean), ``broker`` with its ``sender``, ``consumer`` and ``admin``, ``claim``, ``settle``,
 ``result_documents`` (results beside the ack), ``reclaim`` (from dead workers), ``revocations``, ``looking``
-(for what nobody tells of), ``registry`` (kombu's exchanges).
+(for what nobody tells of) and ``watch`` (the change stream that tells), ``registry`` (kombu's exchanges).
 """
 
 from __future__ import annotations

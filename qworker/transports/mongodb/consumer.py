@@ -20,12 +20,13 @@ from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Claim, Leased, Reclaimed, Revocation, Settlement, Store
 from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, WorkerRecord
 from qworker.transports.mongodb.claim import promote_due, take_early, take_ready
-from qworker.transports.mongodb.layout import READY, RECORD_OF_ALL, Document, leased, ready
-from qworker.transports.mongodb.looking import PUBLISHED, Looking
+from qworker.transports.mongodb.layout import DELAYED, READY, RECORD_OF_ALL, Document, leased, ready
+from qworker.transports.mongodb.looking import NEWS, Looking
 from qworker.transports.mongodb.reclaim import forget_silent, reclaim, return_orphaned, sweep
 from qworker.transports.mongodb.revocations import FIELD, Heard, last_number
 from qworker.transports.mongodb.server import Collections, Server
 from qworker.transports.mongodb.settle import settle
+from qworker.transports.mongodb.watch import changes
 from qworker.transports.owner_files import runtime_directory
 
 COPY_SECONDS = 0.1
@@ -59,6 +60,8 @@ class MongoConsumer(LeaseConsumer):
         """A claim may have taken more than we know of."""
         self._drained = True
         """The last claim left nothing behind that was ready."""
+        self._next_due: float | None = None
+        """When the first of the delayed messages that the last claim left behind falls due."""
         self._heard = Heard()
         self._revoked = -1
         """The last number of a revocation that a look has seen; -1: none has looked."""
@@ -189,6 +192,7 @@ class MongoConsumer(LeaseConsumer):
             next_due = promote_due(found, queues, now)
         if limit > 0:
             self._drained = left > 0
+        self._next_due = next_due
         records = {
             each["_id"]: each
             for each in found.owner.find(
@@ -259,32 +263,44 @@ class MongoConsumer(LeaseConsumer):
         end = time.monotonic() + timeout
         while True:
             self._copy_running()
-            if self._run(self._look):
+            if self._looking.is_due and self._look():
                 self._looking.found()
                 return True
             left = end - time.monotonic()
             if left <= 0:
                 return False
             words = self._looking.rest(left)
-            if words:
+            if words.replace(NEWS, b""):  # wake(); what else was told, the next wait() will look for
                 self._looking.found()
-                if PUBLISHED not in words:
-                    return False
+                return False
 
-    def _look(self, found: Collections) -> bool:
-        """Whether there is something new: a revocation; a message, for who has taken all that there was; one
-        that is newer than all before, for who has not."""
+    def _look(self) -> bool:
+        self._looking.begun()
+        try:
+            return self._run(self._is_new)
+        except BrokerUnavailable:
+            self._looking.missed()
+            raise
+
+    def _is_new(self, found: Collections) -> bool:
+        """Whether there is something new: a revocation; a message, or one that falls due earlier than all
+        before, for who has taken all that there was; one that is newer than all before, for who has not."""
         revoked, told = last_number(found), self._revoked
         self._revoked = revoked
         if self._drained:
-            where = {"q": {"$in": list(self._queues)}, "s": READY}
-            news = found.message.find_one(where, {"_id": 1}) is not None
+            where = {"q": {"$in": list(self._queues)}}
+            earlier = {} if self._next_due is None else {"due": {"$lt": self._next_due}}
+            either = [{**where, "s": READY}, {**where, "s": DELAYED, **earlier}]
+            news = found.message.find_one({"$or": either}, {"_id": 1}) is not None
             if news:
                 self._drained = False
                 self._newest = self._newest_of(found)
-            return news or revoked != told
-        before, self._newest = self._newest, self._newest_of(found)
-        return revoked != told or self._newest > before
+        else:
+            before, self._newest = self._newest, self._newest_of(found)
+            news = self._newest > before
+        if not news and revoked == told and found.replicated:
+            self._looking.watch(found.database, changes(found.names, self._queues, FIELD))
+        return news or revoked != told
 
     def _newest_of(self, found: Collections) -> int:
         newest = found.message.find_one({}, {"_id": 1}, sort=[("_id", -1)])

@@ -61,7 +61,7 @@ class Server:
         self._client: Any = None
         self._database: Any = None
         self._reached = False
-        self._transactions = False
+        self._replicated = False
 
     # -- the connection --
 
@@ -92,7 +92,7 @@ class Server:
                     raise errors.ConfigurationError(str(error)) from error
             database = self._client.get_default_database(DATABASE)
             hello = self._client.admin.command("hello")
-            self._transactions = bool(hello.get("setName") or hello.get("msg") == "isdbgrid")
+            self._replicated = bool(hello.get("setName") or hello.get("msg") == "isdbgrid")
             for name, indexes in INDEXES.items():
                 for keys, options in indexes:
                     database[getattr(self.names, name)].create_index(list(keys), **options)
@@ -108,10 +108,13 @@ class Server:
 
     def _try(self, work: Callable[[Collections], T]) -> T:
         try:
-            return work(Collections(self._open(), self.names, self._client, self._transactions))
+            return work(Collections(self._open(), self.names, self._client, self._replicated))
         except (errors.PyMongoError, OSError, bson_errors.BSONError, OverflowError, UnicodeError) as error:
             let_pass(error)
-            raise self.meaning(error) from error
+            meaning = self.meaning(error)
+            if not isinstance(meaning, EncodeError):
+                self._database = None  # what answers next may be of another kind, or know of no indexes
+            raise meaning from error
 
     def now(self) -> float:
         """Epoch seconds on the server's clock."""
@@ -157,10 +160,12 @@ class Server:
 
 
 class Collections:
-    """The collections, for one piece of work."""
+    """The collections, for one piece of work. replicated: the server is a replica set or a sharded cluster,
+    and so has transactions and change streams."""
 
-    def __init__(self, database: Any, names: Names, client: Any, transactions: bool) -> None:
+    def __init__(self, database: Any, names: Names, client: Any, replicated: bool) -> None:
         self.database = database
+        self.names = names
         self.message, self.batch, self.dead = (
             database[names.message],
             database[names.batch],
@@ -173,12 +178,12 @@ class Collections:
         )
         self.registry = database[names.registry]
         self._client = client
-        self.transactions = transactions
+        self.replicated = replicated
 
     def atomically(self, work: Callable[[Any], T]) -> T:
         """What *work* makes of a session (None: there is none), in one transaction where the server has them;
         it is called again when another one was in its way."""
-        if not self.transactions:
+        if not self.replicated:
             return work(None)
         with self._client.start_session() as session:
             found: T = session.with_transaction(work)

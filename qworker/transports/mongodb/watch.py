@@ -1,0 +1,101 @@
+"""Watch: a thread that waits for one change in the database, by a change stream, while a consumer is idle.
+
+Comes from:  ``looking.py``, when looks have found nothing for a while.
+Goes to:     the server, if it is a replica set or a sharded cluster; ``ring`` of whoever waits.
+Thread:      one of its own, but for begin() and close(), which are the listener's.
+
+The stream is open no longer than until the first change: who has enough to do need not hear of more. Whatever
+ends it rings as well, and so does its beginning: whoever looks after that has missed nothing. A server that
+refuses streams is asked again now and then, as it may be another one by then.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from qworker.transports.mongodb.layout import DELAYED, READY, RECORD_OF_ALL, Document, Names
+
+AWAIT_SECONDS = 5.0
+"""For how long the server keeps one question for changes; so long the thread may outlive close()."""
+AGAIN_SECONDS = 15.0
+"""After a stream that broke or was refused, how long to do without."""
+
+_log = logging.getLogger(__name__)
+
+
+def changes(names: Names, queues: Sequence[str], revoked: str) -> list[Document]:
+    """The stages that let through what a consumer of *queues* is to hear of: a message that comes, or comes
+    back, and a revocation. revoked: the field of the record of all that has its number."""
+    waiting = {"$in": [READY, DELAYED]}
+    messages = {"ns.coll": names.message}
+    record = {"ns.coll": names.owner, "documentKey._id": RECORD_OF_ALL}
+    heard: list[Document] = [
+        {**messages, "fullDocument.q": {"$in": list(queues)}, "fullDocument.s": waiting},
+        {**messages, "updateDescription.updatedFields.s": waiting},
+        {**record, f"updateDescription.updatedFields.{revoked}": {"$exists": True}},
+    ]
+    return [{"$match": {"$or": heard}}, {"$project": {"_id": 1}}]
+
+
+class Watch:
+    """ring: called when there may be something new. Any thread."""
+
+    def __init__(self, ring: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._ring = ring
+        self._clock = clock
+        self._orders: SimpleQueue[tuple[Any, Sequence[Document]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None  # of the listener, as the next
+        self._asked = self._closed = False
+        self._not_before = 0.0  # of the thread, as the next
+        self._warned = False
+        self.stands = False
+        """Whether what happens now will ring. Written by the thread."""
+
+    def begin(self, database: Any, stages: Sequence[Document]) -> None:
+        """Ring at the first change in *database* that *stages* let through, unless that is under way, or has
+        failed a moment ago."""
+        if self._closed or self._asked or self._clock() < self._not_before:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="mongodb watch", daemon=True)
+            self._thread.start()
+        self._asked = True
+        self._orders.put((database, stages))
+
+    def close(self) -> None:
+        """Ring no more. Does not wait for the thread."""
+        self._closed = True
+        self.stands = False
+        self._orders.put(None)
+
+    def _run(self) -> None:
+        while order := self._orders.get():
+            try:
+                self._wait(*order)
+            except Exception as error:  # noqa: BLE001 - whatever it is, there are looks instead
+                self._not_before = self._clock() + AGAIN_SECONDS
+                self._warn(error)
+            self.stands = self._asked = False
+            if self._closed:
+                return
+            self._ring()
+
+    def _wait(self, database: Any, stages: Sequence[Document]) -> None:
+        """Until something changes, this is closed or the stream ends."""
+        with database.watch(list(stages), max_await_time_ms=int(AWAIT_SECONDS * 1000)) as stream:
+            self.stands = True
+            self._ring()
+            while not self._closed and stream.try_next() is None:
+                if not stream.alive:  # its database was dropped
+                    self._not_before = self._clock() + AGAIN_SECONDS
+                    return
+
+    def _warn(self, error: Exception) -> None:
+        if not (self._warned or self._closed):
+            self._warned = True
+            _log.info("MongoDB tells of no changes (%s): looking for them instead", type(error).__name__)

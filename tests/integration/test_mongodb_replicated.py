@@ -1,0 +1,237 @@
+"""What MongoDB has only as a replica set: change streams that tell an idle worker, and transactions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from pymongo.errors import AutoReconnect, OperationFailure
+
+from qworker.errors import BrokerUnavailable
+from qworker.transports.lease import Ack, DeadLetter, Release
+from qworker.transports.mongodb.broker import MongoBroker
+from qworker.transports.mongodb.server import Collections
+from qworker.transports.mongodb.settle import settle
+from tests.contract.place_mongodb import MongoPlace
+from tests.servers import require, start_mongodb, start_replica_set
+from tests.support.messages import message, names
+from tests.support.mongodb_calls import Calls
+from tests.support.waiting import PATIENCE, until
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    process, url = start_replica_set()
+    yield url
+    if process is not None:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def place(server: str, tmp_path: Path) -> Iterator[MongoPlace]:
+    place = MongoPlace(tmp_path, server)
+    yield place
+    if server == require("mongodb"):  # else it ends with its process
+        place.clear()
+
+
+class Idle:
+    """A consumer that has nothing to do, and another broker of the same place. calls: of the consumer's."""
+
+    def __init__(self, url: str) -> None:
+        self.calls = Calls()
+        self.broker = MongoBroker(url, options={"event_listeners": [self.calls]})
+        self.own = self.broker.consumer.register("idle@test", ["q"], 1)
+        self.other = MongoBroker(url)
+        self.settle_down()
+
+    def settle_down(self) -> None:
+        """Wait until the server tells of news, and nobody has told of any."""
+        consumer = self.broker.consumer
+        while self.broker.consumer.lease(["q"], 10).messages:
+            pass
+        until(lambda: not consumer.wait(0.05) and not self.broker._consumer._looking.is_due)
+        self.calls.names.clear()
+
+    def is_told_of(self, news: Callable[[], object]) -> None:
+        """*news* happens while it waits, and it looks for nothing before that."""
+        thread = threading.Thread(target=news)
+        thread.start()
+        assert self.broker.consumer.wait(PATIENCE)
+        thread.join()
+        assert self.calls.names.count("find") <= 3, f"more than one look: {self.calls.names}"
+        assert "killCursors" in self.calls.names, "it would hear of all that comes while it is busy"
+
+    def close(self) -> None:
+        self.broker.close()
+        self.other.close()
+
+
+@pytest.fixture
+def idle(place: MongoPlace) -> Iterator[Idle]:
+    idle = Idle(place.url)
+    yield idle
+    idle.close()
+
+
+def test_nothing_is_asked_while_nothing_happens(idle: Idle) -> None:
+    assert not idle.broker.consumer.wait(0.6)
+    assert set(idle.calls.names) <= {"getMore", "update"}, "update: it renews its lease"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_idle_consumer_is_told_of_messages(idle: Idle, count: int) -> None:
+    idle.is_told_of(lambda: idle.other.sender.push([message(str(number)) for number in range(count)]))
+    until(
+        lambda: len(idle.broker.consumer.lease(["q"], 10).messages) == count or idle.broker.consumer.wait(1)
+    )
+
+
+def test_an_idle_consumer_is_told_of_what_falls_due_later(idle: Idle) -> None:
+    due = time.time() + 300
+    idle.is_told_of(lambda: idle.other.sender.push([message("later", due=due)]))
+    assert idle.broker.consumer.lease(["q"], 10).next_due == due
+
+
+def test_an_idle_consumer_is_told_of_revocations(idle: Idle) -> None:
+    idle.is_told_of(lambda: idle.other.sender.revoke(["id"]))
+    assert [each.task_id for each in idle.broker.consumer.revoked_since(0)[1]] == ["id"]
+
+
+def test_an_idle_consumer_is_told_of_what_comes_back(idle: Idle) -> None:
+    other = idle.other.consumer
+    own = other.register("other@test", ["q"], 1)
+    idle.other.sender.push([message("a")])
+    (leased,) = other.lease(["q"], 1).messages
+    idle.settle_down()
+    idle.is_told_of(lambda: other.settle(own, [Release(leased.tag)]))
+    assert names(idle.broker.consumer.lease(["q"], 10).messages) == ["a"]
+
+
+def test_other_queues_wake_nobody_for_long(idle: Idle) -> None:
+    idle.other.sender.push([message("a", queue="another")])
+    assert not idle.broker.consumer.wait(0.3)
+    assert idle.calls.names.count("find") == 0
+
+
+def test_a_consumer_that_ends_waits_for_no_stream(idle: Idle) -> None:
+    began = time.monotonic()
+    idle.broker.close()
+    assert time.monotonic() - began < 3.0, "a stream's question is kept for longer"
+    idle.other.sender.push([message("a")])
+    idle.broker.consumer.register("again@test", ["q"], 1)
+    assert idle.broker.consumer.wait(PATIENCE), "it looks for what was there before"
+
+
+def test_a_server_that_becomes_a_replica_set_is_asked_for_streams(tmp_path: Path) -> None:
+    """And when that goes away, nobody waits for a stream that says nothing."""
+    require("mongodb")
+    file = ["--file", str(tmp_path / "mongo.db")]
+    process, url = start_mongodb(*file)
+    store = MongoBroker(url.replace("30000", "1000"))
+    consumer, looking = store.consumer, store._consumer._looking
+    try:
+        consumer.register("w@test", ["q"], 1)
+        assert not consumer.wait(0.5)
+        assert looking.is_due
+        process.kill()
+        process.wait()
+        until(lambda: not _answers(consumer))
+        process, _ = start_mongodb(*file, "--port", str(urlsplit(url).port), "--replica-set", "rs0")
+        until(lambda: _answers(consumer) and not looking.is_due)
+        process.kill()
+        process.wait()
+        until(lambda: looking.is_due)
+        until(lambda: not _answers(consumer))
+    finally:
+        process.kill()
+        process.wait()
+        store._server.close()
+        looking.close()
+
+
+def _answers(consumer: Any) -> bool:
+    try:
+        consumer.wait(0.05)
+    except BrokerUnavailable:
+        return False
+    return True
+
+
+# -- transactions --
+
+
+class Failing:
+    """A collection of which one method fails *times* times with *error*."""
+
+    def __init__(self, collection: Any, method: str, error: Exception, times: int) -> None:
+        self._collection, self._method, self._error, self._left = collection, method, error, times
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._method and self._left:
+            self._left -= 1
+            raise self._error
+        return getattr(self._collection, name)
+
+
+def test_results_and_dead_letters_are_stored_in_the_transaction_of_the_ack(place: MongoPlace) -> None:
+    calls = Calls()
+    store = MongoBroker(place.url, options={"event_listeners": [calls]})
+    own = store.consumer.register("w@test", ["q"], 1)
+    store.sender.push([message("a"), message("b")])
+    first, second = store.consumer.lease(["q"], 2).messages
+    calls.in_transaction.clear()
+    row = ("task", "SUCCESS", b"1", None)
+    assert store.consumer.settle(own, [Ack(first.tag, row), DeadLetter(second.tag, "why")]) == set()
+    assert calls.in_transaction == ["find", "find", "update", "update", "delete", "commitTransaction"]
+    assert place.result("task") == ("SUCCESS", b"1")
+    assert [each.reason for each in store.admin.dead()] == ["why"]
+    assert place.count() == 0
+    store.close()
+
+
+def test_a_settlement_that_is_cut_short_has_done_nothing(place: MongoPlace) -> None:
+    store = MongoBroker(place.url)
+    own = store.consumer.register("w@test", ["q"], 1)
+    store.sender.push([message("a")])
+    (leased,) = store.consumer.lease(["q"], 2).messages
+    ack = Ack(leased.tag, ("task", "SUCCESS", b"1", None))
+
+    def work(error: Exception, times: int) -> Callable[[Collections], set[int]]:
+        def run(found: Collections) -> set[int]:
+            found.message = Failing(found.message, "delete_many", error, times)
+            return settle(found, own, {leased.tag}, [ack], time.time())
+
+        return run
+
+    with pytest.raises(BrokerUnavailable):
+        store._server.run(work(OperationFailure("no room"), 1))
+    assert (place.result("task"), place.count()) == (None, 1)
+    passing = AutoReconnect("the primary steps down")
+    passing._add_error_label("TransientTransactionError")
+    assert store._server.run(work(passing, 2)) == set()
+    assert (place.result("task"), place.count()) == (("SUCCESS", b"1"), 0)
+    store.close()
+
+
+def test_dead_letters_that_are_retried_move_in_one_transaction(place: MongoPlace) -> None:
+    calls = Calls()
+    store = MongoBroker(place.url, options={"event_listeners": [calls]})
+    own = store.consumer.register("w@test", ["q"], 1)
+    store.sender.push([message("a")])
+    (leased,) = store.consumer.lease(["q"], 2).messages
+    store.consumer.settle(own, [DeadLetter(leased.tag, "why")])
+    calls.in_transaction.clear()
+    assert store.admin.dead_retry([leased.tag]) == 1
+    assert calls.in_transaction[-1] == "commitTransaction"
+    assert {"update", "delete"} <= set(calls.in_transaction)
+    assert names(store.consumer.lease(["q"], 2).messages) == ["a"]
+    store.close()
