@@ -20,7 +20,7 @@ from qworker.transports.mongodb.settle import settle
 from tests.contract.place_mongodb import MongoPlace
 from tests.servers import require, start_mongodb, start_replica_set
 from tests.support.messages import message, names
-from tests.support.mongodb_calls import Calls
+from tests.support.mongodb_calls import Before, Calls
 from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.integration
@@ -169,17 +169,11 @@ def _answers(consumer: Any) -> bool:
 # -- transactions --
 
 
-class Failing:
-    """A collection of which one method fails *times* times with *error*."""
+def raising(error: Exception) -> Callable[[], object]:
+    def act() -> None:
+        raise error
 
-    def __init__(self, collection: Any, method: str, error: Exception, times: int) -> None:
-        self._collection, self._method, self._error, self._left = collection, method, error, times
-
-    def __getattr__(self, name: str) -> Any:
-        if name == self._method and self._left:
-            self._left -= 1
-            raise self._error
-        return getattr(self._collection, name)
+    return act
 
 
 def test_results_and_dead_letters_are_stored_in_the_transaction_of_the_ack(place: MongoPlace) -> None:
@@ -207,7 +201,7 @@ def test_a_settlement_that_is_cut_short_has_done_nothing(place: MongoPlace) -> N
 
     def work(error: Exception, times: int) -> Callable[[Collections], set[int]]:
         def run(found: Collections) -> set[int]:
-            found.message = Failing(found.message, "delete_many", error, times)
+            found.message = Before(found.message, "delete_many", raising(error), times)
             return settle(found, own, {leased.tag}, [ack], time.time())
 
         return run

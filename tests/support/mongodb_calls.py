@@ -1,12 +1,14 @@
-"""Calls: what is asked of a MongoDB server.
+"""Calls: what is asked of a MongoDB server; and what happens just before one.
 
-Comes from:  PyMongo, as ``options={"event_listeners": [calls]}`` of a broker.
-Goes to:     tests that count.
+Comes from:  PyMongo, as ``options={"event_listeners": [calls]}`` of a broker; a test, in place of a
+             collection.
+Goes to:     tests that count, and those of what others do meanwhile.
 Thread:      any.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pymongo import monitoring
@@ -28,3 +30,16 @@ class Calls(monitoring.CommandListener):
         pass
 
     failed = succeeded
+
+
+class Before:
+    """A *collection* of which the first *times* calls of *method* have *act* called before."""
+
+    def __init__(self, collection: Any, method: str, act: Callable[[], object], times: int = 1) -> None:
+        self._collection, self._method, self._act, self._left = collection, method, act, times
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._method and self._left:
+            self._left -= 1
+            self._act()
+        return getattr(self._collection, name)

@@ -4,9 +4,9 @@ Comes from:  ``consumer.py``.
 Goes to:     the collection of messages.
 Thread:      the listener's.
 
-Documents are read with all that is in them, and then updated where they are still free: when all were, as
-almost always, that is all. Who meets others at the front of a queue asks which he got, and goes a little
-further back when he got none.
+Documents are read with all that is in them, and then updated where they are still free, and still as they
+were read: another may have had one and put it back meanwhile. When all were, as almost always, that is all.
+Who meets others at the front of a queue asks which he got, and goes a little further back when he got none.
 """
 
 from __future__ import annotations
@@ -33,7 +33,13 @@ def take_ready(found: Collections, generation: int, queue: str, limit: int) -> l
 def take_early(found: Collections, generation: int, queue: str, limit: int, until: float) -> list[Document]:
     """Take up to *limit* messages that are due by *until*."""
     where = {"q": queue, "s": DELAYED, "due": {"$lte": until}}
-    return _take(found, generation, where, BY_TIME, limit)
+    taken = _take(found, generation, where, BY_TIME, limit)
+    if taken:  # another may have put one off meanwhile
+        ids = [document["_id"] for document in taken]
+        dues = {each["_id"]: each["due"] for each in found.message.find({"_id": {"$in": ids}}, {"due": 1})}
+        for document in taken:
+            document["due"] = dues.get(document["_id"], document["due"])
+    return taken
 
 
 def next_due(found: Collections, queues: Sequence[str]) -> float | None:
@@ -67,8 +73,9 @@ def _take(
         mine = {"s": LEASED, "owner": generation}
         count = 0
         if ids:
-            free = {"_id": {"$in": ids}, "s": where["s"]}
-            count = found.message.update_many(free, {"$set": mine}).modified_count
+            count = found.message.update_many(
+                {"s": where["s"], "$or": _as_read(documents)}, {"$set": mine}
+            ).modified_count
         if count == len(ids) > 0:
             return documents
         if count:
@@ -76,6 +83,14 @@ def _take(
             return [document for document in documents if document["_id"] in ours]
         skip = random.randrange(4) * limit
     return []
+
+
+def _as_read(documents: Sequence[Document]) -> list[Document]:
+    """What matches *documents* while nobody has put one back since; there are seldom more than one or two."""
+    tags: dict[tuple[Any, ...], list[Any]] = {}
+    for each in documents:
+        tags.setdefault((each["n"], each["r"], each["p"]), []).append(each["_id"])
+    return [{"_id": {"$in": ids}, "n": n, "r": r, "p": p} for (n, r, p), ids in tags.items()]
 
 
 def _look(found: Collections, where: Document, order: Sequence[Any], limit: int, skip: int) -> list[Document]:
