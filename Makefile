@@ -50,7 +50,7 @@ test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
 test-brokers: $(VENV)/.ready-test
-	$(BIN)/python -m pytest -q -n $(JOBS) -m more_brokers tests/acceptance tests/compat $(ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) -m more_brokers tests/acceptance tests/compat tests/contract $(ARGS)
 
 check: $(VENV)/.ready-test $(VENV)/.ready-lint
 	$(BIN)/ruff check .

@@ -2,7 +2,8 @@
 too.
 
 Comes from:  ``result_backend = "mongodb://host/database"``, ``mongodb+srv://…``.
-Goes to:     ``celery_taskmeta`` and ``celery_groupmeta``; locks and counters in ``qworker_keyvalue``.
+Goes to:     ``celery_taskmeta`` and ``celery_groupmeta``, or what ``mongodb_backend_settings`` calls them;
+             locks and counters in ``qworker_keyvalue``.
 Thread:      any; PyMongo's client keeps a pool of connections, and none crosses a fork.
 
 Where the broker is the same database, it stores the results itself, beside the ack. A document of ours has
@@ -14,20 +15,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from qworker.backends.base import Backend, Found, Meta
 from qworker.backends.mongodb_fields import Fields
+from qworker.backends.mongodb_settings import located
 from qworker.clock import Clock, from_epoch
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError, DamagedResult
 from qworker.interrupts import let_pass
 from qworker.transports.forked import forgetful
 from qworker.transports.lease import ResultRow
-from qworker.transports.mongodb.layout import DATABASE, Document
+from qworker.transports.mongodb.layout import Document, Names
 from qworker.transports.mongodb.result_documents import pack, store
 from qworker.transports.mongodb.server import Collections, Server, errors, pymongo, storable_value
 
-GROUPS, KEYS = "celery_groupmeta", "qworker_keyvalue"
+KEYS = "qworker_keyvalue"
 PORTION = 500
 """How many ids are asked for at once."""
 CONNECT_SECONDS = 4.0
@@ -41,9 +42,18 @@ class MongoBackend(Backend):
 
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
-        options = dict(conf.result_backend_transport_options)
+        where = located(url, conf.mongodb_backend_settings)
+        options = {**conf.result_backend_transport_options, **where.options}
         options.pop("global_keyprefix", None)  # of stores that have keys
-        self._server = Server(url, options, CONNECT_SECONDS, setting="result_backend")
+        self._server = Server(
+            where.url,
+            options,
+            CONNECT_SECONDS,
+            Names(result=where.results),
+            setting="result_backend",
+            database=where.database,
+        )
+        self._place, self._groups = where.place, where.groups
         self._fields = Fields(self, self._serializer)
         _backends.add(self)
 
@@ -52,7 +62,7 @@ class MongoBackend(Backend):
         self._server.abandon()
 
     def same_store(self, store_url: str) -> bool:
-        return store_url.startswith("mongodb") and _place(store_url) == _place(self.url)
+        return store_url.startswith("mongodb") and located(store_url, {}).place == self._place
 
     @property
     def safe_url(self) -> str:
@@ -155,10 +165,12 @@ class MongoBackend(Backend):
             "described": self.encode_value({"result": result}, None, ("group", group_id)),
             **self._lasting(self.expires),
         }
-        self._do(lambda found: found.database[GROUPS].replace_one({"_id": group_id}, document, upsert=True))
+        self._do(
+            lambda found: found.database[self._groups].replace_one({"_id": group_id}, document, upsert=True)
+        )
 
     def get_group(self, group_id: str) -> Any:
-        stored = self._do(lambda found: found.database[GROUPS].find_one({"_id": group_id}))
+        stored = self._do(lambda found: found.database[self._groups].find_one({"_id": group_id}))
         if stored is None:
             return None
         expires = stored.get("expires")
@@ -170,13 +182,13 @@ class MongoBackend(Backend):
         return [[group_id, None], [[[task_id, None], None] for task_id in ids]]
 
     def delete_group(self, group_id: str) -> None:
-        self._do(lambda found: found.database[GROUPS].delete_one({"_id": group_id}))
+        self._do(lambda found: found.database[self._groups].delete_one({"_id": group_id}))
 
     # -- keeping house --
 
     def sweep(self, now: float) -> int:
         def work(found: Collections) -> int:
-            groups, keys = found.database[GROUPS], found.database[KEYS]
+            groups, keys = found.database[self._groups], found.database[KEYS]
             wheres: list[tuple[Any, Document]] = [
                 (each, {"expires": {"$lte": now}}) for each in (found.result, groups, keys)
             ]
@@ -206,12 +218,3 @@ def _ids(result: Any) -> list[str]:
         return [child[0][0] for child in result[1] if isinstance(child[0][0], str)]
     except (TypeError, LookupError):
         return []
-
-
-def _place(url: str) -> tuple[Any, ...]:
-    """Which database of which servers *url* leads to, whoever asks."""
-    parts = urlsplit(url)
-    hosts = parts.netloc.rpartition("@")[2].lower().split(",")
-    named = {host if ":" in host or "+srv" in parts.scheme else f"{host}:27017" for host in hosts}
-    plain = {host.replace("localhost:", "127.0.0.1:") for host in named}
-    return tuple(sorted(plain)), parts.path.strip("/") or DATABASE

@@ -139,7 +139,6 @@ WITHOUT_EFFECT = {
     "elasticsearch_": _OTHER_STORE,
     "event_": _EVENTS,
     "gcs_": _OTHER_STORE,
-    "mongodb_": _OTHER_STORE,
     "override_backends": _NOT_YET,
     "redis_db": _IN_RESULT_URL,
     "redis_host": _IN_RESULT_URL,

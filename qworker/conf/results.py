@@ -51,6 +51,15 @@ class ResultSettings:
         minimum=0,
     )
 
+    mongodb_backend_settings: dict[str, Any] = declare(
+        kinds.MAPPING,
+        {},
+        "What is told to the MongoDB result store besides its URL, and goes before that: `database`, "
+        "`taskmeta_collection`, `groupmeta_collection`, `host`, `port`, `user`, `password`, "
+        "`max_pool_size`, and `options` of PyMongo's client that the URL does not name.",
+        nullable=True,
+    )
+
     database_table_names: dict[str, str] = declare(
         kinds.MAPPING,
         {},

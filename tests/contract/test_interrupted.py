@@ -34,6 +34,7 @@ from qworker.backends.sql import SQLBackend
 from qworker.errors import ResultTimeout
 from qworker.transports.lease import DeadLetter
 from tests.acceptance.sqs_server import Sqs
+from tests.contract.place_mongodb import MongoPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 from tests.contract.place_sqs import SQS_OPTIONS
 from tests.servers import new_prefix, require
@@ -149,6 +150,7 @@ STORES = (
     "rabbitmq",
     "postgresql",
     "mysql",
+    pytest.param("mongodb", marks=pytest.mark.more_brokers),
     "memory",
     "memcached",
     "filesystem",
@@ -167,6 +169,12 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
         with closed(Shop(place.url, f"db+{place.url}")) as shop:
             yield shop
         place.clear()
+        return
+    if kind == "mongodb":
+        mongo = MongoPlace(tmp_path)
+        with closed(Shop(mongo.url, mongo.url)) as shop:
+            yield shop
+        mongo.clear()
         return
     settings: dict[str, Any] = {}
     if kind == "redis":

@@ -14,7 +14,7 @@ import pytest
 from qworker.backends import open_backend
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
-from qworker.errors import BrokerUnavailable, ConfigurationError
+from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
 from qworker.transports.lease import Ack, DeadLetter, Release, Settlement
 from qworker.transports.mongodb.broker import MongoBroker
 from qworker.transports.mongodb.claim import take_early, take_ready
@@ -156,19 +156,71 @@ def test_few_calls_for_each_task(place: MongoPlace) -> None:
     store.close()
 
 
-def test_wrong_credentials_are_one_error_without_the_password() -> None:
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[str]:
+    """The URL, without a name, of a server that lets in nobody but "me", with the password "right"."""
     require("mongodb")
     process, url = start_mongodb("--user", "me:right")
-    try:
-        good = url.replace("://", "://me:right@") + "&authSource=admin"
-        bad = MongoBroker(good.replace("right", "hunter2"))
-        with pytest.raises(ConfigurationError, match="password") as caught:
-            bad.sender.push([message("a")])
-        assert "hunter2" not in str(caught.value)
-        bad.close()
-    finally:
-        process.kill()
-        process.wait()
+    yield f"{url}&authSource=admin&authMechanism=SCRAM-SHA-256"  # the only one that mongoeco gets right
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("who", ["me:hunter2@", "you:hunter2@"])
+def test_wrong_credentials_are_one_error_without_the_password(guarded: str, who: str) -> None:
+    url = guarded.replace("://", f"://{who}")
+    broker = MongoBroker(url)
+    with pytest.raises(ConfigurationError, match="password") as caught:
+        broker.sender.push([message("a")])
+    backend = open_backend(url, Settings({}, environ={}), SYSTEM_CLOCK)
+    with pytest.raises(BackendError, match="password") as caught_too:
+        backend.get("id")
+    for text in (str(caught.value), str(caught_too.value)):
+        assert "hunter2" not in text
+        assert "\n" not in text
+        assert "full error" not in text
+    broker.close()
+    backend.close()
+
+
+def test_good_credentials_in_the_url_and_in_the_settings(guarded: str) -> None:
+    broker = MongoBroker(guarded.replace("://", "://me:right@"))
+    broker.consumer.register("w@test", ["q"], 1)
+    broker.sender.push([message("a")])
+    assert names(broker.consumer.lease(["q"], 1).messages) == ["a"]
+    broker.close()
+    given = {"mongodb_backend_settings": {"user": "me", "password": "right"}}
+    backend = open_backend(guarded, Settings(given, environ={}), SYSTEM_CLOCK)
+    backend.store("id", backend.meta("id", "SUCCESS", 5))
+    found = backend.get("id")
+    assert found is not None
+    assert found["result"] == 5
+    backend.close()
+
+
+def test_the_settings_of_celerys_store_are_those_of_ours(place: MongoPlace, tmp_path: Path) -> None:
+    from celery import Celery
+
+    other = f"{place.database.name}_other"
+    words = {"database": other, "taskmeta_collection": "tasks", "groupmeta_collection": "groups"}
+    options = {"max_pool_size": 3, "options": {"appname": "of-celery"}}
+    theirs = Celery("proj", broker="memory://", backend=place.url, set_as_current=False)
+    theirs.conf.mongodb_backend_settings = words
+    settings = Settings({"mongodb_backend_settings": words | options}, environ={}, directory=tmp_path)
+    ours = open_backend(place.url, settings, SYSTEM_CLOCK)
+    assert not ours.same_store(place.url), "the broker's database is another"
+    theirs.backend.store_result("of-theirs", [1, 2], "SUCCESS")
+    found = ours.get("of-theirs")
+    assert found is not None
+    assert found["result"] == [1, 2]
+    ours.store("of-ours", ours.meta("of-ours", "SUCCESS", 5))
+    ours.save_group("h", [["h", None], [[["of-ours", None], None]]])
+    assert [each.id for each in theirs.backend.restore_group("h")] == ["of-ours"]
+    database = place.database.client[other]
+    assert set(database.list_collection_names()) >= {"tasks", "groups"}
+    ours.close()
+    theirs.backend._get_connection().close()
+    place.database.client.drop_database(other)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ class MongoBroker(Broker):
         connect_timeout: float = 4.0,
         lease_seconds: float = 15.0,
         revoke_expires: float = 86400.0,
-        results: str = "celery_taskmeta",
+        results: str = Names().result,
         clock: Clock = SYSTEM_CLOCK,
         uptime: Callable[[], float] | None = None,
     ) -> None:
@@ -82,4 +82,5 @@ def open_broker(url: str | None, conf: Settings) -> MongoBroker:
         connect_timeout=conf.broker_connection_timeout,
         lease_seconds=conf.worker_lease_seconds,
         revoke_expires=conf.revoke_expires,
+        results=conf.mongodb_backend_settings.get("taskmeta_collection", Names().result),
     )

@@ -41,7 +41,8 @@ _abandoned: list[Any] = []
 class Server:
     """The database that *url* names, with its collections.
 
-    setting: which has the URL, for errors. options: PyMongo's, which the URL goes before."""
+    setting: which has the URL, for errors. options: PyMongo's, which the URL goes before. database: its name,
+    None: that of the URL."""
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class Server:
         connect_timeout: float,
         names: Names | None = None,
         setting: str = "broker_url",
+        database: str | None = None,
     ) -> None:
         self.url = url
         self.safe_url = mask_urls(url)
@@ -57,6 +59,7 @@ class Server:
         self.names = names or Names()
         self.lock = Lock()
         self._options = dict(options)
+        self._name = database
         self._connect_timeout = connect_timeout
         self._client: Any = None
         self._database: Any = None
@@ -90,7 +93,8 @@ class Server:
                     self._client = pymongo.MongoClient(self.url, **self._settings())
                 except (ValueError, TypeError) as error:  # which it raises for ports, and for options
                     raise errors.ConfigurationError(str(error)) from error
-            database = self._client.get_default_database(DATABASE)
+            usual = self._client.get_default_database(DATABASE)
+            database = self._client[self._name] if self._name else usual
             hello = self._client.admin.command("hello")
             self._replicated = bool(hello.get("setName") or hello.get("msg") == "isdbgrid")
             for name, indexes in INDEXES.items():
@@ -223,7 +227,9 @@ def epoch_of(moment: datetime) -> float:
 
 
 def _text(error: Exception) -> str:
-    """What the driver said, on one line, without passwords and without the description of its topology."""
-    return mask_urls(
-        " ".join(str(error).split()).partition(", Topology Description")[0] or type(error).__name__
-    )
+    """What the driver said, on one line, without passwords, the description of its topology and the whole
+    answer."""
+    text = " ".join(str(error).split())
+    for appendix in (", Topology Description", ", full error"):
+        text = text.partition(appendix)[0]
+    return mask_urls(text or type(error).__name__)
