@@ -1,5 +1,5 @@
-"""Celery on the broker that BENCHMARK_BROKER names: Redis, RabbitMQ, SQS, PostgreSQL by the transport that
-BENCHMARK_TRANSPORT names (kombu's or ours), or SQLAlchemy over SQLite where it names none."""
+"""Celery on the broker that BENCHMARK_BROKER names: Redis, RabbitMQ, SQS, MongoDB, PostgreSQL by the
+transport that BENCHMARK_TRANSPORT names (kombu's or ours), or SQLAlchemy over SQLite where it names none."""
 
 import datetime
 import os
@@ -17,6 +17,8 @@ from benchmarks.adapters.services import (
     SQS_URL,
     STORED,
     directory,
+    drop_mongodb,
+    mongodb_url,
     own_name,
 )
 from benchmarks.adapters.workflows import workflows
@@ -32,6 +34,8 @@ def _urls() -> dict[str, str]:
         return {"broker": f"sqla+{url.replace('postgresql:', 'postgresql+psycopg:')}"}
     if BROKER == "SQS":
         return {"broker": SQS_URL}
+    if BROKER == "MongoDB":
+        return {"broker": mongodb_url(), "backend": mongodb_url()}
     if BROKER:
         broker = RABBITMQ_URL if BROKER == "RabbitMQ" else REDIS_URL
         # Redis keeps RabbitMQ's results too; a worker that keeps none does not connect to it.
@@ -60,7 +64,7 @@ def prepare() -> None:
     """Make the queue, and in SQLite the tables: the workers would race for them otherwise."""
     if BROKER == "PostgreSQL":
         own_database.make()
-    elif BROKER:
+    elif BROKER != "MongoDB" and BROKER:
         finish()
     with app.connection_for_write() as connection:
         queue = app.amqp.queues[app.conf.task_default_queue]
@@ -82,11 +86,14 @@ def finish() -> None:
     if BROKER == "PostgreSQL":
         app.pool.force_close_all()
         own_database.drop()
+    if BROKER == "MongoDB":
+        app.pool.force_close_all()
+        drop_mongodb()
     if BROKER == "RabbitMQ":
         with app.connection_for_write() as connection:
             connection.default_channel.queue_delete(app.conf.task_default_queue)
             connection.default_channel.exchange_delete(app.conf.task_default_queue)
-    if BROKER == "Redis" or (BROKER and STORED):
+    if BROKER == "Redis" or (BROKER == "RabbitMQ" and STORED):
         import redis
 
         redis.Redis.from_url(REDIS_URL).flushdb()

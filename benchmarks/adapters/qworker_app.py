@@ -22,7 +22,9 @@ from benchmarks.adapters.services import (
     SQS_URL,
     STORED,
     directory,
+    drop_mongodb,
     ironmq_url,
+    mongodb_url,
     own_name,
     plain_name,
 )
@@ -62,6 +64,8 @@ def _settings() -> dict[str, Any]:
     if BROKER in _HIDING:
         url, options = _HIDING[BROKER]
         return {"broker": url, "broker_transport_options": options, "task_default_queue": plain_name()}
+    if BROKER == "MongoDB":
+        return {"broker": mongodb_url(), "backend": mongodb_url()}
     if _IN_DATABASE:
         return {"broker": own_database.url(), "backend": f"db+{own_database.url()}"}
     return {
@@ -114,6 +118,9 @@ def finish() -> None:
         app.broker.close()
         nats_streams.delete(plain_name())
     _empty_redis()
+    if BROKER == "MongoDB":
+        app.broker.close()
+        drop_mongodb()
     if _IN_DATABASE:
         app.broker.close()
         own_database.drop()

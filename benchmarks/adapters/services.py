@@ -21,6 +21,8 @@ DISQUE_URL = os.environ.get("BENCHMARK_DISQUE", "disque://127.0.0.1:7711")
 SQS_URL = os.environ.get("BENCHMARK_SQS", "sqs://key:secret@127.0.0.1:9324/")
 """``python -m tests.acceptance.sqs_server --port 9324`` is one."""
 SQS_REGION = "us-east-1"
+MONGODB_URL = os.environ.get("BENCHMARK_MONGODB", "mongodb://127.0.0.1:27017")
+"""Its host alone: each cell has a database of its own."""
 
 QUEUE = os.environ.get("BENCHMARK_NAME", "qworker_benchmarks")
 """Begins the name of every queue in RabbitMQ; name of the database in PostgreSQL and MariaDB, and of the
@@ -35,6 +37,7 @@ SERVERS = {
     "NATS": NATS_URL,
     "Disque": DISQUE_URL,
     "SQS": SQS_URL,
+    "MongoDB": MONGODB_URL,
 }
 PORTS = {
     "redis": 6379,
@@ -45,6 +48,7 @@ PORTS = {
     "nats": 4222,
     "disque": 7711,
     "sqs": 9324,
+    "mongodb": 27017,
 }
 
 BROKER = os.environ.get("BENCHMARK_BROKER", "")
@@ -77,6 +81,20 @@ def ironmq_url() -> str:
     """The URL of IRONMQ_URL, with a project that no other cell has."""
     scheme, _, rest = IRONMQ_URL.partition("://")
     return f"{scheme}://{own_name()}:{rest.partition(':')[2]}"
+
+
+def mongodb_url() -> str:
+    """The URL of a database that no other cell has."""
+    return f"{MONGODB_URL}/{own_name().replace('.', '_')}"
+
+
+def drop_mongodb() -> None:
+    """Drop it."""
+    import pymongo
+
+    client: pymongo.MongoClient[dict[str, object]] = pymongo.MongoClient(mongodb_url())
+    client.drop_database(client.get_default_database())
+    client.close()
 
 
 def answers(url: str) -> bool:

@@ -6,11 +6,11 @@ measures it.
 """
 
 from benchmarks.peer import Peer
-from benchmarks.peers import databases, disque, embedded, ironmq, nats, rabbitmq, redis, sqs
+from benchmarks.peers import databases, disque, embedded, ironmq, mongodb, nats, rabbitmq, redis, sqs
 
 PEERS: dict[str, Peer] = {
     peer.name: peer
-    for module in (embedded, redis, rabbitmq, databases, ironmq, nats, disque, sqs)
+    for module in (embedded, redis, rabbitmq, databases, ironmq, mongodb, nats, disque, sqs, mongodb)
     for peer in module.ROWS
 }
 
