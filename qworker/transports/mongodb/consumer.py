@@ -92,7 +92,7 @@ class MongoConsumer(LeaseConsumer):
         self._files.tidy()
         self._looking.open()
         fields, clock = self._standing()
-        fields |= {**record.__dict__, "queues": list(record.queues), "lease": self._lease_seconds}
+        fields |= {**record._asdict(), "queues": list(record.queues), "lease": self._lease_seconds}
 
         def work(found: Collections) -> int:
             if self._generation != NOT_REGISTERED:
