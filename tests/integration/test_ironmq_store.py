@@ -20,6 +20,7 @@ from qworker.transports.ironmq.client import Client
 from qworker.transports.ironmq.queue import IronQueue
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
+from qworker.transports.visibility.renewal import Renewal
 from tests.support.ironmq_server import TOKEN, IronMQ
 from tests.support.messages import envelope, ids
 from tests.support.receiving import receive
@@ -201,7 +202,7 @@ def test_a_touch_replaces_the_reservation(open_: Open, server: IronMQ) -> None:
     own = store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a", "q"), envelope("b", "q")])
     first, second = receive(store, 2, "q")
-    store.consumer._renew_at = 0.0
+    store.consumer._renewal = Renewal()
     held = store.consumer._holdings.leased
     receipts = {tag: held[tag].message.receipt for tag in held}
     for each in held.values():
@@ -226,7 +227,7 @@ def test_what_others_have_is_ours_no_more(
     assert set(taken) == {lost.tag, kept.tag}
     assert slow.consumer.settle(own, [Ack(kept.tag)]) == set()
     assert "may run again" in caplog.text
-    slow.consumer._renew_at = 0.0
+    slow.consumer._renewal = Renewal()
     for held in slow.consumer._holdings.everything():
         held.message.renew_at = 0.0
     slow.consumer.extend()

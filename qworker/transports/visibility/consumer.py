@@ -12,7 +12,6 @@ that can delay a message: it is given back with a delay, or sent anew with one, 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -31,6 +30,7 @@ from qworker.transports.own_headers import DUE
 from qworker.transports.visibility.long_poll import LongPoll, Polls
 from qworker.transports.visibility.parting import Parting, goes_back, part, partings_of
 from qworker.transports.visibility.queue import Received, RemoteQueue, by_queue
+from qworker.transports.visibility.renewal import Renewal
 from qworker.transports.visibility.server import Heard, QueueGone, RemoteServer
 from qworker.transports.wakeup import WakeupPipe
 
@@ -55,7 +55,7 @@ class RemoteConsumer(KombuConsumer):
         self._heard = Heard()
         self._partings: dict[int, Parting] = {}
         """What came before its time, and is not ours to keep; by the identity of the message."""
-        self._renew_at = 0.0
+        self._renewal = Renewal()
 
     # -- leasing --
 
@@ -115,29 +115,16 @@ class RemoteConsumer(KombuConsumer):
             self._renew()
 
     def _renew(self) -> None:
-        """Hide for longer what has been here for long."""
-        now = time.monotonic()
-        if now < self._renew_at:
-            return
-        self._renew_at = now + 0.5
-        gone: set[int] = set()
-        for queue, stale in by_queue([one for one in self._everything() if now >= one.renew_at]):
-            gone.update(map(id, queue.renew(stale)))
-            for one in stale:
-                one.hidden_from(now)
-        if gone:
-            self._lose(gone)
+        """Keep what is here, and forget what others have by now."""
+        if gone := self._renewal.renew(self._everything()):
+            logger.warning("%d messages were not renewed in time; others have them", len(gone))
+            self._holdings.lose(gone)
+            self._polls.lose(gone)
 
     def _everything(self) -> Iterator[Received]:
         for held in self._holdings.everything():
             yield held.message
         yield from self._polls.arrived
-
-    def _lose(self, gone: set[int]) -> None:
-        """Forget what others have by now, *gone* by its identity."""
-        logger.warning("%d messages were not renewed in time; others have them", len(gone))
-        self._holdings.lose(gone)
-        self._polls.lose(gone)
 
     # -- what goes back --
 

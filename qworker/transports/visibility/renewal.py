@@ -1,0 +1,38 @@
+"""Renewal: what a worker has is hidden from others for longer, before its time is over.
+
+Comes from:  the consumer, at each of its turns.
+Goes to:     ``RemoteQueue.renew``.
+Thread:      the listener's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from qworker.transports.visibility.queue import Received, by_queue
+
+LOOK_SECONDS = 0.5
+"""Between looks at what is held: it may be a lot, and a consumer's turns come quickly."""
+
+
+class Renewal:
+    """The leases of one consumer. monotonic: the clock that they run on."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._look_at = 0.0
+
+    def renew(self, messages: Iterable[Received]) -> set[int]:
+        """Hide those of *messages* for longer whose time it is; return the id() of each that others may have
+        by now."""
+        now = self._monotonic()
+        if now < self._look_at:
+            return set()
+        self._look_at = now + LOOK_SECONDS
+        gone: set[int] = set()
+        for queue, stale in by_queue(message for message in messages if now >= message.renew_at):
+            gone.update(map(id, queue.renew(stale)))
+            for message in stale:
+                message.hidden_from(now)
+        return gone

@@ -1,0 +1,115 @@
+"""When what a worker has is hidden from others for longer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from qworker.transports.visibility.queue import Count, Entry, Received, RemoteQueue
+from qworker.transports.visibility.renewal import LOOK_SECONDS, Renewal
+
+LEASE_SECONDS = 30.0
+
+
+class Queue(RemoteQueue):
+    """One that notes what is renewed. gone: the ids of those that others have."""
+
+    batch = 2
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.renewed: list[list[str]] = []
+        self.gone: set[str] = set()
+        self.away = False
+
+    def renew(self, messages: Sequence[Received]) -> list[Received]:
+        if self.away:
+            raise OSError("away")
+        self.renewed.append([one.delivery_tag for one in messages])
+        return [one for one in messages if one.delivery_tag in self.gone]
+
+    def given(self, id: str, at: float) -> Received:
+        message = Received(self, "{}", id=id, receipt=id, lease_seconds=LEASE_SECONDS, redelivered=False)
+        message.hidden_from(at)
+        return message
+
+    def send(self, entries: Sequence[Entry]) -> None:
+        raise NotImplementedError
+
+    def receive(self, count: int, seconds: float) -> list[Received]:
+        raise NotImplementedError
+
+    def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
+        raise NotImplementedError
+
+    def delete(self, messages: Sequence[Received]) -> list[Received]:
+        raise NotImplementedError
+
+    def count(self) -> Count:
+        raise NotImplementedError
+
+    def purge(self) -> int:
+        raise NotImplementedError
+
+
+class Monotonic:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Monotonic:
+    return Monotonic()
+
+
+def test_each_is_renewed_when_a_third_of_its_time_is_over(clock: Monotonic) -> None:
+    renewal, queue, other = Renewal(clock), Queue("q"), Queue("r")
+    messages = [queue.given(id, 100.0) for id in "abc"] + [
+        queue.given("late", 101.0),
+        other.given("o", 100.0),
+    ]
+    clock.now = 109.9
+    assert renewal.renew(messages) == set()
+    assert queue.renewed == other.renewed == []
+    clock.now = 110.5
+    assert renewal.renew(messages) == set()
+    assert (queue.renewed, other.renewed) == ([["a", "b"], ["c"]], [["o"]])
+    clock.now = 111.0
+    renewal.renew(messages)
+    assert queue.renewed[2:] == [["late"]]
+    clock.now = 120.4  # the others' time counts from their renewal
+    renewal.renew(messages)
+    assert len(queue.renewed) == 3
+
+
+def test_all_that_is_held_is_not_looked_at_at_each_turn(clock: Monotonic) -> None:
+    renewal, queue = Renewal(clock), Queue("q")
+    renewal.renew([])
+    clock.now += LOOK_SECONDS / 2
+    renewal.renew([queue.given("a", 0.0)])
+    assert queue.renewed == []
+    clock.now += LOOK_SECONDS
+    renewal.renew([queue.given("a", 0.0)])
+    assert queue.renewed == [["a"]]
+
+
+def test_what_others_have_is_told(clock: Monotonic) -> None:
+    renewal, queue = Renewal(clock), Queue("q")
+    queue.gone = {"b", "c"}
+    messages = [queue.given(id, 0.0) for id in "abc"]
+    assert renewal.renew(messages) == set(map(id, messages[1:]))
+
+
+def test_what_was_not_renewed_is_tried_again(clock: Monotonic) -> None:
+    renewal, queue = Renewal(clock), Queue("q")
+    messages = [queue.given("a", 0.0)]
+    queue.away = True
+    with pytest.raises(OSError, match="away"):
+        renewal.renew(messages)
+    queue.away = False
+    clock.now += LOOK_SECONDS
+    renewal.renew(messages)
+    assert queue.renewed == [["a"]]
