@@ -49,6 +49,13 @@ MYSQL = Spelling(
     "a URL with no ssl_ parameters",
     "mysql://USER:PASSWORD@HOST/DATABASE",
 )
+IRONMQ = Spelling(
+    "ssl_ca_certs",
+    "ssl_certfile and ssl_keyfile",
+    "ironmq://",
+    "ironmq+http://",
+    "ironmq://PROJECT:TOKEN@HOST",
+)
 
 _MEANINGS = (
     # What the server says of us comes first: its words hold those of the others.

@@ -1,7 +1,7 @@
-"""Our stand-in for IronMQ as a process of a test's own, that may be killed and restarted. It forgets all
-then.
+"""Our stand-in for IronMQ as a process of a test's own, that may be killed and restarted. What it had is in a
+file, which may be lost.
 
-Comes from:  test_ironmq.py.
+Comes from:  more_brokers.py, test_ironmq.py.
 Goes to:     tests/support/ironmq_server.py.
 Thread:      the test's; the kernel kills a server whose test has died.
 """
@@ -13,6 +13,7 @@ import os
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 from tests.acceptance.harness import REPOSITORY
@@ -28,10 +29,17 @@ class IronProcess(Server):
         return f"ironmq+http://project:{TOKEN}@127.0.0.1:{self.port}"
 
     def prepare(self) -> None:
-        """It keeps nothing."""
+        """It makes its file itself."""
 
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "tests.support.ironmq_server", "--port", str(self.port)]
+        return [
+            *(sys.executable, "-m", "tests.support.ironmq_server"),
+            *("--port", str(self.port), "--file", str(self._file)),
+        ]
+
+    @property
+    def _file(self) -> Path:
+        return self.directory / "messages"
 
     def environment(self) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -47,7 +55,15 @@ class IronProcess(Server):
         """See POST /stand-in there."""
         return self._ask("/stand-in", what)
 
-    def size(self, queue: str) -> int:
+    def lose(self) -> None:
+        """As if its disk had been replaced; it must not run."""
+        self._file.unlink(missing_ok=True)
+
+    def reset(self) -> None:
+        """As new."""
+        self.tell(forget=True)
+
+    def left(self, queue: str) -> int:
         try:
             return int(self._ask(f"/3/projects/project/queues/{queue}")["queue"]["size"])
         except urllib.error.HTTPError:

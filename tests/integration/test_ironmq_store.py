@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -19,8 +22,9 @@ from qworker.transports.ironmq.address import HOST, address_of
 from qworker.transports.ironmq.client import Client
 from qworker.transports.ironmq.queue import IronQueue
 from qworker.transports.kombu.broker import KombuBroker
-from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
+from qworker.transports.lease import Ack, Broker, DeadLetter, Envelope, Release
 from qworker.transports.visibility.renewal import Renewal
+from tests.certificates import Certificates
 from tests.support.ironmq_server import TOKEN, IronMQ
 from tests.support.messages import envelope, ids
 from tests.support.receiving import receive
@@ -335,6 +339,125 @@ def test_a_server_that_is_away(open_: Open, server: IronMQ) -> None:
         open_(url).consumer.register("w", ["q"], 1)
     with closing(IronMQ(port)):
         store.sender.push([envelope("b", "q")])
+
+
+def test_what_the_stand_in_had_is_there_when_it_starts_again(
+    open_: Open, tmp_path: Path, clock: Time
+) -> None:
+    """Also what is reserved, under its reservation, and what is due later."""
+    file = tmp_path / "ironmq.jsonl"
+    with closing(IronMQ(clock=clock, file=file)) as first:
+        store = open_(first.url())
+        own = store.consumer.register("w", ["q"], 1)
+        store.sender.push([envelope(name, "q") for name in "abc"])
+        store.sender.push([envelope("later", "q", due=SYSTEM_CLOCK.now() + 60.0)])
+        done, held, back = sorted(receive(store, 3, "q"), key=lambda one: ids([one]))
+        store.consumer.settle(own, [Ack(done.tag), Release(back.tag)])
+    store.consumer._connection.release()
+    with file.open("a") as torn:
+        torn.write('["project", "q", "gon')
+    with closing(IronMQ(first.port, clock=clock, file=file)) as second:
+        assert second.size("project", "q") == 3
+        assert store.consumer.settle(own, [Ack(held.tag)]) == set()
+        (again,) = receive(store, 1, "q")
+        assert again.tag == back.tag
+        assert store.consumer.settle(own, [Ack(again.tag)]) == set()
+        store.consumer.deregister()
+        assert told(second, "POST", "/q/reservations")[1] == {"messages": []}
+        clock.ahead = 61.0
+        assert len(told(second, "POST", "/q/reservations")[1]["messages"]) == 1
+
+
+# -- TLS --
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def secure(certificates: Certificates) -> Iterator[IronMQ]:
+    """One behind TLS, with a certificate for ``localhost``."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificates.server)
+    with closing(IronMQ(tls=context)) as server:
+        yield server
+
+
+def https(server: IronMQ, host: str = "localhost", parameters: str = "") -> str:
+    return f"ironmq://project:{TOKEN}@{host}:{server.port}{parameters}"
+
+
+def opened(url: str, use_ssl: Any = None) -> Broker:
+    conf = Settings({
+        "broker_use_ssl": use_ssl, "broker_transport_options": {"wait_time_seconds": 1},
+        "broker_connection_timeout": 2.0,
+    })  # fmt: skip
+    return open_broker(url, conf)
+
+
+@pytest.mark.parametrize("said_in", ["url", "setting"])
+def test_https_with_an_authority_of_ones_own(
+    secure: IronMQ, certificates: Certificates, said_in: str
+) -> None:
+    trusted = {"ssl_ca_certs": str(certificates.authority)}
+    if said_in == "url":
+        store = opened(https(secure, parameters=f"?{urlencode(trusted)}"))
+    else:
+        store = opened(https(secure), trusted)
+    with closing(store):
+        own = store.consumer.register("w", ["q"], 1)
+        store.sender.push([envelope("a", "q")])
+        (message,) = receive(store, 1, "q")
+        assert store.consumer.settle(own, [Ack(message.tag)]) == set()
+    assert secure.size("project", "q") == 0
+
+
+STRANGE = "its certificate is signed by no authority that we know: .* ssl_ca_certs"
+
+
+@pytest.mark.parametrize(
+    ("host", "trusted", "said"),
+    [
+        ("localhost", "stranger", STRANGE),
+        ("localhost", None, STRANGE),
+        ("127.0.0.1", "authority", "its certificate is made for another name"),
+    ],
+)
+def test_who_is_not_trusted_is_one_clear_line(
+    secure: IronMQ, certificates: Certificates, host: str, trusted: str | None, said: str
+) -> None:
+    use_ssl = {"ca_certs": str(getattr(certificates, trusted))} if trusted else None
+    with (
+        closing(opened(https(secure, host), use_ssl)) as store,
+        pytest.raises(BrokerUnavailable, match=said) as error,
+    ):
+        store.sender.push([envelope("a", "q")])
+    assert "\n" not in str(error.value)
+    assert TOKEN not in str(error.value)
+
+
+def test_tls_where_there_is_none(server: IronMQ) -> None:
+    with (
+        closing(opened(https(server))) as store,
+        pytest.raises(BrokerUnavailable, match="it speaks no TLS there"),
+    ):
+        store.sender.push([envelope("a", "q")])
+
+
+@pytest.mark.parametrize(
+    ("url", "use_ssl", "said"),
+    [
+        ("ironmq://p:t@h?ssl_ca_certs=/nowhere", None, "/nowhere, which cannot be read"),
+        ("ironmq://p:t@h?ssl_ca_cert=x", None, "did you mean ssl_ca_certs"),
+        ("ironmq://p:t@h?region=eu", None, "'region'; other options go into broker_transport_options"),
+        ("ironmq+http://p:t@h", {"ca_certs": "x"}, "is without TLS"),
+    ],
+)
+def test_wrong_options_of_tls(url: str, use_ssl: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        opened(url, use_ssl)
 
 
 # -- administration --

@@ -1,18 +1,21 @@
 """A server that speaks as IronMQ v3 does, made from the rules of its public reference.
 
 Comes from:  tests, by ``IronMQ``; other processes, by ``python -m tests.support.ironmq_server --port N``.
-Goes to:     HTTP on the loopback; it keeps all in memory, and forgets it when it ends.
+Goes to:     HTTP or HTTPS on the loopback; a file, where one is named, with a line for each change: who
+             starts on it has what was there, also after kill -9.
 Thread:      one for each connection.
 
 Any project is there; the token of each is TOKEN. It refuses what IronMQ refuses. ``POST /stand-in`` tells it
 what to get wrong: ``{"fault": kind, "count": n}`` for the next n requests of a method that is not GET, of
-FAULTS; ``{"expire": true}``, to end all reservations now.
+FAULTS; ``{"expire": true}``, to end all reservations now; ``{"forget": true}``, to be as new.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import ssl
+import sys
 import threading
 import time
 from collections import Counter, deque
@@ -20,6 +23,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -51,20 +55,29 @@ class Message:
     def told(self) -> dict[str, Any]:
         return {"id": self.id, "body": self.body, "reserved_count": self.reserved_count}
 
+    def put_back(self, expires: float, reserved_count: int, reservation: str | None, until: float) -> Message:
+        """As it was when that was noted."""
+        self.expires, self.until = expires, until
+        self.reserved_count, self.reservation = reserved_count, reservation
+        return self
+
 
 class Queue:
     """options: as in PUT."""
 
-    def __init__(self, name: str, options: dict[str, Any]) -> None:
+    def __init__(self, project: str, name: str) -> None:
+        self.project = project
         self.name = name
-        self.options = {"message_timeout": 60, "message_expiration": LONGEST, "type": "pull", **options}
+        self.options: dict[str, Any] = {
+            "message_timeout": 60, "message_expiration": LONGEST, "type": "pull",
+        }  # fmt: skip
         self.messages: dict[str, Message] = {}
         self.ready: deque[Message] = deque()
         self.later: list[tuple[float, int, Message]] = []
         self.total = 0
 
-    def told(self, project: str, sizes: bool = True) -> dict[str, Any]:
-        found = {"project_id": project, "name": self.name, **self.options}
+    def told(self, sizes: bool = True) -> dict[str, Any]:
+        found = {"project_id": self.project, "name": self.name, **self.options}
         if sizes:
             found |= {"size": len(self.messages), "total_messages": self.total}
         return {"queue": found}
@@ -76,18 +89,31 @@ class Answer(NamedTuple):
 
 
 class IronMQ:
-    """Serves at once. clock: seconds. After close() nothing of it is left."""
+    """Serves at once. clock: seconds, which go on from one process to the next. file: keeps what is there;
+    None: nothing does. tls: for HTTPS."""
 
-    def __init__(self, port: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        port: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        file: Path | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.clock = clock
         self.projects: dict[str, dict[str, Queue]] = {}
         self.calls: Counter[str] = Counter()
         self._faults: list[str] = []
         self._news = threading.Condition()
-        self._numbers = count(6_000_000_000_000_000_000)
+        self._numbers = count(6_000_000_000_000_000_000 + time.monotonic_ns())
         self._order = count()
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
-        self._server.daemon_threads = True
+        if file is not None and file.exists():
+            self._read(file)
+        self._file = file.open("a") if file is not None else None
+        self._server = _Server(("127.0.0.1", port), _handler(self))
+        if tls is not None:
+            listening = self._server.socket
+            # The greeting is left to the thread of the connection.
+            self._server.socket = tls.wrap_socket(listening, server_side=True, do_handshake_on_connect=False)
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
@@ -98,6 +124,53 @@ class IronMQ:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+        if self._file is not None:
+            self._file.close()
+
+    # -- the file --
+
+    def _read(self, file: Path) -> None:
+        text = file.read_text()
+        whole = text[: text.rfind("\n") + 1]  # who died while it wrote the rest had answered nobody
+        file.write_text(whole)
+        for line in whole.splitlines():
+            self._replay(*json.loads(line))
+        for queues in self.projects.values():
+            for queue in queues.values():
+                self._put_in_order(queue)
+
+    def _note(self, queue: Queue, what: str, *values: Any) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps([queue.project, queue.name, what, *values]) + "\n")
+
+    def _note_message(self, queue: Queue, one: Message) -> None:
+        values = (one.expires, one.reserved_count, one.reservation, one.until)
+        self._note(queue, "message", one.id, one.body, *values)
+
+    def _replay(self, project: str, name: str, what: str, *values: Any) -> None:
+        """Do what _note() was told."""
+        queues = self.projects.setdefault(project, {})
+        queue = queues.setdefault(name, Queue(project, name))
+        match what, values:
+            case "options", [options]:
+                queue.options = options
+            case "message", [id, body, *state]:
+                queue.messages[id] = Message(id, body, 0.0).put_back(*state)
+            case "gone", [id]:
+                queue.messages.pop(id, None)
+            case "cleared", []:
+                queue.messages.clear()
+            case "deleted", []:
+                del queues[name]
+
+    def _put_in_order(self, queue: Queue) -> None:
+        for message in queue.messages.values():
+            if message.until > 0.0:
+                heappush(queue.later, (message.until, next(self._order), message))
+            else:
+                queue.ready.append(message)
+
+    # -- what tests do to it --
 
     def fail(self, kind: str, times: int = 1) -> None:
         """Get the next *times* requests wrong that change something."""
@@ -120,6 +193,16 @@ class IronMQ:
                         heappush(queue.later, (0.0, next(self._order), message))
             self._news.notify_all()
 
+    def forget(self) -> None:
+        """Whatever is there, and whatever was to go wrong."""
+        with self._news:
+            for queues in self.projects.values():
+                for queue in list(queues.values()):
+                    self._drop(queue)
+            self._faults.clear()
+            self.calls.clear()
+            self._news.notify_all()
+
     def size(self, project: str, name: str) -> int:
         with self._news:
             queue = self.projects.get(project, {}).get(name)
@@ -136,12 +219,22 @@ class IronMQ:
         if len(parts) < 4 or parts[0] != "3" or parts[1] != "projects" or parts[3] != "queues":
             raise Refused(404, "Not found")
         with self._news:
-            queues = self.projects.setdefault(parts[2], {})
-            return self._route(method, parts[2], queues, parts[4:], query, given)
+            try:
+                return self._route(method, parts[2], parts[4:], query, given)
+            finally:
+                if self._file is not None:
+                    self._file.flush()
 
-    def _route(
-        self, method: str, project: str, queues: dict[str, Queue], parts: list[str], query: Any, given: Any
-    ) -> Answer:
+    def _queue(self, project: str, name: str) -> Queue:
+        """The queue, which is made if there is none."""
+        queues = self.projects.setdefault(project, {})
+        if name not in queues:
+            queues[name] = Queue(project, name)
+            self._note(queues[name], "options", queues[name].options)
+        return queues[name]
+
+    def _route(self, method: str, project: str, parts: list[str], query: Any, given: Any) -> Answer:
+        queues = self.projects.setdefault(project, {})
         if not parts:
             first = query.get("previous", "")
             names = [
@@ -153,23 +246,23 @@ class IronMQ:
         name, *rest = parts
         self.calls[f"{method} {rest[0] if rest else 'queue'}{' one' if len(rest) > 1 else ''}"] += 1
         if method == "POST" and rest == ["messages"]:
-            return self._post(queues.setdefault(name, Queue(name, {})), given)
+            return self._post(self._queue(project, name), given)
         if method == "PUT" and not rest:
-            queue = queues.setdefault(name, Queue(name, {}))
-            queue.options |= given.get("queue", {})
-            return Answer(200, queue.told(project, sizes=False))
+            queue = self._queue(project, name)
+            self._set(queue, given)
+            return Answer(200, queue.told(sizes=False))
         found = queues.get(name)
         if found is None:
             raise Refused(404, "Queue not found")
         self._pass_time(found)
         match method, rest:
             case "GET", []:
-                return Answer(200, found.told(project))
+                return Answer(200, found.told())
             case "PATCH", []:
-                found.options |= given.get("queue", {})
-                return Answer(200, found.told(project))
+                self._set(found, given)
+                return Answer(200, found.told())
             case "DELETE", []:
-                del queues[name]
+                self._drop(found)
                 return Answer(200, {"msg": "Deleted"})
             case "GET", ["messages"]:
                 some = list(found.ready)[: _whole(query.get("n", 1), 1, 100, "n")]
@@ -177,7 +270,7 @@ class IronMQ:
             case "DELETE", ["messages"]:
                 return self._delete_many(found, given)
             case "POST", ["reservations"]:
-                return self._reserve(queues, found, given)
+                return self._reserve(found, given)
             case "GET", ["messages", id]:
                 return Answer(200, {"message": _message(found, id).told()})
             case "DELETE", ["messages", id]:
@@ -198,6 +291,14 @@ class IronMQ:
                 return Answer(200, {"msg": "Released"})
         raise Refused(405, "Method not allowed")
 
+    def _drop(self, queue: Queue) -> None:
+        del self.projects[queue.project][queue.name]
+        self._note(queue, "deleted")
+
+    def _set(self, queue: Queue, given: Any) -> None:
+        queue.options |= given.get("queue", {})
+        self._note(queue, "options", queue.options)
+
     def _post(self, queue: Queue, given: Any) -> Answer:
         messages = given.get("messages")
         if not isinstance(messages, list) or not messages:
@@ -216,10 +317,11 @@ class IronMQ:
                 self._later(queue, message, delay)
             else:
                 queue.ready.append(message)
+                self._note_message(queue, message)
         self._news.notify_all()
         return Answer(201, {"ids": ids, "msg": "Messages put on queue."})
 
-    def _reserve(self, queues: dict[str, Queue], queue: Queue, given: Any) -> Answer:
+    def _reserve(self, queue: Queue, given: Any) -> Answer:
         most = _whole(given.get("n", 1), 1, 100, "n")
         seconds = _whole(given.get("timeout", queue.options["message_timeout"]), 30, 86_400, "timeout")
         wait = _whole(given.get("wait", 0), 0, 30, "wait")
@@ -231,7 +333,7 @@ class IronMQ:
                 message = queue.ready.popleft()
                 if message.id not in queue.messages or message.reservation:
                     continue
-                if self._is_dead(queues, queue, message):
+                if self._is_dead(queue, message):
                     continue
                 self._hide(queue, message, seconds)
                 taken.append({**message.told(), "reservation_id": message.reservation})
@@ -242,19 +344,20 @@ class IronMQ:
                 return Answer(200, {"messages": taken})
             soon = min((entry[0] for entry in queue.later[:1]), default=self.clock() + 1.0) - self.clock()
             self._news.wait(min(left, max(0.01, min(soon, 1.0))))
-            if queues.get(queue.name) is not queue:
+            if self.projects.get(queue.project, {}).get(queue.name) is not queue:
                 raise Refused(404, "Queue not found")
 
-    def _is_dead(self, queues: dict[str, Queue], queue: Queue, message: Message) -> bool:
+    def _is_dead(self, queue: Queue, message: Message) -> bool:
         """Whether it was reserved too often; then it goes to the queue of the dead."""
         dead = queue.options.get("dead_letter")
         if not dead or message.reserved_count < dead.get("max_reservations", 10):
             return False
-        other = queues.setdefault(dead["queue_name"], Queue(dead["queue_name"], {}))
-        del queue.messages[message.id]
+        other = self._queue(queue.project, dead["queue_name"])
+        self._delete(queue, [message])
         message.expires = self.clock() + other.options["message_expiration"]
         other.messages[message.id] = message
         other.ready.append(message)
+        self._note_message(other, message)
         return True
 
     def _hide(self, queue: Queue, message: Message, seconds: int) -> None:
@@ -265,6 +368,7 @@ class IronMQ:
     def _later(self, queue: Queue, message: Message, seconds: int) -> None:
         message.until = self.clock() + seconds
         heappush(queue.later, (message.until, next(self._order), message))
+        self._note_message(queue, message)
         self._news.notify_all()
 
     def _pass_time(self, queue: Queue) -> None:
@@ -283,6 +387,7 @@ class IronMQ:
             queue.messages.clear()
             queue.ready.clear()
             queue.later.clear()
+            self._note(queue, "cleared")
             return Answer(200, {"msg": "Cleared"})
         if len(ids) > 100:
             raise Refused(400, "at most 100 messages")
@@ -292,6 +397,7 @@ class IronMQ:
     def _delete(self, queue: Queue, messages: list[Message]) -> None:
         for message in messages:
             queue.messages.pop(message.id, None)
+            self._note(queue, "gone", message.id)
 
 
 def _whole(value: Any, least: int, most: int, name: str) -> int:
@@ -324,6 +430,14 @@ def _reserved(queue: Queue, id: str, reservation: Any) -> Message:
     return _owned(queue, id, reservation)
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # a client went away, or does not trust us
+            super().handle_error(request, client_address)
+
+
 def _handler(server: IronMQ) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -341,6 +455,8 @@ def _handler(server: IronMQ) -> type[BaseHTTPRequestHandler]:
                 if self.path == "/stand-in":
                     if given.get("expire"):
                         server.expire()
+                    if given.get("forget"):
+                        server.forget()
                     if given.get("fault"):
                         server.fail(given["fault"], given.get("count", 1))
                     self.say(200, {"calls": dict(server.calls)})
@@ -384,7 +500,9 @@ def _handler(server: IronMQ) -> type[BaseHTTPRequestHandler]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8080)
-    server = IronMQ(parser.parse_args().port)
+    parser.add_argument("--file", type=Path)
+    given = parser.parse_args()
+    server = IronMQ(given.port, file=given.file)
     try:
         threading.Event().wait()
     except KeyboardInterrupt:

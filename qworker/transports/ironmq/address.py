@@ -1,16 +1,17 @@
-"""Address: where an IronMQ is, and who we are there.
+"""Address: where an IronMQ is, who we are there, and how it is encrypted.
 
-Comes from:  ``broker_url``; where it leaves something out, the variables of the environment that IronMQ's own
-             clients read.
-Goes to:     ``client.py``.
+Comes from:  ``broker_url``, ``broker_use_ssl``; where the URL leaves something out, the variables of the
+             environment that IronMQ's own clients read.
+Goes to:     ``server.py``, ``client.py``.
 Thread:      any; pure.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
-from urllib.parse import quote, unquote, urlsplit
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from qworker.errors import ConfigurationError
+from qworker.transports.tls import Tls, divided, tls_of
 
 HOST = "mq-aws-us-east-1-1.iron.io"
 """The region that IronMQ's own clients ask when they are told of none."""
@@ -50,10 +51,34 @@ def address_of(url: str, environment: Mapping[str, str]) -> Address:
             "ironmq://PROJECT:TOKEN@HOST, or set IRON_MQ_PROJECT_ID and IRON_MQ_TOKEN in the environment",
             setting="broker_url",
         )
-    protocol = "http" if parts.scheme.endswith("+http") else "https"
+    protocol = "http" if _is_plain(url) else "https"
     host = parts.hostname or said("HOST") or HOST
     if ":" in host:
         host = f"[{host}]"
     where = host if port is None else f"{host}:{port}"
     path = parts.path.rstrip("/") or "/3"
     return Address(f"{protocol}://{where}{path}/projects/{quote(project, safe='')}/queues", project, token)
+
+
+def tls_to(url: str, use_ssl: Any) -> Tls | None:
+    """How TLS to *url* is asked for, in its parameters or by *use_ssl*; None: as this system has it, or no
+    TLS. Raises ConfigurationError for parameters there are none of, and for files that are not in order."""
+    parameters, others = divided(parse_qsl(url.partition("?")[2]))
+    if others:
+        raise ConfigurationError(
+            f"broker_url: ironmq:// takes ssl_ options, and not {next(iter(others))!r}; other options go "
+            "into broker_transport_options",
+            setting="broker_url",
+        )
+    tls = tls_of("ironmq", parameters, use_ssl)
+    if tls is not None and _is_plain(url):
+        raise ConfigurationError(
+            "broker_url: ironmq+http:// is without TLS, which broker_use_ssl or the URL's ssl_ options ask "
+            "for: write ironmq://",
+            setting="broker_url",
+        )
+    return None if tls is None else tls.checked("broker_url")
+
+
+def _is_plain(url: str) -> bool:
+    return url.partition(":")[0].endswith("+http")

@@ -28,7 +28,7 @@ def open_broker(url: str | None, conf: Settings) -> KombuBroker:
     )
     return remote_broker(
         url,
-        IronServer(url, options, visibility, conf.broker_connection_timeout),
+        IronServer(url, options, visibility, conf.broker_connection_timeout, conf.broker_use_ssl),
         known=(conf.task_default_queue, *conf.task_queues),
         eta_limit=conf.worker_eta_task_limit,
     )

@@ -15,7 +15,9 @@ from typing import Any
 from urllib3.exceptions import HTTPError
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
-from qworker.transports.ironmq.address import address_of
+from qworker.transports.connect_errors import IRONMQ as SPELLING
+from qworker.transports.connect_errors import explained
+from qworker.transports.ironmq.address import address_of, tls_to
 from qworker.transports.ironmq.client import Client, IronError
 from qworker.transports.ironmq.queue import IronQueue
 from qworker.transports.kombu.server import DEAD
@@ -32,21 +34,21 @@ LONGEST_WAIT = 30
 
 class IronServer(RemoteServer):
     """visibility: seconds after which a dead worker's messages come back. options: ``wait_time_seconds``, of
-    one long poll. ssl_context: None for the authorities that the system trusts."""
+    one long poll. use_ssl: as the setting broker_use_ssl."""
 
     def __init__(
-        self, url: str, options: dict[str, Any], visibility: int, timeout: float, ssl_context: Any = None
+        self, url: str, options: dict[str, Any], visibility: int, timeout: float, use_ssl: Any = None
     ) -> None:
         super().__init__(url, timeout)
         self._address = address_of(url, os.environ)
-        self._ssl_context = ssl_context
+        self._tls = tls_to(url, use_ssl)
         self._hidden = min(LONGEST_LEASE, max(LEASE_SECONDS, visibility))
         self.wait_seconds = min(LONGEST_WAIT, max(0, int(options.get("wait_time_seconds", WAIT_SECONDS))))
         self._answered = False
 
     def connect(self) -> Client:
-        client = Client(self._address, self.timeout, self._ssl_context)
-        with self.errors(client):
+        with self.errors(None):
+            client = Client(self._address, self.timeout, self._tls and self._tls.context())
             client.call("GET", "?per_page=1")
         self._answered = True
         return client
@@ -69,7 +71,8 @@ class IronServer(RemoteServer):
             kind = QueueGone if error.status == 404 else BrokerUnavailable
             raise kind(f"{self.shown}: {error}") from error
         except (HTTPError, OSError) as error:
-            raise BrokerUnavailable(f"{self.shown}: {type(error).__name__}: {error}") from error
+            why = explained(f"{type(error).__name__}: {error}", SPELLING)
+            raise BrokerUnavailable(f"{self.shown}: {why}") from error
 
     def declare(self, connection: Any, queue: str) -> IronQueue:
         shelf = SHELF_SECONDS if queue == DEAD else 0
