@@ -13,7 +13,7 @@ from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.transports import open_broker
 from qworker.transports.kombu.broker import KombuBroker
-from qworker.transports.lease import Ack, Leased
+from qworker.transports.lease import Ack, DeadLetter, Leased
 from tests.support.disque_server import DisqueServer
 from tests.support.messages import message
 
@@ -115,6 +115,20 @@ def test_what_is_too_old_to_be_kept_is_replaced(server: DisqueServer, store: Kom
         assert len(server.ask("JSCAN")[1]) == 2
         assert store.consumer.settle(generation, [Ack(one.tag) for one in jobs]) == set()
     assert server.ask("JSCAN")[1] == []
+
+
+def test_a_dead_letter_lasts_for_its_ttl_from_when_it_was_last_looked_at(server: DisqueServer) -> None:
+    """If it was half as old by then: Disque lets nobody hold it any more, and a new job takes its place."""
+    with closing(opened(server.url, retry=1, ttl=5)) as store:
+        generation = store.consumer.register("w@test", ["q"], 2)
+        store.sender.push([message("m", "q")])
+        (job,) = got(store, 1)
+        store.consumer.settle(generation, [DeadLetter(job.tag, "why")])
+        time.sleep(3.0)
+        assert [letter.reason for letter in store.admin.dead()] == ["why"]
+        time.sleep(3.0)
+        assert [letter.reason for letter in store.admin.dead()] == ["why"]
+        assert store.admin.dead_discard() == 1
 
 
 def test_what_is_not_kept_in_time_comes_again_and_nobody_died_of_it(

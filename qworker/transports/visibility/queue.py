@@ -16,9 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from qworker.transports.delivery_fields import count as counted
 from qworker.transports.kombu.messages import Outgoing
-from qworker.transports.own_headers import DELIVERIES
 from qworker.transports.visibility.text import content, written
 
 Item = TypeVar("Item")
@@ -47,8 +45,6 @@ class Received:
     text: as it was sent. id: by which the server knows the message. receipt: by which it knows that it was
     given to us; a renewal may change it. lease_seconds: for how long it is hidden from others, from its
     receipt or renewal on; a renewal may change that, too. redelivered: whether it was given out before.
-    deaths: how often it was given out and came back because nobody renewed it, where the server counts that
-    apart; it is added to what the message itself says of such runs.
     """
 
     __slots__ = (
@@ -65,7 +61,6 @@ class Received:
         receipt: Any,
         lease_seconds: float,
         redelivered: bool,
-        deaths: int = 0,
     ) -> None:
         found = content(text)
         self.queue = queue
@@ -75,8 +70,6 @@ class Received:
         """The monotonic time at which it is to be hidden for longer."""
         self.acknowledged = False
         self.headers = found.headers
-        if deaths:
-            self.headers[DELIVERIES] = counted(self.headers.get(DELIVERIES)) + deaths
         self.properties = found.properties
         self.content_type = found.content_type
         self.content_encoding = found.content_encoding
