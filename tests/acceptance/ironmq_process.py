@@ -1,7 +1,7 @@
 """Our stand-in for IronMQ as a process of a test's own, that may be killed and restarted. What it had is in a
 file, which may be lost.
 
-Comes from:  more_brokers.py, test_ironmq.py.
+Comes from:  test_ironmq.py.
 Goes to:     tests/support/ironmq_server.py.
 Thread:      the test's; the kernel kills a server whose test has died.
 """
@@ -59,11 +59,7 @@ class IronProcess(Server):
         """As if its disk had been replaced; it must not run."""
         self._file.unlink(missing_ok=True)
 
-    def reset(self) -> None:
-        """As new."""
-        self.tell(forget=True)
-
-    def left(self, queue: str) -> int:
+    def size(self, queue: str) -> int:
         try:
             return int(self._ask(f"/3/projects/project/queues/{queue}")["queue"]["size"])
         except urllib.error.HTTPError:

@@ -37,6 +37,7 @@ _PLACES = (
     "/usr/lib/postgresql/*/bin",
     "/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin",
     "/usr/lib/rabbitmq/bin",
+    "/usr/sbin",
 )
 
 
@@ -425,11 +426,12 @@ BROKERS = ("redis", "postgresql", "rabbitmq")
 
 def missing(kind: str) -> str | None:
     """The binary that is wanted for a server of *kind* and is not here; None when all are."""
-    wanted = {
+    wanted: dict[str, list[str]] = {
         "redis": ["redis-server"],
         "postgresql": ["postgres", "initdb"],
         "rabbitmq": ["rabbitmq-server", "rabbitmqctl", "epmd"],
         "mariadb": ["mariadbd", "mariadb-install-db"],
+        "nats": ["nats-server"],
     }
     return next((name for name in ["setpriv", *wanted[kind]] if _find(name) is None), None)
 

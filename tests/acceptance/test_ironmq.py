@@ -139,6 +139,7 @@ def test_the_broker_errs_and_forgets_all(remote: RemoteSite, server: IronProcess
         server.tell(fault=fault)
         remote.ended(remote.send("work", 1))
     server.kill()
+    server.lose()
     remote.until(lambda: "does not answer" in worker.log, "it to notice")
     server.start()
     remote.client.broker.close()
@@ -146,6 +147,24 @@ def test_the_broker_errs_and_forgets_all(remote: RemoteSite, server: IronProcess
     remote.drained()
     worker.stop()
     assert TOKEN not in worker.log
+
+
+def test_the_server_is_killed_with_work_in_flight(remote: RemoteSite, server: IronProcess) -> None:
+    """What ran goes on, what was accepted is there, nothing is lost."""
+    worker = remote.start()
+    go = remote.path / "go"
+    running = remote.send("until_file", str(go))
+    remote.send_many("work", [(number, 0.05) for number in range(40)])
+    remote.started(running)
+    server.kill()
+    time.sleep(0.5)  # it stays away
+    server.start()
+    remote.client.broker.close()
+    go.touch()
+    remote.ended(remote.send("work", 99))
+    remote.drained()
+    worker.stop()
+    check(remote)
 
 
 def test_the_command_line(remote: RemoteSite, server: IronProcess, tmp_path: Path) -> None:
