@@ -1,49 +1,298 @@
-"""NATS JetStream for one process. (tests/acceptance/test_nats.py has workers.)"""
+"""NATS JetStream, for one process: its clock, its limits, strangers, and what is deleted or not answered.
+(tests/acceptance/test_nats.py has workers.)"""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from qworker.clock import SYSTEM_CLOCK
+from qworker.conf import Settings
+from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
+from qworker.transports import open_broker
 from qworker.transports.kombu.broker import KombuBroker
-from qworker.transports.lease import Ack, Release
+from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
+from qworker.transports.nats.client import Connection, Post
+from tests.acceptance.nats_server import Nats
+from tests.acceptance.private_servers import free_port, serving
+from tests.acceptance.proxy import Proxy
 from tests.contract.place_nats import NatsPlace
-from tests.support.messages import envelope
+from tests.support.messages import envelope, ids
 from tests.support.receiving import receive
 
 pytestmark = pytest.mark.integration
+Open = Callable[..., KombuBroker]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[KombuBroker]:
+def place(tmp_path: Path) -> Iterator[NatsPlace]:
     place = NatsPlace(tmp_path)
-    store = place.open()
-    yield store
-    store.close()
+    yield place
     place.clear()
 
 
-def test_calls_are_few(store: KombuBroker) -> None:
+@pytest.fixture
+def open_(place: NatsPlace) -> Iterator[Open]:
+    opened: list[KombuBroker] = []
+
+    def open_one(url: str | None = None, lease: float = 15.0, timeout: float = 2.0) -> KombuBroker:
+        conf = Settings({
+            "broker_transport_options": {"stream": place.layout.stream}, "worker_lease_seconds": lease,
+            "broker_connection_timeout": timeout,
+        })  # fmt: skip
+        store = open_broker(url or place.url, conf)
+        assert isinstance(store, KombuBroker)
+        opened.append(store)
+        return store
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def anybody(place: NatsPlace) -> Iterator[Connection]:
+    """A connection of somebody else's."""
+    connection = place.server().connect()
+    yield connection
+    connection.release()
+
+
+def at(url: str, port: int) -> str:
+    """*url* with another *port*."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{parts.hostname}:{port}").geturl()
+
+
+# -- messages --
+
+
+def test_messages_come_as_they_were_sent(open_: Open, place: NatsPlace) -> None:
+    store = open_()
+    own = store.consumer.register("w", ["q/ü >.*"], 1)
+    body = bytes(range(256))
+    properties = {"content_type": "x", "content_encoding": "binary", "correlation_id": "c"}
+    store.sender.push([
+        Envelope("q/ü >.*", '{"id":"é"}', json.dumps(properties), body),
+        Envelope("q/ü >.*", "no JSON", None, b""),
+    ])  # fmt: skip
+    first, second = sorted(receive(store, 2, "q/ü >.*"), key=lambda leased: len(leased.body), reverse=True)
+    assert json.loads(first.headers) == {"id": "é"}
+    assert json.loads(first.properties or "") == properties
+    assert (first.body, first.deliveries, first.redelivered, first.due) == (body, 0, False, None)
+    assert second.headers == "no JSON"
+    assert store.consumer.settle(own, [Ack(first.tag), Ack(second.tag), Ack(1)]) == {1}
+    assert place.count() == 0
+
+
+def test_anybody_may_send_anything(open_: Open, place: NatsPlace, anybody: Connection) -> None:
+    store = open_()
     own = store.consumer.register("w", ["q"], 1)
-    connection = store.consumer._connection
-    before = connection.exchanges
-    store.sender.push([envelope(str(number), "q") for number in range(1000)])
-    for _ in range(10):
-        found = receive(store, 100, "q")
-        store.consumer.settle(own, [Ack(message.tag) for message in found])
-    assert store.admin.depths(["q"])[0].ready == 0
-    assert 10 < connection.exchanges - before < 100
+    encoded = b'{"body": "?", "properties": {"body_encoding": "rot13"}}'
+    bodies = [b"words", b"[]", b"", b'{"properties": 5}', encoded]
+    anybody.exchange([Post(place.layout.subject("q"), body) for body in bodies])
+    found = receive(store, len(bodies), "q")
+    assert sorted(message.body for message in found) == sorted(bodies)
+    store.consumer.settle(own, [DeadLetter(message.tag, "nonsense") for message in found])
+    assert sorted(letter.body for letter in store.admin.dead()) == sorted(bodies)
 
 
-def test_what_is_released_for_later_comes_later(store: KombuBroker) -> None:
+def test_a_message_of_no_text_at_all(open_: Open, place: NatsPlace, anybody: Connection) -> None:
+    store = open_()
+    own = store.consumer.register("w", ["q"], 1)
+    anybody.exchange([Post(place.layout.subject("q"), b"\xff\x00\xfe")])
+    (message,) = receive(store, 1, "q")
+    assert store.consumer.settle(own, [DeadLetter(message.tag, "nonsense")]) == set()
+    assert len(store.admin.dead()) == 1
+    assert place.count() == 0
+
+
+def test_what_is_too_large_is_refused_by_name(open_: Open, place: NatsPlace) -> None:
+    store = open_()
+    with pytest.raises(PublishError, match="max_payload"):
+        store.sender.push([envelope("large", "q", body=b"x" * 1_100_000)])
+    assert place.count() == 0
+
+
+def test_calls_are_few(open_: Open, place: NatsPlace) -> None:
+    store = open_()
+    own = store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope("first", "q")])
+    connections = [store.consumer._connection, store.sender._connection]
+    before = sum(connection.exchanges for connection in connections)
+    store.sender.push([envelope(str(number), "q") for number in range(999)])
+    ended = 0
+    while ended < 1000:
+        found = receive(store, 1, "q") + store.consumer.lease(["q"], 100).messages
+        assert store.consumer.settle(own, [Ack(message.tag) for message in found]) == set()
+        ended += len(found)
+    assert place.count() == 0
+    assert (sum(connection.exchanges for connection in connections) - before) / 1000 < 0.4
+
+
+# -- the server's clock --
+
+
+def test_what_is_due_later_is_given_back_until_then(open_: Open, place: NatsPlace) -> None:
+    store = open_()
+    own = store.consumer.register("w", ["q"], 1)
+    now = SYSTEM_CLOCK.now()
+    store.sender.push([envelope("soon", "q", due=now + 2.0), envelope("month", "q", due=now + 2_600_000.0)])
+    (soon,) = receive(store, 1, "q")
+    assert (ids([soon]), SYSTEM_CLOCK.now() >= now + 2.0) == (["soon"], True)
+    store.consumer.settle(own, [Ack(soon.tag)])
+    assert store.consumer._holdings.everything() == []
+    assert place.count() == 1
+
+
+def test_a_release_may_be_for_later(open_: Open, place: NatsPlace) -> None:
+    """Beyond the seconds for which a worker keeps it; the server does, and is not sent it anew."""
+    store = open_()
     own = store.consumer.register("w", ["q"], 1)
     store.sender.push([envelope("a", "q")])
     (message,) = receive(store, 1, "q")
-    due = time.time() + 1.5
-    store.consumer.settle(own, [Release(message.tag, due)])
-    (again,) = receive(store, 1, "q")
-    assert time.time() >= due
-    assert store.consumer.settle(own, [Ack(again.tag)]) == set()
+    held = store.consumer._holdings.leased[message.tag].message.delivery_tag
+    assert store.consumer.settle(own, [Release(message.tag, SYSTEM_CLOCK.now() + 600.0)]) == set()
+    assert store.consumer.lease(["q"], 1).messages == []
+    assert store.consumer._holdings.everything() == []
+    assert place.count() == 1
+    store.consumer.deregister()
+    own = store.consumer.register("w", ["r"], 1)
+    store.sender.push([envelope("b", "r")])
+    (message,) = receive(store, 1, "r")
+    held = store.consumer._holdings.leased[message.tag].message.delivery_tag
+    store.consumer.settle(own, [Release(message.tag)])
+    (again,) = receive(store, 1, "r")
+    assert store.consumer._holdings.leased[again.tag].message.delivery_tag == held
+    assert (again.redelivered, again.deliveries) == (True, 0)
+    store.consumer.settle(own, [Release(again.tag, counted=True)])
+    (again,) = receive(store, 1, "r")
+    assert again.deliveries == 1
+
+
+def test_what_is_renewed_stays_ours(open_: Open, place: NatsPlace) -> None:
+    store, other = open_(lease=3.0), open_(lease=3.0)
+    own = store.consumer.register("w", ["q"], 1)
+    other.consumer.register("other", ["q"], 1)
+    store.sender.push([envelope("a", "q")])
+    (message,) = receive(store, 1, "q")
+    end = time.monotonic() + 4.5
+    while time.monotonic() < end:
+        store.consumer.extend()
+        assert other.consumer.lease(["q"], 1).messages == []
+        other.consumer.wait(0.1)
+    assert store.consumer.settle(own, [Ack(message.tag)]) == set()
+    assert place.count() == 0
+
+
+def test_who_was_silent_for_too_long_acknowledges_nothing(
+    open_: Open, place: NatsPlace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """JetStream would take its word for that of who has the message now."""
+    slow, quick = open_(lease=1.0), open_(lease=5.0)
+    own = slow.consumer.register("slow", ["q"], 1)
+    slow.sender.push([envelope("a", "q")])
+    (message,) = receive(slow, 1, "q")
+    theirs = quick.consumer.register("quick", ["q"], 1)
+    (again,) = receive(quick, 1, "q")
+    assert (again.tag, again.redelivered) == (message.tag, True)
+    slow.consumer.settle(own, [Ack(message.tag)])
+    assert "may run again" in caplog.text
+    assert place.count() == 1
+    assert quick.consumer.settle(theirs, [Ack(again.tag)]) == set()
+    assert place.count() == 0
+
+
+# -- when the server errs --
+
+
+def test_what_was_not_answered_is_sent_again_and_stored_once(open_: Open, place: NatsPlace) -> None:
+    with Proxy(urlsplit(place.url).port or 4222) as proxy:
+        store = open_(at(place.url, proxy.port))
+        store.sender.push([envelope("first", "q")])  # it is connected
+        before = proxy.up.count
+        # The answer to the first try is lost, and that to the second, half the timeout later, is not.
+        end = time.monotonic() + 0.8
+        proxy.down.lose_when(lambda: time.monotonic() < end)
+        store.sender.push([envelope("second", "q")])
+        assert proxy.up.count > before
+        assert place.count() == 2
+
+
+def test_a_server_that_stops_answering(open_: Open, place: NatsPlace) -> None:
+    """What was held is still ours when it answers again, and settled by the same words."""
+    with Proxy(urlsplit(place.url).port or 4222) as proxy:
+        store = open_(at(place.url, proxy.port), timeout=1.0)
+        own = store.consumer.register("w", ["q"], 1)
+        store.sender.push([envelope("a", "q")])
+        (message,) = receive(store, 1, "q")
+        proxy.down.open = False
+        with pytest.raises(BrokerUnavailable, match="does not answer"):
+            store.consumer.settle(own, [Ack(message.tag)])
+        proxy.heal()
+        assert store.consumer.settle(own, [Ack(message.tag)]) == set()
+        assert place.count() == 0
+
+
+def test_a_stream_that_was_deleted(open_: Open, place: NatsPlace) -> None:
+    store = open_()
+    store.consumer.register("w", ["q"], 1)
+    place.clear()
+
+    def ask() -> None:
+        for _ in range(100):
+            store.consumer.lease(["q"], 1)
+            store.consumer.wait(0.2)
+
+    with pytest.raises(LeaseLost, match="deleted"):
+        ask()  # though the server itself lives, and answers nothing to who asks what is not there
+    store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope("a", "q")])
+    assert ids(receive(store, 1, "q")) == ["a"]
+
+
+def test_nobody_is_there(open_: Open, place: NatsPlace) -> None:
+    port = free_port()
+    with pytest.raises(BrokerUnavailable, match=f"{port} does not answer") as away:
+        open_(at(place.url, port)).consumer.register("w", ["q"], 1)
+    assert "\n" not in str(away.value)
+
+
+class Plain(Nats):
+    """One without JetStream."""
+
+    def command(self) -> list[str]:
+        return [word for word in super().command() if word != "-js"]
+
+
+def test_a_server_without_jetstream(open_: Open) -> None:
+    with serving("nats", Plain) as server, pytest.raises(ConfigurationError, match="-js") as refused:
+        open_(server.url).consumer.register("w", ["q"], 1)
+    assert "s3cr3t" not in str(refused.value)
+
+
+# -- administration --
+
+
+def test_administration(open_: Open, place: NatsPlace) -> None:
+    store = open_()
+    own = store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope(name, "q") for name in "abc"])
+    found = receive(store, 3, "q")
+    store.consumer.settle(own, [DeadLetter(message.tag, f"why {ids([message])[0]}") for message in found])
+    letters = store.admin.dead()
+    assert sorted(letter.reason for letter in letters) == ["why a", "why b", "why c"]
+    with closing(open_()) as other:  # which has never heard of the queue
+        assert [(info.queue, info.ready, info.dead) for info in other.admin.queues()] == [("q", 0, 3)]
+    assert store.admin.dead_discard([letters[0].tag]) == 1
+    store.consumer.deregister()
+    assert store.admin.dead_retry() == 2
+    assert store.admin.depths(["q"])[0][:2] == ("q", 2)
+    assert store.admin.purge("q") == 2
+    assert place.count() == 0

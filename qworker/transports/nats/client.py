@@ -188,6 +188,9 @@ class Inbox:
         self._subject = ""
         self._subscription: Any = None  # of the loop's thread, as all below
         self._requests = 0
+        self.silent = False
+        """Whether the last request was answered by nothing, not even that there is no message. JetStream says
+        nothing to who asks a consumer that was deleted."""
         self._arrived: deque[Any] = deque()
         self._news = asyncio.Event()
         self._interrupted = False
@@ -215,7 +218,7 @@ class Inbox:
             self._subscription = await connection.client.subscribe(f"{self._subject}.*", cb=self._take)
         at_once = {"batch": count, "no_wait": True}
         found = await self._request(subject, at_once, AT_ONCE_SECONDS)
-        if found or seconds <= 0 or self._interrupted:
+        if found or self.silent or seconds <= 0 or self._interrupted:
             return found
         # When one has come, the others that have are asked for: who waits for many would wait for all.
         found = await self._request(subject, {"batch": 1, "expires": int(seconds * 1e9)}, seconds + 1.0)
@@ -229,6 +232,7 @@ class Inbox:
         await self._connection.client.publish(subject, json.dumps(request).encode(), reply=reply)
         found: list[Any] = []
         deadline = asyncio.get_running_loop().time() + seconds
+        self.silent = False
         while True:
             while self._arrived:
                 message = self._arrived.popleft()
@@ -245,6 +249,7 @@ class Inbox:
             if self._interrupted and "no_wait" not in request:
                 return found + await self._farewell()
             if left <= 0:
+                self.silent = not found
                 return found  # what is still on its way comes with the next, or is given to others
             self._news.clear()
             with suppress(asyncio.TimeoutError):

@@ -81,6 +81,8 @@ class NatsQueue(RemoteQueue):
     def receive(self, count: int, seconds: float) -> list[Received]:
         next_message = f"{self._connection.api}.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
         received = map(self._received, self._inbox.pull(next_message, count, seconds))
+        if self._inbox.silent:
+            self.count()  # raises what it is, where there is no such consumer any more
         return [one for one in received if one is not None]
 
     def interrupt(self) -> None:
