@@ -16,6 +16,7 @@ from tests.architecture.source import (
     REPOSITORY,
     RULES,
     TOP,
+    Import,
     code_lines,
     imports,
     names,
@@ -36,34 +37,37 @@ OVERGROWN = {
 """Classes that are too long, and why they are not mended yet; none may be added."""
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_every_module_has_a_room_in_the_table(module: str) -> None:
-    assert not room(module) or room(module) in LAYER_OF_ROOM, (
-        f"{module}: add {room(module)!r} to a layer in {RULES.relative_to(REPOSITORY)}"
-    )
+def test_every_module_has_a_room_in_the_table() -> None:
+    homeless = {room(module) for module in MODULES if room(module)} - LAYER_OF_ROOM.keys()
+    assert not homeless, f"add {sorted(homeless)} to a layer in {RULES.relative_to(REPOSITORY)}"
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if room(name)])
-def test_imports_go_down(module: str) -> None:
-    layer = LAYER_OF_ROOM[room(module)]
-    wrong = []
-    for found in own(module):
-        target = room(found.name)
-        if target == "":
-            if layer < TOP:  # the edges come in by the front door as everybody does
-                wrong.append(f"line {found.line}: imports the front door; import the module itself")
-        elif LAYER_OF_ROOM[target] > layer:
-            wrong.append(
-                f"line {found.line}: {found.name} is in layer {LAYER_OF_ROOM[target]}, above {layer}"
-            )
-        elif (
-            LAYER_OF_ROOM[target] == TOP
-            and target != room(module)
-            and room(module) not in ("cli", "__main__")
-            and (room(module), target) != ("django", "beat")  # its schedules are reckoned as beat's are
-        ):
-            wrong.append(f"line {found.line}: {found.name} is an edge, which only the command line imports")
-    assert not wrong, f"{MODULES[module].relative_to(REPOSITORY)}:\n" + "\n".join(wrong)
+def climbs(module: str, found: Import) -> str | None:
+    """What is wrong with an import, which may only go down; None when nothing is."""
+    layer, target = LAYER_OF_ROOM[room(module)], room(found.name)
+    if target == "":  # the edges come in by the front door as everybody does
+        return None if layer == TOP else "imports the front door; import the module itself"
+    if LAYER_OF_ROOM[target] > layer:
+        return f"{found.name} is in layer {LAYER_OF_ROOM[target]}, above {layer}"
+    if (
+        LAYER_OF_ROOM[target] == TOP
+        and target != room(module)
+        and room(module) not in ("cli", "__main__")
+        and (room(module), target) != ("django", "beat")  # its schedules are reckoned as beat's are
+    ):
+        return f"{found.name} is an edge, which only the command line imports"
+    return None
+
+
+def test_imports_go_down() -> None:
+    wrong = [
+        f"{MODULES[module].relative_to(REPOSITORY)}:{found.line}: {what}"
+        for module in MODULES
+        if room(module)
+        for found in own(module)
+        if (what := climbs(module, found))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_nothing_imports_in_a_circle() -> None:
@@ -85,14 +89,15 @@ def test_nothing_imports_in_a_circle() -> None:
         visit(module, ())
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_own_modules_are_imported_at_the_top(module: str) -> None:
-    if module == "qworker" or module.startswith(("qworker.cli", "qworker.__main__")):
-        return
-    wrong = [found for found in own(module) if found.deferred and found.name not in lazily_loaded(module)]
-    assert not wrong, f"{module} imports inside a function: " + ", ".join(
-        f"{found.name} (line {found.line})" for found in wrong
-    )
+def test_own_modules_are_imported_at_the_top() -> None:
+    wrong = [
+        f"{MODULES[module].relative_to(REPOSITORY)}:{found.line}: imports {found.name} inside a function"
+        for module in MODULES
+        if module != "qworker" and not module.startswith(("qworker.cli", "qworker.__main__"))
+        for found in own(module)
+        if found.deferred and found.name not in lazily_loaded(module)
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def lazily_loaded(module: str) -> set[str]:
@@ -120,12 +125,10 @@ def test_costly_packages_have_one_door(row: list[str]) -> None:
     assert not wrong, f"{package} may be imported only in {row[1] or 'no module'}: {', '.join(wrong)}"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_modules_stay_readable(module: str) -> None:
-    length = code_lines(tree(module), module)
-    assert length < LONGEST_MODULE, (
-        f"{module} has {length} lines of code: it has more than one reason to change"
-    )
+def test_modules_stay_readable() -> None:
+    lengths = {module: code_lines(tree(module), module) for module in MODULES}
+    too_long = {module: length for module, length in lengths.items() if length >= LONGEST_MODULE}
+    assert not too_long, f"so many lines of code have more than one reason to change: {too_long}"
 
 
 def class_named(name: str, module: str) -> tuple[str, ast.ClassDef] | None:
@@ -151,27 +154,23 @@ def lineage(module: str, node: ast.ClassDef) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_classes_stay_readable_with_what_they_inherit(module: str) -> None:
-    for node in ast.walk(tree(module)):
-        if isinstance(node, ast.ClassDef):
-            name, lines = f"{module}.{node.name}", lineage(module, node)
-            if sum(lines.values()) < LONGEST_CLASS:
-                assert name not in OVERGROWN, f"{name} is no longer too long: take it off the list"
-            else:
-                assert name in OVERGROWN, f"{name} has {sum(lines.values())} lines of code: {lines}"
+def test_classes_stay_readable_with_what_they_inherit() -> None:
+    lineages = [
+        (f"{module}.{node.name}", lineage(module, node))
+        for module in MODULES
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.ClassDef)
+    ]
+    too_long = {name: lines for name, lines in lineages if sum(lines.values()) >= LONGEST_CLASS}
+    added = {name: lines for name, lines in too_long.items() if name not in OVERGROWN}
+    assert not added, f"so many lines of code are in them, and in what they inherit from: {added}"
+    mended = OVERGROWN.keys() - too_long.keys()
+    assert not mended, f"no longer too long, or gone; take them off the list: {mended}"
 
 
-def test_every_class_on_the_list_is_there() -> None:
-    for name in OVERGROWN:
-        module, _, last = name.rpartition(".")
-        assert module in MODULES, name
-        assert class_named(last, module), name
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_every_module_says_what_it_is(module: str) -> None:
-    assert ast.get_docstring(tree(module)), f"{module} has no docstring"
+def test_every_module_says_what_it_is() -> None:
+    silent = [module for module in MODULES if not ast.get_docstring(tree(module))]
+    assert not silent, "without a docstring"
 
 
 def test_there_is_no_drawer() -> None:
