@@ -15,6 +15,8 @@ from tests.unit.test_benchmarks_report import FULL, grown, outcome
 pytest.importorskip("matplotlib", reason="draws the charts: pip install matplotlib")
 from benchmarks import charts, page
 
+pytestmark = pytest.mark.one_python
+
 
 def test_the_page_is_well_formed_and_needs_nothing_else() -> None:
     found = outcome(**FULL)

@@ -28,6 +28,8 @@ from benchmarks.run import describe, plan
 from benchmarks.summary import median, percentile
 from benchmarks.workloads import WORKLOADS
 
+pytestmark = pytest.mark.one_python
+
 
 def outcome(**figures: dict[str, float | list[float]]) -> Results:
     """Results from keyword arguments metric={peer: value, or values of the rounds}."""

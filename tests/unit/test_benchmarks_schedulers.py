@@ -16,6 +16,8 @@ from qworker.beat import crontab
 pytest.importorskip("matplotlib", reason="draws the plot: pip install matplotlib")
 from benchmarks import scheduler_page
 
+pytestmark = pytest.mark.one_python
+
 
 def test_some_entries_are_due_every_minute_and_the_others_far_from_now() -> None:
     found = list(scheduler_app.crontabs(50_000, 100))

@@ -9,6 +9,8 @@ import pytest
 from benchmarks import spooler, spooler_page
 from benchmarks.spooler import FIGURES, Found, Measured
 
+pytestmark = pytest.mark.one_python
+
 
 def found(*measured: Measured) -> Found:
     return Found("2030-01-01T00:00:00+00:00", {"processor": "two"}, 5000, list(measured))

@@ -40,7 +40,7 @@ from qworker.transports.connect_errors import explained, while_connecting
 from qworker.transports.kombu.messages import read as read_plain
 
 # A regular expression is tried for up to 16 s of the processor, of which a busy machine gives us a part.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.one_python]
 
 MOST_GROWTH = 2.5
 MEASURABLE = 0.02

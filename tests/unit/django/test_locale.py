@@ -10,6 +10,8 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
+pytestmark = pytest.mark.one_python
+
 PACKAGE = REPOSITORY / "qworker" / "django"
 CATALOGS = sorted(PACKAGE.glob("locale/*/LC_MESSAGES/django.mo"))
 
