@@ -17,7 +17,7 @@ JOBS ?= $(shell expr $(CORES) + 2)
 ARGS ?=
 FIND_PYTHON := .ci/find-python
 
-.PHONY: demo test test-brokers check docs bench clean
+.PHONY: demo test test-brokers test-cases check docs bench clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -51,6 +51,9 @@ test: $(VENV)/.ready-test
 
 test-brokers: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -n $(JOBS) -m more_brokers tests/acceptance tests/compat tests/contract $(ARGS)
+
+test-cases: $(VENV)/.ready-test
+	$(BIN)/python -m pytest -q -n $(JOBS) -m more_cases $(ARGS)
 
 check: $(VENV)/.ready-test $(VENV)/.ready-lint
 	$(BIN)/ruff check .
