@@ -59,6 +59,8 @@ class SQLitePlace(Place):
 class FailoverPlace(SQLitePlace):
     """Two embedded brokers, of which the first answers."""
 
+    examples = 20
+
     def open(self, **options: Any) -> Broker:
         second = SQLiteBroker(f"sqlite:///{self.path}.second", **options)
         return FailoverBroker([super().open(**options), second])

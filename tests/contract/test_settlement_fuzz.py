@@ -283,6 +283,7 @@ def test_whatever_a_task_ends_with_the_others_are_settled_and_nothing_stays_on_l
         "failover": 20,
         "kombu": 80,
         "sqs": 4,
+        "ironmq": 10,
         "disque": 10,
         "mongodb": 6,
     }.get(desk.kind, 40)
