@@ -17,9 +17,9 @@ from qworker.testing import FakeClock
 ANOTHER_FILE_SYSTEM = Path("/dev/shm")
 
 
-def clock_of_files() -> FakeClock:
-    """A clock that stands still a moment from now, so that what a test writes is due."""
-    return FakeClock(now=float(int(time.time()) + 2))
+def clock_of_files(ahead: int = 2) -> FakeClock:
+    """A clock that stands still so many seconds from now: what a test writes until then is due."""
+    return FakeClock(now=float(int(time.time()) + ahead))
 
 
 def work_off(directory: SpoolDirectory) -> list[dict[bytes, bytes]]:

@@ -26,7 +26,7 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def counting(place: Path) -> Iterator[Census]:
-    with closing(Census(str(place), clock=clock_of_files())) as found:
+    with closing(Census(str(place), clock=clock_of_files(60))) as found:
         yield found
 
 
@@ -37,7 +37,7 @@ def test_nothing_is_there(counting: Census) -> None:
 
 
 def test_each_job_is_counted_as_what_it_is(place: Path, counting: Census) -> None:
-    clock = clock_of_files()
+    clock = clock_of_files(60)
     writer = Writer(place, clock=clock)
     writer.write({"n": "1"})
     writer.write({"n": "2"}, priority=5, at=clock.now() - 90)
@@ -63,7 +63,7 @@ def test_what_came_and_went_between_two_looks(place: Path, counting: Census) -> 
     writer = Writer(place)
     for number in range(5):
         writer.write({"n": number})
-    with closing(SpoolDirectory(place, clock=clock_of_files())) as directory:
+    with closing(SpoolDirectory(place, clock=clock_of_files(60))) as directory:
         for _ in range(3):
             claim = directory.next()
             assert claim is not None
