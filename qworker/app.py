@@ -23,7 +23,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf import Settings, absent, configuring
 from qworker.conf.absent import refuse
 from qworker.context import add_app, all_apps, get_current_task, set_default_app
-from qworker.control import program
+from qworker.control import looking, program
 from qworker.control.client import Control
 from qworker.errors import ConfigurationError
 from qworker.message.serialization import content_types
@@ -429,6 +429,12 @@ class QWorker:
     producer_or_acquire = default_producer = connections.producer_or_acquire
     pool = property(connections.pool)
     producer_pool = property(connections.producer_pool)
+
+    # -- looking --
+
+    workers = looking.workers
+    queues = looking.queues
+    peek = looking.peek
 
     # -- being an app --
 

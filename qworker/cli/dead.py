@@ -15,7 +15,7 @@ import click
 from qworker.app import QWorker
 from qworker.cli.groups import SuggestingGroup
 from qworker.cli.options import app_option, json_option, open_app
-from qworker.cli.output import age, count, print_json, print_table, visible
+from qworker.cli.output import age, count, cut, print_json, print_table, visible
 from qworker.cli.purge import confirm
 from qworker.control.dead_letters import ALL
 from qworker.control.dead_letters import retry as retry_letters
@@ -52,11 +52,7 @@ def list_(app: str | None, queue: str | None, limit: int, as_json: bool) -> None
     rows = []
     for letter in letters:
         headers = _headers(letter)
-        reason = (
-            letter.reason
-            if len(letter.reason) <= _LONGEST_REASON
-            else letter.reason[: _LONGEST_REASON - 1] + "…"
-        )
+        reason = cut(letter.reason, _LONGEST_REASON)
         task = headers.get("task") or "?"
         rows.append((letter.tag, letter.queue, task, letter.deliveries, age(now - letter.died_at), reason))
     print_table(("tag", "queue", "task", "deliveries", "age", "reason"), rows, right="tag deliveries age")

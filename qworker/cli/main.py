@@ -29,6 +29,7 @@ COMMANDS = {
     "graph": ("graph", "graph", "Show a whole workflow by the id of a call in it."),
     "queues": ("queues", "queues", "Show the queues: how many messages, how old."),
     "workers": ("workers", "workers", "Show the workers: where they are, what they do."),
+    "tasks": ("tasks", "tasks", "Show the tasks that run, wait, or are due later."),
     "dead": ("dead", "dead", "Look at dead letters; retry or discard them."),
     "revoke": ("revoke", "revoke", "Keep tasks from running, or stop them."),
     "purge": ("purge", "purge", "Remove the waiting messages of queues."),

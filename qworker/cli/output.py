@@ -18,13 +18,19 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON. Moments are ISO 8601, and what else JSON has no type for is text."""
-    text = json.dumps(value, indent=2, default=_text, ensure_ascii=False)
+    """Print a value as JSON: see to_json()."""
+    click.echo(to_json(value))
+
+
+def to_json(value: Any, indent: int | None = 2) -> str:
+    """Return a value as JSON; None puts it on one line. Moments are ISO 8601, and what else JSON has no type
+    for is text."""
+    text = json.dumps(value, indent=indent, default=_text, ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError:  # half a character, which somebody has sent: no stream takes it as it is
-        text = json.dumps(value, indent=2, default=_text)
-    click.echo(text)
+        text = json.dumps(value, indent=indent, default=_text)
+    return text
 
 
 def _text(value: Any) -> str:
@@ -32,16 +38,25 @@ def _text(value: Any) -> str:
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: str = "") -> None:
-    """Print columns as wide as they need to be. *right* names the heads whose columns are numbers."""
+    """Print columns as table() makes them."""
+    for line in table(heads, rows, right):
+        click.echo(line)
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: str = "") -> list[str]:
+    """Return lines of columns as wide as they need to be. *right* names the heads whose columns are
+    numbers."""
     texts = [[visible("" if cell is None else str(cell)) for cell in row] for row in rows]
     widths = [max(len(line[column]) for line in [list(heads), *texts]) for column in range(len(heads))]
     numbers = [head in right.split() for head in heads]
+    lines = []
     for line in [list(heads), *texts]:
         cells = [
             cell.rjust(width) if number else cell.ljust(width)
             for cell, width, number in zip(line, widths, numbers, strict=True)
         ]
-        click.echo("  ".join(cells).rstrip())
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def visible(text: str) -> str:
@@ -60,6 +75,16 @@ def age(seconds: float | None) -> str:
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.1f} s"
+
+
+def size(number: int) -> str:
+    """Return a number of bytes in whole megabytes ("23 MB"); "" for 0, which stands for unknown."""
+    return f"{number / 1e6:,.0f} MB" if number else ""
+
+
+def cut(text: str, most: int) -> str:
+    """Return the first *most* characters; the last of them is an ellipsis where there were more."""
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def count(number: int, noun: str) -> str:

@@ -7,39 +7,54 @@ Thread:      main.
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from qworker.cli.options import app_option, json_option, open_app
-from qworker.cli.output import age, print_json, print_table
+from qworker.app import QWorker
+from qworker.cli.options import QUEUE_NAMES, app_option, json_option, open_app
+from qworker.cli.output import age, table
+from qworker.cli.watching import Picture, show, watch_options
 from qworker.conf import mask_urls
+from qworker.control import looking
+
+_HEADS = ("queue", "ready", "delayed", "running", "dead", "oldest", "workers")
+_KEYS = ("queue", "ready", "delayed", "leased", "dead")
 
 
 @click.command()
 @app_option
+@click.option(
+    "-Q", "--queues", "names", type=QUEUE_NAMES, help="These, with commas; default: all with messages."
+)
+@watch_options
 @json_option
-def queues(app: str | None, as_json: bool) -> None:
+def queues(app: str | None, names: tuple[str, ...] | None, watch: bool, every: float, as_json: bool) -> None:
     """Show the queues: how many messages wait, are due later, are being run,
     are dead; how old the oldest is."""
-    choice = open_app(app)
-    store = choice.app.broker
-    now = choice.app.clock.now()
-    workers = store.admin.workers()
+    application = open_app(app).app
+
+    def look() -> Picture:
+        rows = _rows(application, names)
+        if not rows:
+            return Picture([f"All queues of {mask_urls(application.broker.url)} are empty."], rows)
+        cells = [(*(row[key] for key in _KEYS), age(row["oldest_age"]), row["workers"]) for row in rows]
+        return Picture(table(_HEADS, cells, right="ready delayed running dead oldest workers"), rows)
+
+    show(look, as_json, watch, every)
+
+
+def _rows(app: QWorker, names: tuple[str, ...] | None) -> list[dict[str, Any]]:
+    lacks, now = app.broker.lacks, app.clock.now()
+    workers = looking.workers(app)
     # What the broker does not tell is left empty: a 0 would be a lie.
-    unknown = {"delayed", "leased", "oldest"} if "counts" in store.lacks else set()
-    unknown |= {"workers"} if "workers" in store.lacks else set()
+    unknown = {"delayed", "leased", "oldest"} if "counts" in lacks else set()
+    unknown |= {"dead"} if names and "counts" in lacks else set()
+    unknown |= {"workers"} if "workers" in lacks else set()
     rows = []
-    for info in store.admin.queues():
+    for info in looking.queues(app, names):
         working = sum(info.queue in worker.queues for worker in workers)
         oldest = None if info.oldest is None else max(now - info.oldest, 0.0)
         row = {**info._asdict(), "oldest_age": oldest, "workers": working}
         rows.append({key: None if key in unknown else value for key, value in row.items()})
-    if as_json:
-        print_json(rows)
-        return
-    if not rows:
-        click.echo(f"All queues of {mask_urls(store.url)} are empty.")
-        return
-    heads = ("queue", "ready", "delayed", "running", "dead", "oldest", "workers")
-    keys = ("queue", "ready", "delayed", "leased", "dead")
-    table = [(*(row[key] for key in keys), age(row["oldest_age"]), row["workers"]) for row in rows]
-    print_table(heads, table, right="ready delayed running dead oldest workers")
+    return rows

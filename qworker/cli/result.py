@@ -12,8 +12,10 @@ from typing import Any
 
 import click
 
+from qworker.app import QWorker
 from qworker.cli.options import SettingValue, app_option, json_option, open_app
-from qworker.cli.output import print_json
+from qworker.cli.watching import Picture, watch_options
+from qworker.cli.watching import show as display
 from qworker.errors import DamagedResult, ResultTimeout
 from qworker.results.result import AsyncResult
 from qworker.states import PENDING, READY_STATES, SUCCESS
@@ -40,30 +42,50 @@ UNREADABLE = "UNREADABLE"
     show_default=True,
     help="How long.",
 )
+@watch_options
 @click.option("--traceback", is_flag=True, help="Print the traceback of a failed task too.")
 @json_option
 def result(
-    task_ids: tuple[str, ...], app: str | None, wait: bool, timeout: float, traceback: bool, as_json: bool
+    task_ids: tuple[str, ...],
+    app: str | None,
+    wait: bool,
+    timeout: float,
+    watch: bool,
+    every: float,
+    traceback: bool,
+    as_json: bool,
 ) -> int:
-    """Show the state and result of a task, or of several."""
+    """Show the state and result of a task, or of several. --watch ends by itself when they have ended."""
     choice = open_app(app).app
     answers: list[AsyncResult[Any]] = [choice.AsyncResult(task_id.strip()) for task_id in task_ids]
     if wait:
         _wait(answers, timeout)
-    stored = choice.backend.read_many([answer.id for answer in answers])
+
+    def look() -> Picture:
+        nonlocal answers
+        answers = _read(choice, [answer.id for answer in answers])
+        told = [fields(answer) for answer in answers]
+        is_last = all(answer.state in READY_STATES or answer.state == UNREADABLE for answer in answers)
+        if len(answers) == 1:
+            return Picture(lines(answers[0], traceback), told[0], is_last)
+        together: list[str] = []
+        for answer in answers:
+            first, *rest = lines(answer, traceback)
+            together += [f"{answer.id}  {first}", *rest]
+        return Picture(together, told, is_last)
+
+    display(look, as_json, watch, every)
+    return max(map(exit_code, answers), key=_GRAVITY.index)
+
+
+def _read(app: QWorker, ids: list[str]) -> list[AsyncResult[Any]]:
+    """The results with these ids, as they are stored now."""
+    answers: list[AsyncResult[Any]] = [app.AsyncResult(id) for id in ids]
+    stored = app.backend.read_many(ids)
     for answer in answers:
         known = stored.get(answer.id) or {"status": PENDING, "result": None}
         answer.keep({"status": UNREADABLE, "result": known} if isinstance(known, DamagedResult) else known)
-    if len(answers) == 1:
-        return show(answers[0], as_json, traceback)
-    if as_json:
-        print_json([fields(answer) for answer in answers])
-        return max(map(exit_code, answers), key=_GRAVITY.index)
-    codes = []
-    for answer in answers:
-        click.echo(f"{answer.id}  ", nl=False)
-        codes.append(show(answer, False, traceback))
-    return max(codes, key=_GRAVITY.index)
+    return answers
 
 
 def _wait(answers: list[AsyncResult[Any]], timeout: float) -> None:
@@ -80,19 +102,20 @@ def _wait(answers: list[AsyncResult[Any]], timeout: float) -> None:
 
 def show(answer: AsyncResult[Any], as_json: bool, traceback: bool = False) -> int:
     """Print a result, and return the exit code that goes with it."""
+    display(lambda: Picture(lines(answer, traceback), fields(answer)), as_json)
+    return exit_code(answer)
+
+
+def lines(answer: AsyncResult[Any], traceback: bool = False) -> list[str]:
+    """What is printed of a result for people."""
     state = answer.state
     value = answer.result
-    if as_json:
-        print_json(fields(answer))
-    elif isinstance(value, BaseException):
-        click.echo(f"{state}: {type(value).__name__}: {value}")
-        if traceback and answer.traceback:
-            click.echo(answer.traceback.rstrip())
-    elif state == SUCCESS:
-        click.echo(repr(value))
-    else:
-        click.echo(state if value is None else f"{state}: {value!r}")
-    return exit_code(answer)
+    if isinstance(value, BaseException):
+        trace = answer.traceback.rstrip().split("\n") if traceback and answer.traceback else []
+        return [f"{state}: {type(value).__name__}: {value}", *trace]
+    if state == SUCCESS:
+        return [repr(value)]
+    return [state if value is None else f"{state}: {value!r}"]
 
 
 def fields(answer: AsyncResult[Any]) -> dict[str, Any]:

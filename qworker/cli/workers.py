@@ -7,48 +7,75 @@ Thread:      main.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from qworker.cli.options import app_option, json_option, open_app
-from qworker.cli.output import age, print_json, print_table
+from qworker.cli.output import age, size, table
+from qworker.cli.watching import Picture, show, watch_options
 from qworker.conf import mask_urls
+from qworker.control import looking
+from qworker.transports.presence import Presence, RunningTask
+
+_HEADS = (
+    "name", "host", "pid", "status", "queues", "running", "waiting", "finished", "memory", "qworker",
+    "python", "up since", "seen ago",
+)  # fmt: skip
 
 
 @click.command()
 @app_option
+@watch_options
 @json_option
-def workers(app: str | None, as_json: bool) -> None:
+def workers(app: str | None, watch: bool, every: float, as_json: bool) -> None:
     """Show the workers that live: where each is, what it does, how many
-    tasks it runs and holds, and when it last told of itself."""
+    tasks it runs and holds, and when it last told of itself. Below: which
+    process runs which task, and for how long."""
     application = open_app(app, tasks=False).app
-    broker, now = application.broker, application.clock.now()
-    found = sorted(broker.admin.workers(), key=lambda worker: (worker.name, worker.started))
-    if as_json:
-        print_json([worker.plain() for worker in found])
-        return
-    where = mask_urls(broker.url)
-    if "workers" in broker.lacks:
-        click.echo(f"{where} does not tell which workers there are.")
-        return
-    if not found:
-        click.echo(f"No worker is running on {where}.")
-        return
-    heads = (
-        "name", "host", "pid", "status", "queues", "running", "waiting", "finished", "up since", "seen ago",
-    )  # fmt: skip
-    table = [
-        (
-            worker.name,
-            worker.host,
-            worker.pid,
-            worker.status,
-            ",".join(worker.queues),
-            f"{worker.busy}/{worker.concurrency}",
-            worker.waiting,
-            worker.totals.get("finished", 0),
-            age(now - worker.started),
-            age(now - worker.seen),
-        )
-        for worker in found
-    ]
-    print_table(heads, table, right="pid running waiting finished")
+    broker = application.broker
+
+    def look() -> Picture:
+        found = looking.workers(application)
+        value = [worker.plain() for worker in found]
+        where = mask_urls(broker.url)
+        if "workers" in broker.lacks:
+            return Picture([f"{where} does not tell which workers there are."], value, is_last=True)
+        if not found:
+            return Picture([f"No worker is running on {where}."], value)
+        return Picture(_lines(found, application.clock.now()), value)
+
+    show(look, as_json, watch, every)
+
+
+def _lines(found: Sequence[Presence], now: float) -> list[str]:
+    rows = [_row(worker, now) for worker in found]
+    lines = table(_HEADS, rows, right="pid running waiting finished memory")
+    runs = [_run(worker, task, now) for worker in found for task in worker.running]
+    if runs:
+        lines += ["", *table(("child", "memory", "worker", "task", "id", "for"), runs, right="child memory")]
+    more = sum(worker.busy - len(worker.running) for worker in found)
+    return [*lines, f"… and {more:,} more"] if more > 0 else lines
+
+
+def _row(worker: Presence, now: float) -> tuple[object, ...]:
+    return (
+        worker.name,
+        worker.host,
+        worker.pid,
+        worker.status,
+        ",".join(worker.queues),
+        f"{worker.busy}/{worker.concurrency}",
+        worker.waiting,
+        worker.totals.get("finished", 0),
+        size(worker.memory + sum(worker.pool_memory)),
+        worker.version,
+        worker.python,
+        age(now - worker.started),
+        age(now - worker.seen),
+    )
+
+
+def _run(worker: Presence, task: RunningTask, now: float) -> tuple[object, ...]:
+    memory = dict(zip(worker.pool, worker.pool_memory, strict=False)).get(task.pid, 0)
+    return task.pid or "", size(memory), worker.name, task.name, task.id, age(now - task.started)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Callable
 
 from qworker.clock import Clock
@@ -17,6 +18,7 @@ from qworker.components.ledger import WorkerState
 from qworker.components.pool.contract import TaskPool
 from qworker.components.request import Key
 from qworker.components.shutdown import RUNNING
+from qworker.components.status.memory import resident
 from qworker.components.waiting_requests import WaitingRequests
 from qworker.components.worker_lease import WorkerLease
 from qworker.naming import VERSION
@@ -30,6 +32,8 @@ from qworker.transports.presence import (
     RunningTask,
     to_text,
 )
+
+PYTHON = ".".join(map(str, sys.version_info[:3]))
 
 
 class PresenceReport:
@@ -64,9 +68,15 @@ class PresenceReport:
         return self._snapshot() != self._told
 
     def text(self) -> str:
-        """What is to be told now."""
-        self._told = self._snapshot()
-        return to_text(self._told._replace(seen=self._clock.now()))
+        """What is to be told now. Memory comes along; that it has changed is no news."""
+        self._told = told = self._snapshot()
+        return to_text(
+            told._replace(
+                seen=self._clock.now(),
+                memory=resident(told.pid) or 0,
+                pool_memory=tuple(resident(pid) or 0 for pid in told.pool),
+            )
+        )
 
     def _snapshot(self) -> Presence:
         registration, state = self._lease.registration, self._state
@@ -88,6 +98,7 @@ class PresenceReport:
             running=tuple(running[:MAX_RUNNING]),
             totals=dict(state.totals),
             version=VERSION,
+            python=PYTHON,
         )
 
     def _status(self, in_flight: int) -> str:
@@ -105,5 +116,8 @@ class PresenceReport:
         self._began = {
             request.key: known.get(request.key, wall - max(0.0, now - since)) for request, since in found
         }
-        tasks = [RunningTask(request.id, request.name, self._began[request.key]) for request, _ in found]
+        tasks = [
+            RunningTask(request.id, request.name, self._began[request.key], request.pid, request.leased.queue)
+            for request, _ in found
+        ]
         return sorted(tasks, key=lambda task: task.started)

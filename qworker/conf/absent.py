@@ -167,10 +167,9 @@ FRONT_DOOR = {
 
 COMMANDS = {
     "events": _EVENTS,
-    "inspect": "`qworker queues` shows what waits, `qworker doctor` whether workers are there; the rest "
-    + LATER,
+    "inspect": "`qworker workers` and `qworker tasks` show workers and what they have; the rest " + LATER,
     "control": "`qworker revoke` stops tasks; the rest " + LATER,
-    "status": "`qworker doctor` says which workers are there",
+    "status": "`qworker workers` shows which workers are there",
     "multi": "start several with your init system: `qworker init systemd` prints the files",
     "list": "`qworker queues` shows queues",
     "amqp": "`qworker queues` and `qworker purge` look at queues; the broker's own tools do the rest",

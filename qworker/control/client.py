@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.message.signing import Signer
 
-_LOOK = "`qworker queues` shows what waits, `qworker doctor` whether workers are there"
+_LOOK = "`qworker workers` and app.workers() show workers, `qworker tasks` and app.peek() what they have"
 _EVENTS = "there are no events yet; signals, as qworker.signals.task_success, tell what happens in a worker"
 _CONCURRENCY = "say `qworker start --concurrency` and start the worker again"
 _QUEUES = "say `qworker start --queues` and start the worker again"

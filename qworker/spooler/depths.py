@@ -13,7 +13,7 @@ from contextlib import closing
 from qworker.clock import Clock
 from qworker.spooler.census import Census
 from qworker.spooler.job_messages import queue_name
-from qworker.transports.lease import Admin, Dead, QueueInfo
+from qworker.transports.lease import Admin, Dead, Peeked, QueueInfo, Standing
 from qworker.transports.presence import Presence
 
 
@@ -46,6 +46,9 @@ class SpoolDepths(Admin):
 
     def next_due(self, queues: Sequence[str]) -> float | None:
         return self._own.next_due(queues)
+
+    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
+        return self._own.peek(queue, standing, limit)
 
     def may_have_due_joins(self, now: float) -> bool:
         return self._own.may_have_due_joins(now)

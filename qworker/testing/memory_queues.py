@@ -18,11 +18,13 @@ from qworker.transports.lease import (
     DeadLetter,
     Envelope,
     Leased,
+    Peeked,
     QueueInfo,
     Release,
     ResultRow,
     Revocation,
     Settlement,
+    Standing,
     Store,
 )
 
@@ -52,6 +54,15 @@ class Message:
 
     def is_due(self, now: float) -> bool:
         return self.due is None or self.due <= now
+
+    def standing(self, now: float) -> Standing:
+        if self.owner:
+            return "leased"
+        return "ready" if self.is_due(now) else "delayed"
+
+    def peeked(self, standing: Standing, worker: str) -> Peeked:
+        headers, priority = self.envelope.headers, self.envelope.priority
+        return Peeked(self.queue, standing, priority, self.due, self.sent, self.deliveries, headers, worker)
 
     def leased(self) -> Leased:
         queue, headers, properties, body, priority = self.envelope[:5]
@@ -170,6 +181,22 @@ class MemoryQueues:
         for entry in over[:SWEPT_AT_ONCE]:
             self.revoked.remove(entry)
         return sum(len(things[:SWEPT_AT_ONCE]) for things in (old, stale, over))
+
+    def peek(self, queue: str, standing: Standing, limit: int, now: float) -> list[Peeked]:
+        """The first *limit* messages of *queue* that stand so."""
+        found = [
+            message
+            for message in self.messages.values()
+            if message.queue == queue and message.standing(now) == standing
+        ]
+        found.sort(
+            key=lambda message: (message.due or 0, message.tag) if standing == "delayed" else message.urgency
+        )
+        return [message.peeked(standing, self._holder(message)) for message in found[:limit]]
+
+    def _holder(self, message: Message) -> str:
+        owner = self.owners.get(message.owner)
+        return "" if owner is None else owner.name
 
     def queues(self, now: float) -> list[QueueInfo]:
         letters = [letter for letter, _ in self.dead.values()]

@@ -22,12 +22,14 @@ from qworker.transports.lease import (
     Dead,
     Envelope,
     Leased,
+    Peeked,
     QueueInfo,
     Reclaimed,
     Release,
     ResultRow,
     Revocation,
     Settlement,
+    Standing,
     Store,
     Undivided,
 )
@@ -263,6 +265,10 @@ class MemoryStore(Undivided):
     def queues(self) -> list[QueueInfo]:
         with self._reached() as memory:
             return memory.queues(self.clock.now())
+
+    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
+        with self._reached() as memory:
+            return memory.peek(queue, standing, limit, self.clock.now())
 
     def purge(self, queue: str) -> int:
         with self._reached() as memory:

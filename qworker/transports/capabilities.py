@@ -32,9 +32,11 @@ class Capability(StrEnum):
     """``Admin.queues()`` counts what is delayed and leased, and since when; ``Admin.depths()`` the dead."""
     WHOLE_PUSH = "whole_push"
     """A push that raises has stored no message."""
+    PEEK = "peek"
+    """``Admin.peek()`` shows messages where they lie."""
 
 
-ETA, PRIORITY, FANOUT, DEAD_LETTERS, DELIVERY_COUNT, WORKERS, RESULTS, COUNTS, WHOLE_PUSH = Capability
+ETA, PRIORITY, FANOUT, DEAD_LETTERS, DELIVERY_COUNT, WORKERS, RESULTS, COUNTS, WHOLE_PUSH, PEEK = Capability
 
 
 class Capabilities(NamedTuple):
@@ -167,7 +169,7 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         "machine; quorum queues also count every return",
         note="The server ends a consumer that holds a message for longer than its `consumer_timeout` (30 "
         "min): raise it for longer tasks.",
-        lacks=frozenset({DELIVERY_COUNT, WORKERS, RESULTS, COUNTS, WHOLE_PUSH}),
+        lacks=frozenset({DELIVERY_COUNT, WORKERS, RESULTS, COUNTS, WHOLE_PUSH, PEEK}),
         in_part={DELIVERY_COUNT: "of processes, and of workers on the same machine"},
     ),
     Capabilities(
@@ -237,7 +239,7 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         delivery_count="in an attribute of the file, when a worker sees the death of a process; the death of "
         "a whole worker is not counted",
         note="One host. uWSGI's spooler and ours read and write the same directory; see Spool directories.",
-        lacks=frozenset({FANOUT, DELIVERY_COUNT, WORKERS, RESULTS, WHOLE_PUSH}),
+        lacks=frozenset({FANOUT, DELIVERY_COUNT, WORKERS, RESULTS, WHOLE_PUSH, PEEK}),
         in_part=_PROCESSES_ONLY,
     ),
 )

@@ -29,11 +29,13 @@ from qworker.transports.lease import (
     Consumer,
     Dead,
     Envelope,
+    Peeked,
     QueueInfo,
     Reclaimed,
     Revocation,
     Sender,
     Settlement,
+    Standing,
     Store,
 )
 from qworker.transports.presence import Presence
@@ -299,6 +301,9 @@ class FailoverAdmin(Admin):
 
     def next_due(self, queues: Sequence[str]) -> float | None:
         return self._current.ask(lambda broker: broker.admin.next_due(queues))
+
+    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
+        return self._current.ask(lambda broker: broker.admin.peek(queue, standing, limit))
 
     def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
         return self._consumer.broker.admin.depths(queues)  # where the listener is

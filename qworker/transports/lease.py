@@ -20,7 +20,7 @@ import math
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from qworker.errors import ConfigurationError, NotSupported
 from qworker.transports.capabilities import Capability
@@ -87,6 +87,27 @@ class QueueInfo(NamedTuple):
     leased: int = 0
     dead: int = 0
     oldest: float | None = None
+
+
+Standing = Literal["ready", "delayed", "leased"]
+"""How a message stands in its queue: it waits, waits for its time, or is on lease."""
+
+
+class Peeked(NamedTuple):
+    """A message as it lies in its queue, without its body.
+
+    sent: epoch second at which it was put there, None when that is not known. deliveries: as in Leased.
+    worker: the name of the consumer that has it on lease; "" when none has, or nobody knows which.
+    """
+
+    queue: str
+    standing: Standing
+    priority: int
+    due: float | None
+    sent: float | None
+    deliveries: int
+    headers: str
+    worker: str = ""
 
 
 class Part(NamedTuple):
@@ -317,6 +338,17 @@ class Admin(ABC):
         """Whether one of the joins beside this broker's results may be claimed at *now* (epoch seconds). True
         where the broker does not know."""
         return True
+
+    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
+        """The first *limit* messages of *queue* that stand so. They stay where they are, and nothing about
+        them changes. What is ready comes in the order in which it is given out, what is delayed in that of
+        its due times, and what is on lease in any.
+
+        Raises NotSupported where the broker lacks PEEK.
+        """
+        raise NotSupported(
+            "this broker shows no message without giving it out; `qworker queues` says how many there are"
+        )
 
     @abstractmethod
     def purge(self, queue: str) -> int:

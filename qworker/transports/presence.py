@@ -28,11 +28,14 @@ MAX_WORD = 255
 
 
 class RunningTask(NamedTuple):
-    """A task that a worker is running. started: epoch seconds."""
+    """A task that a worker is running. started: epoch seconds. pid: of the process that runs it; 0 when that
+    is not known. queue: that it came from; "" when that is not known."""
 
     id: str
     name: str
     started: float
+    pid: int = 0
+    queue: str = ""
 
 
 _NO_TOTALS: Mapping[str, int] = {}
@@ -53,7 +56,9 @@ class Presence(NamedTuple):
     - busy: how many tasks it is running. running: the first MAX_RUNNING of them, the oldest first.
     - totals: how many messages were "finished", "returned" and "dead_lettered".
     - seen: epoch seconds, on its clock, at which it told this.
-    - version: of its qworker; "" when it has not said.
+    - version, python: of its qworker, and of its Python; "" when it has not said.
+    - memory: resident bytes of its main process, as it told last; 0 when that is not known. pool_memory: the
+      same of each process in *pool*, in its order. Pages that they share count for each.
     """
 
     name: str
@@ -73,6 +78,9 @@ class Presence(NamedTuple):
     totals: Mapping[str, int] = _NO_TOTALS
     seen: float = 0.0
     version: str = ""
+    python: str = ""
+    memory: int = 0
+    pool_memory: tuple[int, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """All fields by name, as JSON has them."""
@@ -80,6 +88,7 @@ class Presence(NamedTuple):
             **self._asdict(),
             "queues": list(self.queues),
             "pool": list(self.pool),
+            "pool_memory": list(self.pool_memory),
             "running": [task._asdict() for task in self.running],
             "totals": dict(self.totals),
         }
@@ -89,7 +98,7 @@ def to_text(presence: Presence) -> str:
     """What a worker gives its broker: what the broker's record of it does not say."""
     told = {name: value for name, value in presence.plain().items() if name in READERS}
     told["running"] = [
-        {"id": task.id[:MAX_WORD], "name": task.name[:MAX_WORD], "started": task.started}
+        task._replace(id=task.id[:MAX_WORD], name=task.name[:MAX_WORD], queue=task.queue[:MAX_WORD])._asdict()
         for task in presence.running[:MAX_RUNNING]
     ]
     return json.dumps(told, separators=(",", ":"))
@@ -149,13 +158,18 @@ def _each(value: Any) -> list[Any]:
 
 
 def _task(value: Any) -> RunningTask:
-    return RunningTask(_word(value["id"]), _word(value["name"]), _moment(value["started"]))
+    task = RunningTask(_word(value["id"]), _word(value["name"]), _moment(value["started"]))
+    return task._replace(pid=_count(value.get("pid", 0)), queue=_word(value.get("queue", "")))
+
+
+def _counts(value: Any) -> tuple[int, ...]:
+    return tuple(map(_count, _each(value)))
 
 
 READERS: dict[str, Callable[[Any], Any]] = {
     "host": _word,
     "status": _word,
-    "pool": lambda value: tuple(map(_count, _each(value))),
+    "pool": _counts,
     "restarts": _count,
     "waiting": _count,
     "scheduled": _count,
@@ -165,5 +179,8 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "totals": lambda value: {_word(name): _count(number) for name, number in dict(value).items()},
     "seen": _moment,
     "version": _word,
+    "python": _word,
+    "memory": _count,
+    "pool_memory": _counts,
 }
 """What the text tells, each with what makes a value of what JSON has for it, or raises."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import platform
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -850,7 +852,8 @@ def test_a_worker_has_told_of_itself_when_it_is_first_seen() -> None:
     found = told(ears)
     assert (found.status, found.busy, found.waiting) == ("idle", 0, 0)
     assert (found.started, found.seen) == (ears.clock.now(), ears.clock.now())
-    assert found.version == __version__
+    assert (found.version, found.python) == (__version__, platform.python_version())
+    assert found.memory > 0
 
 
 def test_what_runs_and_waits_is_told_within_a_second() -> None:
@@ -863,7 +866,8 @@ def test_what_runs_and_waits_is_told_within_a_second() -> None:
     ears.pass_time(1)
     found = told(ears)
     assert (found.status, found.busy, found.waiting, found.seen) == ("working", 1, 2, ears.clock.now())
-    assert found.running == (RunningTask(first.id, first.name, pytest.approx(began, abs=2.0)),)
+    started = pytest.approx(began, abs=2.0)
+    assert found.running == (RunningTask(first.id, first.name, started, os.getpid(), "celery"),)
 
 
 def test_what_does_not_change_is_not_told_again_before_the_lease_is_renewed() -> None:

@@ -20,16 +20,20 @@ TOLD = RECORD._replace(
     scheduled=3,
     unsettled=4,
     busy=1,
-    running=(RunningTask("id\udc80", "proj.tâche\0", 1001.25),),
+    running=(RunningTask("id\udc80", "proj.tâche\0", 1001.25, 18, "q"),),
     totals={"finished": 5, "dead_lettered": 1},
     seen=1002.0,
     version="0.1",
+    python="3.11.2",
+    memory=2**40,
+    pool_memory=(5, 0),
 )
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["id", "name", "started"]), inner)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["id", "name", "started", "pid", "queue"]), inner)
     ),
     max_leaves=5,
 )

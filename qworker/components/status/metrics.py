@@ -15,6 +15,7 @@ from typing import Any
 from qworker.components.ledger import WorkerState
 from qworker.components.status.counters import BUCKETS, Counters
 from qworker.components.status.health import Health
+from qworker.components.status.memory import resident
 from qworker.components.status.queue_depths import QueueDepths
 from qworker.components.waiting_requests import WaitingRequests
 from qworker.naming import VERSION
@@ -158,15 +159,6 @@ def _process(started: float, children: list[int]) -> Iterable[str]:
     total = sum(resident(pid) or 0 for pid in children)
     text = "Memory of the pool's processes; pages that they share count for each."
     yield from _family("qworker_pool_resident_memory_bytes", "gauge", text, _one(total))
-
-
-def resident(pid: int) -> int | None:
-    """Resident memory of a process, bytes; None when nobody knows."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return None
 
 
 def _one(value: Any) -> list[Sample]:

@@ -7,14 +7,14 @@ Thread:      any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from pymongo import ReplaceOne
 
 from qworker.clock import Clock
-from qworker.transports.lease import Admin, Dead, QueueInfo
+from qworker.transports.lease import Admin, Dead, Peeked, QueueInfo, Standing
 from qworker.transports.mongodb import result_documents
 from qworker.transports.mongodb.claim import next_due
 from qworker.transports.mongodb.layout import DELAYED, LEASED, READY, RECORD_OF_ALL, Document, new_tags
@@ -25,7 +25,12 @@ from qworker.transports.presence import Presence, from_text
 
 PORTION = 500
 """How many dead letters are changed at once."""
-_STATES = {READY: "ready", DELAYED: "delayed", LEASED: "leased"}
+_STATES: Mapping[int, Standing] = {READY: "ready", DELAYED: "delayed", LEASED: "leased"}
+_ORDERS: Mapping[Standing, tuple[int, list[tuple[str, int]]]] = {
+    "ready": (READY, [("u", 1), ("_id", 1)]),
+    "delayed": (DELAYED, [("due", 1), ("_id", 1)]),
+    "leased": (LEASED, [("_id", 1)]),
+}
 NEWEST_FIRST = [("died_at", -1), ("_id", -1)]
 
 
@@ -74,6 +79,24 @@ class MongoAdmin(Admin):
 
     def may_have_due_joins(self, now: float) -> bool:
         return False  # none are kept here
+
+    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
+        state, order = _ORDERS[standing]
+
+        def work(found: Collections) -> tuple[list[Document], dict[int, str]]:
+            rows = list(found.message.find({"q": queue, "s": state}, {"body": 0}, sort=order, limit=limit))
+            owners = {row["owner"] for row in rows if "owner" in row}
+            names = found.owner.find({"_id": {"$in": list(owners)}}, {"name": 1}) if owners else ()
+            return rows, {each["_id"]: each["name"] for each in names}
+
+        rows, names = self._server.run(work) if limit > 0 else ([], {})
+        return [
+            Peeked(
+                queue, standing, -row["u"], row["due"], row["sent"], row["n"], row["headers"],
+                names.get(row.get("owner", 0), ""),
+            )
+            for row in rows
+        ]  # fmt: skip
 
     def purge(self, queue: str) -> int:
         waiting = {"q": queue, "s": {"$in": [READY, DELAYED]}}

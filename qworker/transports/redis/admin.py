@@ -1,7 +1,7 @@
 """What people and tools ask of a Redis broker.
 
 Comes from:  the command line, health checks, ``app.control``, by ``Broker.admin``.
-Goes to:     the scripts of ``scripts.py`` and ``dead_letters.py``.
+Goes to:     the scripts of ``scripts.py``, ``peeking.py`` and ``dead_letters.py``.
 Thread:      any; each use borrows a connection.
 """
 
@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qworker.naming import task_id
-from qworker.transports.lease import Admin, Dead, Envelope, QueueInfo
+from qworker.transports.lease import Admin, Dead, Envelope, Peeked, QueueInfo, Standing
 from qworker.transports.presence import Presence, from_text
 from qworker.transports.redis.connection import checked, pack
 from qworker.transports.redis.database import Database
 from qworker.transports.redis.dead_letters import DISCARD, PORTION, RETRY, SHOW, TAKE_IN
 from qworker.transports.redis.envelope import from_payload, route, to_payload
+from qworker.transports.redis.peeking import PEEK, peeked
 from qworker.transports.redis.reclaim import Reclaimer, died, server_time
 from qworker.transports.redis.result_rows import TASK_PREFIX
 from qworker.transports.redis.scripts import FLUSH, PURGE, QUEUES
@@ -44,6 +45,11 @@ class RedisAdmin(Admin):
             [("ZRANGE", self._layout.key(f"delayed.{queue}"), 0, 0, "WITHSCORES") for queue in queues]
         )
         return min((float(due[1]) for due in first if due), default=None)
+
+    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
+        scale = self._layout.scale
+        rows = self._database.run(PEEK, queue, standing, limit, *scale.steps)
+        return [peeked(row, queue, standing, scale) for row in rows]
 
     def purge(self, queue: str) -> int:
         count: int = self._database.run(PURGE, queue, *self._layout.scale.steps)

@@ -7,15 +7,15 @@ Thread:      any; they take turns at one connection with who publishes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from qworker.clock import Clock
-from qworker.transports.lease import Admin, Dead, QueueInfo
+from qworker.transports.lease import Admin, Dead, Peeked, QueueInfo, Standing
 from qworker.transports.owner_files import died
 from qworker.transports.presence import Presence, from_text
 from qworker.transports.sql.link import Handle, Link, earliest
 from qworker.transports.sql.results import ResultTable
-from qworker.transports.sql.schema import NEXT_DUE, NOW
+from qworker.transports.sql.schema import DELAYED, LEASED, NEXT_DUE, NOW, READY
 
 PORTION = 500
 """How many dead letters are changed by one statement."""
@@ -38,6 +38,15 @@ VALUES (%s, %s, %s, %s, %s, 0, %s, %s, %s)"""
 WORKERS = f"""SELECT name, pid, queues, concurrency, started, boot, lock_path, lease_until, {NOW}, presence
 FROM qworker_owner
 WHERE concurrency > 0 ORDER BY id"""
+
+_PEEK = """SELECT urgency, due, sent, deliveries, headers,
+coalesce((SELECT name FROM qworker_owner WHERE id = qworker_message.owner), '')
+FROM qworker_message WHERE queue = %s AND state = {state} ORDER BY {order} LIMIT %s"""
+PEEK: Mapping[Standing, str] = {
+    "ready": _PEEK.format(state=READY, order="urgency, tag"),
+    "delayed": _PEEK.format(state=DELAYED, order="due, tag"),
+    "leased": _PEEK.format(state=LEASED, order="tag"),
+}
 
 
 class SQLAdmin(Admin):
@@ -80,6 +89,10 @@ class SQLAdmin(Admin):
             info = found.get(queue) or QueueInfo(queue)
             found[queue] = info._replace(**{state: count, "oldest": oldest or info.oldest})
         return sorted(found.values())
+
+    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
+        rows = self._handle.transact(lambda link: link.ask(PEEK[standing], (queue, limit)))
+        return [Peeked(queue, standing, -urgency, *more) for urgency, *more in rows]
 
     def purge(self, queue: str) -> int:
         return self._handle.transact(lambda link: link.do(PURGE, (queue,)))

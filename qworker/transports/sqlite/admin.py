@@ -8,14 +8,14 @@ Thread:      any, in turn, on the connection that publishes.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from qworker.clock import Clock, boot_id
-from qworker.transports.lease import Admin, Dead, QueueInfo
+from qworker.transports.lease import Admin, Dead, Peeked, QueueInfo, Standing
 from qworker.transports.owner_files import died, lock_beside
 from qworker.transports.presence import Presence, from_text
-from qworker.transports.sqlite import DELAYED, NEXT_TAG, READY, Handle, Notifier
+from qworker.transports.sqlite import DELAYED, LEASED, NEXT_TAG, READY, Handle, Notifier
 
 INSERT_DEAD = """INSERT INTO dead (tag, queue, reason, died_at, deliveries, priority, headers, properties,
 body)
@@ -33,6 +33,16 @@ UNION ALL SELECT queue, 'delayed', count(*), NULL FROM message WHERE state = 1 G
 UNION ALL SELECT queue, 'leased', count(*), NULL FROM message WHERE state = 2 GROUP BY queue
 UNION ALL SELECT queue, 'dead', count(*), NULL FROM dead GROUP BY queue"""
 """Counted in the indexes alone: the messages themselves are not read."""
+
+_PEEK = """SELECT CAST(priority AS INTEGER), CAST(due AS REAL), CAST(sent AS REAL),
+CAST(deliveries AS INTEGER), CAST(headers AS TEXT),
+ifnull((SELECT CAST(name AS TEXT) FROM owner WHERE id = message.owner), '')
+FROM message WHERE queue = ? AND state = {state} ORDER BY {order} LIMIT ?"""
+PEEK: Mapping[Standing, str] = {
+    "ready": _PEEK.format(state=READY, order="priority DESC, tag"),
+    "delayed": _PEEK.format(state=DELAYED, order="due, tag"),
+    "leased": _PEEK.format(state=LEASED, order="tag"),
+}
 
 
 class SQLiteAdmin(Admin):
@@ -68,6 +78,10 @@ class SQLiteAdmin(Admin):
             info = found.get(queue) or QueueInfo(queue, 0, 0, 0, 0, None)
             found[queue] = info._replace(**{state: count, "oldest": oldest or info.oldest})
         return sorted(found.values())
+
+    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
+        rows = self._handle.read(PEEK[standing], (queue, limit))
+        return [Peeked(queue, standing, *row) for row in rows]
 
     def purge(self, queue: str) -> int:
         statement = f"DELETE FROM message WHERE queue = ? AND state IN ({READY}, {DELAYED})"

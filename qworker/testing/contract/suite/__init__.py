@@ -5,7 +5,7 @@ Goes to:     pytest, which runs each test on each place.
 Thread:      the test's.
 
 Modules, in reading order: ``sending``, ``settling``, ``holding``, ``revoking``, ``hearing``, ``publishing``,
-``administering``, ``presence``, ``machine``.
+``administering``, ``presence``, ``peeking``, ``machine``.
 """
 
 from importlib import import_module
@@ -33,6 +33,7 @@ _MODULES = (
     "publishing",
     "administering",
     "presence",
+    "peeking",
     "machine",
 )
 # Before they are imported: only then does pytest show what an assertion of a test compared.

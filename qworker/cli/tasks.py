@@ -1,0 +1,93 @@
+"""`qworker tasks`: which tasks run, wait, or are due later.
+
+Comes from:  people, and scripts that watch.
+Goes to:     ``qworker.control.looking``.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import cast
+
+import click
+
+from qworker.cli.options import QUEUE_NAMES, app_option, json_option, open_app
+from qworker.cli.output import age, cut, table
+from qworker.cli.watching import Picture, show, watch_options
+from qworker.control.looking import STATES, State, TaskSeen, peek
+
+LONGEST_ARGUMENTS = 40
+"""Characters of the arguments that are shown; --json has all that is known of them."""
+_HEADS = ("state", "task", "arguments", "id", "queue", "priority", "attempt", "when", "worker", "child")
+
+
+@click.command()
+@app_option
+@click.option("-Q", "--queues", type=QUEUE_NAMES, help="Only these queues, with commas; default: all.")
+@click.option(
+    "--state", "states", type=click.Choice(STATES), multiple=True, help="Only these; may be given again."
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True,
+    help="How many of each state and queue.",
+)  # fmt: skip
+@watch_options
+@json_option
+def tasks(
+    app: str | None,
+    queues: tuple[str, ...] | None,
+    states: tuple[str, ...],
+    limit: int,
+    watch: bool,
+    every: float,
+    as_json: bool,
+) -> None:
+    """Show the tasks that run, wait, or are due later.
+
+    They are looked at where they are: none is taken, and none is changed. A "reserved" one has been taken by
+    a worker that has not begun it. "attempt" counts runs, also those that ended by a retry or a death.
+    """
+    application = open_app(app, tasks=False).app
+    chosen = cast("tuple[State, ...]", states or STATES)
+
+    def look() -> Picture:
+        found = peek(application, queues, states=chosen, limit=limit)
+        value = [task._asdict() for task in found]
+        if not found:
+            return Picture(["There are no such tasks." if queues or states else "There are no tasks."], value)
+        return Picture(_lines(found, limit, application.clock.now()), value)
+
+    show(look, as_json, watch, every)
+
+
+def _lines(found: Sequence[TaskSeen], limit: int, now: float) -> list[str]:
+    lines = table(_HEADS, [_row(task, now) for task in found], right="priority attempt child")
+    if max(Counter((task.state, task.queue) for task in found).values()) >= limit:
+        lines.append(f"… and perhaps more: these are the first {limit:,} of each state and queue (--limit).")
+    return lines
+
+
+def _row(task: TaskSeen, now: float) -> tuple[object, ...]:
+    arguments = " ".join(each for each in (task.args, task.kwargs) if each and each not in ("()", "{}"))
+    return (
+        task.state,
+        task.name or "?",
+        cut(arguments, LONGEST_ARGUMENTS),
+        task.id or "?",
+        task.queue,
+        task.priority,
+        task.retries + task.deliveries + 1,
+        _when(task, now),
+        task.worker,
+        task.pid or "",
+    )
+
+
+def _when(task: TaskSeen, now: float) -> str:
+    if task.started is not None:
+        return f"for {age(now - task.started)}"
+    if task.state == "delayed" and task.eta is not None:
+        return f"in {age(task.eta - now)}"
+    return "" if task.sent is None else f"{age(now - task.sent)} ago"

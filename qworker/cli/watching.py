@@ -1,0 +1,155 @@
+"""Watching: what a command shows, drawn again and again until somebody has seen enough.
+
+Comes from:  the commands that have --watch.
+Goes to:     standard output.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from qworker.cli.options import SettingValue
+from qworker.cli.output import print_json, to_json
+from qworker.conf import mask_urls
+from qworker.errors import BackendError, BrokerUnavailable
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+SHORTEST_WAIT = 0.1
+CLEAR = "\x1b[H\x1b[J"
+"""To the upper left corner, and nothing below it."""
+
+
+class Picture(NamedTuple):
+    """What a command shows. lines: for people. value: for --json. is_last: nothing of it will change."""
+
+    lines: Sequence[str]
+    value: Any
+    is_last: bool = False
+
+
+def watch_options(command: _F) -> _F:
+    """Add --watch and --every. The function gets them as `watch` and `every`."""
+    every = click.option(
+        "--every",
+        type=SettingValue("worker_shutdown_timeout"),
+        default="2s",
+        show_default=True,
+        help="How often --watch looks.",
+    )
+    watch = click.option(
+        "--watch", is_flag=True, help="Look again and again, until Ctrl-C. With --json: a line for each look."
+    )
+    return watch(every(command))
+
+
+def show(look: Callable[[], Picture], as_json: bool, watch: bool = False, every: float = 2.0) -> None:
+    """Print what *look* returns; with *watch* each time that it changes, until it says that it does not any
+    more, or Ctrl-C."""
+    if watch:
+        Watching(look, as_json, max(every, SHORTEST_WAIT)).run()
+        return
+    picture = look()
+    if as_json:
+        print_json(picture.value)
+    else:
+        _print(picture.lines)
+
+
+class Watching:
+    """One run of a command with --watch.
+
+    A terminal is cleared and drawn anew. Where there is none, or one that cannot do that (``TERM=dumb``), and
+    with --json, each look is printed below the last one, unless it shows the same. A broker or result store
+    that goes away is waited for.
+
+    every: seconds. sleep: waits for so many. now: the time of day, as text.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Picture],
+        as_json: bool,
+        every: float,
+        sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], str] = lambda: time.strftime("%H:%M:%S"),
+    ) -> None:
+        self._look = look
+        self._as_json = as_json
+        self._every = every
+        self._sleep = sleep
+        self._now = now
+        self._is_live = not as_json and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._last: Picture | None = None
+        self._away = ""
+        """Since when there has been no answer; "" while there is one."""
+
+    def run(self) -> None:
+        """Look until the picture is the last one, or Ctrl-C. What the very first look raises is raised."""
+        try:
+            while not self._turn():
+                self._sleep(self._every)
+        except KeyboardInterrupt:
+            if self._is_live:
+                click.echo()
+
+    def _turn(self) -> bool:
+        """Look once; return whether that was the last time."""
+        try:
+            picture = self._look()
+        except (BrokerUnavailable, BackendError) as error:
+            if self._last is None:
+                raise
+            self._say_lost(mask_urls(str(error)))
+            return False
+        back = self._away and f"There are answers again; there were none since {self._away}."
+        self._away = ""
+        if self._is_live:
+            _draw(picture.lines, back or f"{self._now()}  every {self._every:g} s; Ctrl-C ends")
+        else:
+            if back:
+                click.echo(back, err=True)
+            self._print(picture)
+        self._last = picture
+        return picture.is_last
+
+    def _say_lost(self, why: str) -> None:
+        is_news = not self._away
+        self._away = self._away or self._now()
+        if self._is_live and self._last is not None:
+            _draw(self._last.lines, f"{self._now()}  There is no answer since {self._away}: {why}")
+        elif is_news:
+            click.echo(f"There is no answer since {self._away}; waiting for one: {why}", err=True)
+
+    def _print(self, picture: Picture) -> None:
+        last = self._last
+        if self._as_json:
+            if last is None or last.value != picture.value:
+                click.echo(to_json(picture.value, indent=None))
+        elif last is None or last.lines != picture.lines:
+            _print([self._now(), *picture.lines])
+        sys.stdout.flush()
+
+
+def _draw(lines: Sequence[str], foot: str) -> None:
+    """Draw what of *lines* there is room for, and *foot* below. None may be broken: what follows would stand
+    in the wrong place."""
+    width, height = shutil.get_terminal_size()
+    room = max(height - 3, 1)
+    kept = (
+        list(lines) if len(lines) <= room else [*lines[: room - 1], f"… {len(lines) - room + 1} more lines"]
+    )
+    click.echo(CLEAR + "\n".join(line[: width - 1] for line in [*kept, "", foot]), nl=False)
+    sys.stdout.flush()
+
+
+def _print(lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(line)

@@ -1,0 +1,163 @@
+"""Looking: which workers there are, how the queues stand, and where the tasks are. Nothing is changed by it.
+
+Comes from:  ``app.workers()``, ``app.queues()``, ``app.peek()``; the command line.
+Goes to:     the broker's administration.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from qworker.errors import InvalidTaskMessage
+from qworker.message.reading import parse_headers
+from qworker.transports.capabilities import PEEK, WORKERS
+from qworker.transports.lease import Peeked, QueueInfo, Standing
+from qworker.transports.presence import Presence
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+State = Literal["running", "reserved", "waiting", "delayed"]
+STATES: tuple[State, ...] = ("running", "reserved", "waiting", "delayed")
+_STANDINGS: dict[Standing, tuple[State, ...]] = {
+    "leased": ("running", "reserved"),
+    "ready": ("waiting",),
+    "delayed": ("waiting", "delayed"),  # some have fallen due, and no worker has come by since
+}
+
+
+class TaskSeen(NamedTuple):
+    """A task that has not ended, and where it is.
+
+    - id, name: "" of a message that nobody can read.
+    - state: "running"; "reserved", a worker has it and has not begun, or has ended and not yet said so;
+      "waiting" in its queue; "delayed", it waits for its time.
+    - queue: "" when nobody tells.
+    - args, kwargs: what its sender calls them, at most 4,096 characters; None when it does not say.
+    - priority: None when nobody tells.
+    - retries: how often it was retried. deliveries: how many runs of it a death cut short.
+    - sent, eta, started: epoch seconds; None when that is not known, or is not so.
+    - worker: the name of the node that has it, pid: the process that runs it; "" and 0 for none.
+    """
+
+    id: str
+    name: str
+    state: State
+    queue: str = ""
+    args: str | None = None
+    kwargs: str | None = None
+    priority: int | None = None
+    retries: int = 0
+    deliveries: int = 0
+    sent: float | None = None
+    eta: float | None = None
+    started: float | None = None
+    worker: str = ""
+    pid: int = 0
+
+
+def workers(app: QWorker) -> list[Presence]:
+    """The workers that live, by name, with what they told last; [] also where the broker lacks WORKERS.
+
+    Raises BrokerUnavailable.
+    """
+    return sorted(app.broker.admin.workers(), key=lambda worker: (worker.name, worker.started))
+
+
+def queues(app: QWorker, names: str | Iterable[str] | None = None) -> list[QueueInfo]:
+    """How queues stand: those that hold anything, or those of *names* (or the one that it is), in that order.
+
+    Raises BrokerUnavailable.
+    """
+    admin = app.broker.admin
+    return admin.queues() if names is None else admin.depths(_listed(names))
+
+
+def peek(
+    app: QWorker,
+    names: str | Iterable[str] | None = None,
+    *,
+    states: Collection[State] = STATES,
+    limit: int = 100,
+) -> list[TaskSeen]:
+    """Tasks that have not ended: those that run, then those that workers have, wait and are delayed.
+
+    - names: of queues, or one name; None for all that hold anything.
+    - states: those that are shown.
+    - limit: so many of each state and queue at most, the first ones.
+
+    No message is taken, and none is changed. Bodies are not read: what of a task is not in its headers, as in
+    messages of protocol 1, is not shown. What runs is known as of a second ago.
+
+    Raises BrokerUnavailable, NotSupported where the broker shows neither messages nor workers, and ValueError
+    for a state that there is not.
+    """
+    if wrong := [state for state in states if state not in STATES]:
+        raise ValueError(f"there is no state {wrong[0]!r}: the states are {', '.join(STATES)}")
+    broker = app.broker
+    chosen = None if names is None else _listed(names)
+    running = {task.id: task for task in _running(workers(app)) if chosen is None or task.queue in chosen}
+    found: list[TaskSeen] = []
+    if PEEK not in broker.lacks or WORKERS in broker.lacks:
+        places = [info.queue for info in broker.admin.queues()] if chosen is None else chosen
+        now = app.clock.now()
+        found = [
+            task
+            for queue in places
+            for standing, possible in _STANDINGS.items()
+            if not set(possible).isdisjoint(states)
+            for task in _lying(broker.admin.peek(queue, standing, limit), running, now)
+        ]
+    known = {task.id for task in found}
+    found += [task for id, task in running.items() if id not in known]  # acknowledged before they began
+    found = [task for task in found if task.state in states]
+    return sorted(found, key=lambda task: (STATES.index(task.state), task.started or 0.0))
+
+
+def _listed(names: str | Iterable[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _running(live: Sequence[Presence]) -> Iterator[TaskSeen]:
+    """What *live* workers say that they run."""
+    for worker in live:
+        for task in worker.running:
+            yield TaskSeen(
+                task.id,
+                task.name,
+                "running",
+                task.queue,
+                started=task.started,
+                worker=worker.name,
+                pid=task.pid,
+            )
+
+
+def _lying(found: Sequence[Peeked], running: dict[str, TaskSeen], now: float) -> Iterator[TaskSeen]:
+    """The tasks of messages that lie in the broker."""
+    for message in found:
+        try:
+            headers = parse_headers(message.headers)
+        except InvalidTaskMessage:
+            headers = {"id": "", "task": "", "retries": 0, "argsrepr": None, "kwargsrepr": None}
+        run = running.get(headers["id"]) if message.standing == "leased" else None
+        is_late = message.due is not None and message.due > now
+        held: State = "reserved" if run is None else "running"
+        yield TaskSeen(
+            headers["id"],
+            headers["task"],
+            held if message.standing == "leased" else "delayed" if is_late else "waiting",
+            message.queue,
+            headers["argsrepr"],
+            headers["kwargsrepr"],
+            message.priority,
+            headers["retries"],
+            message.deliveries,
+            message.sent,
+            message.due,
+            None if run is None else run.started,
+            message.worker if run is None else run.worker,
+            0 if run is None else run.pid,
+        )
