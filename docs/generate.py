@@ -176,11 +176,11 @@ def transports_page() -> str:
         "app uses. "
         "Celery shares those that are ours by `qworker+` before the URL, but for RabbitMQ and SQS, which it "
         "speaks to itself: see [Celery beside qworker](../explanation/celery-beside-qworker.md).\n",
-        "| broker | URL | " + " | ".join(words for _, words in _PROMISED) + " |",
-        "|---|---|" + "---|" * len(_PROMISED),
+        "| broker | URL | " + " | ".join(words for _, words in _PROMISED + _SHOWN) + " |",
+        "|---|---|" + "---|" * len(_PROMISED + _SHOWN),
     ]
     for row in (*CAPABILITIES, *rows(), *PLAIN):
-        marks = " | ".join(_mark(row, Capability(name)) for name, _ in _PROMISED)
+        marks = " | ".join(_mark(row, Capability(name)) for name, _ in _PROMISED + _SHOWN)
         schemes = ", ".join(f"`{scheme}://`" for scheme in row.schemes)
         lines.append(f"| [{row.name}](#{_anchor(row.name)}) | {schemes} | {marks} |")
     for row in (*CAPABILITIES, *rows(), *PLAIN, OTHER):
@@ -207,6 +207,7 @@ _PROMISED = (
     ("dead_letters", "dead letters"),
     ("delivery_count", "deliveries counted"),
 )
+_SHOWN = (("counts", "queues counted"), ("workers", "workers shown"), ("peek", "tasks shown"))
 
 
 def django_settings_page() -> str:

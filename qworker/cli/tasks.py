@@ -57,16 +57,17 @@ def tasks(
         value = [task._asdict() for task in found]
         if not found:
             return Picture(["There are no such tasks." if queues or states else "There are no tasks."], value)
-        return Picture(_lines(found, limit, application.clock.now()), value)
+        return Picture(lines(found, limit, application.clock.now()), value)
 
     show(look, as_json, watch, every)
 
 
-def _lines(found: Sequence[TaskSeen], limit: int, now: float) -> list[str]:
-    lines = table(_HEADS, [_row(task, now) for task in found], right="priority attempt child")
+def lines(found: Sequence[TaskSeen], limit: int, now: float) -> list[str]:
+    """What is printed of tasks for people. limit: of each state and queue. now: epoch seconds."""
+    told = table(_HEADS, [_row(task, now) for task in found], right="priority attempt child")
     if max(Counter((task.state, task.queue) for task in found).values()) >= limit:
-        lines.append(f"… and perhaps more: these are the first {limit:,} of each state and queue (--limit).")
-    return lines
+        told.append(f"… and perhaps more: these are the first {limit:,} of each state and queue (--limit).")
+    return told
 
 
 def _row(task: TaskSeen, now: float) -> tuple[object, ...]:

@@ -54,7 +54,7 @@ def show(look: Callable[[], Picture], as_json: bool, watch: bool = False, every:
     """Print what *look* returns; with *watch* each time that it changes, until it says that it does not any
     more, or Ctrl-C."""
     if watch:
-        Watching(look, as_json, max(every, SHORTEST_WAIT)).run()
+        Watching(look, as_json, not as_json and can_draw(), max(every, SHORTEST_WAIT)).run()
         return
     picture = look()
     if as_json:
@@ -63,20 +63,26 @@ def show(look: Callable[[], Picture], as_json: bool, watch: bool = False, every:
         _print(picture.lines)
 
 
+def can_draw() -> bool:
+    """Whether standard output is a terminal on which something can be drawn anew."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
 class Watching:
     """One run of a command with --watch.
 
-    A terminal is cleared and drawn anew. Where there is none, or one that cannot do that (``TERM=dumb``), and
-    with --json, each look is printed below the last one, unless it shows the same. A broker or result store
-    that goes away is waited for.
+    A broker or result store that goes away is waited for.
 
-    every: seconds. sleep: waits for so many. now: the time of day, as text.
+    - is_drawn: the terminal is cleared and drawn anew each time. Else each picture is printed below the last
+      one, unless it is the same.
+    - every: seconds. sleep: waits for so many. now: the time of day, as text.
     """
 
     def __init__(
         self,
         look: Callable[[], Picture],
         as_json: bool,
+        is_drawn: bool,
         every: float,
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], str] = lambda: time.strftime("%H:%M:%S"),
@@ -86,7 +92,7 @@ class Watching:
         self._every = every
         self._sleep = sleep
         self._now = now
-        self._is_live = not as_json and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._is_drawn = is_drawn
         self._last: Picture | None = None
         self._away = ""
         """Since when there has been no answer; "" while there is one."""
@@ -97,7 +103,7 @@ class Watching:
             while not self._turn():
                 self._sleep(self._every)
         except KeyboardInterrupt:
-            if self._is_live:
+            if self._is_drawn:
                 click.echo()
 
     def _turn(self) -> bool:
@@ -111,7 +117,7 @@ class Watching:
             return False
         back = self._away and f"There are answers again; there were none since {self._away}."
         self._away = ""
-        if self._is_live:
+        if self._is_drawn:
             _draw(picture.lines, back or f"{self._now()}  every {self._every:g} s; Ctrl-C ends")
         else:
             if back:
@@ -123,7 +129,7 @@ class Watching:
     def _say_lost(self, why: str) -> None:
         is_news = not self._away
         self._away = self._away or self._now()
-        if self._is_live and self._last is not None:
+        if self._is_drawn and self._last is not None:
             _draw(self._last.lines, f"{self._now()}  There is no answer since {self._away}: {why}")
         elif is_news:
             click.echo(f"There is no answer since {self._away}; waiting for one: {why}", err=True)
@@ -146,7 +152,7 @@ def _draw(lines: Sequence[str], foot: str) -> None:
     kept = (
         list(lines) if len(lines) <= room else [*lines[: room - 1], f"… {len(lines) - room + 1} more lines"]
     )
-    click.echo(CLEAR + "\n".join(line[: width - 1] for line in [*kept, "", foot]), nl=False)
+    click.echo(CLEAR + "\n".join(line[: width - 1] for line in [*kept, "", foot]), nl=False, color=True)
     sys.stdout.flush()
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import click
 
 from qworker.cli.options import app_option, json_option, open_app
-from qworker.cli.output import age, size, table
+from qworker.cli.output import age, count, size, table
 from qworker.cli.watching import Picture, show, watch_options
 from qworker.conf import mask_urls
 from qworker.control import looking
@@ -43,19 +43,20 @@ def workers(app: str | None, watch: bool, every: float, as_json: bool) -> None:
             return Picture([f"{where} does not tell which workers there are."], value, is_last=True)
         if not found:
             return Picture([f"No worker is running on {where}."], value)
-        return Picture(_lines(found, application.clock.now()), value)
+        return Picture(lines(found, application.clock.now()), value)
 
     show(look, as_json, watch, every)
 
 
-def _lines(found: Sequence[Presence], now: float) -> list[str]:
+def lines(found: Sequence[Presence], now: float) -> list[str]:
+    """What is printed of workers for people. now: epoch seconds."""
     rows = [_row(worker, now) for worker in found]
-    lines = table(_HEADS, rows, right="pid running waiting finished memory")
+    told = table(_HEADS, rows, right="pid running waiting finished memory")
     runs = [_run(worker, task, now) for worker in found for task in worker.running]
     if runs:
-        lines += ["", *table(("child", "memory", "worker", "task", "id", "for"), runs, right="child memory")]
+        told += ["", *table(("child", "memory", "worker", "task", "id", "for"), runs, right="child memory")]
     more = sum(worker.busy - len(worker.running) for worker in found)
-    return [*lines, f"… and {more:,} more"] if more > 0 else lines
+    return [*told, f"… and {count(more, 'more task')}"] if more > 0 else told
 
 
 def _row(worker: Presence, now: float) -> tuple[object, ...]:

@@ -86,10 +86,33 @@ def test_a_worker_that_rests_for_longer_than_its_lease_is_seen(place: Site) -> N
     worker.stop()
 
 
-def command(site: Site) -> Any:
-    """What ``qworker workers`` says."""
+def test_what_two_workers_run_is_shown_and_goes_with_the_one_that_is_killed(place: Site) -> None:
+    worker, other = place.start(), place.start(name="two")
+    go = place.path / "go"
+    ids = [place.send("until_file", str(go)) for _ in range(6)]
+    place.until(lambda: [one.busy for one in seen(place)] == [2, 2], "both to say that they are busy")
+    children = {*worker.wait_pool(2), *other.wait_pool(2)}
+    shown = command(place)
+    assert {run["pid"] for one in shown for run in one["running"]} == children
+    assert all(one["memory"] > 0 < min(one["pool_memory"]) for one in shown)
+    tasks = place.client.peek()
+    assert {task.pid for task in tasks if task.state == "running"} == children
+    assert {(task.args, task.queue) for task in tasks} == {(repr((str(go),)), "celery")}
+    assert {task.id for task in tasks} == set(ids)
+    other.kill()
+    assert [one.name for one in seen(place)] == ["one@test"]
+    left = command(place, "tasks")
+    assert {task["id"] for task in left} == set(ids)
+    assert {task["pid"] for task in left if task["state"] == "running"} == {*worker.wait_pool(2)}
+    go.touch()
+    place.until(lambda: place.client.peek() == [], "all to end")
+    worker.stop()
+
+
+def command(site: Site, name: str = "workers") -> Any:
+    """What ``qworker workers``, or another command, says."""
     done = subprocess.run(
-        [sys.executable, "-m", "qworker", "workers", "-A", "tests.acceptance.fault_tasks:app", "--json"],
+        [sys.executable, "-m", "qworker", name, "-A", "tests.acceptance.fault_tasks:app", "--json"],
         cwd=site.path,
         env=site.environment(),
         capture_output=True,

@@ -199,7 +199,8 @@ def test_workers_are_shown_with_what_they_tell(tasks, run):
     broker = find_app("tasks").app.broker
     broker.consumer.present('{"host":"far","status":"working","busy":1,"waiting":7,"totals":{"finished":5}}')
     broker.consumer.register("w@far", ["celery", "mail"], 2)
-    head, row = run("workers").stdout.splitlines()
+    head, row, more = run("workers").stdout.splitlines()
+    assert more == "… and 1 more task"
     assert head.split()[:8] == ["name", "host", "pid", "status", "queues", "running", "waiting", "finished"]
     assert row.split()[:8] == ["w@far", "far", str(os.getpid()), "working", "celery,mail", "1/2", "7", "5"]
     (found,) = json.loads(run("workers", "--json").stdout)

@@ -92,7 +92,8 @@ def test_a_presence_that_is_damaged_spoils_nothing(open_: Open, store: Broker, t
 
 @asks(WORKERS)
 def test_a_presence_may_be_large(open_: Open, store: Broker) -> None:
-    tasks = [{"id": f"{number:036}", "name": "x" * 255, "started": 1.5} for number in range(100)]
+    more = {"name": "x" * 255, "started": 1.5, "pid": 7, "queue": "y" * 255}
+    tasks = [{"id": f"{number:036}", **more} for number in range(100)]
     store.consumer.present(json.dumps({"running": tasks}))
     store.consumer.extend()
     (found,) = open_().admin.workers()

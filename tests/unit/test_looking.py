@@ -1,0 +1,158 @@
+"""Looking: workers, queues, and where each task is, while nothing of it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from qworker import QWorker
+from qworker.control.looking import State, TaskSeen
+from qworker.errors import NotSupported
+from qworker.testing import FakeClock, MemoryStore, StepWorker
+from qworker.transports.capabilities import PEEK, WORKERS
+from qworker.transports.lease import Envelope
+
+
+class Scene:
+    """An app of which one worker runs a task, has one more, and leaves the others in the broker."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.store = MemoryStore(self.clock)
+        self.app = QWorker(
+            "scene", broker=self.store, backend="cache+memory://", clock=self.clock, set_as_current=False
+        )
+
+        @self.app.task(name="add")
+        def add(x: int, y: int = 0) -> int:
+            return x + y
+
+        self.add: Any = add
+
+    def seen(self, **options: Any) -> list[tuple[State, str | None]]:
+        return [(task.state, task.args) for task in self.app.peek(**options)]
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    made = Scene()
+    yield made
+    made.app.close()
+
+
+def begin(worker: StepWorker) -> None:
+    """Have the first task run, and the worker tell of it."""
+    worker.run()
+    worker.pool.started.append(worker.pool.held[0])
+    worker.advance(5)
+
+
+def test_each_task_is_seen_where_it_is(scene: Scene) -> None:
+    began = scene.clock.now()
+    with StepWorker(scene.app, on_demand=True, concurrency=1, hostname="w@h") as worker:
+        ids = [scene.add.delay(number).id for number in (1, 2)]
+        begin(worker)
+        scene.add.apply_async((3,), {"y": 4}, priority=3)
+        scene.add.apply_async((5,), countdown=60)
+        first, second, third, fourth = scene.app.peek()
+    assert first == TaskSeen(
+        ids[0],
+        "add",
+        "running",
+        "celery",
+        "(1,)",
+        "{}",
+        0,
+        0,
+        0,
+        began,
+        None,
+        first.started,
+        "w@h",
+        first.pid,
+    )
+    assert (first.started, second.started) == (pytest.approx(began, abs=6), None)
+    assert first.pid > 0
+    assert (second.id, second.state, second.worker, second.pid) == (ids[1], "reserved", "w@h", 0)
+    assert (third.state, third.args, third.kwargs, third.priority) == ("waiting", "(3,)", "{'y': 4}", 3)
+    assert (third.sent, third.eta, third.worker) == (began + 5, None, "")
+    assert (fourth.state, fourth.eta) == ("delayed", began + 65)
+
+
+def test_states_queues_and_a_limit_choose(scene: Scene) -> None:
+    for number in range(3):
+        scene.add.delay(number)
+        scene.add.apply_async((number,), queue="mail", countdown=9)
+    assert scene.seen(states=["waiting"], limit=2) == [("waiting", "(0,)"), ("waiting", "(1,)")]
+    assert scene.seen(names="mail", limit=1) == [("delayed", "(0,)")]
+    assert scene.seen(names=["mail", "celery"], limit=1) == [("waiting", "(0,)"), ("delayed", "(0,)")]
+    assert scene.seen(names=["nothing"]) == scene.seen(states=["running", "reserved"]) == []
+    with pytest.raises(ValueError, match=r"no state 'runing': the states are running, reserved"):
+        scene.seen(states=["runing"])
+
+
+def test_what_has_fallen_due_waits(scene: Scene) -> None:
+    scene.add.apply_async((1,), countdown=9)
+    scene.store.peek = lambda queue, standing, limit: [  # type: ignore[method-assign]
+        each._replace(standing="delayed") for each in MemoryStore.peek(scene.store, queue, "ready", limit)
+    ]  # as a broker says it that moves what is due when a worker comes by
+    scene.clock.advance(10)
+    assert scene.seen(states=["waiting"])[0] == ("waiting", "(1,)")
+    assert scene.seen(states=["delayed"]) == []
+
+
+def test_what_cannot_be_read_is_seen_all_the_same(scene: Scene) -> None:
+    scene.store.push(
+        [Envelope("celery", "no headers", None, b""), Envelope("celery", '{"id": 1}', None, b"")]
+    )
+    assert [(task.id, task.name, task.state, task.args) for task in scene.app.peek()] == [
+        ("", "", "waiting", None)
+    ] * 2
+
+
+def test_a_task_that_was_acknowledged_first_is_seen_while_it_runs(scene: Scene) -> None:
+    scene.app.conf.task_acks_late = False
+    with StepWorker(scene.app, on_demand=True, concurrency=1, hostname="w@h") as worker:
+        id = scene.add.delay(1).id
+        begin(worker)
+        assert scene.store.messages == 0
+        (task,) = scene.app.peek()
+        assert (task.id, task.state, task.queue, task.args, task.priority) == (
+            id,
+            "running",
+            "celery",
+            None,
+            None,
+        )
+        assert scene.app.peek("mail") == []
+
+
+def test_what_a_broker_does_not_show_is_left_out_or_refused(scene: Scene) -> None:
+    scene.store.lacks = frozenset({PEEK})
+    with StepWorker(scene.app, on_demand=True, concurrency=1, hostname="w@h") as worker:
+        scene.add.delay(1)
+        scene.add.delay(2)
+        begin(worker)
+        assert [(task.state, task.name, task.worker) for task in scene.app.peek()] == [
+            ("running", "add", "w@h")
+        ]
+
+    def refuse(*arguments: object) -> Any:
+        raise NotSupported("this broker shows no message")
+
+    scene.store.lacks = frozenset({PEEK, WORKERS})
+    scene.store.peek = refuse  # type: ignore[method-assign]
+    with pytest.raises(NotSupported):
+        scene.app.peek("celery")
+
+
+def test_workers_and_queues_are_seen_from_an_app(scene: Scene) -> None:
+    assert (scene.app.workers(), scene.app.queues()) == ([], [])
+    for name in ("b@h", "a@h"):
+        scene.store.another().register(name, ["celery"], 1)
+    scene.add.delay(1)
+    assert [worker.name for worker in scene.app.workers()] == ["a@h", "b@h"]
+    assert [(info.queue, info.ready) for info in scene.app.queues()] == [("celery", 1)]
+    assert [(info.queue, info.ready) for info in scene.app.queues("mail")] == [("mail", 0)]

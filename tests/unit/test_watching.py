@@ -1,0 +1,104 @@
+"""Watching: what is printed and drawn look after look, also while the broker is away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from qworker.cli.watching import CLEAR, Picture, Watching, can_draw
+from qworker.errors import BackendError, BrokerUnavailable
+
+AWAY = BrokerUnavailable("redis://:secret@h/0 refuses connections")
+
+
+def watch(
+    looks: Iterable[Picture | Exception], *, as_json: bool = False, is_drawn: bool = False
+) -> list[float]:
+    """Watch what *looks* are, then press Ctrl-C; return how long was slept."""
+    slept: list[float] = []
+    left = list(looks)
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if not left:
+            raise KeyboardInterrupt
+
+    def look() -> Picture:
+        found = left.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    Watching(look, as_json, is_drawn, 2.5, sleep, clock()).run()
+    return slept
+
+
+def clock() -> Callable[[], str]:
+    moments = iter(range(100))
+    return lambda: f"12:00:{next(moments):02}"
+
+
+def picture(text: str, is_last: bool = False) -> Picture:
+    return Picture(["name", text], {"name": text}, is_last)
+
+
+def test_what_has_changed_is_printed_below(capsys: pytest.CaptureFixture[str]) -> None:
+    assert watch([picture("a"), picture("a"), picture("b")]) == [2.5] * 3
+    assert capsys.readouterr().out.splitlines() == ["12:00:00", "name", "a", "12:00:01", "name", "b"]
+
+
+def test_lines_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    watch([picture("a"), picture("a"), picture("b\udc80")], as_json=True)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        {"name": "a"}, {"name": "b\udc80"},
+    ]  # fmt: skip
+
+
+def test_a_last_picture_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert watch([picture("a"), picture("b", is_last=True), picture("c")]) == [2.5]
+    assert capsys.readouterr().out.splitlines()[-1] == "b"
+
+
+@pytest.mark.parametrize("error", [AWAY, BackendError("the result store at redis://:secret@h/0 is away")])
+def test_a_broker_that_is_away_is_told_of_once_and_waited_for(
+    capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    watch([picture("a"), error, error, picture("a"), picture("b")])
+    out, err = capsys.readouterr()
+    assert out.splitlines() == ["12:00:00", "name", "a", "12:00:02", "name", "b"]
+    away, back = err.splitlines()
+    assert away.startswith("There is no answer since 12:00:01; waiting for one: ")
+    assert "secret" not in away
+    assert back == "There are answers again; there were none since 12:00:01."
+
+
+def test_a_broker_that_is_away_at_first_is_an_error() -> None:
+    with pytest.raises(BrokerUnavailable):
+        watch([AWAY])
+
+
+def test_a_terminal_is_drawn_anew(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("LINES", "8")
+    rows = Picture([*(f"row {number}" for number in range(9)), "x" * 99], [])
+    watch([picture("a"), AWAY, picture("x" * 99), rows], is_drawn=True)
+    first, away, back, long = capsys.readouterr().out.split(CLEAR)[1:]
+    assert first == "name\na\n\n12:00:00  every 2.5 s; Ctrl-C ends"
+    assert away == "name\na\n\n12:00:02  There is no answer since 12:00:01: redis://:*****"
+    assert back == f"name\n{'x' * 59}\n\nThere are answers again; there were none since 12:00:01."
+    assert long.splitlines() == [
+        "row 0", "row 1", "row 2", "row 3", "… 6 more lines", "", "12:00:03  every 2.5 s; Ctrl-C ends",
+    ]  # fmt: skip
+
+
+def test_no_terminal_and_a_dumb_one_are_not_drawn_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    assert not can_draw()  # pytest has the output
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert can_draw()
+    monkeypatch.setenv("TERM", "dumb")
+    assert not can_draw()
