@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 import click
 
@@ -54,7 +54,7 @@ def show(look: Callable[[], Picture], as_json: bool, watch: bool = False, every:
     """Print what *look* returns; with *watch* each time that it changes, until it says that it does not any
     more, or Ctrl-C."""
     if watch:
-        Watching(look, as_json, not as_json and can_draw(), max(every, SHORTEST_WAIT)).run()
+        Watching(look, as_json, not as_json and can_draw(sys.stdout), max(every, SHORTEST_WAIT)).run()
         return
     picture = look()
     if as_json:
@@ -63,9 +63,9 @@ def show(look: Callable[[], Picture], as_json: bool, watch: bool = False, every:
         _print(picture.lines)
 
 
-def can_draw() -> bool:
-    """Whether standard output is a terminal on which something can be drawn anew."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+def can_draw(output: TextIO) -> bool:
+    """Whether *output* is a terminal on which something can be drawn anew."""
+    return output.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 class Watching:

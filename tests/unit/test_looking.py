@@ -12,15 +12,15 @@ from qworker.control.looking import State, TaskSeen
 from qworker.errors import NotSupported
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 from qworker.transports.capabilities import PEEK, WORKERS
-from qworker.transports.lease import Envelope
+from qworker.transports.lease import Admin, Envelope, Peeked, Standing
 
 
 class Scene:
     """An app of which one worker runs a task, has one more, and leaves the others in the broker."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: type[MemoryStore] = MemoryStore) -> None:
         self.clock = FakeClock()
-        self.store = MemoryStore(self.clock)
+        self.store = store(self.clock)
         self.app = QWorker(
             "scene", broker=self.store, backend="cache+memory://", clock=self.clock, set_as_current=False
         )
@@ -93,13 +93,24 @@ def test_states_queues_and_a_limit_choose(scene: Scene) -> None:
         scene.seen(states=["runing"])
 
 
-def test_what_has_fallen_due_waits(scene: Scene) -> None:
+class Lazy(MemoryStore):
+    """Moves what has fallen due when a worker comes by, and not before."""
+
+    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
+        if standing == "leased":
+            return []
+        found = super().peek(queue, "delayed", limit) + super().peek(queue, "ready", limit)
+        return [
+            each._replace(standing=standing) for each in found if (each.due is None) == (standing == "ready")
+        ]
+
+
+def test_what_has_fallen_due_waits() -> None:
+    scene = Scene(Lazy)
     scene.add.apply_async((1,), countdown=9)
-    scene.store.peek = lambda queue, standing, limit: [  # type: ignore[method-assign]
-        each._replace(standing="delayed") for each in MemoryStore.peek(scene.store, queue, "ready", limit)
-    ]  # as a broker says it that moves what is due when a worker comes by
+    assert scene.seen(states=["delayed"]) == [("delayed", "(1,)")]
     scene.clock.advance(10)
-    assert scene.seen(states=["waiting"])[0] == ("waiting", "(1,)")
+    assert scene.seen(states=["waiting"]) == [("waiting", "(1,)")]
     assert scene.seen(states=["delayed"]) == []
 
 
@@ -129,7 +140,7 @@ def test_a_task_that_was_acknowledged_first_is_seen_while_it_runs(scene: Scene) 
         assert scene.app.peek("mail") == []
 
 
-def test_what_a_broker_does_not_show_is_left_out_or_refused(scene: Scene) -> None:
+def test_where_no_messages_are_shown_workers_say_what_they_run(scene: Scene) -> None:
     scene.store.lacks = frozenset({PEEK})
     with StepWorker(scene.app, on_demand=True, concurrency=1, hostname="w@h") as worker:
         scene.add.delay(1)
@@ -139,13 +150,17 @@ def test_what_a_broker_does_not_show_is_left_out_or_refused(scene: Scene) -> Non
             ("running", "add", "w@h")
         ]
 
-    def refuse(*arguments: object) -> Any:
-        raise NotSupported("this broker shows no message")
 
-    scene.store.lacks = frozenset({PEEK, WORKERS})
-    scene.store.peek = refuse  # type: ignore[method-assign]
-    with pytest.raises(NotSupported):
-        scene.app.peek("celery")
+class Silent(MemoryStore):
+    """Shows neither messages nor workers."""
+
+    lacks = frozenset({PEEK, WORKERS})
+    peek = Admin.peek
+
+
+def test_a_broker_that_shows_nothing_says_so() -> None:
+    with pytest.raises(NotSupported, match="shows no message without giving it out"):
+        Scene(Silent).app.peek("celery")
 
 
 def test_workers_and_queues_are_seen_from_an_app(scene: Scene) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterable
 
@@ -11,6 +12,11 @@ from qworker.cli.watching import CLEAR, Picture, Watching, can_draw
 from qworker.errors import BackendError, BrokerUnavailable
 
 AWAY = BrokerUnavailable("redis://:secret@h/0 refuses connections")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def watch(
@@ -97,8 +103,7 @@ def test_a_terminal_is_drawn_anew(
 
 def test_no_terminal_and_a_dumb_one_are_not_drawn_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    assert not can_draw()  # pytest has the output
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    assert can_draw()
+    assert can_draw(Terminal())
+    assert not can_draw(io.StringIO())
     monkeypatch.setenv("TERM", "dumb")
-    assert not can_draw()
+    assert not can_draw(Terminal())
