@@ -15,10 +15,10 @@ from collections.abc import Callable
 from qworker.clock import Clock
 from qworker.components.ack_buffer import AckBuffer
 from qworker.components.ledger import WorkerState
+from qworker.components.memory import resident
 from qworker.components.pool.contract import TaskPool
 from qworker.components.request import Key
 from qworker.components.shutdown import RUNNING
-from qworker.components.status.memory import resident
 from qworker.components.waiting_requests import WaitingRequests
 from qworker.components.worker_lease import WorkerLease
 from qworker.naming import VERSION

@@ -22,8 +22,16 @@ redis = pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"'
 from qworker import QWorker  # noqa: E402
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost  # noqa: E402
 from qworker.testing.contract import mark  # noqa: E402
-from qworker.transports.lease import MAX_LEASE_BYTES, Ack, DeadLetter, Release, Store  # noqa: E402
+from qworker.transports.lease import (  # noqa: E402
+    MAX_LEASE_BYTES,
+    Ack,
+    DeadLetter,
+    Envelope,
+    Release,
+    Store,
+)
 from qworker.transports.redis.broker import RedisBroker  # noqa: E402
+from qworker.transports.redis.peeking import PEEK  # noqa: E402
 from qworker.transports.redis.sender import PORTION  # noqa: E402
 from qworker.worker import Worker  # noqa: E402
 from tests.acceptance.private_servers import Redis, binary, free_port  # noqa: E402
@@ -329,8 +337,11 @@ def test_what_is_damaged_can_be_held_returned_reclaimed_and_dead_lettered(
     place.client.lpush(f"{place.prefix}q", DAMAGED[name])
     first, second = open_(), open_()
     own = first.consumer.register("first", ["q"], 1)
+    assert len(first.admin.peek("q", "ready", 10)) == 1
     (leased,) = first.consumer.lease(["q"], 10).messages
+    assert [each.worker for each in first.admin.peek("q", "leased", 10)] == ["first"]
     assert first.consumer.settle(own, [Release(leased.tag, counted=True, requeued=True)]) == set()
+    assert len(first.admin.peek("q", "ready", 10)) == 1
     (leased,) = first.consumer.lease(["q"], 10).messages
     first.consumer.deregister()  # gives back what is held
     other = second.consumer.register("second", ["q"], 1)
@@ -341,6 +352,23 @@ def test_what_is_damaged_can_be_held_returned_reclaimed_and_dead_lettered(
     (leased,) = second.consumer.lease(["q"], 10).messages
     assert second.consumer.settle(other, [Ack(leased.tag)]) == set()
     assert place.count() == 0
+
+
+def test_a_peek_leaves_bodies_in_the_server_and_shows_what_stock_consumers_hold(
+    open_: Callable[..., Any], place: RedisPlace
+) -> None:
+    store = open_()
+    headers = '{"id": "a", "argsrepr": "\\"sizes\\": [1, 2], \\"body\\": \\""}'
+    store.sender.push([Envelope("q", headers, None, b"x" * 1_000_000)])
+    database = store.admin._database
+    ((payload, _, _),) = database.run(PEEK, "q", "ready", 10, *database.layout.scale.steps)
+    assert len(payload) < 1000
+    assert [each.headers for each in store.admin.peek("q", "ready", 10)] == [headers]
+    stock = {"headers": {"id": "b"}, "properties": {"priority": 0}, "body": "W10="}
+    place.client.hset(f"{place.prefix}unacked", "tag", json.dumps([stock, "celery", "q"]))
+    (held,) = store.admin.peek("q", "leased", 10)
+    assert (json.loads(held.headers)["id"], held.worker, held.sent) == ("b", "", None)
+    assert store.admin.peek("r", "leased", 10) == []
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from qworker.components.ledger import WorkerState
+from qworker.components.memory import resident
 from qworker.components.status.counters import BUCKETS, Counters
 from qworker.components.status.health import Health
-from qworker.components.status.memory import resident
 from qworker.components.status.queue_depths import QueueDepths
 from qworker.components.waiting_requests import WaitingRequests
 from qworker.naming import VERSION

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from qworker.transports.delivery_fields import instant
 from qworker.transports.lease import Peeked, Standing
 from qworker.transports.redis.connection import Script
 from qworker.transports.redis.envelope import Scale, from_payload
@@ -69,8 +70,16 @@ def peeked(row: Sequence[bytes], queue: str, standing: Standing, scale: Scale) -
         standing,
         message.priority,
         message.due,
-        float(sent) if sent else None,
+        _moment(sent),
         message.deliveries,
         message.headers,
         worker.decode("utf-8", "replace"),
     )
+
+
+def _moment(text: bytes) -> float | None:
+    """Epoch seconds that are written so; None for none, and for what a stranger wrote there."""
+    try:
+        return instant(float(text))
+    except ValueError:
+        return None

@@ -1,7 +1,7 @@
 """Memory: how much of it processes of a worker have.
 
 Comes from:  the kernel.
-Goes to:     ``metrics.py``, ``components/presence_report.py``.
+Goes to:     ``presence_report.py``, ``status/metrics.py``.
 Thread:      any.
 """
 
