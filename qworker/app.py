@@ -69,8 +69,8 @@ class QWorker:
     - task_cls: the class of its tasks, or the dotted name of the class.
     - settings: any setting, by its name.
 
-    A wrong setting raises ConfigurationError when the settings are first looked at. What only Celery's app
-    takes raises NotAvailable.
+    The name of a setting that there is not raises ConfigurationError here, and a wrong value when the settings
+    are first looked at. What only Celery's app takes raises NotAvailable.
 
     Four signals are its own. on_configure is sent before the settings are first read, and on_after_configure
     after that. on_after_finalize is sent when all tasks have their options, and on_after_fork in every
@@ -97,6 +97,7 @@ class QWorker:
         **settings: Any,
     ) -> None:
         refuse("QWorker(…)", settings, absent.APP_ARGUMENTS)
+        configuring.refuse_unknown(settings)
         urls = {"broker_url": broker, "result_backend": backend}
         initial: dict[str, Any] = {
             name: url

@@ -201,11 +201,19 @@ def signal_name(given: Any) -> str:
         raise ValueError(f"{given!r} is no signal: use SIGTERM, SIGINT or SIGKILL") from None
 
 
-def near(name: str, candidates: Iterable[str], count: int = 3) -> list[str]:
-    """Up to `count` of `candidates` spelled most like `name`, best first; [] when none is close."""
+MISSPELT = 0.85
+"""How like another name a name is at least that is taken for a misspelling of it, and not for one of its own."""
+
+
+def near(name: str, candidates: Iterable[str], count: int = 3, likeness: float = 0.6) -> list[str]:
+    """Up to `count` of `candidates` spelled most like `name`, best first; [] when none is close.
+
+    likeness: how much of the letters agrees, from 0 to 1.
+    """
     from difflib import get_close_matches  # an error path; costs 5 ms to import
 
-    return get_close_matches(name, [candidate for candidate in candidates if candidate != name], count)
+    others = [candidate for candidate in candidates if candidate != name]
+    return get_close_matches(name, others, count, likeness)
 
 
 def valid_queue_name(name: object) -> bool:

@@ -12,14 +12,14 @@ from contextlib import closing
 
 import click
 
-from qworker.cli.options import QUEUE_NAMES, app_option, open_app
+from qworker.cli.options import QUEUE_NAMES, SettingValue, app_option, open_app
 from qworker.cli.output import count, print_table
 from qworker.cli.purge import confirm
 from qworker.conf import Settings, mask_urls
 from qworker.errors import ConfigurationError
 from qworker.transports import open_broker
 from qworker.transports.lease import Broker, QueueInfo
-from qworker.transports.transfer import Report, move, same_place, waiting
+from qworker.transports.transfer import Report, missing, move, same_place, waiting
 
 _LINE_EVERY = 10_000
 
@@ -30,8 +30,8 @@ _LINE_EVERY = 10_000
     "again: nothing is "
     "lost, and at most 100 messages are in both places.",
 )
-@click.argument("from_url")
-@click.argument("to_url")
+@click.argument("from_url", type=SettingValue("broker_url"))
+@click.argument("to_url", type=SettingValue("broker_url"))
 @app_option
 @click.option("-Q", "--queues", type=QUEUE_NAMES, help="Queues to move, with commas; default: all.")
 @click.option("--dead", is_flag=True, help="Move the dead letters too.")
@@ -54,6 +54,8 @@ def move_(
     conf = open_app(app, tasks=False).app.conf
     if same_place(from_url, to_url):
         raise ConfigurationError(f"{mask_urls(from_url)} and {mask_urls(to_url)} are the same place")
+    if (path := missing(from_url)) is not None:
+        raise ConfigurationError(f"there is nothing at {mask_urls(from_url)}: {path} does not exist")
     with closing(open_broker(from_url, conf)) as source, closing(open_broker(to_url, conf)) as target:
         infos = waiting(source, queues)
         _show(infos, dead)
@@ -62,11 +64,11 @@ def move_(
         letters = sum(info.dead for info in infos) if dead else 0
         if dry_run:
             return 0
-        target.admin.queues()  # whether it can be reached is known before anything is taken
         leased = any(info.leased for info in infos)  # perhaps by a move that was killed: that comes back
         if not (total or letters or leased or "counts" in source.lacks):
             click.echo("There is nothing to move.")
             return 0
+        target.admin.queues()  # whether it can be reached is known before anything is taken
         question = f"Move {count(total, 'message')}"
         question += f" and {count(letters, 'dead letter')}" if dead else ""
         confirm(f"{question} from {mask_urls(source.url)} to {mask_urls(target.url)}?", yes)

@@ -9,6 +9,7 @@ Thread:      constants and one pure function.
 from typing import NamedTuple
 
 from qworker.conf.settings import SETTINGS
+from qworker.naming import MISSPELT, near
 
 # Upper-case names of Celery before 4.0, and those that never were CELERY_ + the new name.
 OLD_NAMES = {
@@ -108,6 +109,7 @@ WITHOUT_EFFECT = {
     "arangodb_": _OTHER_STORE,
     "azureblockblob_": _OTHER_STORE,
     "beat_cron_starting_deadline": "what becomes of due times that were missed is each entry's `catch_up`",
+    "beat_scheduler": _SCHEDULES,
     "beat_": _SCHEDULES,
     "broker_channel_error_retry": _WAITS,
     "broker_connection_max_retries": _WAITS,
@@ -222,7 +224,10 @@ def understand(spelling: str) -> Known | None:
 def _meaning(name: str) -> Known | None:
     if name in SETTINGS:
         return Known(name)
+    if name in WITHOUT_EFFECT:
+        return Known(name, WITHOUT_EFFECT[name])
     for known, reason in WITHOUT_EFFECT.items():
-        if name == known or (known.endswith("_") and name.startswith(known)):
-            return Known(name, reason)
+        if known.endswith("_") and name.startswith(known):
+            # `broker_ulr` is no setting of Celery's that begins with `broker_`.
+            return None if near(name, SETTINGS, 1, MISSPELT) else Known(name, reason)
     return None

@@ -8,13 +8,23 @@ Thread:      whoever configures.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from qworker.conf.compat import understand
+from qworker.conf.sources import unknown_setting
 from qworker.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+
+
+def refuse_unknown(names: Iterable[str]) -> None:
+    """Raise ConfigurationError for the first of the *names* of arguments that is no setting, ours or
+    Celery's."""
+    for name in names:
+        if understand(name) is None:
+            raise ConfigurationError(f"QWorker(…): {unknown_setting(name)}", name, "QWorker(…)")
 
 
 def config_from_object(

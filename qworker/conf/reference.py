@@ -28,6 +28,9 @@ Names are Celery's wherever Celery has one. A value is taken from the last of th
 problems at once. Durations are seconds, `timedelta`, or text such as `"10s"` and `"1h30m"`; sizes are
 numbers or text such as `"16MiB"`, and K, M, G are powers of 1024; lists and mappings in the environment are
 written as JSON, lists of names also with commas.
+
+A name that is spelled almost like a setting is an error, and so is any argument of `QWorker(…)` that is no
+setting. Other names, in a configuration or by `app.conf.update(…)`, are your own: `app.conf.name` has them.
 """
 
 # Sections by the first part of the name, in the order of the page.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from qworker.conf.compat import understand
 from qworker.conf.settings import SETTINGS
 from qworker.errors import ConfigurationError
-from qworker.naming import import_object, near
+from qworker.naming import MISSPELT, import_object, near
 
 ENVIRONMENT_PREFIX = "QWORKER_"
 # Variables of ours that are no settings.
@@ -60,6 +60,9 @@ def translate(raw: Mapping[str, Any], label: Callable[[str], str], *, guess: boo
     - label: called with a spelling, it names the source of that value.
     - guess (bool): take a name for a mistake only when it looks like a setting. A module also holds imports,
       helpers and other people's constants.
+
+    A name that is spelled almost like a setting is an error. Any other is somebody's own, which can be read
+    back: Kubernetes gives QWORKER_PORT to all that run beside a service "qworker".
     """
     values: dict[str, Given] = {}
     extra: dict[str, Any] = {}
@@ -69,12 +72,15 @@ def translate(raw: Mapping[str, Any], label: Callable[[str], str], *, guess: boo
         source = label(spelling)
         known = understand(spelling)
         if known is None:
-            nearest = near(spelling.lower(), SETTINGS)
+            nearest = near(spelling.lower(), SETTINGS, 1)
             if guess and not nearest:
                 continue
             extra[spelling] = value
-            hint = f"; did you mean {nearest[0]}?" if nearest else ""
-            problems.append(Problem(spelling, f"unknown setting {spelling!r}{hint}", source, "warning"))
+            # `task_queue` beside `task_queues`, and TIME_ZONE of Django, are a module's own.
+            own = guess and (spelling.isupper() or nearest[0] in raw)
+            misspelt = not own and near(spelling.lower(), nearest, 1, MISSPELT)
+            severity = "error" if misspelt else "warning"
+            problems.append(Problem(spelling, unknown_setting(spelling), source, severity))
         elif known.without_effect:
             extra[known.name] = value
             message = f"{spelling} has no effect: {known.without_effect}"
@@ -86,6 +92,12 @@ def translate(raw: Mapping[str, Any], label: Callable[[str], str], *, guess: boo
             values[known.name] = Given(value, source)
             spellings[known.name] = spelling
     return Layer(values, extra, problems)
+
+
+def unknown_setting(spelling: str) -> str:
+    """Say that there is no setting of that name, and which is spelled most like it."""
+    nearest = near(spelling.lower(), SETTINGS, 1)
+    return f"unknown setting {spelling!r}" + (f"; did you mean {nearest[0]}?" if nearest else "")
 
 
 def from_mapping(raw: Mapping[str, Any], label: str) -> Source:

@@ -14,8 +14,9 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from qworker.clock import to_epoch
 from qworker.errors import BrokerUnavailable, InvalidTaskMessage, LeaseLost
@@ -59,6 +60,18 @@ def waiting(store: Broker, queues: Sequence[str] | None) -> list[QueueInfo]:
 def same_place(one: str, other: str) -> bool:
     """Whether two broker URLs lead to the same messages; names of hosts are compared as they are written."""
     return _place(one) == _place(other)
+
+
+def missing(url: str) -> Path | None:
+    """The file or directory that a broker URL names, if it is not there; None for a server, or one that is."""
+    scheme = url.partition("://")[0]
+    if scheme == "sqlite":
+        path = database_path(url)
+    elif scheme == "spool":
+        path = Path(unquote(urlsplit(url).path))
+    else:
+        return None
+    return None if path.exists() else path
 
 
 def _place(url: str) -> tuple[object, ...]:

@@ -380,7 +380,7 @@ def test_config_check_tells_everything_at_once(project, run):
     project(
         **{
             "tasks.py": "from qworker import QWorker\napp = QWorker('t', worker_concurrency=0, "
-            "task_serialiser='json', worker_pool='gevent')"
+            "changes={'task_serialiser': 'json', 'own': 1}, worker_pool='gevent')"
         }
     )
     result = run("config", "check")
@@ -388,11 +388,12 @@ def test_config_check_tells_everything_at_once(project, run):
     for words in (
         "error: worker_concurrency",
         "error: worker_pool",
-        "warning: unknown setting 'task_serialiser'",
-        "3 problems.",
+        "error: unknown setting 'task_serialiser'; did you mean task_serializer?",
+        "warning: unknown setting 'own'",
+        "4 problems.",
     ):
         assert words in result.stdout
-    assert len(json.loads(run("config", "check", "--json").stdout)) == 3
+    assert len(json.loads(run("config", "check", "--json").stdout)) == 4
     assert run("config", "show").exit_code == 0
 
 
@@ -431,7 +432,7 @@ def test_report_has_versions_and_masked_settings(project, run):
     project(
         **{
             "tasks.py": "from qworker import QWorker\napp = QWorker('t', broker='redis://:hunter2@h', "
-            "task_serialiser=1)"
+            "changes={'own': 1})"
         }
     )
     text = run("report").stdout

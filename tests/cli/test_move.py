@@ -127,3 +127,27 @@ def test_delayed_flush(tasks, run):
     (leased,) = broker.consumer.lease(["other"], 10).messages
     assert leased.due is None
     assert json.loads(leased.headers)["eta"], "the message still says when it is meant to run"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("sqlite:///odl.db", "sqlite:///new.db", "odl.db does not exist"),
+        ("spool:///nowhere/spool", "sqlite:///new.db", "/nowhere/spool does not exist"),
+        ("old.db", "sqlite:///new.db", "must be a URL"),
+        ("sqlite:///", "new.db", "must be a URL"),
+        ("redis://127.0.0.1:1", "sqllite:///new.db", "did you mean sqlite://?"),
+        ("redsi://localhost", "sqlite:///new.db", "did you mean redis://?"),
+    ],
+)
+def test_a_url_with_a_slip_makes_no_files(tasks, run, old, new, words):
+    before = sorted(tasks.iterdir())
+    result = run("move", old, new, "--yes")
+    assert (result.exit_code in (1, 2), words in result.stderr) == (True, True), result.stderr
+    assert sorted(tasks.iterdir()) == before
+
+
+def test_nothing_to_move_makes_no_new_broker(tasks, run):
+    open_broker("sqlite:///old.db", find_app("tasks").app.conf).admin.queues()
+    assert run(*MOVE, "--yes").stdout == "There is nothing to move.\n"
+    assert not list(tasks.glob("new.db*"))

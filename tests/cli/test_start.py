@@ -193,7 +193,7 @@ def test_queues_that_must_be_declared(project, run):
 
 
 def test_unknown_settings_are_warned_of_at_start(tasks, start, environment):
-    environment["QWORKER_WORKER_CONCURENCY"] = "3"
+    environment["QWORKER_CONCURRENCY"] = "3"
     worker = start("-A", "tasks")
     assert "did you mean worker_concurrency" in worker.says("unknown setting")
     worker.says("ready")

@@ -105,6 +105,12 @@ def test_settings_come_from_where_they_are_given() -> None:
     assert app.conf.task_default_queue == "other"
 
 
+@pytest.mark.parametrize("name", ["broker_ulr", "task_time_limt", "concurrency", "nonsense"])
+def test_an_argument_that_is_no_setting_is_an_error_where_the_app_is_made(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"unknown setting '{name}'"):
+        QWorker("proj", set_as_current=False, **{name: 1})
+
+
 def test_from_a_module_and_from_a_variable(
     project: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

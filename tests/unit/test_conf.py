@@ -11,6 +11,7 @@ from kombu import Exchange, Queue, binding
 from kombu.common import Broadcast
 
 from qworker.conf import SETTINGS, Settings, mask, mask_urls, reference
+from qworker.conf.compat import understand
 from qworker.errors import ConfigurationError
 
 KEY = "k" * 32
@@ -242,13 +243,13 @@ def test_all_problems_are_told_at_once_with_their_sources(make):
         {"QWORKER_TASK_TIME_LIMIT": "x", "QWORKER_BROKR_URL": "x"},
     )
     assert [(problem.setting, problem.severity) for problem in conf.problems()] == [
+        ("task_serialiser", "error"),
+        ("brokr_url", "error"),
         ("worker_concurrency", "error"),
         ("task_time_limit", "error"),
-        ("task_serialiser", "warning"),
-        ("brokr_url", "warning"),
     ]
-    assert "did you mean task_serializer?" in messages(conf, "warning")[0]
-    with pytest.raises(ConfigurationError, match="2 settings are wrong") as caught:
+    assert "did you mean task_serializer?" in messages(conf)[0]
+    with pytest.raises(ConfigurationError, match="4 settings are wrong") as caught:
         conf.validate()
     assert "worker_concurrency" in str(caught.value)
     assert "environment variable QWORKER_TASK_TIME_LIMIT" in str(caught.value)
@@ -341,13 +342,56 @@ def test_one_setting_under_two_names_must_agree(make):
 
 def test_modules_and_objects(make):
     module = ModuleType("celeryconfig")
-    vars(module).update(task_default_queue="m", BASE_DIR="/", Path=Path, helper=len, task_serialiser="json")
+    vars(module).update(task_default_queue="m", BASE_DIR="/", Path=Path, helper=len, TASK_SERIALISER="json")
     conf = make()
     conf.load(module)
     conf.load(SimpleNamespace(worker_concurrency=7))
     assert (conf.task_default_queue, conf.source("task_default_queue")) == ("m", "celeryconfig")
     assert (conf.worker_concurrency, conf.source("worker_concurrency")) == (7, "a SimpleNamespace")
-    assert [problem.setting for problem in conf.problems()] == ["task_serialiser"]
+
+
+MISSPELT = {
+    "broker_ulr": "broker_url",
+    "task_time_limt": "task_time_limit",
+    "worker_concurency": "worker_concurrency",
+    "timezon": "timezone",
+    "result_backend_url": "result_backend",
+    "beat_shedule": "beat_schedule",
+    "redis_backend_use_sll": "redis_backend_use_ssl",
+}
+
+
+@pytest.mark.parametrize(("name", "meant"), MISSPELT.items())
+def test_a_misspelt_setting_is_an_error_wherever_it_is_given(make, name, meant):
+    module = ModuleType("celeryconfig")
+    setattr(module, name, 1)
+    in_module, in_django = make(), make()
+    in_module.load(module)
+    in_django.load(SimpleNamespace(**{f"CELERY_{name.upper()}": 1}), namespace="CELERY")
+    for conf in (make({name: 1}), make({}, {f"QWORKER_{name.upper()}": "1"}), in_module, in_django):
+        with pytest.raises(ConfigurationError, match=f"did you mean {meant}"):
+            conf.timezone  # noqa: B018
+    in_project = make(pyproject=f"[tool.qworker]\n{name} = 1")
+    with pytest.raises(ConfigurationError, match=f"did you mean {meant}"):
+        in_project.timezone  # noqa: B018
+
+
+def test_no_setting_with_two_letters_exchanged_is_taken_for_one_of_celerys():
+    exchanged = {name[:-3] + name[-2] + name[-3] + name[-1] for name in SETTINGS}
+    assert [name for name in exchanged - {*SETTINGS} if understand(name) is not None] == []
+
+
+def test_a_module_may_have_names_of_its_own_that_are_like_those_of_settings(make):
+    module = ModuleType("celeryconfig")
+    vars(module).update(task_queue="mail", task_queues=["mail"], TIME_ZONE="UTC", TASK_QUEUE="x")
+    conf = make()
+    conf.load(module)
+    assert list(conf.task_queues) == ["mail"]
+
+
+def test_what_kubernetes_tells_of_a_service_named_qworker_is_no_error(make):
+    names = ["PORT", "SERVICE_HOST", "SERVICE_PORT", "PORT_80_TCP", "PORT_80_TCP_PROTO", "HTTP_PORT"]
+    assert messages(make({}, {f"QWORKER_{name}": "1" for name in names})) == []
 
 
 def test_namespace_takes_only_its_names(make):
@@ -356,12 +400,12 @@ def test_namespace_takes_only_its_names(make):
         CELERY_BROKER_URL="sqlite:///d.db",
         CELERY_ACKS_LATE=False,
         CELERY_TASK_TIME_LIMIT=4,
-        CELERY_TIMEZON="UTC",
+        CELERY_OWN="UTC",
         DEBUG=True,
     )
     conf.load(django, namespace="CELERY")
     assert (conf.broker_url, conf.task_acks_late, conf.task_time_limit) == ("sqlite:///d.db", False, 4.0)
-    assert messages(conf, "warning") == ["unknown setting 'timezon'; did you mean timezone?"]
+    assert messages(conf, "warning") == ["unknown setting 'own'"]
 
 
 def test_a_configuration_module_that_is_missing_or_raises_is_an_error(make, tmp_path, monkeypatch):
