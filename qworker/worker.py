@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any
 from qworker import signals
 from qworker.components.component import Component
 from qworker.components.pool.choice import make_zygote
-from qworker.components.shutdown import COLD, DRAINING, KILL_SECONDS, RUNNING, SOFT, ShutdownRequests
+from qworker.components.shutdown import (
+    COLD,
+    DRAINING,
+    INTERRUPTED_SECONDS,
+    KILL_SECONDS,
+    RUNNING,
+    SOFT,
+    ShutdownRequests,
+)
 from qworker.components.worker_lease import Registration
 from qworker.errors import QWorkerError
 from qworker.naming import node_name
@@ -230,11 +238,13 @@ class Worker:
                 extra={"event": "worker-stopping"},
             )
             phase = self._drain(deadline)
+        if phase == COLD and pool.in_flight():
+            logger.warning("stopping at once: %d running tasks are cut short", pool.in_flight())
         if phase == SOFT and pool.in_flight():
             self.phase = SOFT
             logger.warning("%d tasks still run: interrupting them", pool.in_flight())
             pool.interrupt()
-            self._drain(time.monotonic() + max(conf.worker_soft_shutdown_timeout, 1.0))
+            self._drain(time.monotonic() + max(conf.worker_soft_shutdown_timeout, INTERRUPTED_SECONDS))
         if pool.in_flight():
             self.phase = COLD
 

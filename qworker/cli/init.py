@@ -10,6 +10,7 @@ from __future__ import annotations
 import getpass
 import os
 import sys
+from math import ceil
 from pathlib import Path
 from string import Template
 
@@ -17,6 +18,8 @@ import click
 
 from qworker.cli.options import app_option, open_app
 from qworker.cli.templates import TEMPLATES, Example
+from qworker.components.shutdown import INTERRUPTED_SECONDS, KILL_SECONDS
+from qworker.conf import Settings
 from qworker.errors import ConfigurationError, QWorkerError
 from qworker.naming import DISTRIBUTION
 
@@ -54,7 +57,7 @@ def _project() -> str:
 
 
 def _values(app: str | None, example: Example) -> dict[str, str]:
-    target, timeout = "tasks", 25.0
+    target, conf = "tasks", Settings()
     if example.needs_app:
         try:
             choice = open_app(app, tasks=False)
@@ -65,7 +68,7 @@ def _values(app: str | None, example: Example) -> dict[str, str]:
                 f"No app here yet, so the file says -A {target}. ({str(error).splitlines()[0]})", err=True
             )
         else:
-            target, timeout = choice.target, choice.app.conf.worker_shutdown_timeout
+            target, conf = choice.target, choice.app.conf
     return {
         "name": _project(),
         "app": target,
@@ -74,9 +77,15 @@ def _values(app: str | None, example: Example) -> dict[str, str]:
         "qworker": _command(),
         "distribution": DISTRIBUTION,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        # The init system must wait longer than the worker does, or it kills what would have been put back.
-        "stop": f"{timeout + 5:.0f}",
+        "stop": str(ceil(longest_stop(conf))),
     }
+
+
+def longest_stop(conf: Settings) -> float:
+    """Seconds that a worker may take to stop; an init system that waits less kills what would be put back."""
+    running = conf.worker_shutdown_timeout + max(conf.worker_soft_shutdown_timeout, INTERRUPTED_SECONDS)
+    storing = conf.result_store_patience if conf.result_backend else 0.0
+    return running + KILL_SECONDS + storing + KILL_SECONDS  # the first to kill, the last to tell the broker
 
 
 def _command() -> str:

@@ -48,9 +48,10 @@ def _setting(name: str) -> SettingValue:
 @click.command(
     epilog="One TERM or INT stops after the running tasks, or puts them back when --shutdown-timeout is "
     "over; a second "
-    "one puts them back at once. Exit codes: 0 stopped, all tasks finished or put back; 1 could not start, "
+    "one puts them back at once. Exit codes: 0 stopped, and every running task had ended; 1 could not start, "
     "or a part "
-    "of the worker failed; 3 tasks had to be abandoned."
+    "of the worker failed; 3 tasks were cut short, or the broker could not be told how they ended: they run "
+    "again."
 )
 @click.argument("named", metavar="[APP]", required=False)
 @app_option

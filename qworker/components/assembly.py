@@ -174,12 +174,15 @@ class RunningTasks(Component):
         waiting: WaitingRequests,
         mailbox: Mailbox[SettlementOrder],
     ) -> None:
-        self.cut = 0
-        """How many runs stop() has cut short."""
         self._pool = pool
         self._settler = settler
         self._waiting = waiting
         self._mailbox = mailbox
+
+    @property
+    def cut(self) -> int:
+        """How many runs were cut short because the worker ends: interrupted, or killed. Any thread."""
+        return len(self._settler.cut)
 
     def start(self) -> None:
         self._pool.start()
@@ -193,7 +196,6 @@ class RunningTasks(Component):
     def stop(self, deadline: float = 0.0) -> None:
         """Kill what still runs."""
         cut = self._pool.stop(deadline)
-        self.cut += len(cut)
         self._settler.ended([(request, Outcome(INTERRUPTED, text="the worker ends")) for request in cut])
 
 

@@ -3,7 +3,7 @@ them.
 
 Comes from:  the pool (how runs ended), Mediator (what is not to run), Intake (what cannot run).
 Goes to:     the Listener's mailbox; through ResultWriter where results have a store of their own.
-Thread:      any: it has no state but what it was built with.
+Thread:      any: it has no state but what it was built with, and a list that only grows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qworker.components.ready_queue import ReadyQueue
 from qworker.components.request import Request, Stranger
 from qworker.components.result_writer import ResultWriter, carries_result
 from qworker.components.status.counters import Counters, Run
-from qworker.tasks.outcome import LAPSED, UNSTARTED, Outcome
+from qworker.tasks.outcome import INTERRUPTED, LAPSED, UNSTARTED, Outcome
 from qworker.transports.lease import Ack, DeadLetter, Part, ResultRow, Settlement, Store
 
 if TYPE_CHECKING:
@@ -49,12 +49,16 @@ class Settler:
         self._mailbox = mailbox
         self._writer = writer
         self._counters = counters
+        self.cut: list[str | None] = []
+        """Ids of the calls whose runs were cut short because the worker ends; any thread appends."""
 
     def ended(self, ends: Sequence[tuple[Request, Outcome]]) -> None:
         """Settle requests that ended, or are not to run after all; what had not started is ready again."""
         orders, waiting, told = [], [], []
         app, now = self._app, self._app.clock.now()
         for request, outcome in ends:
+            if outcome.kind == INTERRUPTED:
+                self.cut.append(request.id)
             if request.failing is not None:
                 outcome = _answered(request.failing.outcome, outcome)
             elif (failing := outcomes.failing(app, request, outcome, now)) is not None:

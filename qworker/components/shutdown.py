@@ -19,6 +19,9 @@ RUNNING, DRAINING, SOFT, COLD = "running", "draining", "soft", "cold"
 """The phases of a worker. A request names the one to go to."""
 RANK = {RUNNING: 0, DRAINING: 1, SOFT: 2, COLD: 3}
 
+INTERRUPTED_SECONDS = 1.0
+"""How long interrupted tasks have at least to clean up, whatever worker_soft_shutdown_timeout says."""
+
 KILL_SECONDS = 5.0
 """How long the pool may take to die, and any part beyond what it was given."""
 

@@ -155,3 +155,23 @@ def test_a_task_that_forks_in_a_thread(site: Site) -> None:
     site.finished(*(site.send("work", number) for number in range(10)))
     worker.stop()
     check(site)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_second_interrupt_waits_for_no_thread(site: Site, pool: str) -> None:
+    """No thread can be ended: the worker says so, gives its task back, and ends with the thread in it."""
+    worker = site.start("--pool", pool)
+    go = site.path / "go"
+    id = site.send("until_file", str(go))
+    site.started(id)
+    worker.signal(signal.SIGINT)
+    site.until(lambda: "stopping: waiting" in worker.log, "the worker to drain")
+    worker.signal(signal.SIGINT)
+    assert worker.wait() == 3, worker.log
+    assert "1 tasks go on in threads, which nobody can end, until this process ends: " in worker.log
+    assert "0 tasks finished, 1 given back, 1 of them cut short" in worker.log
+    go.touch()
+    second = site.start(name="two")
+    site.finished(id)
+    second.stop()
+    check(site, overlaps=True)

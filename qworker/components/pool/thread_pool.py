@@ -10,6 +10,7 @@ soft time limits and ``terminate`` of sync tasks need the prefork pool.
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
@@ -32,6 +33,8 @@ from qworker.transports.running_file import RunningFile
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+
+logger = logging.getLogger(__name__)
 
 
 class ThreadPool(TaskPool):
@@ -184,15 +187,28 @@ class ThreadPool(TaskPool):
             self._accepting = False
 
     def stop(self, deadline: float) -> list[Request]:
+        """See TaskPool. Nobody can end a thread, so one that is still busy is not waited for: what it does
+        then is told to nobody."""
         self.quiet()
         for _ in self._threads:
             self._work.put(None)
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
         with self._lock:
             if self._loop is not None:
                 self._loop.stop()
-            return list(self._running)
+            cut = list(self._running)
+            self._running.clear()
+            self._async_running = 0
+        endless = [request.name for request in cut if not request.is_async]
+        if endless:
+            logger.warning(
+                "%d tasks go on in threads, which nobody can end, until this process ends: %s",
+                len(endless),
+                ", ".join(endless[:10]),
+            )
+            return cut
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return cut
 
     # -- the pool's threads --
 
@@ -245,16 +261,17 @@ class ThreadPool(TaskPool):
         if os.getpid() != self._pid:
             os._exit(0)  # a task forked, and this is the copy: it would go on as a second worker
 
-    def _remove(self, request: Request) -> None:
+    def _remove(self, request: Request) -> bool:
+        """Whether it was in the pool; else stop() has given it up."""
         with self._lock:
-            if request in self._running:
-                del self._running[request]
-                self._async_running -= request.is_async
+            known = self._running.pop(request, None) is not None
+            self._async_running -= known and request.is_async
         self._see_to_suspects()
         self._on_room()
+        return known
 
     def _end(self, request: Request, outcome: Outcome) -> None:
         if not request.is_async and outcome.runtime is not None:
             self.runtimes.learn(request.name, outcome.runtime)
-        self._remove(request)
-        self._on_ended([(request, outcome)])
+        if self._remove(request):
+            self._on_ended([(request, outcome)])
