@@ -236,8 +236,13 @@ def _in_color(wanted: bool | None, handler: logging.Handler) -> bool:
     if wanted is not None:
         return wanted
     stream = getattr(handler, "stream", None)
-    usable = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    return usable and stream is not None and not isinstance(handler, logging.FileHandler) and stream.isatty()
+    usable = stream is not None and not isinstance(handler, logging.FileHandler) and stream.isatty()
+    return usable and not plain_terminal()
+
+
+def plain_terminal() -> bool:
+    """Whether the environment asks for text without colours: by NO_COLOR, or by a terminal that has none."""
+    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
 def _with_task(record: logging.LogRecord, name: str | None, task_id: str | None) -> logging.LogRecord:
@@ -304,6 +309,9 @@ class JsonFormatter(logging.Formatter):
         if context is not None:
             fields["task_name"] = context.task
             fields["task_id"] = context.id
+        elif (task_id := getattr(record, "task_id", None)) is not None:  # of the task that has ended
+            fields["task_name"] = getattr(record, "task_name", None)
+            fields["task_id"] = task_id
         if record.exc_info:
             fields["exception"] = mask_urls(self.formatException(record.exc_info))
         for name, value in vars(record).items():

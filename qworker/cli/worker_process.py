@@ -22,6 +22,7 @@ from qworker.conf import mask_urls
 from qworker.logs import redirected_stdouts, setup
 
 if TYPE_CHECKING:
+    from qworker.app import QWorker
     from qworker.components.assembly import MakeComponent
 
 logger = logging.getLogger(__name__)
@@ -77,12 +78,22 @@ def _run(
 ) -> int:
     from qworker.worker import Worker
 
+    conf = choice.app.conf
+
     def ready() -> None:
         # Only now: the worker forks before any thread begins and before its broker is opened.
         if tell is not None:
             logger.info("ready", extra={"event": "worker-ready"})
         else:
-            logger.info("ready; broker %s", mask_urls(choice.app.broker.url), extra={"event": "worker-ready"})
+            logger.info(
+                "ready; broker %s, results %s, queues %s, pool %s × %d",
+                mask_urls(choice.app.broker.url),
+                _results(choice.app),
+                ", ".join(worker.queues),
+                conf.worker_pool,
+                worker.concurrency,
+                extra={"event": "worker-ready"},
+            )
         if reloader is not None:
             reloader.start(lambda: worker.request_stop("warm"))
 
@@ -91,14 +102,22 @@ def _run(
     if tell is not None:
         tell(worker.concurrency)
     else:
-        _tell(choice, worker.queues, worker.concurrency, reloader is not None)
+        _tell(choice, reloader is not None)
     code = worker.run()
     if reloader is not None and reloader.changed:
         start_again()
     return code
 
 
-def _tell(choice: AppChoice, queues: Sequence[str], concurrency: int, reload_on_change: bool) -> None:
+def _results(app: QWorker) -> str:
+    """Where results are kept, for people."""
+    url = app.conf.result_backend
+    if url is None and app.results_with_broker:
+        return "beside the messages"
+    return mask_urls(url) if url and not url.startswith("disabled:") else "not kept"
+
+
+def _tell(choice: AppChoice, reload_on_change: bool) -> None:
     """Log what is about to run. People look for this first when something is not as expected."""
     app, conf = choice.app, choice.app.conf
     names_of_tasks = sorted(name for name in app.tasks if not name.startswith(("celery.", "qworker.")))
@@ -106,7 +125,6 @@ def _tell(choice: AppChoice, queues: Sequence[str], concurrency: int, reload_on_
     logger.info(
         "app %s (%s), %s: %s", choice.target, choice.how, count(len(names_of_tasks), "task"), listed or "none"
     )
-    logger.info("queues %s; %s × %s", ", ".join(queues), conf.worker_pool, concurrency)
     if conf.task_time_limit is None:
         logger.info("no time limit: a task that hangs keeps its place for ever (see --time-limit)")
     if reload_on_change:

@@ -309,6 +309,9 @@ OUTCOMES: dict[str, Rule] = {
 }  # fmt: skip
 """Every kind of Outcome, and what follows from it."""
 
+STATES: dict[str, str | None] = {kinds.RETRY: states.RETRY, kinds.REJECTED: states.REJECTED}
+"""The state that a log line gives a call, where nothing is stored of it."""
+
 
 def end(app: QWorker, request: Request | Stranger, outcome: Outcome, now: float) -> Settlement | None:
     """Do what OUTCOMES says of *outcome*; return what the broker is to be told, with the result that is to be
@@ -317,10 +320,12 @@ def end(app: QWorker, request: Request | Stranger, outcome: Outcome, now: float)
     now: epoch seconds.
     """
     rule = OUTCOMES[outcome.kind]
-    if rule.said and logger.isEnabledFor(rule.level):
-        extra = {"event": rule.event} if rule.event else None
-        logger.log(rule.level, rule.said, *rule.fields(request, outcome), extra=extra)
     settlement = rule.message(request, outcome, now)
+    if rule.said and logger.isEnabledFor(rule.level):
+        ended = isinstance(settlement, Ack | DeadLetter)
+        state = STATES.get(outcome.kind, rule.state or rule.part) if ended else states.PENDING
+        extra = _extra(rule, request, outcome, state)
+        logger.log(rule.level, rule.said, *rule.fields(request, outcome), extra=extra)
     if not isinstance(settlement, Ack | DeadLetter):
         return settlement
     if rule.part is not None and (HEADER in request.headers or outcome.parts):
@@ -336,6 +341,22 @@ def end(app: QWorker, request: Request | Stranger, outcome: Outcome, now: float)
     if rule.signal is not None:
         rule.signal(app, request, outcome, error)
     return settlement
+
+
+def _extra(rule: Rule, request: Request | Stranger, outcome: Outcome, state: str | None) -> dict[str, Any]:
+    """What the log record of an end carries besides its text, for JSON lines and handlers of the user's."""
+    headers = request.headers
+    extra = {
+        "task_id": headers.get("id"),
+        "task_name": headers.get("task"),
+        "state": state,
+        "runtime": outcome.runtime,
+        "queue": request.leased.queue,
+        "retries": headers.get("retries") or 0,
+    }
+    if rule.event is not None:
+        extra["event"] = rule.event
+    return extra
 
 
 def failing(app: QWorker, request: Request, outcome: Outcome, now: float) -> Failing | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -38,7 +39,10 @@ def start(environment):
 
 def test_a_worker_runs_tasks_and_stops_when_told(tasks, start, run):
     worker = start("-n", "w1@%h")
-    worker.says("ready; broker sqlite:///")
+    ready = worker.says("ready; broker sqlite:///")
+    assert re.search(
+        r"db, results beside the messages, queues celery, pool prefork × \d+$", ready.rstrip()
+    ), ready
     assert "Using tasks:app: tasks.py" in worker.lines[0]
     assert any("w1@" in line for line in worker.lines)
     assert any("2 tasks: tasks.add, tasks.fail" in line for line in worker.lines)

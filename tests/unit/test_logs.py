@@ -131,6 +131,13 @@ def test_json_lines(conf, logfile):
     }
 
 
+def test_json_lines_of_a_tasks_end_name_the_task(conf, logfile):
+    logs.setup(conf, "INFO", str(logfile), json=True)
+    ended = {"task_id": "abc", "task_name": "proj.add", "state": "SUCCESS", "runtime": 0.5, "queue": "q"}
+    logging.getLogger("x").info("ended", extra={**ended, "retries": 0})
+    assert {**ended, "retries": 0}.items() <= json.loads(logfile.read_text()).items()
+
+
 def test_json_can_be_a_setting(conf, logfile):
     conf.worker_log_json = True
     logs.setup(conf, "INFO", str(logfile))

@@ -323,6 +323,32 @@ def test_the_event_column_decides(kind: str, changed: Any, caplog: pytest.LogCap
 
 
 @EACH
+def test_the_log_record_has_what_filters_ask_for(
+    kind: str, changed: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    changed(kind, said="instead", fields=lambda request, outcome: ())
+    (record, *_) = End(PLAIN[kind], caplog).records
+    assert {"task_id", "task_name", "state", "runtime", "queue", "retries"} <= vars(record).keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [
+        (SUCCESS, "SUCCESS"), (FAILURE, "FAILURE"), (EXPECTED, "FAILURE"), (RETRY, "RETRY"),
+        (REJECTED, "REJECTED"), (REQUEUED, "PENDING"), (INTERRUPTED, "PENDING"), (REVOKED, "REVOKED"),
+    ],
+)  # fmt: skip
+def test_the_log_record_says_what_became_of_the_call(
+    kind: str, state: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (record,) = End(PLAIN[kind], caplog).records
+    found = {name: vars(record)[name] for name in ("task_id", "task_name", "state", "queue", "retries")}
+    assert found == {
+        "task_id": "id-1", "task_name": "work", "state": state, "queue": "celery", "retries": 0,
+    }  # fmt: skip
+
+
+@EACH
 def test_the_part_column_decides(kind: str, changed: Any, caplog: pytest.LogCaptureFixture) -> None:
     headers = {"headers": {HEADER: [["join", 3], ["other", 0]]}}
     case = PLAIN[kind]._replace(leased={**PLAIN[kind].leased, **headers})
