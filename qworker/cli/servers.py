@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from qworker.cli.output import age
 from qworker.conf import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError
+from qworker.naming import install_command
 from qworker.transports.connect_errors import MYSQL, POSTGRESQL, RABBITMQ, REDIS, explained
 
 LARGEST_SKEW = 2.0  # seconds
@@ -51,7 +52,9 @@ def facts(url: str, setting: str, conf: Any) -> Iterator[Fact]:
         yield from ask(url, setting, conf)
     except ImportError as error:
         raise ConfigurationError(
-            f"{setting}: {error.name} is not installed, which {scheme}:// needs", setting=setting
+            f"{setting}: {error.name} is not installed, which {scheme}:// needs: "
+            f"{install_command(_EXTRAS.get(scheme, scheme))}",
+            setting=setting,
         ) from None
     except ConfigurationError:
         raise
@@ -234,6 +237,11 @@ _SPELLINGS = {
     **dict.fromkeys(("postgresql", "postgres"), POSTGRESQL),
     **dict.fromkeys(("mysql", "mariadb"), MYSQL),
     **dict.fromkeys(("amqp", "amqps", "pyamqp"), RABBITMQ),
+}
+_EXTRAS = {
+    "postgres": "postgresql",
+    "mariadb": "mysql",
+    **dict.fromkeys(("rediss", "valkey", "valkeys", "unix", "sentinel"), "redis"),
 }
 _ASK: dict[str, Callable[[str, str, Any], Iterator[Fact]]] = {
     **dict.fromkeys(("redis", "rediss", "valkey", "valkeys", "unix", "sentinel"), _ask_redis),

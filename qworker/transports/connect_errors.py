@@ -124,6 +124,19 @@ _MEANINGS = (
         r"failed to resolve host|could not translate host name|getaddrinfo failed",
         "nobody knows this host name: look for a slip in the URL, and at the name service of this machine",
     ),
+    (
+        r"no master found",
+        "no sentinel of the URL answers, or none knows this master: look at their addresses, and at master_name",
+    ),
+    (
+        r"connection refused|connect call failed|actively refused|connecting to .{1,200} no such file",
+        "nobody listens there: start the server, or correct the address in the URL",
+    ),
+    (
+        r"timed out|timeout (connecting|expired)|no route to host|network is unreachable",
+        "it cannot be reached: look whether the server runs, whether the host and port in the URL are right, "
+        "and for a firewall in between",
+    ),
 )
 _HANGING_UP = re.compile(r"reset by peer|broken pipe|EOF occurred|closed (by|the connection)", re.IGNORECASE)
 _WAITING = re.compile(r"in time|timed out|timeout", re.IGNORECASE)
@@ -131,12 +144,16 @@ _LIBPQ_FILES = ("sslrootcert", "sslcert", "sslkey")
 _PATTERNS = [(re.compile(pattern, re.IGNORECASE), meaning) for pattern, meaning in _MEANINGS]
 
 
-def explained(text: str, spelling: Spelling) -> str:
-    """What a driver said on one line, and before it what that means and what to do, where it is known."""
+def explained(text: str, spelling: Spelling | None = None) -> str:
+    """What a driver said on one line, and before it what that means and what to do, where it is known.
+
+    spelling: of URLs of that kind of server; without it, only what needs none is explained.
+    """
     line = " ".join(text.split())
+    words = {} if spelling is None else spelling._asdict()
     for pattern, meaning in _PATTERNS:
-        if pattern.search(line):
-            return f"{meaning.format(**spelling._asdict())} ({line})"
+        if (words or "{" not in meaning) and pattern.search(line):
+            return f"{meaning.format(**words)} ({line})"
     return line
 
 

@@ -63,7 +63,7 @@ def same_place(one: str, other: str) -> bool:
 
 
 def missing(url: str) -> Path | None:
-    """The file or directory that a broker URL names, if it is not there; None for a server, or one that is."""
+    """The file or directory that a broker URL names and that is not there; None for servers."""
     scheme = url.partition("://")[0]
     if scheme == "sqlite":
         path = database_path(url)

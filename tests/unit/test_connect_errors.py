@@ -42,3 +42,26 @@ def test_a_refused_login_says_what_to_write_where(said: str, spelling: Spelling,
     assert meant in text
     assert text.endswith(f"({' '.join(said.split())})")
     assert meant in (NOWHERE, "leave it out") or spelling.login in text
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("Error 111 connecting to 127.0.0.1:1. Connection refused.", "start the server"),
+        ("ConnectionRefusedError: [Errno 111] Connection refused", "start the server"),
+        ("[Errno 111] Connect call failed ('127.0.0.1', 1)", "start the server"),
+        ("Can't connect to MySQL server on '127.0.0.1' ([Errno 111] Connection refused)", "start the server"),
+        ("Timeout connecting to server", "firewall"),
+        ("connection timeout expired", "firewall"),
+        ("[Errno 113] No route to host", "firewall"),
+        ("Error -2 connecting to x:6379. Name or service not known.", "slip in the URL"),
+    ],
+)
+def test_a_server_that_cannot_be_reached_comes_with_the_next_step(said: str, meant: str) -> None:
+    for spelling in (None, REDIS, RABBITMQ):
+        assert meant in explained(said, spelling)
+        assert said in explained(said, spelling)
+
+
+def test_what_needs_a_spelling_is_not_explained_without() -> None:
+    assert explained("WRONGPASS invalid username-password pair") == "WRONGPASS invalid username-password pair"

@@ -21,11 +21,14 @@ from qworker.transports.ironmq.address import Address
 
 try:
     import urllib3
+    from urllib3.exceptions import HTTPError
 except ImportError as error:
     raise ConfigurationError(
         f"urllib3 is not installed, which ironmq:// needs: {install_command('ironmq')}",
         setting="broker_url",
     ) from error
+
+__all__ = ["Client", "HTTPError", "IronError"]
 
 BUSY = frozenset({429, 503})
 TRIES = 4

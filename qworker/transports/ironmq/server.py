@@ -12,13 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from urllib3.exceptions import HTTPError
-
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports.connect_errors import IRONMQ as SPELLING
 from qworker.transports.connect_errors import explained
 from qworker.transports.ironmq.address import address_of, tls_to
-from qworker.transports.ironmq.client import Client, IronError
+from qworker.transports.ironmq.client import Client, HTTPError, IronError
 from qworker.transports.ironmq.queue import IronQueue
 from qworker.transports.kombu.server import DEAD
 from qworker.transports.visibility.server import QueueGone, RemoteServer

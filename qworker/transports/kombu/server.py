@@ -18,6 +18,7 @@ import kombu as untyped_kombu
 from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.interrupts import let_pass
+from qworker.transports.connect_errors import explained
 from qworker.transports.kombu.messages import take_anything
 
 kombu: Any = untyped_kombu
@@ -87,7 +88,9 @@ class KombuServer(Server):
             kombu.exceptions.OperationalError,
             OSError,
         ) as error:
-            raise BrokerUnavailable(f"{self.shown}: {type(error).__name__}: {error}") from error
+            raise BrokerUnavailable(
+                f"{self.shown}: {explained(f'{type(error).__name__}: {error}')}"
+            ) from error
 
     def declare(self, connection: Any, queue: str) -> Any:
         bound = kombu.Queue(queue, exchange=kombu.Exchange(""), routing_key=queue, durable=True)(

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError, EncodeError, QWorkerError
 from qworker.interrupts import apart, let_pass
+from qworker.transports.connect_errors import explained
 from qworker.transports.mongodb.layout import DATABASE, INDEXES, RECORD_OF_ALL, Document, Names
 
 pymongo: Any = import_module("pymongo")
@@ -154,7 +155,7 @@ class Server:
             )
         if code == _FORBIDDEN:
             return self._wrong(f"{text}: the user of the URL needs the role readWrite in its database")
-        return BrokerUnavailable(text)
+        return BrokerUnavailable(f"{self.safe_url}: {explained(_text(error))}")
 
     def _wrong(self, text: str) -> QWorkerError:
         """What is wrong with a configuration that was right before: the server's side may be mended."""

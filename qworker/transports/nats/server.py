@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.naming import install_command
+from qworker.transports.connect_errors import explained
 from qworker.transports.kombu.server import DEAD
 from qworker.transports.nats.client import Connection, Loop, Refused
 from qworker.transports.nats.dead_queue import DeadQueue
@@ -84,7 +85,7 @@ class NatsServer(RemoteServer):
                     "token, into the URL, before the @",
                     setting="broker_url",
                 ) from None
-            raise BrokerUnavailable(f"{self.shown} does not answer: {text}") from None
+            raise BrokerUnavailable(f"{self.shown}: {explained(text)}") from None
         self._answered = True
         return Connection(self._loop, client, self.timeout)
 

@@ -23,7 +23,6 @@ from qworker.naming import install_command
 from qworker.transports.connect_errors import POSTGRESQL as TLS
 from qworker.transports.connect_errors import check_libpq, explained
 from qworker.transports.lease import Part
-from qworker.transports.sql.claim import Claims
 from qworker.transports.sql.join_rows import JoinTables, postgresql_record
 from qworker.transports.sql.link import Claimed, ClaimOrder, Link, MessageRow, Row, Trouble, blind
 from qworker.transports.sql.refusals import refused
@@ -35,6 +34,7 @@ try:
     from psycopg.adapt import Dumper
     from psycopg.conninfo import conninfo_to_dict
 
+    from qworker.transports.sql.claim import Claims
     from qworker.transports.sql.timeout_connection import ANSWER_SECONDS, TimeoutConnection
 except ImportError as error:
     raise ConfigurationError(

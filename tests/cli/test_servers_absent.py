@@ -1,0 +1,104 @@
+"""Servers that cannot be reached, and drivers that are not there: one line that says what to do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from qworker.transports import SCHEMES
+from qworker.transports.registered import names
+
+SERVERLESS = {"sqlite", "spool"}
+ADDRESSES = {
+    scheme: f"{scheme}://127.0.0.1:1/x" for scheme in {*SCHEMES, *names()} - SERVERLESS - {"sqs", "ironmq"}
+} | {
+    "redis": "redis://127.0.0.1:1/0", "rediss": "rediss://127.0.0.1:1/0", "valkey": "valkey://127.0.0.1:1/0",
+    "valkeys": "valkeys://127.0.0.1:1/0", "unix": "unix:///nowhere/redis.sock",
+    "sentinel": "sentinel://127.0.0.1:1", "mongodb": "mongodb://127.0.0.1:1/x?serverSelectionTimeoutMS=200",
+    "ironmq": "ironmq+http://p:t@127.0.0.1:1", "disque": "disque://127.0.0.1:1", "nats": "nats://127.0.0.1:1",
+    "tls": "tls://127.0.0.1:1",
+}  # fmt: skip
+"""A URL for each scheme, at which nobody listens. (sqs:// reaches Amazon, wherever it is.)"""
+
+DRIVERS = (
+    "psycopg", "psycopg2", "pymysql", "MySQLdb", "redis", "hiredis", "pymongo", "bson", "nats", "boto3",
+    "botocore", "urllib3", "pymemcache",
+)  # fmt: skip
+BUILT_IN = {"sqlite", "amqp", "amqps", "pyamqp", "spool"}
+"""Schemes that need nothing that is not always installed."""
+STORES = ("redis", "rediss", "db+postgresql", "db+mysql", "mongodb", "cache+memcached")
+WITHOUT_DRIVERS = """
+import json, sys
+sys.modules.update(dict.fromkeys(json.loads(sys.argv[1])))
+from qworker import QWorker
+from qworker.cli.servers import _ASK, facts
+said = {}
+for scheme in json.loads(sys.argv[2]):
+    app = QWorker("x", broker=f"{scheme}://{'' if scheme in ('spool', 'sqlite') else 'h'}/x", set_as_current=False)
+    try:
+        said[scheme] = ["opened", str(app.broker.url)]
+    except Exception as error:
+        said[scheme] = [type(error).__name__, str(error)]
+for scheme in json.loads(sys.argv[3]):
+    app = QWorker("x", backend=f"{scheme}://h/x", set_as_current=False)
+    try:
+        said["result " + scheme] = ["opened", repr(app.backend)]
+    except Exception as error:
+        said["result " + scheme] = [type(error).__name__, str(error)]
+for scheme in _ASK:
+    try:
+        list(facts(f"{scheme}://127.0.0.1:1/x", "broker_url", app.conf))
+    except Exception as error:
+        said["ask " + scheme] = [type(error).__name__, str(error)]
+print(json.dumps(said))
+"""
+
+
+@pytest.mark.parametrize("scheme", sorted(ADDRESSES))
+def test_doctor_says_what_to_do_when_nobody_listens(
+    tasks: Path, run: Callable[..., Result], scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QWORKER_BROKER_URL", ADDRESSES[scheme])
+    monkeypatch.setenv("QWORKER_BROKER_CONNECTION_TIMEOUT", "1")
+    if scheme == "sentinel":
+        monkeypatch.setenv("QWORKER_BROKER_TRANSPORT_OPTIONS", '{"master_name": "mymaster"}')
+    said = run("doctor").stdout
+    assert any(
+        step in said
+        for step in (
+            "start the server",
+            "Is it running?",
+            "look whether the server runs",
+            "speaks TLS",
+            "no sentinel",
+            "slip in",
+        )
+    ), said
+    assert "Traceback" not in said
+
+
+def test_each_missing_driver_is_one_line_that_says_how_to_install_it(environment: dict[str, str]) -> None:
+    schemes = sorted({*SCHEMES, *names()})
+    lists = [json.dumps(each) for each in (DRIVERS, schemes, STORES)]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_DRIVERS, *lists],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for scheme, (kind, text) in json.loads(done.stdout).items():
+        plain = scheme.rpartition(" ")[2]
+        if plain in BUILT_IN:
+            assert kind in ("opened", "BrokerUnavailable"), (scheme, text)
+        else:
+            assert (kind, "pip install" in text, "\n" in text) == ("ConfigurationError", True, False), (
+                scheme,
+                text,
+            )
