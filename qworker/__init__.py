@@ -11,6 +11,7 @@ result: ``worker``, ``components``, ``tasks``, ``logs``, ``backends``, ``results
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +140,22 @@ __all__ = [  # noqa: RUF022 - what people look for first stands first
     "WorkerLost",
     "__version__",
 ]
+
+
+class _CelerysModules:
+    """A finder, asked last: tells of modules that Celery has and qworker has not what there is instead."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        package, _, rest = name.partition(".")
+        if package == __name__ and rest.partition(".")[0] not in _MODULES:
+            table = import_module("qworker.conf.absent").FRONT_DOOR
+            if rest.partition(".")[0] in table:
+                sentence = table[rest.partition(".")[0]]
+                raise ModuleNotFoundError(f"there is no {name}: {sentence}", name=name)
+
+
+sys.meta_path.append(_CelerysModules)
 
 
 def __getattr__(name: str) -> Any:

@@ -49,6 +49,6 @@ def celery_options(without_effect: Mapping[str, bool], refused: Mapping[str, str
 def _refusal(instead: str) -> Callable[[click.Context, click.Parameter, Any], None]:
     def refuse(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value is not None:
-            raise click.UsageError(f"There is no {max(param.opts, key=len)} in qworker: {instead}.", ctx)
+            raise click.UsageError(f"There is no {'/'.join(param.opts)} in qworker: {instead}.", ctx)
 
     return refuse

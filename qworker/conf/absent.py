@@ -161,6 +161,14 @@ FRONT_DOOR = {
     "contrib": "abortable tasks, rdb and the pytest plugin are not in this version; the migration guide says "
     "what to do",
     "bin": "the command line is qworker.cli.main",
+    "exceptions": "errors are in qworker.errors, by Celery's names, too; the usual ones are in qworker",
+    "result": "AsyncResult, GroupResult and ResultSet are in qworker",
+    "utils": "get_task_logger is in qworker; the rest of Celery's utils is its own",
+    "local": "current_app is in qworker",
+    "loaders": "settings come from app.config_from_object(), modules of tasks from imports and include",
+    "concurrency": "`qworker start --pool prefork`, threads or solo says what runs tasks",
+    "fixups": APP["fixups"],
+    "platforms": "let your init system start workers: `qworker init systemd` prints the files",
     "worker_main": "app.worker_main() runs a worker",
     "security": APP["setup_security"],
 }

@@ -109,7 +109,8 @@ WITHOUT_EFFECT = {
     "arangodb_": _OTHER_STORE,
     "azureblockblob_": _OTHER_STORE,
     "beat_cron_starting_deadline": "what becomes of due times that were missed is each entry's `catch_up`",
-    "beat_scheduler": _SCHEDULES,
+    "beat_scheduler": f"{_SCHEDULES}; what another scheduler keeps is not called, so give its entries to "
+    "`beat_schedule`, or `qworker beat add`",
     "beat_": _SCHEDULES,
     "broker_channel_error_retry": _WAITS,
     "broker_connection_max_retries": _WAITS,
@@ -197,6 +198,10 @@ WITHOUT_EFFECT = {
     "worker_uid": "use your init system, or `su`",
     "worker_umask": "use your init system, or `umask`",
 }
+
+
+SILENCING = frozenset(["beat_scheduler"])
+"""Those of them by which something never happens: what another scheduler keeps, nobody calls."""
 
 
 class Known(NamedTuple):

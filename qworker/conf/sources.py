@@ -12,7 +12,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from qworker.conf.compat import understand
+from qworker.conf.compat import SILENCING, understand
 from qworker.conf.settings import SETTINGS
 from qworker.errors import ConfigurationError
 from qworker.naming import MISSPELT, import_object, near
@@ -84,7 +84,8 @@ def translate(raw: Mapping[str, Any], label: Callable[[str], str], *, guess: boo
         elif known.without_effect:
             extra[known.name] = value
             message = f"{spelling} has no effect: {known.without_effect}"
-            problems.append(Problem(known.name, message, source, "note"))
+            severity = "warning" if known.name in SILENCING else "note"
+            problems.append(Problem(known.name, message, source, severity))
         elif known.name in values and values[known.name].value != value:
             message = f"{known.name} is given twice, as {spellings[known.name]} and as {spelling}; keep one"
             problems.append(Problem(known.name, message, source, "error"))

@@ -43,6 +43,21 @@ def test_a_name_of_celerys_says_what_is_here_instead(name: str, words: str) -> N
         exec(f"from qworker import {name}")
 
 
+@pytest.mark.parametrize(
+    "statement", ["import qworker.{}", "from qworker.{} import x", "from qworker import {}"]
+)
+@pytest.mark.parametrize("module", ["exceptions", "utils", "bin", "contrib", "schedules"])
+def test_a_module_of_celerys_says_what_is_here_instead(module: str, statement: str) -> None:
+    with pytest.raises(ImportError, match=f"there is no qworker.{module}: "):
+        exec(statement.format(module))
+
+
+def test_a_module_that_nobody_has_is_pythons_own_error() -> None:
+    for name in ("qworker.nothing", "qworker.canvas.nothing", "qworker_other"):
+        with pytest.raises(ModuleNotFoundError, match="No module named"):
+            __import__(name)
+
+
 def test_making_an_app_is_light_and_touches_nothing(tmp_path: Path) -> None:
     code = (
         "import sys, os; before = set(sys.modules); from qworker import QWorker; app = QWorker('x');\n"
