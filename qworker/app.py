@@ -69,8 +69,8 @@ class QWorker:
     - task_cls: the class of its tasks, or the dotted name of the class.
     - settings: any setting, by its name.
 
-    The name of a setting that there is not raises ConfigurationError here, and a wrong value when the settings
-    are first looked at. What only Celery's app takes raises NotAvailable.
+    An argument that is no setting raises ConfigurationError here, a wrong value when the settings are first
+    looked at. What only Celery's app takes raises NotAvailable.
 
     Four signals are its own. on_configure is sent before the settings are first read, and on_after_configure
     after that. on_after_finalize is sent when all tasks have their options, and on_after_fork in every

@@ -23,8 +23,24 @@ from qworker.tasks.task import Task
 _DURATION = SettingValue("worker_shutdown_timeout")
 
 
+class _Call(click.Command):
+    """Says how a negative number is written, which looks like an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if not error.option_name[1:2].isdigit():
+                raise
+            raise click.UsageError(
+                f"No such option {error.option_name!r}. Arguments that begin with - go after --: "
+                "qworker call TASK -- -1 2",
+                ctx,
+            ) from None
+
+
 @click.command(
-    context_settings={"ignore_unknown_options": False},
+    cls=_Call,
     epilog='Each ARGUMENT is JSON, or else text: `qworker call tasks.add 2 3`, `qworker call greet "Ada"`. '
     "A name may be shortened as long as it means one task: `add` for tasks.add.",
 )

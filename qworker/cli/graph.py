@@ -7,7 +7,6 @@ Thread:      main.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
@@ -19,8 +18,8 @@ import click
 from qworker.app import QWorker
 from qworker.cli import drawing
 from qworker.cli.options import app_option, json_option, open_app
-from qworker.cli.output import print_json
-from qworker.cli.result import EXIT_FAILED, EXIT_NOT_READY
+from qworker.cli.output import on_screen, print_json
+from qworker.cli.result import EXIT_FAILED, EXIT_NOT_READY, NOT_STORED
 from qworker.results.workflow import ENDED, Survey, Workflow
 from qworker.states import IGNORED, SUCCESS
 
@@ -61,7 +60,7 @@ def graph(
             told = f"nothing is stored of {identity!r:.200}"
             if not watch:
                 click.echo(
-                    f"Error: {told}: it waits, its result was ignored or has expired, or the id is wrong",
+                    f"Error: {told}: {NOT_STORED}",
                     err=True,
                 )
                 return EXIT_NOT_READY
@@ -120,9 +119,9 @@ class _Screen:
     def __init__(self) -> None:
         self._shown: Any = None
         self._height = 0
-        self._is_terminal = sys.stdout.isatty()
+        self._is_terminal = on_screen()
         self._plain = "utf" not in (getattr(sys.stdout, "encoding", None) or "").lower()
-        self._color = None if self._is_terminal and not os.environ.get("NO_COLOR") else False
+        self._color = None if self._is_terminal else False
 
     def show_json(self, value: dict[str, Any]) -> None:
         """Print *value*, if it is not what was printed before."""

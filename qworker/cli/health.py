@@ -14,13 +14,14 @@ from typing import NamedTuple
 import click
 
 from qworker.app import QWorker
-from qworker.cli.options import app_option, json_option, open_app
+from qworker.cli.options import SettingValue, app_option, json_option, open_app
 from qworker.cli.output import print_json
 from qworker.cli.process import expand_path, pidfile_owner
 from qworker.conf import mask_urls
 from qworker.errors import BrokerUnavailable
 from qworker.naming import node_name
 
+_SECONDS = SettingValue("broker_connection_timeout")
 EVERYWHERE = ("", "0.0.0.0", "::")
 
 
@@ -37,7 +38,7 @@ class Check(NamedTuple):
 @click.option("--pidfile", help="The pid file of the worker, as given to `qworker start`.")
 @click.option("-n", "--hostname", help="Name of the worker; default: any of the broker's workers.")
 @click.option("--live", is_flag=True, help="Ask only whether the process is well, not whether it consumes.")
-@click.option("--timeout", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Seconds.")
+@click.option("--timeout", type=_SECONDS, default="5s", show_default=True, help="How long to wait for it.")
 @json_option
 def health(
     app: str | None, pidfile: str | None, hostname: str | None, live: bool, timeout: float, as_json: bool

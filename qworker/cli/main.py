@@ -8,9 +8,11 @@ What people do wrong ends in one clear message and exit code 1 (2 for wrong usag
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -45,6 +47,9 @@ COMMANDS = {
 }
 # Celery's name for a command of ours; works, and is not listed.
 ALIASES = {"worker": "start"}
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""What a disk says that takes nothing more."""
 
 EXIT_MISTAKE = 1
 EXIT_USAGE = 2
@@ -92,6 +97,15 @@ class LazyGroup(SuggestingGroup):
             click.echo("Interrupted.", err=True)
             return EXIT_INTERRUPTED
         except BrokenPipeError:
+            _silence_output()
+            return EXIT_MISTAKE
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            with suppress(OSError):  # standard error may be as full
+                click.echo(
+                    f"Error: cannot write {error.filename or 'the output'}: {error.strerror}", err=True
+                )
             _silence_output()
             return EXIT_MISTAKE
         except Exception as error:
@@ -142,5 +156,9 @@ def main(ctx: click.Context, app: str | None) -> None:
     To begin:  qworker start --demo     see it work
                qworker start -A tasks   run the tasks of tasks.py
     """
+    from qworker.logs import plain_terminal
+
+    if plain_terminal():
+        ctx.color = False  # of all commands
     if app is not None:  # else it may be the app itself: see control/program.py
         ctx.obj = app

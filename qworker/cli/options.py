@@ -133,7 +133,7 @@ class JsonValue(ParamType):
         if isinstance(value, self._shape):
             return value
         try:
-            parsed = json.loads(value)
+            parsed = json.loads(value, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             self.fail(f"this is not JSON: {error}; write it as {self._example}", param, ctx)
         if not isinstance(parsed, self._shape):
@@ -141,10 +141,15 @@ class JsonValue(ParamType):
         return parsed
 
 
+def _refuse_constant(name: str) -> Any:
+    """NaN and Infinity, which Python reads and JSON has not."""
+    raise ValueError(f"it has no {name}")
+
+
 def loose(text: str) -> Any:
     """Return what *text* says as JSON, or else the text itself."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return text
 

@@ -8,6 +8,8 @@ Thread:      main.
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -17,15 +19,24 @@ import click
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
+def on_screen() -> bool:
+    """Whether standard output is a terminal whose cursor can be moved."""
+    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def print_json(value: Any) -> None:
     """Print a value as JSON: see to_json()."""
     click.echo(to_json(value))
 
 
 def to_json(value: Any, indent: int | None = 2) -> str:
-    """Return a value as JSON; None puts it on one line. Moments are ISO 8601, and what else JSON has no type
-    for is text."""
-    text = json.dumps(value, indent=indent, default=_text, ensure_ascii=False)
+    """Return a value as JSON; None puts it on one line. Moments are ISO 8601, NaN and infinity are null, and
+    what else JSON has no type for is text."""
+    try:
+        text = json.dumps(value, indent=indent, default=_text, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # NaN or Infinity, which a task may return and JSON has not
+        value = json.loads(json.dumps(value, default=_text), parse_constant=lambda name: None)
+        text = json.dumps(value, indent=indent, ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError:  # half a character, which somebody has sent: no stream takes it as it is

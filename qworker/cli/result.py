@@ -25,6 +25,8 @@ EXIT_NOT_READY = 3
 _GRAVITY = (0, EXIT_NOT_READY, EXIT_FAILED)
 UNREADABLE = "UNREADABLE"
 """Told in place of a state, where what is stored is damaged or forged."""
+NOT_STORED = "it waits, its result was ignored or has expired, or the id is wrong"
+"""What it may mean that nothing is stored of a call."""
 
 
 @click.command(
@@ -56,14 +58,18 @@ def result(
     as_json: bool,
 ) -> int:
     """Show the state and result of a task, or of several. --watch ends by itself when they have ended."""
+    if not all(map(str.strip, task_ids)):
+        raise click.UsageError("An id is empty.")
     choice = open_app(app).app
     answers: list[AsyncResult[Any]] = [choice.AsyncResult(task_id.strip()) for task_id in task_ids]
     if wait:
         _wait(answers, timeout)
 
+    unknown: list[str] = []
+
     def look() -> Picture:
-        nonlocal answers
-        answers = _read(choice, [answer.id for answer in answers])
+        nonlocal answers, unknown
+        answers, unknown = _read(choice, [answer.id for answer in answers])
         told = [fields(answer) for answer in answers]
         is_last = all(answer.state in READY_STATES or answer.state == UNREADABLE for answer in answers)
         if len(answers) == 1:
@@ -75,17 +81,24 @@ def result(
         return Picture(together, told, is_last)
 
     display(look, as_json, watch, every)
+    _tell_unknown(unknown)
     return max(map(exit_code, answers), key=_GRAVITY.index)
 
 
-def _read(app: QWorker, ids: list[str]) -> list[AsyncResult[Any]]:
-    """The results with these ids, as they are stored now."""
+def _read(app: QWorker, ids: list[str]) -> tuple[list[AsyncResult[Any]], list[str]]:
+    """The results with these ids, as they are stored now, and the ids of which nothing is."""
     answers: list[AsyncResult[Any]] = [app.AsyncResult(id) for id in ids]
     stored = app.backend.read_many(ids)
     for answer in answers:
         known = stored.get(answer.id) or {"status": PENDING, "result": None}
         answer.keep({"status": UNREADABLE, "result": known} if isinstance(known, DamagedResult) else known)
-    return answers
+    return answers, [id for id in ids if id not in stored]
+
+
+def _tell_unknown(ids: list[str]) -> None:
+    """Say on standard error what the state PENDING may mean of *ids*."""
+    for id in ids:
+        click.echo(f"Nothing is stored of {id!r:.200}: {NOT_STORED}.", err=True)
 
 
 def _wait(answers: list[AsyncResult[Any]], timeout: float) -> None:

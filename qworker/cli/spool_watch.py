@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import click
 
 from qworker.cli.options import SettingValue
-from qworker.cli.output import age, print_table, visible
+from qworker.cli.output import age, on_screen, print_table, visible
 from qworker.clock import SYSTEM_CLOCK
 from qworker.spooler.census import Census, Counts, Flow
 from qworker.spooler.place import existing
@@ -59,13 +59,13 @@ def watch(directories: tuple[str, ...], as_json: bool, count: int | None, every:
     that there may be more. Nothing in the directories is changed; one that vanishes is waited for.
     """
     places = list(dict.fromkeys(existing(name, writable=False) for name in directories))
-    on_screen = not as_json and sys.stdout.isatty()
+    moving = not as_json and on_screen()
     censuses = [Census(place) for place in places]
     try:
         with _keys() as pressed:
-            _watch(censuses, max(every, _SHORTEST_WAIT), count, _printer(as_json, on_screen), pressed)
+            _watch(censuses, max(every, _SHORTEST_WAIT), count, _printer(as_json, moving), pressed)
     except KeyboardInterrupt:
-        if on_screen:
+        if moving:
             click.echo()
     finally:
         for census in censuses:
@@ -139,10 +139,10 @@ def _wait(censuses: list[Census], keyboard: int, seconds: float) -> bool:
     return not typed or b"q" in typed.lower()  # nothing: the terminal has gone
 
 
-def _printer(as_json: bool, on_screen: bool) -> Callable[[list[_Seen]], None]:
+def _printer(as_json: bool, moving: bool) -> Callable[[list[_Seen]], None]:
     if as_json:
         return _print_lines
-    return _print_screen if on_screen else _print_rows
+    return _print_screen if moving else _print_rows
 
 
 def _print_lines(seen: list[_Seen]) -> None:

@@ -17,7 +17,8 @@ from qworker.clock import from_epoch, isoformat, seconds, to_epoch_in
 from qworker.context import Context, current_context, message_headers
 from qworker.errors import ConfigurationError, PublishError
 from qworker.message.protocol import TaskMessage, retry_headers
-from qworker.message.reading import HEADERS
+from qworker.message.reading import HEADERS, MAX_ID, valid_id
+from qworker.message.serialization import content_types
 from qworker.naming import near, task_id
 from qworker.publishing.arguments import keywords, positional
 from qworker.publishing.connections import HANDED_IN, refuse_other_brokers
@@ -174,6 +175,8 @@ def make_call(app: QWorker, router: Router, invocation: Invocation, request: Con
     if "shadow" not in chosen and task is not None and task.renames:
         chosen["shadow"] = task.shadow_name(args, kwargs, dict(options))
     hard, soft = _limits(name, options)
+    if request is None:
+        _check_readable(app, name, chosen)
     message = TaskMessage(
         task=name,
         id=chosen.get("task_id") or task_id(),
@@ -369,6 +372,22 @@ def _limit(name: str, options: Mapping[str, Any], key: str) -> float | None:
     except (TypeError, ValueError):
         raise PublishError(f"calling {name}: {key}={value!r} must be a number of seconds above 0") from None
     return limit
+
+
+def _check_readable(app: QWorker, name: str, chosen: Mapping[str, Any]) -> None:
+    """Refuse what every worker with these settings would put among the dead letters."""
+    id, serializer = chosen.get("task_id"), chosen.get("serializer")
+    if isinstance(id, str) and not valid_id(id):
+        raise PublishError(
+            f"calling {name}: task_id={id!r:.300} must be printable text of 1 to {MAX_ID} characters; leave "
+            "it out, and a new one is made"
+        )
+    if serializer is not None and not content_types([serializer], "serializer") <= app.accept:
+        raise PublishError(
+            f"calling {name}: serializer={serializer!r} is not in accept_content "
+            f"{list(app.conf.accept_content)}, so workers would refuse the message: add it there, or leave "
+            "this out"
+        )
 
 
 def _check_priority(name: str, options: Mapping[str, Any], highest: int) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.errors import ConfigurationError
 from qworker.naming import import_object
-from qworker.publishing.arguments import argument_checker, is_coroutine_function
+from qworker.publishing.arguments import argument_checker, is_coroutine_function, is_generator_function
 from qworker.tasks import options as task_options
 from qworker.tasks.annotations import annotations_for
 from qworker.tasks.models import Models
@@ -62,6 +62,7 @@ def make_task(
     name = name or app.gen_task_name(
         getattr(function, "__name__", type(function).__name__), function.__module__
     )
+    _refuse_generator(name, function)
     is_async = is_coroutine_function(function)
     methods, options = _split(name, base or app.Task, options)
     task = _class(name, base or app.Task, is_async, methods)()
@@ -88,10 +89,19 @@ def make_task(
     return task
 
 
+def _refuse_generator(name: str, function: Callable[..., Any]) -> None:
+    if is_generator_function(function):
+        raise ConfigurationError(
+            f"task {name} has a yield, so calling it would run nothing of it: return a list of the values, "
+            "or send a call for each of them"
+        )
+
+
 def adopt(task_or_class: AnyTask | type[AnyTask], app: QWorker) -> AnyTask:
     """Make a task of *app*, of an instance or its class; run() is a method of that."""
     task = task_or_class() if isinstance(task_or_class, type) else task_or_class
     name = task.name or app.gen_task_name(type(task).__qualname__, type(task).__module__)
+    _refuse_generator(name, task.run)
     is_async = is_coroutine_function(task.run)
     task.__class__ = _class(name, type(task), is_async, {})
     task.__dict__.update(

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from qworker.cli.discovery import find_app
+from qworker.components.shutdown import KILL_SECONDS
 from qworker.conf import SETTINGS
 
 # -- call --
@@ -475,10 +476,56 @@ def test_init_files_start_this_app(tasks, run, kind):
         assert all(yaml.safe_load_all(text))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("add", "-1", "2"), 2, "qworker call TASK -- -1 2"),
+        (("add", "--nonsense"), 2, "No such option"),
+        (("add", "-a", "[NaN, 1]"), 2, "it has no NaN"),
+        (("add", "-k", '{"x": -Infinity}'), 2, "it has no -Infinity"),
+        (
+            ("add", "1", "2", "--serializer", "pickle"),
+            1,
+            "serializer='pickle' is not in accept_content ['json']",
+        ),
+        (("add", "1", "2", "--serializer", "jsno"), 1, "did you mean 'json'?"),
+        (("add", "1", "2", "--task-id", ""), 1, "task_id='' must be printable text"),
+        (("add", "1", "2", "--task-id", "a\nb"), 1, "must be printable text"),
+        (("add", "1", "2", "--eta", "nan"), 1, "eta='nan' must be"),
+        (("add", "1", "2", "--expires", "nan"), 1, "expires='nan' must be"),
+    ],
+)
+def test_what_no_worker_could_run_is_not_sent(tasks, run, arguments, code, words):
+    result = run("call", *arguments)
+    assert (result.exit_code, words in result.stderr) == (code, True), result.stderr
+    assert run("queues", "--json").stdout.strip() == "[]"
+
+
+def test_a_negative_number_goes_after_two_dashes(tasks, run):
+    assert run("call", "add", "--", "-1", "2").exit_code == 0
+
+
+def test_a_result_that_nobody_knows_is_said_to_be_so(tasks, run, succeed):
+    succeed("known", status="SUCCESS", result=float("nan"))
+    result = run("result", "unknown")
+    assert (result.exit_code, result.stdout) == (3, "PENDING\n")
+    assert "Nothing is stored of 'unknown': it waits, its result was ignored or has expired" in result.stderr
+    known = run("result", "known", "--json")
+    assert json.loads(known.stdout, parse_constant=pytest.fail)["result"] is None
+    assert "Nothing is stored" not in known.stderr
+    assert run("result", " ").exit_code == 2
+
+
 def test_init_gives_the_worker_time_to_stop(tasks, run, monkeypatch):
     monkeypatch.setenv("QWORKER_WORKER_SHUTDOWN_TIMEOUT", "2m")
-    assert "TimeoutStopSec=125\n" in run("init", "systemd").stdout
-    assert yaml.safe_load(run("init", "compose").stdout)["services"]["worker"]["stop_grace_period"] == "125s"
+    monkeypatch.setenv("QWORKER_WORKER_SOFT_SHUTDOWN_TIMEOUT", "10")
+    monkeypatch.setenv("QWORKER_RESULT_BACKEND", "redis://localhost")
+    monkeypatch.setenv("QWORKER_RESULT_STORE_PATIENCE", "7")
+    seconds = 120 + 10 + KILL_SECONDS + 7 + KILL_SECONDS
+    assert f"TimeoutStopSec={seconds:.0f}\n" in run("init", "systemd").stdout
+    assert f"stopwaitsecs={seconds:.0f}\n" in run("init", "supervisor").stdout
+    assert f"terminationGracePeriodSeconds: {seconds:.0f}\n" in run("init", "k8s").stdout
+    assert f"stop_grace_period: {seconds:.0f}s\n" in run("init", "compose").stdout
 
 
 def test_init_project_can_be_written_and_started_from(project, run):

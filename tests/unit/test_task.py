@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import json
 import pickle
@@ -148,6 +149,23 @@ def test_annotations_change_tasks_from_the_settings() -> None:
 
     app.finalize()
     assert (slow.rate_limit, slow.max_retries, fast.rate_limit, fast.max_retries) == ("1/s", 8, None, 7)
+
+
+def _generator(self: Any = None) -> Any:
+    yield 1
+
+
+async def _async_generator(self: Any = None) -> Any:
+    yield 1
+
+
+@pytest.mark.parametrize("function", [_generator, _async_generator, functools.partial(_generator, 1)])
+def test_a_generator_is_refused_where_the_task_is_defined(function: Any) -> None:
+    app, _, _ = make_app()
+    with pytest.raises(ConfigurationError, match="task g has a yield"):
+        app.task(name="g")(function)
+    with pytest.raises(ConfigurationError, match="task g has a yield"):
+        app.register_task(type("Generating", (Task,), {"name": "g", "run": function}))
 
 
 @pytest.mark.parametrize(

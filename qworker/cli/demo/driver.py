@@ -9,6 +9,7 @@ Thread:      main.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
 import subprocess
@@ -26,6 +27,7 @@ from qworker.cli.demo import page, tasks
 from qworker.cli.demo.analysis import choose_files, write_samples
 from qworker.cli.demo.report import Part, Report, Run, join, text
 from qworker.cli.demo.screen import Screen
+from qworker.errors import ConfigurationError
 
 DEADLINE_SECONDS = 110.0
 APPOINTMENT_SECONDS = 3.0
@@ -272,7 +274,12 @@ def _report_path(out: str | os.PathLike[str] | None) -> Path:
     if out is not None:
         path = Path(out).absolute()
         path = path if path.suffix == ".html" else path / "report.html"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not os.access(path if path.exists() else path.parent, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise ConfigurationError(f"--out: cannot write {path}: {error.strerror}") from None
         return path
     for base in (Path.cwd() / ".qworker" / "demo", Path(tempfile.gettempdir()) / "qworker-demo"):
         with contextlib.suppress(OSError):
