@@ -126,7 +126,7 @@ _MEANINGS = (
     ),
     (
         r"no master found",
-        "no sentinel of the URL answers, or none knows this master: look at their addresses, and at master_name",
+        "no sentinel of the URL answers, or none knows this master: look at their addresses and master_name",
     ),
     (
         r"connection refused|connect call failed|actively refused|connecting to .{1,200} no such file",

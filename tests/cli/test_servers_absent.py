@@ -40,7 +40,8 @@ from qworker import QWorker
 from qworker.cli.servers import _ASK, facts
 said = {}
 for scheme in json.loads(sys.argv[2]):
-    app = QWorker("x", broker=f"{scheme}://{'' if scheme in ('spool', 'sqlite') else 'h'}/x", set_as_current=False)
+    host = "" if scheme in ("spool", "sqlite") else "h"
+    app = QWorker("x", broker=f"{scheme}://{host}/x", set_as_current=False)
     try:
         said[scheme] = ["opened", str(app.broker.url)]
     except Exception as error:

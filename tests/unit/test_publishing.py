@@ -120,8 +120,24 @@ def test_every_option_reaches_the_message() -> None:
     assert sent.properties["reply_to"] == "q"
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"serializer": "pickle"}, "not in accept_content"),
+        ({"task_id": ""}, "task_id='' must be"),
+        ({"task_id": "a\nb"}, "must be printable text"),
+        ({"countdown": float("nan")}, "countdown=nan must be"),
+    ],
+)
+def test_what_every_worker_would_refuse_is_not_sent(options: dict[str, Any], words: str) -> None:
+    app, store, _ = make_app()
+    with pytest.raises(PublishError, match=words):
+        app.send_task("work", **options)
+    assert store.sent == []
+
+
 def test_options_of_the_task_hold_for_every_call_of_it() -> None:
-    app, store, clock = make_app()
+    app, store, clock = make_app(accept_content=["json", "msgpack"])
 
     @app.task(
         queue="slow", priority=7, expires=30, ignore_result=True, serializer="msgpack", compression="gzip"
