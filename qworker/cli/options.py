@@ -142,7 +142,7 @@ class JsonValue(ParamType):
 
 
 def _refuse_constant(name: str) -> Any:
-    """NaN and Infinity, which Python reads and JSON has not."""
+    """What is no number, or endless: Python reads it, and JSON has no such thing."""
     raise ValueError(f"it has no {name}")
 
 

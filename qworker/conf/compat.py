@@ -233,6 +233,6 @@ def _meaning(name: str) -> Known | None:
         return Known(name, WITHOUT_EFFECT[name])
     for known, reason in WITHOUT_EFFECT.items():
         if known.endswith("_") and name.startswith(known):
-            # `broker_ulr` is no setting of Celery's that begins with `broker_`.
+            # A slip in one of our names is no setting of Celery's because it begins like some.
             return None if near(name, SETTINGS, 1, MISSPELT) else Known(name, reason)
     return None

@@ -62,7 +62,7 @@ def translate(raw: Mapping[str, Any], label: Callable[[str], str], *, guess: boo
       helpers and other people's constants.
 
     A name that is spelled almost like a setting is an error. Any other is somebody's own, which can be read
-    back: Kubernetes gives QWORKER_PORT to all that run beside a service "qworker".
+    back: Kubernetes gives variables of our prefix to all that run beside a service "qworker".
     """
     values: dict[str, Given] = {}
     extra: dict[str, Any] = {}
@@ -76,7 +76,7 @@ def translate(raw: Mapping[str, Any], label: Callable[[str], str], *, guess: boo
             if guess and not nearest:
                 continue
             extra[spelling] = value
-            # `task_queue` beside `task_queues`, and TIME_ZONE of Django, are a module's own.
+            # A module may have one queue by name beside `task_queues`, and Django a time zone.
             own = guess and (spelling.isupper() or nearest[0] in raw)
             misspelt = not own and near(spelling.lower(), nearest, 1, MISSPELT)
             severity = "error" if misspelt else "warning"
