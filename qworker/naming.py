@@ -202,7 +202,7 @@ def signal_name(given: Any) -> str:
 
 
 MISSPELT = 0.85
-"""How much of its letters a name has at least in common with another that it is a misspelling of."""
+"""How much of its letters a name has at least in common with one that it is a misspelling of."""
 
 
 def near(name: str, candidates: Iterable[str], count: int = 3, likeness: float = 0.6) -> list[str]:

@@ -34,7 +34,7 @@ def to_json(value: Any, indent: int | None = 2) -> str:
     what else JSON has no type for is text."""
     try:
         text = json.dumps(value, indent=indent, default=_text, ensure_ascii=False, allow_nan=False)
-    except ValueError:  # a task may return NaN, which JSON has not
+    except ValueError:  # a task may return what is no number, or endless; JSON has neither
         value = json.loads(json.dumps(value, default=_text), parse_constant=lambda name: None)
         text = json.dumps(value, indent=indent, ensure_ascii=False)
     try:
