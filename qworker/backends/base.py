@@ -53,6 +53,8 @@ class Backend(ABC):
 
     persistent: ClassVar[bool] = True
     """Other processes see what is stored."""
+    why_none = ""
+    """Why no result can be had from here, and what to set; "": results can be had."""
     listens = False
     """What its source is told must be read, even while nobody waits."""
     supports_locks: ClassVar[bool] = True

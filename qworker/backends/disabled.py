@@ -1,12 +1,16 @@
 """No result store: nothing is kept, and asking for a result says so.
 
-Comes from:  ``result_backend = "disabled://"``, or a broker that is not embedded and no result_backend.
+Comes from:  ``result_backend = "disabled://"``, or a broker that keeps none and no result_backend.
 Thread:      any.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from qworker.backends.base import Backend, Meta
+from qworker.backends.place import result_place
+from qworker.clock import Clock
 from qworker.errors import NotSupported
 from qworker.transports.lease import ResultRow
 
@@ -17,6 +21,10 @@ class DisabledBackend(Backend):
     persistent = False
     supports_locks = False
 
+    def __init__(self, url: str, conf: Any, clock: Clock) -> None:
+        super().__init__(url, conf, clock)
+        self.why_none = result_place(conf).why_none
+
     def store(self, task_id: str, meta: Meta) -> bool:
         return True
 
@@ -24,10 +32,7 @@ class DisabledBackend(Backend):
         return None
 
     def get(self, task_id: str) -> Meta | None:
-        raise NotSupported(
-            "results are not kept (result_backend is disabled:// or not set): set result_backend, "
-            "for instance to sqlite:///results.db, to ask for the result of a task"
-        )
+        raise NotSupported(self.why_none)
 
     def forget(self, task_id: str) -> None:
         pass

@@ -6,7 +6,8 @@ Goes to:     the queue that a call names in ``reply_to``, by ``rpc_sender.py``; 
 Thread:      any; the reader of our queue stores what comes.
 
 Only the process that called can ask for the result. A reply queue belongs to one process, and goes away with
-it: results that come later are lost, and so are those that come while the broker is away.
+it: results that come later are lost, and so are those that come while the broker is away. A process that
+calls much and asks for nothing keeps the newest results only.
 """
 
 from __future__ import annotations
@@ -32,13 +33,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+KEPT_BYTES = 64 * 1024**2
+"""Of results that a process has got: beyond it the oldest go."""
+ENTRY_BYTES = 256
+"""What keeping one takes besides its own bytes, about."""
+
+
 class RpcBackend(MemoryBackend):
     """What was read from the reply queue is kept in memory until it expires; what is stored is sent."""
 
     supports_locks = False
+    kept_bytes = KEPT_BYTES
 
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
+        self._size = 0  # of _values, under _lock
+        self._lost = False
         if conf.broker_url is None or conf.broker_url.startswith("sqlite:"):
             raise ConfigurationError(
                 "rpc:// sends results through a broker that is a server: leave result_backend unset for the "
@@ -67,6 +77,34 @@ class RpcBackend(MemoryBackend):
             self._store(str(meta["task_id"]), meta["status"], body)
         except (BackendError, KeyError) as error:
             logger.error("a reply cannot be read: %s", error)
+
+    def write(self, key: str, value: bytes, ttl: float | None) -> None:
+        with self._lock:
+            self.remove(key)  # what is newer stands behind
+            self._size += len(value) + ENTRY_BYTES
+            super().write(key, value, ttl)
+            while self._size > self.kept_bytes and len(self._values) > 1:
+                self.remove(next(iter(self._values)))
+                if not self._lost:
+                    self._lost = True
+                    logger.warning(
+                        "this process has %d MB of results that came by rpc://, and forgets the oldest: set "
+                        "task_ignore_result or ignore_result where nobody asks for them, or result_backend",
+                        self.kept_bytes // 1024**2,
+                    )
+
+    def remove(self, key: str) -> None:
+        with self._lock:
+            known = self._values.get(key)
+            if known is not None:
+                self._size -= len(known[0]) + ENTRY_BYTES
+                super().remove(key)
+
+    def sweep(self, now: float) -> int:
+        with self._lock:
+            count = super().sweep(now)
+            self._size = sum(len(value) + ENTRY_BYTES for value, _ in self._values.values())
+            return count
 
     # -- the worker --
 

@@ -7,9 +7,10 @@ Thread:      any; they are opened and closed under the app's lock.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qworker.backends import Backend, open_backend
+from qworker.backends.place import ResultPlace, result_place
 from qworker.context import current_context
 from qworker.transports import open_broker
 from qworker.transports.lease import Broker
@@ -25,6 +26,9 @@ class Stores:
         self._app = app
         self._broker = broker
         self._backend = backend
+        self._given = backend is not None
+        """Whether the result store is none that the settings name."""
+        self._place: tuple[Any, ResultPlace] | None = None  # the settings it came from, and itself
         self._results_with_broker: bool | None = None
 
     @property
@@ -35,7 +39,7 @@ class Stores:
     def use_broker(self, broker: Broker) -> None:
         """Have *broker* as the app's from now on, which nothing has been asked of yet."""
         with self._app.lock:
-            self._broker, self._results_with_broker = broker, None
+            self._broker, self._results_with_broker, self._place = broker, None, None
 
     def _open_broker(self) -> Broker:
         app = self._app
@@ -53,11 +57,21 @@ class Stores:
         app = self._app
         with app.lock:
             if self._backend is None:
-                url = app.conf.broker_url
-                embedded = url is None or (url.startswith("sqlite:") and ";" not in url)
-                results = app.conf.result_backend or (self.broker.url if embedded else "disabled://")
-                self._backend = open_backend(results, app.conf, app.clock)
+                place = self.place
+                self._backend = open_backend(place.url, place.conf, app.clock)
             return self._backend
+
+    @property
+    def place(self) -> ResultPlace:
+        """Where the settings have results kept."""
+        conf = self._app.conf
+        known = self._place  # looked at once: another thread may replace it
+        if known is None or known[0] is not conf.revision:
+            conf.resolve()
+            unknown = conf.broker_url is None and conf.result_backend is None
+            known = conf.revision, result_place(conf, self.broker.url if unknown else None)
+            self._place = known
+        return known[1]
 
     @property
     def results_with_broker(self) -> bool:
@@ -65,8 +79,15 @@ class Stores:
         ack."""
         if self._results_with_broker is None:
             broker = self.broker
-            self._results_with_broker = "results" not in broker.lacks and self.backend.same_store(broker.url)
+            beside = not self._given and self.place.beside
+            kept = "results" not in broker.lacks
+            self._results_with_broker = kept and (beside or self.backend.same_store(broker.url))
         return self._results_with_broker
+
+    @property
+    def sends_results(self) -> bool:
+        """Whether results are sent to who called, so that a call has to say where."""
+        return not self._given and self.place.replies
 
     @property
     def reply_to(self) -> str | None:
@@ -75,8 +96,7 @@ class Stores:
 
         Raises BrokerUnavailable when there has to be one, and cannot be made.
         """
-        conf = self._app.conf
-        if conf.result_backend != "rpc://" or conf.task_always_eager or current_context() is not None:
+        if not self.sends_results or self._app.conf.task_always_eager or current_context() is not None:
             return None
         return self.backend.reply_to()
 
@@ -86,4 +106,5 @@ class Stores:
             for opened in (self._broker, self._backend):
                 if opened is not None:
                     opened.close()
-            self._broker = self._backend = self._results_with_broker = None
+            self._broker = self._backend = self._results_with_broker = self._place = None
+            self._given = False

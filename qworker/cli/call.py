@@ -14,7 +14,7 @@ import click
 from qworker.app import QWorker
 from qworker.cli.options import JsonValue, SettingValue, app_option, json_option, loose, open_app
 from qworker.cli.output import print_json
-from qworker.cli.result import EXIT_NOT_READY, show
+from qworker.cli.result import EXIT_NOT_READY, refuse_to_ask, show
 from qworker.errors import NotRegistered, ResultTimeout
 from qworker.naming import near
 from qworker.results.result import AsyncResult
@@ -92,6 +92,8 @@ def call(
     asked_for = {key: value for key, value in options.items() if value is not None}
     asked_for["expires"] = _moment(asked_for.get("expires"))
     positional = args or [loose(text) for text in arguments]
+    if wait:
+        refuse_to_ask(choice.app, calls=True)
     if by_name:
         result = choice.app.send_task(task, positional, kwargs, **asked_for)
     else:

@@ -249,21 +249,19 @@ def writable(directory: Path, clock: Clock) -> Iterator[Finding]:
 
 def results(choice: AppChoice) -> Iterator[Finding]:
     """Whether the result store can be used. The error names the extra to install."""
-    conf = choice.app.conf
-    url, brokers = conf.result_backend, broker_urls(conf.broker_url) or ["sqlite:"]
-    embedded = len(brokers) == 1 and brokers[0].startswith("sqlite:")
-    if url is None and not embedded and not conf.task_ignore_result:
-        yield Finding(
-            "warning",
-            "no results are kept: result_backend is not set, and the broker keeps none",
-            "set result_backend (redis://…, db+postgresql://…), or task_ignore_result = True if nobody asks "
-            "for results",
-        )
-    elif (url or "").startswith("disabled:") or (url is None and not embedded):
+    conf, place = choice.app.conf, choice.app.stores.place
+    if place.why_none and conf.result_backend is None and not conf.task_ignore_result:
+        what, _, advice = place.why_none.partition(": ")
+        yield Finding("warning", what, f"{advice}; or task_ignore_result = True if nobody asks for any")
+    elif place.why_none:
         yield Finding("ok", "no results are kept")
+    elif place.replies:
+        choice.app.backend.reply_to()
+        yield Finding("ok", "results are sent to who called (rpc://), and nobody else can ask for them")
     else:
         choice.app.backend.get("doctor-looks-for-nothing")
-        yield Finding("ok", f"results are kept {f'in {url}' if url else 'beside the messages'}")
+        where = "beside the messages" if place.beside else f"in {place.url}"
+        yield Finding("ok", f"results are kept {where}")
 
 
 def schedules(choice: AppChoice) -> Iterator[Finding]:

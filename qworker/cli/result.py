@@ -16,7 +16,7 @@ from qworker.app import QWorker
 from qworker.cli.options import SettingValue, app_option, json_option, open_app
 from qworker.cli.watching import Picture, watch_options
 from qworker.cli.watching import show as display
-from qworker.errors import DamagedResult, ResultTimeout
+from qworker.errors import DamagedResult, NotSupported, ResultTimeout
 from qworker.results.result import AsyncResult
 from qworker.states import PENDING, READY_STATES, SUCCESS
 
@@ -27,6 +27,12 @@ UNREADABLE = "UNREADABLE"
 """Told in place of a state, where what is stored is damaged or forged."""
 NOT_STORED = "it waits, its result was ignored or has expired, or the id is wrong"
 """What it may mean that nothing is stored of a call."""
+
+
+_ONLY_THERE = (
+    "results at {} can be asked for in the process that called, and nowhere else: set result_backend, for "
+    "instance to redis://… or db+postgresql://…"
+)
 
 
 @click.command(
@@ -61,6 +67,7 @@ def result(
     if not all(map(str.strip, task_ids)):
         raise click.UsageError("An id is empty.")
     choice = open_app(app).app
+    refuse_to_ask(choice)
     answers: list[AsyncResult[Any]] = [choice.AsyncResult(task_id.strip()) for task_id in task_ids]
     if wait:
         _wait(answers, timeout)
@@ -99,6 +106,13 @@ def _tell_unknown(ids: list[str]) -> None:
     """Say on standard error what the state PENDING may mean of *ids*."""
     for id in ids:
         click.echo(f"Nothing is stored of {id!r:.200}: {NOT_STORED}.", err=True)
+
+
+def refuse_to_ask(app: QWorker, calls: bool = False) -> None:
+    """Raise NotSupported when this process will never see a result. calls: it makes the call itself."""
+    backend = app.backend
+    if not backend.persistent and not (calls and app.stores.sends_results):
+        raise NotSupported(backend.why_none or _ONLY_THERE.format(backend.safe_url))
 
 
 def _wait(answers: list[AsyncResult[Any]], timeout: float) -> None:

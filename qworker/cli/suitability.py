@@ -39,7 +39,7 @@ def problems(choice: AppChoice) -> list[Problem]:
     checks = (
         _stores(choice),
         _features(choice, capabilities),
-        _results(conf),
+        _results(choice),
         _queues_with_priority(choice),
         _redis(choice),
         _tls(conf),
@@ -141,15 +141,12 @@ def _own(choice: AppChoice) -> list[tuple[str, Any]]:
     ]
 
 
-def _results(conf: Any) -> Iterator[Problem]:
-    url = conf.broker_url
-    if url is not None and not url.startswith("sqlite:") and conf.result_backend is None:
-        message = (
-            "result_backend is not set, so no result is kept: AsyncResult.get() cannot work. Set it "
-            "(redis://…, db+postgresql://…), or task_ignore_result = True if nobody asks"
-        )
-        if not conf.task_ignore_result:
-            yield Problem("result_backend", message, conf.source("result_backend"), "note")
+def _results(choice: AppChoice) -> Iterator[Problem]:
+    conf = choice.app.conf
+    why = choice.app.stores.place.why_none
+    if why and conf.result_backend is None and not conf.task_ignore_result:
+        message = f"{why}; or set task_ignore_result = True if nobody asks"
+        yield Problem("result_backend", message, conf.source("result_backend"), "note")
 
 
 def _redis(choice: AppChoice) -> Iterator[Problem]:

@@ -17,9 +17,10 @@ class ResultSettings:
     result_backend: str | None = declare(
         kinds.BACKEND_URL,
         None,
-        "Where results are kept. None: the broker's own file when the broker is embedded; else "
+        "Where results are kept. None: beside the messages on SQLite, Redis, PostgreSQL, MySQL, MariaDB and "
+        "MongoDB, sent to the caller on RabbitMQ (`rpc://`), and nowhere on other brokers. Else "
         "`disabled://`, `cache+memory://`, `file:///directory`, `sqlite:///path`, `redis://…`, "
-        "`db+postgresql://…`.",
+        "`db+postgresql://…`, `rpc://`.",
     )
 
     result_backend_transport_options: dict[str, Any] = declare(
@@ -75,3 +76,10 @@ class ResultSettings:
         nullable=True,
     )
     database_short_lived_sessions: bool = declare(kinds.BOOLEAN, False, "Close connections after each use.")
+
+
+def options_beside(conf: Any) -> dict[str, Any]:
+    """The options of the results that a broker keeps: where nothing says where they are, the broker's own go
+    before."""
+    own: dict[str, Any] = conf.result_backend_transport_options
+    return {**conf.broker_transport_options, **own} if conf.result_backend is None else own

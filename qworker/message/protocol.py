@@ -259,6 +259,8 @@ def _properties_text(properties: Mapping[str, Any], id: str) -> str | None:
 
 
 _DEFAULTS = {"content_type": JSON, "content_encoding": "utf-8"}
+_REPLY = f'{dumps(_DEFAULTS)[:-1]},"correlation_id":%s,"reply_to":%s}}'
+"""The properties of a call whose result is to be sent, with holes for its id and the queue."""
 _MARK = task_id()  # stands for what varies in a template; random, so that nothing else in it is the same
 _MARKED = quote(_MARK)
 NO_EMBED_JSON = dumps(NO_EMBED)
@@ -312,16 +314,24 @@ class HeaderTemplate:
         parent_id: str | None = None,
         more: str = "",
         embed: str = NO_EMBED_JSON,
+        reply_to: str | None = None,
     ) -> EncodedMessage:
         """Encode one call. Raises EncodeError and PublishError as the function ``encode()`` does.
 
+        - reply_to: the queue that its result is to be sent to; None for the prototype's.
         - more: text of further headers, each after a comma.
         - embed: text of the third part of the body, which nests less than MAX_DEPTH deep; only where the
           template is plain.
         """
         if not self.is_plain:
             message = replace(
-                self.prototype, id=id, args=args, kwargs=kwargs, root_id=root_id, parent_id=parent_id
+                self.prototype,
+                id=id,
+                args=args,
+                kwargs=kwargs,
+                root_id=root_id,
+                parent_id=parent_id,
+                reply_to=reply_to or self.prototype.reply_to,
             )
             encoded = encode(message, None, self._limit)
             return encoded._replace(headers=f"{encoded.headers[:-1]}{more}}}") if more else encoded
@@ -342,7 +352,9 @@ class HeaderTemplate:
             f"{head}{quoted}{p1}{quote(root_id) if root_id else quoted}{p2}{parent}"
             f"{p3}{quote(repr_args(args))}{p4}{quote(repr_kwargs(kwargs))}{p5}{_origin_json}{tail}{more}}}"
         )
-        return EncodedMessage(headers, None, body)
+        if reply_to is None:
+            return EncodedMessage(headers, None, body)
+        return EncodedMessage(headers, _REPLY % (quoted, quote(reply_to)), body)
 
 
 # -- the next attempt --

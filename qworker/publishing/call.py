@@ -174,6 +174,8 @@ def make_call(app: QWorker, router: Router, invocation: Invocation, request: Con
     expires = _moment(name, "expires", chosen.get("expires"), now, app.conf.timezone)
     if "shadow" not in chosen and task is not None and task.renames:
         chosen["shadow"] = task.shadow_name(args, kwargs, dict(options))
+    if request is None and "reply_to" not in chosen:
+        chosen["reply_to"] = _reply_to(app, task, chosen)
     hard, soft = _limits(name, options)
     if request is None:
         _check_readable(app, name, chosen)
@@ -202,13 +204,20 @@ def make_call(app: QWorker, router: Router, invocation: Invocation, request: Con
         argsrepr=chosen.get("argsrepr"),
         kwargsrepr=chosen.get("kwargsrepr"),
         headers=_headers(name, options.get("headers"), defaults.get("headers")),
-        reply_to=chosen.get("reply_to"),
+        reply_to=chosen.get("reply_to") or None,
         priority=destination.priority,
         serializer=chosen.get("serializer") or app.conf.task_serializer,
         compression=chosen.get("compression"),
     )
     add_to_parent = bool(options.get("add_to_parent", True))
     return Call(message, destination, due, expires, options.get("retry"), retry_policy, add_to_parent)
+
+
+def _reply_to(app: QWorker, task: Task[..., Any] | None, chosen: Mapping[str, Any]) -> str | None:
+    """The queue that the result of a new call is to be sent to; None where nobody is to have it."""
+    if chosen.get("ignore_result") and not (task is not None and task.store_errors_even_if_ignored):
+        return None
+    return app.stores.reply_to
 
 
 def _routed_as(name: str, kwargs: Mapping[str, Any]) -> str:
@@ -254,9 +263,6 @@ def _first_defaults(app: QWorker, task: Task[..., Any] | None) -> dict[str, Any]
             value = getattr(task, key)
             if value is not None:
                 defaults[key] = value
-    reply_to = app.stores.reply_to
-    if reply_to is not None:
-        defaults["reply_to"] = reply_to
     parent = current_context()
     if parent is None:
         return defaults

@@ -33,10 +33,18 @@ if TYPE_CHECKING:
 class PlainCalls:
     """Writes the plain calls of one task. ignored: their results are not stored."""
 
-    __slots__ = ("_check", "_encode", "_priority", "embeds", "ignored", "queue")
+    __slots__ = ("_check", "_encode", "_priority", "_reply_to", "embeds", "ignored", "queue")
 
-    def __init__(self, prototype: Call, task: Task[..., Any], limit: int) -> None:
-        """prototype: a call without arguments. limit: bytes of a body, decompressed."""
+    def __init__(
+        self,
+        prototype: Call,
+        task: Task[..., Any],
+        limit: int,
+        reply_to: Callable[[], str | None] | None = None,
+    ) -> None:
+        """prototype: a call without arguments. limit: bytes of a body, decompressed. reply_to: the queue to
+        which results are sent; None: they are not sent."""
+        self._reply_to = reply_to
         self.queue = prototype.destination.queue
         self.ignored = prototype.message.ignore_result
         self._priority = prototype.destination.priority
@@ -61,7 +69,8 @@ class PlainCalls:
         """
         if self._check is not None:
             self._check(*args, **kwargs)
-        headers, properties, body = self._encode(id, args, kwargs, root_id, parent_id, more, embed)
+        reply_to = None if self._reply_to is None else self._reply_to()
+        headers, properties, body = self._encode(id, args, kwargs, root_id, parent_id, more, embed, reply_to)
         return Envelope(self.queue, headers, properties, body, self._priority)
 
 
@@ -146,7 +155,6 @@ def plain_calls(app: QWorker, router: Router, task: Task[..., Any]) -> PlainCall
         and not app.conf.task_always_eager
         and not app.conf.task_inherit_parent_priority
         and app.signer is None
-        and app.conf.result_backend != "rpc://"
         and task.expires is None
         and not task.renames
         and task.dump_arguments is None
@@ -155,5 +163,10 @@ def plain_calls(app: QWorker, router: Router, task: Task[..., Any]) -> PlainCall
     )
     if not alike:
         return None
-    prototype = make_call(app, router, Invocation(task, task.name, (), {}, {}))
-    return PlainCalls(prototype, task, app.conf.message_max_bytes)
+    # The queue for its result is another in each process, and none within a task: it is asked for each time.
+    prototype = make_call(app, router, Invocation(task, task.name, (), {}, {"reply_to": ""}))
+    replies = app.stores.sends_results and not (
+        prototype.message.ignore_result and not task.store_errors_even_if_ignored
+    )
+    reply_to = (lambda: app.stores.reply_to) if replies else None
+    return PlainCalls(prototype, task, app.conf.message_max_bytes, reply_to)

@@ -210,9 +210,7 @@ def shares_joins(app: QWorker) -> bool:
     chosen = app.conf.canvas_format
     if chosen != "auto":
         return bool(chosen == "shared")
-    return (
-        _scheme(app.broker.url) not in _BROKERS_OF_CELERY or _scheme(app.conf.result_backend) not in _OF_REDIS
-    )
+    return _scheme(app.broker.url) not in _BROKERS_OF_CELERY or _scheme(app.backend.url) not in _OF_REDIS
 
 
 def _scheme(url: str | None) -> str:

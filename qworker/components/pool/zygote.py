@@ -122,7 +122,7 @@ class Zygote:
 def _load(app: Any) -> None:
     """Load once, for all zygotes and their children, what each would load."""
     with suppress(Exception):  # the worker says what is wrong with it
-        app.results_with_broker  # noqa: B018  # loads the stores' modules
+        app.broker, app.backend  # noqa: B018  # loads the stores' modules
     import billiard.popen_fork
     import billiard.util  # noqa: F401
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.conf.results import options_beside
 from qworker.transports.forked import forgetful
 from qworker.transports.lease import Broker
 from qworker.transports.redis.admin import RedisAdmin
@@ -82,7 +83,7 @@ def open_broker(url: str | None, conf: Settings) -> RedisBroker:
     return RedisBroker(
         url or "redis://",
         options={"socket_connect_timeout": conf.broker_connection_timeout, **conf.broker_transport_options},
-        results=conf.result_backend_transport_options,
+        results=options_beside(conf),
         results_expire=conf.result_expires or None,
         use_ssl=conf.broker_use_ssl,
         lease_seconds=conf.worker_lease_seconds,

@@ -1,0 +1,140 @@
+"""Where results are kept when nothing says where: beside the messages, or as messages to those who called.
+
+Comes from:  ``broker_url`` and ``result_backend``, for ``stores.py`` and those who examine settings.
+Goes to:     back: a URL as ``result_backend`` has it, and the settings that the store is opened with.
+Thread:      any; pure functions.
+
+PLACES is the table: what is not in it keeps no results until ``result_backend`` is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from qworker.conf.results import options_beside
+from qworker.transports import broker_urls
+
+NOWHERE = "disabled://"
+REPLIES = "rpc://"
+
+
+class ResultPlace(NamedTuple):
+    """url: as ``result_backend`` has it. conf: the settings for the store there. beside: it is the broker's
+    own, which nobody had to say. why_none: why no result can be had, and what to do; "": they can."""
+
+    url: str
+    conf: Any
+    beside: bool = False
+    why_none: str = ""
+
+    @property
+    def replies(self) -> bool:
+        """Whether results are sent to those who called."""
+        return self.url.startswith(REPLIES)
+
+
+class _Changed:
+    """The settings *conf*, of which some are others."""
+
+    def __init__(self, conf: Any, changes: Mapping[str, Any]) -> None:
+        self._conf = conf
+        self._changes = changes
+
+    def __getattr__(self, name: str) -> Any:
+        return self._changes[name] if name in self._changes else getattr(self._conf, name)
+
+
+def _as_it_is(url: str) -> str:
+    return url
+
+
+def _for_sqlalchemy(url: str) -> str:
+    """The URL of a database as SQLAlchemy reads it: without a driver, with several servers, and paths of
+    sockets, as parameters."""
+    scheme, _, rest = url.partition("://")
+    family = scheme.partition("+")[0].lower()
+    family = "postgresql" if family == "postgres" else family
+    start, mark, query = rest.partition("?")
+    authority, slash, database = start.partition("/")
+    login, at, hosts = authority.rpartition("@")
+    user, colon, password = login.partition(":")
+    login = f"{quote(unquote(user), safe='')}{colon}{quote(unquote(password), safe='')}"
+    if family == "postgresql":
+        query = query.replace("+", "%2B")  # which libpq takes for itself
+        if "," in hosts or "%" in hosts:
+            named = "&".join(f"host={quote(unquote(host), safe=':')}" for host in hosts.split(","))
+            hosts, mark, query = "", "?", f"{named}&{query}" if query else named
+    return f"db+{family}://{login}{at}{hosts}{slash}{database}{mark}{query}"
+
+
+def _of_connections(conf: Any) -> dict[str, Any]:
+    """What the broker is connected with holds for its results, too."""
+    return {
+        "result_backend_transport_options": options_beside(conf),
+        "redis_backend_use_ssl": conf.redis_backend_use_ssl or conf.broker_use_ssl,
+    }
+
+
+def _of_engines(conf: Any) -> dict[str, Any]:
+    """How statements are prepared through a pooler is the one option that databases have as a broker."""
+    options = conf.database_engine_options
+    prepared = {
+        name: value for name, value in conf.broker_transport_options.items() if name == "prepare_threshold"
+    }
+    if not prepared:
+        return {}
+    given = {**prepared, **options.get("connect_args", {})}
+    return {"database_engine_options": {**options, "connect_args": given}}
+
+
+def _nothing(conf: Any) -> dict[str, Any]:
+    return {}
+
+
+class _Place(NamedTuple):
+    """url: makes that of the results of the broker's. changes: the settings that are others for them."""
+
+    url: Callable[[str], str] = _as_it_is
+    changes: Callable[[Any], dict[str, Any]] = _nothing
+
+
+_BESIDE = _Place(changes=_of_connections)
+_IN_TABLES = _Place(_for_sqlalchemy, _of_engines)
+_TO_THE_CALLER = _Place(lambda url: REPLIES)
+
+PLACES: Mapping[str, _Place] = {
+    "sqlite": _Place(),
+    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys", "unix", "sentinel", "mongodb"), _BESIDE),
+    **dict.fromkeys(("postgresql", "postgres", "mysql", "mariadb"), _IN_TABLES),
+    **dict.fromkeys(("amqp", "amqps", "pyamqp"), _TO_THE_CALLER),
+}
+"""Where the results of a broker are by default, by the scheme of its URL up to a plus."""
+
+_SET_IT = (
+    "set result_backend, for instance to redis://…, db+postgresql://… or file:///directory, to ask for the "
+    "result of a task"
+)
+
+
+def result_place(conf: Any, broker: str | None = None) -> ResultPlace:
+    """Where results are kept by the settings *conf*. broker: the URL of the one that is used where
+    ``broker_url`` names none; None: that of the embedded one."""
+    said: str | None = conf.result_backend
+    if said is not None:
+        why = f"results are not kept (result_backend is {NOWHERE}): {_SET_IT}"
+        return ResultPlace(said, conf, why_none=why if said.startswith(NOWHERE) else "")
+    url, *others = broker_urls(conf.broker_url or broker or "sqlite:")
+    if others:
+        why = f"results are not kept, as broker_url names several brokers: {_SET_IT}"
+        return ResultPlace(NOWHERE, conf, why_none=why)
+    scheme = url.partition(":")[0].partition("+")[0].lower()
+    place = PLACES.get(scheme)
+    if place is None:
+        why = f"results are not kept, as a broker at {scheme}:// keeps none: {_SET_IT}"
+        return ResultPlace(NOWHERE, conf, why_none=why)
+    changes = place.changes(conf)
+    return ResultPlace(
+        place.url(url), _Changed(conf, changes) if changes else conf, place is not _TO_THE_CALLER
+    )
