@@ -48,6 +48,7 @@ from qworker.transports.lease import Broker
 
 if TYPE_CHECKING:
     from qworker.beat.api import Schedules
+    from qworker.control.failed import Failed
     from qworker.message.signing import Signer
     from qworker.results.group_result import GroupResults, ResultSet
 
@@ -395,6 +396,11 @@ class QWorker:
         if self._schedules is None:
             self._schedules = import_object("qworker.beat.api:Schedules")(self)  # a product on top of this
         return cast("Schedules", self._schedules)
+
+    @property
+    def failed(self) -> Failed:
+        """The tasks that have failed for good, to be looked at and sent again."""
+        return cast("Failed", import_object("qworker.control.failed:Failed")(self))  # few need it
 
     @property
     def results_with_broker(self) -> bool:

@@ -119,13 +119,12 @@ _SET_IT = (
 
 
 def result_place(conf: Any, broker: str | None = None) -> ResultPlace:
-    """Where results are kept by the settings *conf*. broker: the URL of the one that is used where
-    ``broker_url`` names none; None: that of the embedded one."""
+    """Where results are kept by the settings *conf*. broker: the URL of the broker; None: ``broker_url``."""
     said: str | None = conf.result_backend
     if said is not None:
         why = f"results are not kept (result_backend is {NOWHERE}): {_SET_IT}"
         return ResultPlace(said, conf, why_none=why if said.startswith(NOWHERE) else "")
-    url, *others = broker_urls(conf.broker_url or broker or "sqlite:")
+    url, *others = broker_urls(broker or conf.broker_url or "sqlite:")
     if others:
         why = f"results are not kept, as broker_url names several brokers: {_SET_IT}"
         return ResultPlace(NOWHERE, conf, why_none=why)

@@ -68,8 +68,10 @@ class Stores:
         known = self._place  # looked at once: another thread may replace it
         if known is None or known[0] is not conf.revision:
             conf.resolve()
-            unknown = conf.broker_url is None and conf.result_backend is None
-            known = conf.revision, result_place(conf, self.broker.url if unknown else None)
+            # The broker knows better where a file is.
+            embedded = conf.broker_url is None or conf.broker_url.startswith("sqlite:")
+            asked = embedded and conf.result_backend is None
+            known = conf.revision, result_place(conf, self.broker.url if asked else None)
             self._place = known
         return known[1]
 

@@ -32,6 +32,7 @@ COMMANDS = {
     "queues": ("queues", "queues", "Show the queues: how many messages, how old."),
     "workers": ("workers", "workers", "Show the workers: where they are, what they do."),
     "tasks": ("tasks", "tasks", "Show the tasks that run, wait, or are due later."),
+    "failed": ("failed", "failed", "Look at failed tasks; retry or discard them."),
     "dead": ("dead", "dead", "Look at dead letters; retry or discard them."),
     "revoke": ("revoke", "revoke", "Keep tasks from running, or stop them."),
     "purge": ("purge", "purge", "Remove the waiting messages of queues."),

@@ -26,15 +26,22 @@ USUAL_SILENCE = 2.0
 
 
 class Housekeeping:
-    """dead_limits: seconds for which dead letters are kept, and how many of a queue."""
+    """dead_limits: seconds for which dead letters are kept, and how many of a queue. failed_limits: the same
+    of failed tasks."""
 
     def __init__(
-        self, clock: Clock, consumer: Consumer, lease_seconds: float, dead_limits: tuple[float, int]
+        self,
+        clock: Clock,
+        consumer: Consumer,
+        lease_seconds: float,
+        dead_limits: tuple[float, int],
+        failed_limits: tuple[float, int],
     ) -> None:
         self._clock = clock
         self._consumer = consumer
         self._lease_seconds = lease_seconds
         self._dead_limits = dead_limits
+        self._failed_limits = failed_limits
         self.due_at = 0.0
         """Monotonic time of the next round, as all times here."""
         self._sweep_at = 0.0
@@ -70,4 +77,5 @@ class Housekeeping:
         """Delete what is too old, or too much, once a minute."""
         if now >= self._sweep_at:
             swept = self._consumer.sweep(*self._dead_limits)
+            swept += self._consumer.sweep_failed(*self._failed_limits)
             self._sweep_at = now + (ROUND_SECONDS if swept else SWEEP_SECONDS)  # it sweeps in portions

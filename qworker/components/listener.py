@@ -74,6 +74,7 @@ class Listener(ThreadComponent):
             self._consumer,
             conf.worker_lease_seconds,
             (conf.dead_letter_expires, conf.dead_letter_max),
+            (conf.failed_task_expires, conf.failed_task_max),
         )
         self._eta_window: float = conf.worker_eta_window
         self._eta_limit: int = conf.worker_eta_task_limit

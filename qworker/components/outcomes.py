@@ -32,8 +32,10 @@ from qworker.errors import (
 )
 from qworker.message import protocol
 from qworker.message.exceptions import exception_to_dict
+from qworker.message.failures import about_failure
 from qworker.message.reading import may_embed
 from qworker.publishing.retry import backoff_delay
+from qworker.safe_repr import safe_repr
 from qworker.tasks import outcome as kinds
 from qworker.tasks.outcome import Outcome
 from qworker.transports.lease import Ack, DeadLetter, Part, Release, ResultRow, Settlement
@@ -193,6 +195,7 @@ class Rule(NamedTuple):
     event. None: nothing. Nobody sends it to monitors yet.
     state, error: what is stored when the run has brought no result of its own. None: nothing.
     part: the final state by which the joins hear of it that the call is a part of. None: they do not yet.
+    kept: the task has failed, and its message is kept where the broker keeps those.
     aftermath: no child knows of it, and one has to tell the calls that the message carries.
     signal: sends the signal. None: there is none, or the child has sent it.
     """
@@ -206,6 +209,7 @@ class Rule(NamedTuple):
     state: str | None = None
     error: Callable[[Any, Outcome], QWorkerError] | None = None
     part: str | None = None
+    kept: bool = False
     aftermath: bool = False
     signal: Callable[[QWorker, Any, Outcome, QWorkerError | None], None] | None = None
 
@@ -223,6 +227,7 @@ OUTCOMES: dict[str, Rule] = {
     kinds.FAILURE: Rule(
         ack_or_dead_letter, ERROR, "Task %s[%s] raised after %.6fs: %s%s", _traced,
         label="failure", event="task-failed", state=states.FAILURE, error=_as(TaskError), part=states.FAILURE,
+        kept=True,
     ),
     kinds.EXPECTED: Rule(
         ack_or_dead_letter, INFO, "Task %s[%s] raised after %.6fs: %s", _timed,
@@ -255,6 +260,7 @@ OUTCOMES: dict[str, Rule] = {
         label="lost", event="task-failed",
         state=states.FAILURE, error=_worker_lost, signal=tell_failure,
         part=states.FAILURE,
+        kept=True,
         aftermath=True,
     ),
     kinds.TIME_LIMIT: Rule(
@@ -262,6 +268,7 @@ OUTCOMES: dict[str, Rule] = {
         label="time limit", event="task-failed", state=states.FAILURE,
         error=lambda request, _: TimeLimitExceeded(request.time_limit), signal=tell_failure,
         part=states.FAILURE,
+        kept=True,
         aftermath=True,
     ),
     kinds.TERMINATED: Rule(
@@ -334,6 +341,15 @@ def end(app: QWorker, request: Request | Stranger, outcome: Outcome, now: float)
     if rule.state is None and rule.signal is None:
         return settlement
     error = None if rule.error is None else rule.error(request, outcome)
+    if rule.kept and type(settlement) is Ack and _is_kept(app, request):
+        why = outcome.text if outcome.traceback else safe_repr(error)
+        settlement = DeadLetter(
+            settlement.tag,
+            about_failure(why, outcome.traceback),
+            settlement.row,
+            parts=settlement.parts,
+            failed=True,
+        )
     if rule.state is not None and error is not None and settlement.row is None:
         # A child that was given the end to tell has made the row of it.
         told = outcome.row if isinstance(request, Request) and request.failing is not None else None
@@ -357,6 +373,13 @@ def _extra(rule: Rule, request: Request | Stranger, outcome: Outcome, state: str
     if rule.event is not None:
         extra["event"] = rule.event
     return extra
+
+
+def _is_kept(app: QWorker, request: Request | Stranger) -> bool:
+    """Whether the message of *request*, which has failed, is kept: it is still there, and is to be."""
+    if not isinstance(request, Request) or request.acked or not request.task.keep_failed:
+        return False
+    return app.broker.failed is not None
 
 
 def failing(app: QWorker, request: Request, outcome: Outcome, now: float) -> Failing | None:

@@ -112,6 +112,12 @@ class BrokerSettings:
         "or discarded.",
         minimum=1,
     )
+    failed_task_expires: float = declare(
+        kinds.DURATION, 604800.0, "How long failed tasks are kept, for `qworker failed`.", minimum=0.001
+    )
+    failed_task_max: int = declare(
+        kinds.INTEGER, 10000, "How many failed tasks of each queue are kept; the oldest go first.", minimum=0
+    )
     dead_letter_max: int = declare(
         kinds.INTEGER,
         10000,

@@ -100,6 +100,12 @@ class TaskSettings:
         True,
         "Failed tasks and those over their time limit are acknowledged; False: rejected to the dead letters.",
     )
+    task_keep_failed: bool = declare(
+        kinds.BOOLEAN,
+        True,
+        "The messages of tasks that fail for good are kept, so that `qworker failed` can show them and send "
+        "them again.",
+    )
     task_reject_on_worker_lost: bool = declare(
         kinds.BOOLEAN, True, "A task whose process died is delivered again, counted by `task_max_deliveries`."
     )

@@ -1,6 +1,6 @@
 """Control: what is asked of workers, and done about them, from outside.
 
 Modules, in reading order: ``client`` (``app.control``: commands to all workers), ``looking`` (which workers
-there are, and where tasks are), ``dead_letters`` (back into their queues), ``program`` (an app as the program
-that was started).
+there are, and where tasks are), ``dead_letters`` (back into their queues), ``failed`` (``app.failed``: tasks
+that have failed), ``program`` (an app as the program that was started).
 """

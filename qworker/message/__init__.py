@@ -4,7 +4,8 @@ A call becomes a message of Celery's protocol 2. A message that anybody sent bec
 trust. Modules, in reading order: ``protocol`` (what a call is as a message), ``reading`` (a message of
 whatever origin, checked), ``chain_text`` (the rest of a chain, as it came), ``celery_v1`` (messages of
 protocol 1), ``kombu_envelope`` (the JSON around a message where the broker has no headers), ``serialization``
-(bodies), ``kombu_json`` (JSON with kombu's types), ``exceptions`` (errors as data and back), ``signing``.
+(bodies), ``kombu_json`` (JSON with kombu's types), ``exceptions`` (errors as data and back),
+``failures`` (what is noted of a failed task), ``signing``.
 
 Nothing here knows a broker, an app or a task.
 """

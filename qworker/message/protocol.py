@@ -382,6 +382,35 @@ def retry_headers(
     return kept
 
 
+def rewrite_body(
+    body: bytes,
+    headers: Mapping[str, Any],
+    properties: Mapping[str, Any],
+    accept: frozenset[str],
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    limit: int,
+) -> tuple[bytes, dict[str, Any]]:
+    """Return *body* with other arguments (None: those that it has), and the headers that describe them.
+
+    - headers, properties, accept, limit: as for ``decode_body()``.
+
+    Raises InvalidTaskMessage, SecurityError or EncodeError.
+    """
+    old = decode_body(body, headers, properties, accept, None, limit)
+    new_args = tuple(old.args if args is None else args)
+    new_kwargs = dict(old.kwargs if kwargs is None else kwargs)
+    value = (new_args, new_kwargs, old.embed)
+    content_type = properties.get("content_type") or JSON
+    if content_type == JSON:
+        written = encode_json(value, {"args": new_args, "kwargs": new_kwargs})
+    else:
+        _, _, written = encode_value(value, serializer_of(content_type), "the body")
+    if headers.get("compression"):
+        _, written = compress(written, headers["compression"])
+    return written, {"argsrepr": repr_args(new_args), "kwargsrepr": repr_kwargs(new_kwargs)}
+
+
 # -- reading either protocol --
 
 

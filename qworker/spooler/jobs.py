@@ -63,6 +63,7 @@ class SpoolTask(Task[..., Any]):
 
     acks_late = True
     acks_on_failure_or_timeout = False
+    keep_failed = False
     reject_on_worker_lost = True
     again_after_time_limit = True
     max_retries = None

@@ -75,6 +75,7 @@ OPTIONS: dict[str, Callable[[Any], Any]] = {
     "reject_on_worker_lost": kinds.BOOLEAN.read,
     "max_deliveries": _count,
     "ignore_result": kinds.BOOLEAN.read,
+    "keep_failed": kinds.BOOLEAN.read,
     "store_errors_even_if_ignored": kinds.BOOLEAN.read,
     "track_started": kinds.BOOLEAN.read,
     "throws": _exceptions,
@@ -111,6 +112,7 @@ MEANING: dict[str, str] = {
     "reject_on_worker_lost": "True delivers it again when its process died, False fails it",
     "max_deliveries": "how often its process may die before its message becomes a dead letter",
     "ignore_result": "True stores no result",
+    "keep_failed": "False forgets a call that has failed; else `qworker failed` shows it",
     "store_errors_even_if_ignored": "with `ignore_result`, store failures all the same",
     "track_started": "True stores STARTED, with process and host, when it starts",
     "throws": "exceptions that are part of its work: logged in one line",
@@ -142,6 +144,7 @@ FROM_SETTINGS: dict[str, str] = {
     "reject_on_worker_lost": "task_reject_on_worker_lost",
     "max_deliveries": "task_max_deliveries",
     "ignore_result": "task_ignore_result",
+    "keep_failed": "task_keep_failed",
     "store_errors_even_if_ignored": "task_store_errors_even_if_ignored",
     "track_started": "task_track_started",
 }

@@ -64,6 +64,7 @@ class Task(Generic[P, R]):
     soft_time_limit: float | None = None
     acks_late: bool | None = None
     acks_on_failure_or_timeout: bool | None = None
+    keep_failed: bool | None = None
     reject_on_worker_lost: bool | None = None
     max_deliveries: int | None = None
     store_errors_even_if_ignored: bool | None = None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from qworker import states
 from qworker.transports.lease import (
+    Again,
     Dead,
     DeadLetter,
     Envelope,
@@ -89,6 +90,7 @@ class MemoryQueues:
 
     messages: dict[int, Message] = field(default_factory=dict)
     dead: dict[int, tuple[Dead, int]] = field(default_factory=dict)
+    failed: dict[int, tuple[Dead, int]] = field(default_factory=dict)
     owners: dict[int, Owner] = field(default_factory=dict)
     revoked: list[tuple[int, Revocation, float]] = field(default_factory=list)
     results: dict[str, ResultRow] = field(default_factory=dict)
@@ -135,7 +137,8 @@ class MemoryQueues:
             queue, headers, properties, body, priority = message.envelope[:5]
             count = message.deliveries + settlement.counted
             letter = Dead(message.tag, queue, settlement.reason, now, count, headers, properties, body)
-            self.dead[message.tag] = letter, priority
+            place = self.failed if settlement.failed else self.dead
+            place[message.tag] = letter, priority
         if settlement.row is not None:
             self._keep(settlement.row)
         return True
@@ -156,22 +159,27 @@ class MemoryQueues:
     def retry(self, tags: Iterable[int], now: float) -> None:
         """Make messages of dead letters again; a failure that was stored for one is forgotten."""
         for tag in tags:
-            letter, priority = self.dead.pop(tag)
-            id = _task_id(letter.headers)
-            if id in self.results and self.results[id][1] == states.FAILURE:
-                del self.results[id]
-            envelope = Envelope(letter.queue, letter.headers, letter.properties, letter.body, priority)
-            fresh = self.next()
-            self.messages[fresh] = Message(fresh, envelope, now, None, redelivered=True)
+            self._again(*self.dead.pop(tag), now)
+
+    def send_again(self, calls: Iterable[Again], now: float) -> int:
+        """Make messages of failed tasks again; return how many."""
+        found = [(call, self.failed.pop(call.tag)) for call in calls if call.tag in self.failed]
+        for (_, headers, properties, body), (letter, priority) in found:
+            sent = letter._replace(headers=headers, properties=properties, body=body)
+            self._again(sent, priority, now)
+        return len(found)
+
+    def _again(self, letter: Dead, priority: int, now: float) -> None:
+        id = _task_id(letter.headers)
+        if id in self.results and self.results[id][1] == states.FAILURE:
+            del self.results[id]
+        envelope = Envelope(letter.queue, letter.headers, letter.properties, letter.body, priority)
+        fresh = self.next()
+        self.messages[fresh] = Message(fresh, envelope, now, None, redelivered=True)
 
     def sweep(self, dead_expires: float, dead_max: int, now: float) -> int:
         """Delete what is old or too much, a portion of it; return how many things went."""
-        kept: Counter[str] = Counter()
-        old = []
-        for tag, (letter, _) in reversed(self.dead.items()):  # who died last stands last
-            kept[letter.queue] += 1
-            if kept[letter.queue] > dead_max or letter.died_at < now - dead_expires:
-                old.append(tag)
+        old = _over(self.dead, now - dead_expires, dead_max)
         stale = [id for id, row in self.results.items() if row[3] is not None and row[3] < now]
         over = [entry for entry in self.revoked if entry[2] < now]
         for tag in old[:SWEPT_AT_ONCE]:
@@ -198,6 +206,13 @@ class MemoryQueues:
         owner = self.owners.get(message.owner)
         return "" if owner is None else owner.name
 
+    def sweep_failed(self, expires: float, most: int, now: float) -> int:
+        """As sweep(), of failed tasks."""
+        old = _over(self.failed, now - expires, most)[:SWEPT_AT_ONCE]
+        for tag in old:
+            del self.failed[tag]
+        return len(old)
+
     def queues(self, now: float) -> list[QueueInfo]:
         letters = [letter for letter, _ in self.dead.values()]
         names = {message.queue for message in self.messages.values()} | {letter.queue for letter in letters}
@@ -219,3 +234,14 @@ def _task_id(headers: str) -> str:
         return str(json.loads(headers)["id"])
     except (ValueError, TypeError, LookupError):
         return ""
+
+
+def _over(letters: dict[int, tuple[Dead, int]], before: float, most: int) -> list[int]:
+    """The tags of those that died before then, or are beyond the newest *most* of their queue."""
+    kept: Counter[str] = Counter()
+    old = []
+    for tag, (letter, _) in reversed(letters.items()):  # who died last stands last
+        kept[letter.queue] += 1
+        if kept[letter.queue] > most or letter.died_at < before:
+            old.append(tag)
+    return old

@@ -18,9 +18,11 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.testing.memory_queues import MemoryQueues, Message, Owner
 from qworker.transports.lease import (
+    Again,
     Claim,
     Dead,
     Envelope,
+    FailedTasks,
     Leased,
     Peeked,
     QueueInfo,
@@ -64,7 +66,9 @@ class MemoryStore(Undivided):
         revoke_expires: float = 86400.0,
         uptime: Callable[[], float] | None = None,
         beside: MemoryStore | None = None,
+        keeps_failed: bool = False,
     ) -> None:
+        """keeps_failed: whether it has a place for failed tasks."""
         self.clock = clock
         self.away = False
         self.settled: list[Settlement] = []
@@ -79,6 +83,7 @@ class MemoryStore(Undivided):
         self._presence = ""
         self._turn_of_queues = 0
         self._building.handles.append(self)
+        self.failed = MemoryFailed(self) if keeps_failed else None
 
     def another(self) -> MemoryStore:
         """Return a second handle of the same broker, as another process would open it."""
@@ -88,6 +93,7 @@ class MemoryStore(Undivided):
             revoke_expires=self._revoke_expires,
             uptime=self._uptime,
             beside=self,
+            keeps_failed=self.failed is not None,
         )
 
     @property
@@ -252,6 +258,10 @@ class MemoryStore(Undivided):
         with self._reached() as memory:
             return memory.sweep(dead_expires, dead_max, self.clock.now())
 
+    def sweep_failed(self, expires: float, most: int) -> int:
+        with self._reached() as memory:
+            return memory.sweep_failed(expires, most, self.clock.now())
+
     def running_path(self) -> str | None:
         return None
 
@@ -261,6 +271,18 @@ class MemoryStore(Undivided):
                 self._ring()
 
     # -- administration --
+
+    def send_again(self, calls: Sequence[Again]) -> int:
+        """As FailedTasks.send_again()."""
+        with self._reached() as memory:
+            count = memory.send_again(calls, self.clock.now())
+            self._ring()
+            return count
+
+    def failures(self) -> dict[int, tuple[Dead, int]]:
+        """The failed tasks that are kept, by tag, with their priorities."""
+        with self._reached() as memory:
+            return memory.failed
 
     def queues(self) -> list[QueueInfo]:
         with self._reached() as memory:
@@ -323,3 +345,24 @@ class MemoryStore(Undivided):
     def close(self) -> None:
         if not self.away:
             self.deregister()
+
+
+class MemoryFailed(FailedTasks):
+    """The failed tasks of *store*."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def kept(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
+        letters = [letter for letter, _ in self._store.failures().values() if queue in (None, letter.queue)]
+        return sorted(letters, key=lambda letter: (-letter.died_at, -letter.tag))[:limit]
+
+    def send_again(self, calls: Sequence[Again]) -> int:
+        return self._store.send_again(calls)
+
+    def discard(self, tags: Sequence[int] | None = None) -> int:
+        kept = self._store.failures()
+        chosen = list(kept if tags is None else kept.keys() & set(tags))
+        for tag in chosen:
+            del kept[tag]
+        return len(chosen)

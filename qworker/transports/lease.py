@@ -151,7 +151,8 @@ class DeadLetter(NamedTuple):
     """Move the message to the dead letters, with the reason; store *row* (if any) and record *parts* in the
     same step.
 
-    counted: as in Release.
+    counted: as in Release. failed: not to the dead letters, since it has ended, but to the failed tasks; only
+    for a broker that has them.
     """
 
     tag: int
@@ -159,6 +160,7 @@ class DeadLetter(NamedTuple):
     row: ResultRow | None = None
     counted: bool = False
     parts: tuple[Part, ...] = ()
+    failed: bool = False
 
 
 class Store(NamedTuple):
@@ -199,6 +201,32 @@ class Claim(NamedTuple):
     messages: list[Leased]
     next_due: float | None = None
     last_revocation: int | None = None
+
+
+class Again(NamedTuple):
+    """A failed task that is to run again: its message as it is sent. tag: that it is kept by."""
+
+    tag: int
+    headers: str
+    properties: str | None
+    body: bytes
+
+
+class FailedTasks(ABC):
+    """The messages of tasks that have failed for good, by which they can run again. Any thread."""
+
+    @abstractmethod
+    def kept(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
+        """The newest *limit*, newest first."""
+
+    @abstractmethod
+    def send_again(self, calls: Sequence[Again]) -> int:
+        """Put each of *calls* into the queue in which it was, and keep it no longer; return how many were
+        still kept: the others are not sent. In one step; a FAILURE that is stored beside is forgotten."""
+
+    @abstractmethod
+    def discard(self, tags: Sequence[int] | None = None) -> int:
+        """Delete those with *tags* (None: all); return how many."""
 
 
 class Sender(ABC):
@@ -306,6 +334,11 @@ class Consumer(ABC):
         Not more than some thousand at a time, so that nobody waits for it: call it again until it returns
         0."""
 
+    def sweep_failed(self, expires: float, most: int) -> int:
+        """As sweep(), failed tasks that are older than *expires* seconds or beyond the newest *most* of their
+        queue."""
+        return 0
+
     @abstractmethod
     def running_path(self) -> str | None:
         """The file in which children mark the tag that they run (see components/pool/child_main.py); None:
@@ -402,6 +435,9 @@ class Broker(ABC):
 
     lowest_first: bool = False
     """Whether of the priorities here the lowest is the most urgent; elsewhere 9 is."""
+
+    failed: FailedTasks | None = None
+    """Where failed tasks are kept. None: nowhere, so they are acknowledged as others are."""
 
     registry: Registry | None = None
     """Where exchanges and bindings are kept for kombu's users. None: nowhere, so it has no fanout for

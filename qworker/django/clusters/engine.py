@@ -92,7 +92,12 @@ def make_app() -> QWorker:
         made = _beside(url, url if chosen.kind == "redis" else "disabled://", {**changes, **more})
     made.autodiscover_tasks()
     made.task(
-        name=RUN, base=work.PackageTask, acks_late=True, reject_on_worker_lost=True, ignore_result=False
+        name=RUN,
+        base=work.PackageTask,
+        acks_late=True,
+        reject_on_worker_lost=True,
+        ignore_result=False,
+        keep_failed=False,  # the table of failures has them
     )(work.run_package)
     return made
 

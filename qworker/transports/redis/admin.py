@@ -7,7 +7,6 @@ Thread:      any; each use borrows a connection.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,11 +15,11 @@ from qworker.transports.lease import Admin, Dead, Envelope, Peeked, QueueInfo, S
 from qworker.transports.presence import Presence, from_text
 from qworker.transports.redis.connection import checked, pack
 from qworker.transports.redis.database import Database
-from qworker.transports.redis.dead_letters import DISCARD, PORTION, RETRY, SHOW, TAKE_IN
+from qworker.transports.redis.dead_letters import DISCARD, PORTION, RETRY, TAKE_IN
 from qworker.transports.redis.envelope import from_payload, route, to_payload
+from qworker.transports.redis.failed import letters_in, result_key
 from qworker.transports.redis.peeking import PEEK, peeked
 from qworker.transports.redis.reclaim import Reclaimer, died, server_time
-from qworker.transports.redis.result_rows import TASK_PREFIX
 from qworker.transports.redis.scripts import FLUSH, PURGE, QUEUES
 
 
@@ -78,23 +77,7 @@ class RedisAdmin(Admin):
     # -- dead letters --
 
     def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        key = self._layout.key("dead" if queue is None else f"dead.{queue}")
-        found = []
-        for tag, name, reason, died_at, payload in self._database.run(SHOW, key, limit) if limit > 0 else ():
-            message = from_payload(payload, self._layout.scale)
-            found.append(
-                Dead(
-                    int(tag),
-                    name.decode(),
-                    reason.decode("utf-8", "replace"),
-                    float(died_at),
-                    message.deliveries,
-                    message.headers,
-                    message.properties,
-                    message.body,
-                )
-            )
-        return found
+        return letters_in(self._database, "dead", queue, limit)
 
     def push_dead(self, letters: Sequence[Dead]) -> None:
         for start in range(0, len(letters), PORTION):
@@ -113,12 +96,12 @@ class RedisAdmin(Admin):
             payloads = self._ask([("HGET", self._layout.key(f"letter.{tag}"), "payload") for tag in portion])
             arguments: list[str | int] = []
             for tag, payload in zip(portion, payloads, strict=True):
-                arguments += (tag, self._result_key(payload))
-            count += self._database.run(RETRY, *arguments)
+                arguments += (tag, self._result_key(payload), "")
+            count += self._database.run(RETRY, "dead", *arguments)
         return count
 
     def dead_discard(self, tags: Sequence[int] | None = None) -> int:
-        return sum(self._database.run(DISCARD, *portion) for portion in self._portions(tags))
+        return sum(self._database.run(DISCARD, "dead", *portion) for portion in self._portions(tags))
 
     def _portions(self, tags: Sequence[int] | None) -> list[Sequence[int]]:
         if tags is None:
@@ -127,14 +110,7 @@ class RedisAdmin(Admin):
 
     def _result_key(self, payload: bytes | None) -> str:
         """Where the result of the message's task is kept, if it is here; '' for what has no id."""
-        if payload is None:
-            return ""
-        try:
-            headers = json.loads(from_payload(payload, self._layout.scale).headers)
-        except ValueError:
-            return ""
-        task_id = headers.get("id") if isinstance(headers, dict) else None
-        return f"{self._layout.join_keys.prefix}{TASK_PREFIX}{task_id}" if isinstance(task_id, str) else ""
+        return "" if payload is None else result_key(self._layout, from_payload(payload, self._layout.scale))
 
     def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The replies to *commands*."""

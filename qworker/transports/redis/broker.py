@@ -20,6 +20,7 @@ from qworker.transports.redis.admin import RedisAdmin
 from qworker.transports.redis.connection import Links
 from qworker.transports.redis.consumer import RedisConsumer
 from qworker.transports.redis.database import Database
+from qworker.transports.redis.failed import RedisFailed
 from qworker.transports.redis.layout import layout
 from qworker.transports.redis.registry import RedisRegistry
 from qworker.transports.redis.sender import RedisSender
@@ -63,6 +64,7 @@ class RedisBroker(Broker):
         self.sender = RedisSender(database, revoke_expires)
         self.consumer = self._consumer
         self.admin = RedisAdmin(database, uptime)
+        self.failed = RedisFailed(database)
         self.registry = RedisRegistry(database)
         _brokers.add(self)
 

@@ -22,7 +22,7 @@ from qworker.transports.owner_files import runtime_directory
 from qworker.transports.redis.claims import Answer, Claims, Numbers
 from qworker.transports.redis.connection import Link, Script, checked, pack
 from qworker.transports.redis.database import Database
-from qworker.transports.redis.dead_letters import PORTION, SWEEP
+from qworker.transports.redis.dead_letters import PORTION, SWEEP, SWEEP_FAILED
 from qworker.transports.redis.reclaim import Reclaimer
 from qworker.transports.redis.revocations import revoked_since
 from qworker.transports.redis.scripts import EXTEND, GIVE_BACK, LEASE, REGISTER, RUNNING, SETTLE
@@ -248,6 +248,11 @@ class RedisConsumer(LeaseConsumer):
         self._require()
         before = repr(self._clock.now() - dead_expires)
         count: int = self._call(SWEEP, before, dead_max, PORTION)
+        return count
+
+    def sweep_failed(self, expires: float, most: int) -> int:
+        self._require()
+        count: int = self._call(SWEEP_FAILED, repr(self._clock.now() - expires), most, PORTION)
         return count
 
     # -- waiting --

@@ -105,11 +105,13 @@ end
 """
 
 KEEP_LETTER = r"""
-local function keep_letter(tag, queue, step, reason, died_at, payload)
-  redis.call('HSET', P .. 'qworker.letter.' .. tag, 'queue', queue, 'step', step, 'reason', reason,
-    'died_at', died_at, 'payload', payload)
-  redis.call('ZADD', P .. 'qworker.dead', died_at, tag)
-  redis.call('ZADD', P .. 'qworker.dead.' .. queue, died_at, tag)
+-- place: "dead" for dead letters, "failed" for failed tasks.
+local function keep_letter(place, tag, queue, step, reason, died_at, payload)
+  local kept = P .. 'qworker.' .. place
+  redis.call('HSET', P .. (place == 'dead' and 'qworker.letter.' or 'qworker.failure.') .. tag,
+    'queue', queue, 'step', step, 'reason', reason, 'died_at', died_at, 'payload', payload)
+  redis.call('ZADD', kept, died_at, tag)
+  redis.call('ZADD', kept .. '.' .. queue, died_at, tag)
 end
 """
 
@@ -201,12 +203,13 @@ local function forget(field)
   gone[#gone + 1] = field
   return true
 end
-local function dead_letter(field, tag, reason, counted)
+local function dead_letter(place, field, tag, reason, counted)
   local value = redis.call('HGET', UNACKED, field)
   if not forget(field) then return false end
   local _, step, queue = parts_of(field)
   local deliveries, redelivered, parked, due, rest = stated(payload_of(value, queue))
-  keep_letter(tag, queue, step, reason, ARGV[3], joined(deliveries + counted, redelivered, parked, due, rest))
+  keep_letter(place, tag, queue, step, reason, ARGV[3],
+    joined(deliveries + counted, redelivered, parked, due, rest))
   return true
 end
 while i <= #ARGV do
@@ -227,14 +230,14 @@ while i <= #ARGV do
     if done then record_parts(ARGV[i + 2], i + 3, last) end
     i = last + 1
   elseif kind == 'dead letter' then
-    done = dead_letter(field, ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]))
-    i = i + 5
+    done = dead_letter(ARGV[i + 2], field, ARGV[i + 3], ARGV[i + 4], tonumber(ARGV[i + 5]))
+    i = i + 6
   elseif kind == 'dead letter and store' then
-    done = dead_letter(field, ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]))
+    done = dead_letter(ARGV[i + 2], field, ARGV[i + 3], ARGV[i + 4], tonumber(ARGV[i + 5]))
     if done then
-      store_row(ARGV[i + 5], ARGV[i + 6], ARGV[i + 7], ARGV[i + 8])
+      store_row(ARGV[i + 6], ARGV[i + 7], ARGV[i + 8], ARGV[i + 9])
     end
-    i = i + 9
+    i = i + 10
   else
     local value = redis.call('HGET', UNACKED, field)
     if forget(field) then returned[#returned + 1] = {parts_of(field), field, value, i} end

@@ -48,7 +48,8 @@ def operations(
             if settlement.parts:
                 arguments += _parts(settlement.parts, keys)
         elif isinstance(settlement, DeadLetter):
-            burial = (field, tag, settlement.reason, int(settlement.counted))
+            place = "failed" if settlement.failed else "dead"
+            burial = (field, place, tag, settlement.reason, int(settlement.counted))
             if settlement.row is None:
                 arguments += ("dead letter", *burial)
             else:

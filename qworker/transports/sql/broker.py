@@ -24,6 +24,7 @@ from qworker.transports.forked import forgetful
 from qworker.transports.lease import Broker
 from qworker.transports.sql.admin import SQLAdmin
 from qworker.transports.sql.consumer import SQLConsumer
+from qworker.transports.sql.failed import SQLFailed
 from qworker.transports.sql.join_rows import TABLES, JoinTables
 from qworker.transports.sql.link import Handle
 from qworker.transports.sql.links import connector, family_of
@@ -68,6 +69,7 @@ class SQLBroker(Broker):
             partial(connect, True), self.safe_url, results, clock, lease_seconds, uptime
         )
         self.admin = SQLAdmin(self._shared, results, clock, lease_seconds, uptime)
+        self.failed = SQLFailed(self._shared, results, clock)
         self.registry = SQLRegistry(self._shared, family)
         _brokers.add(self)
 

@@ -22,7 +22,8 @@ from qworker.transports.owner_files import runtime_directory
 from qworker.transports.sql.link import Claimed, ClaimOrder, Handle, Link, earliest
 from qworker.transports.sql.poll_backoff import PollBackoff
 from qworker.transports.sql.recent_settlements import RecentSettlements
-from qworker.transports.sql.reclaim import HELD, forget_silent, reclaim, sweep
+from qworker.transports.sql.failed import MADE
+from qworker.transports.sql.reclaim import HELD, forget_silent, reclaim, sweep, sweep_letters
 from qworker.transports.sql.results import ResultTable
 from qworker.transports.sql.schema import NEW_OWNER, NEXT_NUMBER, NOW, PUT_BACK, REVOKED_SINCE
 from qworker.transports.sql.settle import settle, settle_within
@@ -114,6 +115,7 @@ class SQLConsumer(LeaseConsumer):
         )
 
         def work(link: Link) -> int:
+            link.ask(MADE)  # who may not make tables hears of it now, and not when a task has failed
             with link.transaction():
                 if self._generation != NOT_REGISTERED:
                     self._remove(link)
@@ -244,6 +246,10 @@ class SQLConsumer(LeaseConsumer):
             return count + sweep(link, self._results, now, now - dead_expires, dead_max)
 
         return self._run(work)
+
+    def sweep_failed(self, expires: float, most: int) -> int:
+        before = self._clock.now() - expires
+        return self._run(lambda link: sweep_letters(link, "qworker_failed", before, most))
 
     # -- waiting --
 

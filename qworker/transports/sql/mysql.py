@@ -168,18 +168,12 @@ class MySQLLink(Link):
             bells = [(slot, 0) for slot in range(BELLS)]
             self.do_many("INSERT IGNORE INTO qworker_bell (slot, rung) VALUES (%s, %s)", bells)
             self.do(_NOTE, (1, VERSION))
-            self._add()
+            for id, (table, column, kind) in enumerate(ADDITIONS, 2):
+                if column and not self.ask(f"SHOW COLUMNS FROM {table} LIKE %s", (column,)):
+                    self.do(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+                self.do(_NOTE, (id, VERSION))
 
-    def add(self) -> None:
-        with self._making():
-            self._add()
-
-    def _add(self) -> None:
-        """While nobody else does."""
-        for id, (table, column, kind) in enumerate(ADDITIONS, 2):
-            if not self.ask(f"SHOW COLUMNS FROM {table} LIKE %s", (column,)):
-                self.do(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
-            self.do(_NOTE, (id, VERSION))
+    add = create
 
     @contextmanager
     def _making(self) -> Iterator[None]:

@@ -142,18 +142,12 @@ class PostgreSQLLink(Link):
             for statement in POSTGRESQL:
                 self.do(statement)
             self.do(_NOTE, (1, VERSION))
-            self._add()
+            for id, (table, column, kind) in enumerate(ADDITIONS, 2):
+                if column:
+                    self.do(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column} {kind}")
+                self.do(_NOTE, (id, VERSION))
 
-    def add(self) -> None:
-        with self.transaction():
-            self.do("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
-            self._add()
-
-    def _add(self) -> None:
-        """Within a transaction that nobody else is in."""
-        for id, (table, column, kind) in enumerate(ADDITIONS, 2):
-            self.do(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column} {kind}")
-            self.do(_NOTE, (id, VERSION))
+    add = create
 
     def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
         return self._connection.execute(statement, values or None).fetchall()

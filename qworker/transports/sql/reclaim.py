@@ -90,21 +90,26 @@ def sweep(link: Link, results: ResultTable, now: float, died_before: float, most
     """Delete dead letters that died before then, or are beyond the newest *most* of their queue; revocations
     and results whose time is over *now*. Returns how many rows went, of which there are never very many at
     once."""
-    old = f"SELECT tag FROM qworker_dead WHERE died_at < %s LIMIT {PORTION}"
+    count = sweep_letters(link, "qworker_dead", died_before, most)
+    count += link.do("DELETE FROM qworker_revoked WHERE expires < %s", (now,))
+    if ids := results.expired(link, now):
+        count += results.delete(link, ids)
+    return count
+
+
+def sweep_letters(link: Link, table: str, died_before: float, most: int) -> int:
+    """As sweep(), of dead letters or failed tasks alone, which are in *table*."""
+    old = f"SELECT tag FROM {table} WHERE died_at < %s LIMIT {PORTION}"
     tags = {tag for (tag,) in link.ask(old, (died_before,))}
-    crowded = "SELECT queue FROM qworker_dead GROUP BY queue HAVING count(*) > %s"
-    newest = """SELECT died_at, tag FROM qworker_dead WHERE queue = %s
+    crowded = f"SELECT queue FROM {table} GROUP BY queue HAVING count(*) > %s"
+    newest = f"""SELECT died_at, tag FROM {table} WHERE queue = %s
     ORDER BY died_at DESC, tag DESC LIMIT 1 OFFSET %s"""
     for (queue,) in link.ask(crowded, (most,)):
         for died_at, tag in link.ask(newest, (queue, most)):
-            beyond = f"""SELECT tag FROM qworker_dead WHERE queue = %s AND (died_at < %s OR (died_at = %s
+            beyond = f"""SELECT tag FROM {table} WHERE queue = %s AND (died_at < %s OR (died_at = %s
             AND tag <= %s))
             LIMIT {PORTION}"""
             tags |= {tag for (tag,) in link.ask(beyond, (queue, died_at, died_at, tag))}
         if len(tags) >= PORTION:
             break
-    count = link.do("DELETE FROM qworker_dead WHERE tag = ANY(%s)", (list(tags),)) if tags else 0
-    count += link.do("DELETE FROM qworker_revoked WHERE expires < %s", (now,))
-    if ids := results.expired(link, now):
-        count += results.delete(link, ids)
-    return count
+    return link.do(f"DELETE FROM {table} WHERE tag = ANY(%s)", (list(tags),)) if tags else 0

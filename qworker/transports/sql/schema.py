@@ -16,10 +16,11 @@ from __future__ import annotations
 
 VERSION = 1
 """Of the tables: a version does not touch those of a newer one."""
-ADDITIONS = (("qworker_owner", "presence", "text"),)
-"""Table, column and type of what was added since, so that a consumer of before takes no notice of it: workers
-of before and after share the tables. ``qworker_schema`` has the row 1 for the version, and one with the next
-id for each addition; all have that version, which is all that a consumer of before reads."""
+ADDITIONS = (("qworker_owner", "presence", "text"), ("qworker_failed", "", ""))
+"""Table, column and type ("": the whole table) of what was added since, so that a consumer of before takes no
+notice of it: workers of before and after share the tables. ``qworker_schema`` has the row 1 for the version,
+and one with the next id for each addition; all have that version, which is all that a consumer of before
+reads."""
 SQL_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
 """Of our sessions on MySQL and MariaDB, whatever the server's is: text that does not fit is an error and not
 cut, and a backslash escapes."""
@@ -56,6 +57,7 @@ POSTGRESQL = (
         deliveries integer NOT NULL, urgency smallint NOT NULL, headers text NOT NULL, properties text,
         body bytea NOT NULL)""",
     "CREATE INDEX IF NOT EXISTS qworker_dead_died ON qworker_dead (died_at, tag, queue)",
+    "CREATE TABLE IF NOT EXISTS qworker_failed (LIKE qworker_dead INCLUDING ALL)",
     f"""CREATE TABLE IF NOT EXISTS qworker_owner (
         id bigserial PRIMARY KEY, name text NOT NULL, pid bigint NOT NULL, boot text NOT NULL,
         lock_path text NOT NULL,
@@ -89,6 +91,7 @@ MYSQL = (
         deliveries integer NOT NULL, urgency smallint NOT NULL, headers longtext NOT NULL,
         properties longtext,
         body longblob NOT NULL, KEY qworker_dead_died (died_at, tag, queue)) {MYSQL_TABLE}""",
+    "CREATE TABLE IF NOT EXISTS qworker_failed LIKE qworker_dead",
     f"""CREATE TABLE IF NOT EXISTS qworker_owner (
         id bigint AUTO_INCREMENT PRIMARY KEY, name varchar(255) NOT NULL, pid bigint NOT NULL,
         boot varchar(64) NOT NULL, lock_path text NOT NULL, marks text NOT NULL, queues text NOT NULL,

@@ -1,8 +1,8 @@
 """How messages end: they are deleted, go back to their queue, or among the dead letters.
 
 Comes from:  ``consumer.py``.
-Goes to:     the tables ``qworker_message`` and ``qworker_dead``; results and parts of joins by
-             ``results.py``.
+Goes to:     the tables ``qworker_message``, ``qworker_dead`` and ``qworker_failed``; results and parts of
+             joins by ``results.py``.
 Thread:      the listener's.
 """
 
@@ -19,7 +19,7 @@ from qworker.transports.sql.schema import DELAYED, READY
 RELEASE = """UPDATE qworker_message SET state = %s, owner = NULL, due = coalesce(%s, due),
 deliveries = deliveries + %s, parked = parked + %s, redelivered = greatest(redelivered, %s)
 WHERE tag = %s AND owner = %s"""
-DEAD_LETTER = """INSERT INTO qworker_dead (tag, queue, reason, died_at, deliveries, urgency, headers,
+DEAD_LETTER = """INSERT INTO {table} (tag, queue, reason, died_at, deliveries, urgency, headers,
 properties, body)
 SELECT %s, queue, %s, %s, deliveries + %s, urgency, headers, properties, body FROM qworker_message
 WHERE tag = %s AND owner = %s"""
@@ -92,11 +92,14 @@ def _release(link: Link, generation: int, order: Release, now: float) -> bool:
 
 
 def _dead_letter(link: Link, generation: int, order: DeadLetter, now: float) -> bool:
-    """Make a dead letter of a message; False when *generation* does not hold it."""
+    """Make a dead letter of a message, or a failed task; False when *generation* does not hold it."""
     # Of a message table that was made anew, tags come again that older dead letters have.
-    taken = link.ask("SELECT 1 FROM qworker_dead WHERE tag = %s", (order.tag,))
+    table = "qworker_failed" if order.failed else "qworker_dead"
+    taken = link.ask(f"SELECT 1 FROM {table} WHERE tag = %s", (order.tag,))
     tag = link.new_tag() if taken else order.tag
-    if not link.do(DEAD_LETTER, (tag, order.reason, now, int(order.counted), order.tag, generation)):
+    if not link.do(
+        DEAD_LETTER.format(table=table), (tag, order.reason, now, int(order.counted), order.tag, generation)
+    ):
         return False
     if CRASHING:
         crash_point("dead-lettering")

@@ -117,7 +117,7 @@ class SQLiteAdmin(Admin):
 
         def work(connection: sqlite3.Connection) -> int:
             count = 0
-            for where, values in _selections(tags):
+            for where, values in selections(tags):
                 connection.execute(f"{FORGET_FAILURE} {where})", values)
                 found = connection.execute(f"SELECT tag FROM dead {where} ORDER BY tag", values).fetchall()
                 connection.executemany(TO_MESSAGE, [(now, tag) for (tag,) in found])
@@ -133,7 +133,7 @@ class SQLiteAdmin(Admin):
         return self._handle.write(
             lambda connection: sum(
                 connection.execute(f"DELETE FROM dead {where}", values).rowcount
-                for where, values in _selections(tags)
+                for where, values in selections(tags)
             )
         )
 
@@ -151,7 +151,7 @@ class SQLiteAdmin(Admin):
         ]
 
 
-def _selections(tags: Sequence[int] | None) -> list[tuple[str, tuple[int, ...]]]:
+def selections(tags: Sequence[int] | None) -> list[tuple[str, tuple[int, ...]]]:
     """The WHERE clauses that select *tags*, in portions that SQLite's limit of variables allows."""
     if tags is None:
         return [("", ())]

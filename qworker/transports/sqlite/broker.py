@@ -25,6 +25,7 @@ from qworker.transports.lease import Broker
 from qworker.transports.sqlite import Database, Handle, Notifier, database_path
 from qworker.transports.sqlite.admin import SQLiteAdmin
 from qworker.transports.sqlite.consumer import SQLiteConsumer, StoreRows, store_rows
+from qworker.transports.sqlite.failed import SQLiteFailed
 from qworker.transports.sqlite.registry import SQLiteRegistry
 from qworker.transports.sqlite.sender import SQLiteSender
 
@@ -72,6 +73,7 @@ class SQLiteBroker(Broker):
         self.admin = SQLiteAdmin(
             self._publishing, self._messages, clock, database.owners, lambda: uptime() - lease_seconds
         )
+        self.failed = SQLiteFailed(self._publishing, self._messages, clock)
         self.registry = SQLiteRegistry(self._publishing)
         _brokers.add(self)
 

@@ -70,18 +70,33 @@ VALUES ({NEXT_NUMBER.format(table="owner")}, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 ACK = "DELETE FROM message WHERE tag = ? AND owner = ?"
 RELEASE = """UPDATE message SET state = ?, owner = NULL, due = coalesce(?, due), deliveries = deliveries + ?,
 parked = parked + ?, redelivered = redelivered OR ? WHERE tag = ? AND owner = ?"""
-DEAD_LETTER = """INSERT OR REPLACE INTO dead (tag, queue, reason, died_at, deliveries, priority, headers,
+DEAD_LETTER = """INSERT OR REPLACE INTO {table} (tag, queue, reason, died_at, deliveries, priority, headers,
 properties, body)
 SELECT tag, queue, ?, ?, deliveries + ?, priority, headers, properties, body FROM message WHERE tag = ?
 AND owner = ?"""
+LETTERS = {failed: DEAD_LETTER.format(table="failed" if failed else "dead") for failed in (False, True)}
+
+
+def _over(table: str) -> tuple[tuple[str, str, str], ...]:
+    """What goes of the letters in *table*: those that are too old, and those that are too many."""
+    return (
+        (table, "tag", f"SELECT tag FROM {table} WHERE died_at < ?"),
+        (
+            table,
+            "tag",
+            f"""SELECT tag FROM (SELECT tag, row_number() OVER (
+        PARTITION BY queue ORDER BY died_at DESC, tag DESC) AS place FROM {table}) WHERE place > ?""",
+        ),
+    )
+
+
 EXPIRED = (
-    ("dead", "tag", "SELECT tag FROM dead WHERE died_at < ?"),
-    ("dead", "tag", """SELECT tag FROM (SELECT tag, row_number() OVER (
-        PARTITION BY queue ORDER BY died_at DESC, tag DESC) AS place FROM dead) WHERE place > ?"""),
+    *_over("dead"),
     ("revoked", "seq", "SELECT seq FROM revoked WHERE expires < ?"),
     ("result", "task_id", "SELECT task_id FROM result WHERE expires IS NOT NULL AND expires < ?"),
     ("key_value", "key", "SELECT key FROM key_value WHERE expires < ?"),
 )  # fmt: skip
+FAILED_EXPIRED = _over("failed")
 """What sweep() deletes: table, key, and the selection by one limit."""
 LAST_REVOCATION = "SELECT ifnull(max(seq), 0) FROM revoked"
 SWEEP_ROWS = 1000
@@ -310,7 +325,8 @@ class SQLiteConsumer(LeaseConsumer):
             else:
                 if isinstance(settlement, DeadLetter):
                     connection.execute(
-                        DEAD_LETTER, (settlement.reason, now, settlement.counted, tag, generation)
+                        LETTERS[settlement.failed],
+                        (settlement.reason, now, settlement.counted, tag, generation),
                     )
                     if CRASHING:
                         crash_point("dead-lettering")
@@ -343,11 +359,16 @@ class SQLiteConsumer(LeaseConsumer):
 
     def sweep(self, dead_expires: float, dead_max: int) -> int:
         now = self._clock.now()
-        limits = (now - dead_expires, dead_max, now, now, now)
+        return self._sweep(EXPIRED, (now - dead_expires, dead_max, now, now, now))
+
+    def sweep_failed(self, expires: float, most: int) -> int:
+        return self._sweep(FAILED_EXPIRED, (self._clock.now() - expires, most))
+
+    def _sweep(self, what: Sequence[tuple[str, str, str]], limits: Sequence[float]) -> int:
         with self._held() as connection:
             due = [
                 (table, key, selection, limit)
-                for (table, key, selection), limit in zip(EXPIRED, limits, strict=True)
+                for (table, key, selection), limit in zip(what, limits, strict=True)
                 if connection.execute(f"{selection} LIMIT 1", (limit,)).fetchone()
             ]
             if not due:

@@ -7,7 +7,7 @@ Thread:      any; constants.
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 READY, DELAYED, LEASED = 0, 1, 2
 """States of a row in ``message``."""
@@ -28,6 +28,11 @@ CREATE TABLE IF NOT EXISTS dead (
     deliveries INTEGER NOT NULL, priority INTEGER NOT NULL, headers TEXT NOT NULL, properties TEXT,
     body BLOB NOT NULL) STRICT;
 CREATE INDEX IF NOT EXISTS dead_age ON dead (died_at, tag, queue);
+CREATE TABLE IF NOT EXISTS failed (
+    tag INTEGER PRIMARY KEY, queue TEXT NOT NULL, reason TEXT NOT NULL, died_at REAL NOT NULL,
+    deliveries INTEGER NOT NULL, priority INTEGER NOT NULL, headers TEXT NOT NULL, properties TEXT,
+    body BLOB NOT NULL) STRICT;
+CREATE INDEX IF NOT EXISTS failed_age ON failed (died_at, tag, queue);
 CREATE TABLE IF NOT EXISTS owner (
     id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, pid INTEGER NOT NULL, boot TEXT NOT NULL,
     queues TEXT NOT NULL, concurrency INTEGER NOT NULL, lease_until REAL NOT NULL, started REAL NOT NULL,

@@ -1,0 +1,156 @@
+"""`qworker failed`: the tasks that have failed for good.
+
+Comes from:  people who want to know what failed and why, and have it run again.
+Goes to:     ``app.failed``.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import click
+
+from qworker.app import QWorker
+from qworker.cli.groups import SuggestingGroup
+from qworker.cli.options import JsonValue, app_option, json_option, open_app
+from qworker.cli.output import age, count, print_json, print_table, visible
+from qworker.cli.purge import confirm
+from qworker.control.failed import FailedTask
+
+_LONGEST_ERROR = 60
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _selection(command: _F) -> _F:
+    """The words that say which failed tasks are meant."""
+    for option in (
+        click.option("-Q", "--queue", help="Only those of this queue."),
+        click.option("--error", metavar="TEXT", help="Only those whose error has this text in it."),
+        click.option("--task", metavar="NAME", help="Only those of this task."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(cls=SuggestingGroup)
+def failed() -> None:
+    """Look at tasks that have failed for good. Retry or discard them."""
+
+
+@failed.command("list")
+@app_option
+@_selection
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="How many, newest first."
+)
+@json_option
+def list_(app: str | None, limit: int, as_json: bool, **chosen: Any) -> None:
+    """List failed tasks, newest first."""
+    choice = open_app(app, tasks=False)
+    found = choice.app.failed.list(limit=limit, **chosen)
+    if as_json:
+        print_json([_fields(each) for each in found])
+        return
+    if not found:
+        click.echo("No failed task is kept.")
+        return
+    now = choice.app.clock.now()
+    rows = [
+        (each.tag, each.queue, each.task or "?", each.attempts, age(now - each.failed_at), _short(each.error))
+        for each in found
+    ]
+    print_table(("tag", "queue", "task", "attempts", "age", "error"), rows, right="tag attempts age")
+    click.echo(
+        "\nMore: qworker failed show TAG. Then: qworker failed retry TAG, or qworker failed discard TAG.",
+        err=True,
+    )
+
+
+@failed.command()
+@click.argument("tag", type=int)
+@app_option
+@json_option
+def show(tag: int, app: str | None, as_json: bool) -> None:
+    """Show one failed task: its arguments, as logs show them, its attempts and its traceback."""
+    found = open_app(app, tasks=False).app.failed.get(tag)
+    if as_json:
+        print_json(_fields(found))
+        return
+    fields = _fields(found)
+    traceback = fields.pop("traceback")
+    for name, value in fields.items():
+        click.echo(f"{name}: {visible(str(value))}")
+    for line in traceback.splitlines():
+        click.echo(visible(line))
+
+
+@failed.command()
+@click.argument("tags", type=int, nargs=-1)
+@app_option
+@_selection
+@click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option("-a", "--args", type=JsonValue(list, "'[2, 3]'"), help="Other positional arguments, for one.")
+@click.option(
+    "-k", "--kwargs", type=JsonValue(dict, """'{"x": 2}'"""), help="Other keyword arguments, for one."
+)
+def retry(
+    tags: tuple[int, ...],
+    app: str | None,
+    everything: bool,
+    args: list[Any] | None,
+    kwargs: dict[str, Any] | None,
+    **chosen: Any,
+) -> None:
+    """Send failed tasks again, with all their retries before them."""
+    _which(tags, everything, chosen)
+    if (args is not None or kwargs is not None) and len(tags) != 1:
+        raise click.UsageError("--args and --kwargs are for one failed task, named by its tag.")
+    application = open_app(app, tasks=False).app
+    _check(application, tags)
+    sent = application.failed.retry(tags or None, args=args, kwargs=kwargs, **chosen)
+    click.echo(f"Sent {count(sent, 'task')} again.")
+
+
+@failed.command()
+@click.argument("tags", type=int, nargs=-1)
+@app_option
+@_selection
+@click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def discard(tags: tuple[int, ...], app: str | None, everything: bool, yes: bool, **chosen: Any) -> None:
+    """Delete failed tasks for good."""
+    _which(tags, everything, chosen)
+    application = open_app(app, tasks=False).app
+    _check(application, tags)
+    if not tags:
+        confirm("Delete all failed tasks?" if everything else "Delete all failed tasks like that?", yes)
+    click.echo(f"Deleted {count(application.failed.discard(tags or None, **chosen), 'failed task')}.")
+
+
+def _which(tags: tuple[int, ...], everything: bool, chosen: dict[str, str | None]) -> None:
+    ways = [bool(tags), everything, any(value is not None for value in chosen.values())]
+    if sum(ways) != 1:
+        raise click.UsageError(
+            "Name failed tasks by the tags that `qworker failed list` shows, or by --task, --error and "
+            "--queue, or use --all."
+        )
+
+
+def _check(app: QWorker, tags: tuple[int, ...]) -> None:
+    """Raise ConfigurationError, before anything is done, when one of *tags* is of no failed task."""
+    known = {each.tag for each in app.failed.list(tags)} if tags else set()
+    for tag in tags:
+        if tag not in known:
+            app.failed.get(tag)
+
+
+def _short(error: str) -> str:
+    return error if len(error) <= _LONGEST_ERROR else f"{error[: _LONGEST_ERROR - 1]}…"
+
+
+def _fields(each: FailedTask) -> dict[str, Any]:
+    return {**asdict(each), "failed_at": datetime.fromtimestamp(each.failed_at, UTC)}

@@ -1,0 +1,218 @@
+"""Failed tasks: what is kept of them, and how they run again. ``app.failed``.
+
+Comes from:  ``qworker failed``, and programs.
+Goes to:     the broker's place for them (``Broker.failed``), and the result store.
+Thread:      the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from qworker import states
+from qworker.errors import ConfigurationError, DamagedResult, MessageError, NotSupported
+from qworker.message.failures import error_and_traceback
+from qworker.message.protocol import encode_parts, rewrite_body
+from qworker.message.reading import parse_headers, parse_properties
+from qworker.transports.lease import Again, Dead, FailedTasks
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.message.signing import Signer
+
+ALL = 1_000_000
+
+
+@dataclass(frozen=True)
+class FailedTask:
+    """A call that has failed for good.
+
+    - tag (int): its number here. id, task, queue (text): of the call; "" where the message does not say.
+    - error, traceback (text): what it raised; the error as ``repr()`` has it.
+    - attempts (int): how often it was run. failed_at: epoch seconds.
+    - args, kwargs (text): as logs show them, which hides what the caller hides (``argsrepr``).
+    """
+
+    tag: int
+    id: str
+    task: str
+    queue: str
+    error: str
+    traceback: str
+    attempts: int
+    failed_at: float
+    args: str
+    kwargs: str
+
+
+class Failed:
+    """The failed tasks of *app*, newest first.
+
+    Whatever selects some takes the same words: tags (numbers), task (a name), error (a part of the error's
+    text), queue; without any of them all are meant. Raises NotSupported where the broker keeps none.
+    """
+
+    def __init__(self, app: QWorker) -> None:
+        self._app = app
+
+    @property
+    def _place(self) -> FailedTasks:
+        place = self._app.broker.failed
+        if place is None:
+            raise NotSupported(
+                "failed tasks are kept on SQLite, Redis, PostgreSQL, MySQL and MariaDB, and this broker is "
+                "none of them: task_acks_on_failure_or_timeout = False makes dead letters of them instead"
+            )
+        return place
+
+    def list(
+        self,
+        tags: Sequence[int] | None = None,
+        *,
+        task: str | None = None,
+        error: str | None = None,
+        queue: str | None = None,
+        limit: int = 100,
+    ) -> list[FailedTask]:
+        """The newest *limit*."""
+        return [each for _, each in _chosen(self._place, tags, task, error, queue, limit)]
+
+    def get(self, tag: int) -> FailedTask:
+        """That with *tag*; raises ConfigurationError when there is none."""
+        for each in self.list([tag]):
+            return each
+        raise ConfigurationError(f"there is no failed task {tag}; see `qworker failed list`")
+
+    def retry(
+        self,
+        tags: Sequence[int] | None = None,
+        *,
+        task: str | None = None,
+        error: str | None = None,
+        queue: str | None = None,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Send them again under their ids, with all their retries before them and without an ``eta`` or
+        ``expires``; return how many. Those that somebody else has sent meanwhile are left out.
+
+        args, kwargs: other arguments than those that they had. Raises MessageError, having sent none, for a
+        message whose arguments are to be changed and cannot be read.
+        """
+        chosen = [letter for letter, _ in _chosen(self._place, tags, task, error, queue)]
+        calls = [_again(self._app, letter, args, kwargs) for letter in reversed(chosen)]
+        if not self._app.results_with_broker:
+            self._forget_failures(chosen)
+        return self._place.send_again(calls) if calls else 0
+
+    def discard(
+        self,
+        tags: Sequence[int] | None = None,
+        *,
+        task: str | None = None,
+        error: str | None = None,
+        queue: str | None = None,
+    ) -> int:
+        """Delete them; return how many."""
+        if tags is None and task is None and error is None and queue is None:
+            return self._place.discard()
+        chosen = [letter.tag for letter, _ in _chosen(self._place, tags, task, error, queue)]
+        return self._place.discard(chosen) if chosen else 0
+
+    def _forget_failures(self, letters: Sequence[Dead]) -> None:
+        """Who waits for one that is sent again is to see its new end, in a store that the broker is not."""
+        backend = self._app.backend
+        if backend.why_none or self._app.stores.sends_results:
+            return
+        ids = [each.id for each in map(_read, letters) if each.id]
+        for task_id, meta in backend.read_many(ids).items():
+            if isinstance(meta, DamagedResult) or meta["status"] == states.FAILURE:
+                backend.forget(task_id)
+
+    def __iter__(self) -> Iterator[FailedTask]:
+        return iter(self.list(limit=ALL))
+
+
+def _chosen(
+    place: FailedTasks,
+    tags: Sequence[int] | None,
+    task: str | None,
+    error: str | None,
+    queue: str | None,
+    limit: int = ALL,
+) -> list[tuple[Dead, FailedTask]]:
+    """The newest *limit* of those that are meant by the words of Failed, with their messages."""
+    wanted = None if tags is None else set(tags)
+    some = wanted is not None or task is not None or error is not None
+    found: list[tuple[Dead, FailedTask]] = []
+    for letter in place.kept(queue, ALL if some else limit):
+        each = _read(letter)
+        if (
+            (wanted is None or each.tag in wanted)
+            and (task is None or each.task == task)
+            and (error is None or error in each.error)
+        ):
+            found.append((letter, each))
+            if len(found) >= limit:
+                break
+    return found
+
+
+def _headers(letter: Dead) -> dict[str, Any]:
+    try:
+        return parse_headers(letter.headers)
+    except MessageError:
+        return {}
+
+
+def _read(letter: Dead) -> FailedTask:
+    headers = _headers(letter)
+    error, traceback = error_and_traceback(letter.reason)
+    retries = headers.get("retries")
+    return FailedTask(
+        letter.tag,
+        str(headers.get("id") or ""),
+        str(headers.get("task") or ""),
+        letter.queue,
+        error,
+        traceback,
+        (retries if isinstance(retries, int) else 0) + 1,
+        letter.died_at,
+        str(headers.get("argsrepr") or ""),
+        str(headers.get("kwargsrepr") or ""),
+    )
+
+
+def _again(app: QWorker, letter: Dead, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Again:
+    """The message of *letter* as it is sent again."""
+    headers = _headers(letter)
+    if not headers:  # of another protocol: it goes as it came
+        if args is not None or kwargs is not None:
+            raise MessageError(
+                f"the arguments of failed task {letter.tag} cannot be changed: {letter.reason}"
+            )
+        return Again(letter.tag, letter.headers, letter.properties, letter.body)
+    properties, body = parse_properties(letter.properties), letter.body
+    signer = app.signer
+    if signer is not None and not _is_ours(signer, headers, properties, body):
+        signer = None  # a worker will refuse it, as it should
+    headers.pop("signature", None)
+    headers |= {"retries": 0, "eta": None, "expires": None}
+    if args is not None or kwargs is not None:
+        body, changed = rewrite_body(
+            body, headers, properties, app.accept, args, kwargs, app.conf.message_max_bytes
+        )
+        headers |= changed
+    encoded = encode_parts(headers, properties, body, signer)
+    return Again(letter.tag, encoded.headers, encoded.properties, encoded.body)
+
+
+def _is_ours(signer: Signer, headers: Mapping[str, Any], properties: Mapping[str, Any], body: bytes) -> bool:
+    """Whether the message was signed with one of our keys, however long ago."""
+    try:
+        signer.age(headers, body, properties)
+    except MessageError:
+        return False
+    return True

@@ -1,0 +1,142 @@
+"""Where failed tasks are kept: one suite for each broker that has such a place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qworker.testing import FakeClock, MemoryStore
+from qworker.testing.contract import Place
+from qworker.testing.contract.collecting import pytest_generate_tests  # noqa: F401
+from qworker.testing.contract.fixtures import (  # noqa: F401
+    Open,
+    clock,
+    generation,
+    open_,
+    place,
+    store,
+    take,
+)
+from qworker.transports.lease import Ack, Again, Broker, DeadLetter, Envelope, FailedTasks
+from tests.contract.lease_places import MemoryPlace, SQLitePlace
+from tests.contract.place_redis import RedisPlace
+from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
+
+pytestmark = pytest.mark.contract
+
+
+class KeepingPlace(MemoryPlace):
+    """The broker in memory, with a place for failed tasks."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._first = MemoryStore(keeps_failed=True)
+
+    def open(self, **options: Any) -> Broker:
+        return MemoryStore(**options, beside=self._first, keeps_failed=True)
+
+
+PLACES: dict[str, type[Place]] = {
+    "sqlite": SQLitePlace,
+    "redis": RedisPlace,
+    "postgresql": PostgreSQLPlace,
+    "mysql": MySQLPlace,
+    "memory": KeepingPlace,
+}
+FAILURE = ("FAILURE", b'{"status": "FAILURE", "result": null}')
+
+
+def headers(name: str) -> str:
+    return json.dumps({"id": name, "task": "t"}, separators=(",", ":"))
+
+
+def failing(store: Broker, clock: FakeClock, *names: str, queue: str = "q", priority: int = 3) -> FailedTasks:
+    """Have calls with these ids fail, one second after another, with results."""
+    own = generation(store)
+    store.sender.push([Envelope(queue, headers(name), None, b"[1]", priority) for name in names])
+    for leased in take(store, queue):
+        clock.advance(1)
+        name = json.loads(leased.headers)["id"]
+        row = (name, *FAILURE, None)
+        order = DeadLetter(leased.tag, f"E('{name}')\ntraceback", row, failed=True)
+        assert store.consumer.settle(own, [order]) == set()
+    place = store.failed
+    assert place is not None
+    return place
+
+
+def ids(kept: Any) -> list[str]:
+    return [json.loads(each.headers)["id"] for each in kept]
+
+
+def test_a_failed_task_is_kept_beside_the_dead_letters_and_not_among_them(
+    store: Broker, place: Place, clock: FakeClock
+) -> None:
+    place_of_failed = failing(store, clock, "a", "b")
+    failing(store, clock, "c", queue="r")
+    assert ids(place_of_failed.kept()) == ["c", "b", "a"]
+    assert ids(place_of_failed.kept("q")) == ["b", "a"]
+    assert ids(place_of_failed.kept(None, 1)) == ["c"]
+    newest = place_of_failed.kept()[0]
+    assert (newest.queue, newest.reason, newest.body) == ("r", "E('c')\ntraceback", b"[1]")
+    assert newest.died_at == pytest.approx(clock.now())
+    assert place.count() == 0
+    assert store.admin.dead() == []
+    assert not any(info.dead for info in store.admin.queues())
+    assert place.result("a") is not None, "stored in the same step"
+
+
+def test_one_is_sent_again_with_what_is_given_and_only_once(
+    store: Broker, place: Place, clock: FakeClock
+) -> None:
+    kept = failing(store, clock, "a", "b")
+    by_id = {json.loads(each.headers)["id"]: each.tag for each in kept.kept()}
+    call = Again(by_id["a"], headers("a"), None, b"[2]")
+    assert kept.send_again([call]) == 1
+    assert kept.send_again([call]) == 0
+    assert ids(kept.kept()) == ["b"]
+    assert place.result("a") is None, "who waits is to see the new end"
+    assert place.result("b") is not None
+    (again,) = take(store)
+    assert (again.body, again.priority, again.deliveries, again.due) == (b"[2]", 3, 0, None)
+    assert json.loads(again.headers)["id"] == "a"
+    assert store.consumer.settle(generation(store), [Ack(again.tag)]) is not None
+
+
+def test_they_are_discarded_by_tag_or_all(store: Broker, clock: FakeClock) -> None:
+    kept = failing(store, clock, "a", "b", "c")
+    tags = {json.loads(each.headers)["id"]: each.tag for each in kept.kept()}
+    assert kept.discard([tags["b"]]) == 1
+    assert kept.discard([tags["b"]]) == 0
+    assert kept.discard() == 2
+    assert kept.kept() == []
+
+
+def test_those_go_that_are_too_old_or_too_many_and_no_dead_letters(store: Broker, clock: FakeClock) -> None:
+    own = generation(store)
+    store.sender.push([Envelope("q", headers("dead"), None, b"[]")])
+    (leased,) = take(store)
+    store.consumer.settle(own, [DeadLetter(leased.tag, "why")])
+    kept = failing(store, clock, "a", "b", "c")
+    failing(store, clock, "d", queue="r")
+    store.consumer.sweep(0.0, 100)
+    assert len(kept.kept()) == 4
+    assert store.consumer.sweep_failed(1000.0, 2) == 1
+    assert ids(kept.kept()) == ["d", "c", "b"]
+    assert store.consumer.sweep_failed(1.5, 100) == 1
+    assert ids(kept.kept()) == ["d", "c"]
+    assert store.consumer.sweep_failed(0.0, 0) + store.consumer.sweep_failed(0.0, 0) == 2
+
+
+def test_what_is_ours_no_longer_is_not_kept(open_: Open, clock: FakeClock) -> None:
+    store = open_(registered=True)
+    own = generation(store)
+    store.sender.push([Envelope("q", headers("a"), None, b"[]")])
+    (leased,) = take(store)
+    store.consumer.register("anew", ["q"], 1)
+    assert store.consumer.settle(own, [DeadLetter(leased.tag, "why", failed=True)]) == {leased.tag}
+    assert store.failed is not None
+    assert store.failed.kept() == []
