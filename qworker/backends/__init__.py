@@ -6,7 +6,8 @@ waits for the members of a group), ``keys``, ``keyvalue`` with ``keyvalue_joins`
 ``sql_database``, ``sql_keys``, ``sql_joins``, ``sql_columns``, ``stored_pickle`` and ``sql_listen``, ``rpc``
 with ``rpc_connection``, ``rpc_replies`` and ``rpc_sender``, ``mongodb`` with ``mongodb_fields`` and
 ``mongodb_settings``, ``filesystem``, ``memcached``, ``memory``, ``disabled``; ``result_watcher`` and
-``waiters`` (the one way to wait for results), ``stores`` (those of an app).
+``waiters`` (the one way to wait for results), ``place`` (where results are when nothing says where),
+``stores`` (those of an app).
 """
 
 from __future__ import annotations

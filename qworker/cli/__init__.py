@@ -8,7 +8,7 @@ Modules, in reading order: ``main`` (which commands there are) with ``groups``, 
 (finds the app), ``output`` and ``watching`` (it again and again); the worker: ``start`` with
 ``worker_process``, ``process``, ``reload`` and ``celery_options``; what clients do: ``call``, ``result``,
 ``graph`` with ``drawing``, ``revoke``, ``shell``; the broker: ``queues``, ``workers``, ``tasks``, ``purge``,
-``dead``, ``delayed``, ``move``; spool directories: ``spool`` with ``spool_shown``, ``spool_job``,
+``failed``, ``dead``, ``delayed``, ``move``; spool directories: ``spool`` with ``spool_shown``, ``spool_job``,
 ``spool_send``, ``spool_watch`` and ``spool_run``, and ``spooling`` with ``spooler_options``; what is right
 and wrong: ``config`` with ``suitability``, ``health``, ``doctor`` with ``examinations``, ``servers`` and
 ``return_types``, ``report``; ``init`` with ``templates`` (files to run a project with); schedules: ``beat``

@@ -9,23 +9,16 @@ from typing import Any
 import pytest
 
 from qworker.testing import FakeClock, MemoryStore
-from qworker.testing.contract import Place
-from qworker.testing.contract.collecting import pytest_generate_tests  # noqa: F401
-from qworker.testing.contract.fixtures import (  # noqa: F401
-    Open,
-    clock,
-    generation,
-    open_,
-    place,
-    store,
-    take,
-)
+from qworker.testing.contract import Place, collecting, fixtures
+from qworker.testing.contract.fixtures import Open, generation, take
 from qworker.transports.lease import Ack, Again, Broker, DeadLetter, Envelope, FailedTasks
 from tests.contract.lease_places import MemoryPlace, SQLitePlace
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 
 pytestmark = pytest.mark.contract
+pytest_generate_tests = collecting.pytest_generate_tests
+clock, open_, place, store = fixtures.clock, fixtures.open_, fixtures.place, fixtures.store
 
 
 class KeepingPlace(MemoryPlace):

@@ -19,10 +19,10 @@ from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Claim, Leased, Reclaimed, Revocation, Settlement
 from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, WorkerRecord
 from qworker.transports.owner_files import runtime_directory
+from qworker.transports.sql.failed import MADE
 from qworker.transports.sql.link import Claimed, ClaimOrder, Handle, Link, earliest
 from qworker.transports.sql.poll_backoff import PollBackoff
 from qworker.transports.sql.recent_settlements import RecentSettlements
-from qworker.transports.sql.failed import MADE
 from qworker.transports.sql.reclaim import HELD, forget_silent, reclaim, sweep, sweep_letters
 from qworker.transports.sql.results import ResultTable
 from qworker.transports.sql.schema import NEW_OWNER, NEXT_NUMBER, NOW, PUT_BACK, REVOKED_SINCE

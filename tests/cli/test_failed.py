@@ -1,0 +1,101 @@
+"""`qworker failed`: what failed, shown and sent again; and commands that say that there is nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from qworker.cli.discovery import find_app
+from qworker.transports.lease import DeadLetter, Envelope
+
+WHY = "ValueError('odd \x1b[2J')\nTraceback:\n  in add \x1b[2J"
+
+
+@pytest.fixture
+def fail(tasks):
+    """Has calls of tasks.add fail, as a worker would tell the broker."""
+
+    def fail(*ids, task="tasks.add", why=WHY):
+        app = find_app("tasks").app
+        headers = [json.dumps({"task": task, "id": id, "retries": 2, "argsrepr": "(1, '***')"}) for id in ids]
+        app.broker.sender.push([Envelope("celery", text, None, b"[[1],{},{}]") for text in headers])
+        generation = app.broker.consumer.register("w@here", ["celery"], 1)
+        leased = app.broker.consumer.lease(["celery"], 100).messages
+        orders = [DeadLetter(message.tag, why, failed=True) for message in leased]
+        app.broker.consumer.settle(generation, orders)
+        app.broker.consumer.deregister()
+
+    return fail
+
+
+def test_failed_tasks_are_listed_and_shown(tasks, run, fail):
+    assert run("failed", "list").stdout == "No failed task is kept.\n"
+    fail("one", "two")
+    listed = run("failed", "list")
+    assert listed.stdout.splitlines()[0].split() == ["tag", "queue", "task", "attempts", "age", "error"]
+    assert "\x1b" not in listed.stdout
+    assert "qworker failed show TAG" in listed.stderr
+    (newest, _) = json.loads(run("failed", "list", "--json").stdout)
+    assert (newest["task"], newest["attempts"], newest["args"]) == ("tasks.add", 3, "(1, '***')")
+    shown = run("failed", "show", str(newest["tag"])).stdout
+    assert "\x1b" not in shown
+    assert "  in add \\x1b[2J" in shown
+    assert json.loads(run("failed", "show", str(newest["tag"]), "--json").stdout) == newest
+    assert run("dead", "list").stdout == "There are no dead letters.\n"
+
+
+def test_they_are_retried_and_discarded(tasks, run, fail):
+    fail("one", "two", "three")
+    fail("four", task="tasks.other", why="KeyError(4)")
+    tag = str(json.loads(run("failed", "list", "--error", "odd", "--json").stdout)[0]["tag"])
+    assert run("failed", "retry", tag, "--args", "[4, 5]").stdout == "Sent 1 task again.\n"
+    assert run("failed", "retry", "--task", "tasks.other").stdout == "Sent 1 task again.\n"
+    app = find_app("tasks").app
+    app.broker.consumer.register("w@here", ["celery"], 1)
+    sent = app.broker.consumer.lease(["celery"], 10).messages
+    assert [json.loads(message.body)[0] for message in sent] == [[4, 5], [1]]
+    assert all("retries" not in message.headers or '"retries":0' in message.headers for message in sent)
+    assert "--yes" in run("failed", "discard", "--all").stderr
+    assert run("failed", "discard", "--all", "--yes").stdout == "Deleted 2 failed tasks.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ("retry", 2, "--all"),
+        ("retry 1 --all", 2, "--all"),
+        ("retry --all --args []", 2, "for one failed task"),
+        ("retry 999", 1, "no failed task 999"),
+        ("show 999", 1, "no failed task 999"),
+        ("discard x", 2, "integer"),
+    ],
+)
+def test_what_is_none(tasks, run, fail, arguments, code, words):
+    fail("one")
+    result = run("failed", *arguments.split())
+    assert (result.exit_code, words in result.stderr) == (code, True)
+    assert len(json.loads(run("failed", "list", "--json").stdout)) == 1
+
+
+NOWHERE = """
+from qworker import QWorker
+app = QWorker("tasks", broker={broker!r}, backend={backend!r})
+@app.task
+def add(x, y):
+    return x + y
+"""
+
+
+@pytest.mark.parametrize("backend", [None, "disabled://", "cache+memory://"])
+def test_call_wait_says_before_it_sends_that_there_will_be_no_result(project, run, backend):
+    project(**{"tasks.py": NOWHERE.format(broker="sqs://nowhere", backend=backend)})
+    for arguments in (["call", "add", "1", "2", "--wait"], ["result", "some-id"]):
+        result = run(*arguments)  # nothing listens there: had it sent, it would say so
+        assert (result.exit_code, "set result_backend" in result.stderr) == (1, True)
+
+
+def test_what_keeps_no_failed_tasks_says_so(project, run):
+    project(**{"tasks.py": NOWHERE.format(broker="amqp://nowhere", backend=None)})
+    result = run("failed", "list")
+    assert (result.exit_code, "keep" in result.stderr) == (1, True)
