@@ -43,6 +43,7 @@ class RpcBackend(MemoryBackend):
     """What was read from the reply queue is kept in memory until it expires; what is stored is sent."""
 
     supports_locks = False
+    sends = True
     kept_bytes = KEPT_BYTES
 
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:

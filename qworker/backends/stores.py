@@ -89,7 +89,9 @@ class Stores:
     @property
     def sends_results(self) -> bool:
         """Whether results are sent to who called, so that a call has to say where."""
-        return not self._given and self.place.replies
+        if self._given and self._backend is not None:
+            return self._backend.sends
+        return self.place.replies
 
     @property
     def reply_to(self) -> str | None:
