@@ -4,8 +4,8 @@ Modules, in reading order: ``base`` (what a store is), ``by_hand`` (what program
 waits for the members of a group), ``keys``, ``keyvalue`` with ``keyvalue_joins``; the stores ``sqlite`` with
 ``sqlite_joins``, ``redis`` with ``redis_joins`` and ``redis_subscription``, ``sql`` with ``sql_tables``,
 ``sql_database``, ``sql_keys``, ``sql_joins``, ``sql_columns``, ``stored_pickle`` and ``sql_listen``, ``rpc``
-with ``rpc_connection``, ``rpc_replies`` and ``rpc_sender``, ``mongodb`` with ``mongodb_fields`` and
-``mongodb_settings``, ``filesystem``, ``memcached``, ``memory``, ``disabled``; ``result_watcher`` and
+with ``rpc_connection``, ``newest``, ``rpc_replies`` and ``rpc_sender``, ``mongodb`` with ``mongodb_fields``
+and ``mongodb_settings``, ``filesystem``, ``memcached``, ``memory``, ``disabled``; ``result_watcher`` and
 ``waiters`` (the one way to wait for results), ``place`` (where results are when nothing says where),
 ``stores`` (those of an app).
 """

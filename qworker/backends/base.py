@@ -53,8 +53,6 @@ class Backend(ABC):
 
     persistent: ClassVar[bool] = True
     """Other processes see what is stored."""
-    sends: ClassVar[bool] = False
-    """Results are sent to who called, at ``reply_to()``."""
     why_none = ""
     """Why no result can be had from here, and what to set; "": results can be had."""
     listens = False

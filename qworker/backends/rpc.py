@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.backends.base import Backend, Meta
 from qworker.backends.memory import MemoryBackend
+from qworker.backends.newest import Newest
 from qworker.backends.rpc_connection import Connector
 from qworker.backends.rpc_replies import ReplyQueue
 from qworker.backends.rpc_sender import Reply, ReplySender
@@ -33,23 +34,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-KEPT_BYTES = 64 * 1024**2
-"""Of results that a process has got: beyond it the oldest go."""
-ENTRY_BYTES = 256
-"""What keeping one takes besides its own bytes, about."""
-
-
 class RpcBackend(MemoryBackend):
     """What was read from the reply queue is kept in memory until it expires; what is stored is sent."""
 
     supports_locks = False
-    sends = True
-    kept_bytes = KEPT_BYTES
 
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
-        self._size = 0  # of _values, under _lock
-        self._lost = False
+        self._values = Newest()
         if conf.broker_url is None or conf.broker_url.startswith("sqlite:"):
             raise ConfigurationError(
                 "rpc:// sends results through a broker that is a server: leave result_backend unset for the "
@@ -79,34 +71,6 @@ class RpcBackend(MemoryBackend):
         except (BackendError, KeyError) as error:
             logger.error("a reply cannot be read: %s", error)
 
-    def write(self, key: str, value: bytes, ttl: float | None) -> None:
-        with self._lock:
-            self.remove(key)  # what is newer stands behind
-            self._size += len(value) + ENTRY_BYTES
-            super().write(key, value, ttl)
-            while self._size > self.kept_bytes and len(self._values) > 1:
-                self.remove(next(iter(self._values)))
-                if not self._lost:
-                    self._lost = True
-                    logger.warning(
-                        "this process has %d MB of results that came by rpc://, and forgets the oldest: set "
-                        "task_ignore_result or ignore_result where nobody asks for them, or result_backend",
-                        self.kept_bytes // 1024**2,
-                    )
-
-    def remove(self, key: str) -> None:
-        with self._lock:
-            known = self._values.get(key)
-            if known is not None:
-                self._size -= len(known[0]) + ENTRY_BYTES
-                super().remove(key)
-
-    def sweep(self, now: float) -> int:
-        with self._lock:
-            count = super().sweep(now)
-            self._size = sum(len(value) + ENTRY_BYTES for value, _ in self._values.values())
-            return count
-
     # -- the worker --
 
     def meta(
@@ -120,18 +84,16 @@ class RpcBackend(MemoryBackend):
         **extra: Any,
     ) -> Meta:
         """As in Backend, and where to send it."""
-        meta = super().meta(task_id, status, result, traceback, context, **extra)
         asked = (context.properties if context is not None else properties) or {}
-        meta["reply_to"] = asked.get("reply_to")
-        meta["correlation_id"] = asked.get("correlation_id") or task_id
-        return meta
+        where = {"reply_to": asked.get("reply_to"), "correlation_id": asked.get("correlation_id") or task_id}
+        return {**super().meta(task_id, status, result, traceback, context, **extra), **where}
 
     def row(self, task_id: str, meta: Meta) -> ResultRow | None:
-        meta = dict(meta)
-        queue, correlation = meta.pop("reply_to", None), meta.pop("correlation_id", None)
+        queue, correlation = meta.get("reply_to"), meta.get("correlation_id")
         if not queue:
             return None  # nobody waits for it
-        return task_id, meta["status"], marshal.dumps((queue, correlation, self.encode(meta))), None
+        told = {name: value for name, value in meta.items() if name not in ("reply_to", "correlation_id")}
+        return task_id, meta["status"], marshal.dumps((queue, correlation, self.encode(told))), None
 
     def store(self, task_id: str, meta: Meta) -> bool:
         row = self.row(task_id, meta)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from qworker.backends import Backend, open_backend
-from qworker.backends.place import ResultPlace, result_place
+from qworker.backends.place import REPLIES, ResultPlace, result_place
 from qworker.context import current_context
 from qworker.transports import open_broker
 from qworker.transports.lease import Broker
@@ -90,7 +90,7 @@ class Stores:
     def sends_results(self) -> bool:
         """Whether results are sent to who called, so that a call has to say where."""
         if self._given and self._backend is not None:
-            return self._backend.sends
+            return self._backend.url.startswith(REPLIES)
         return self.place.replies
 
     @property

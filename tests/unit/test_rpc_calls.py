@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.backends.rpc import ENTRY_BYTES, RpcBackend
+from qworker.backends.newest import ENTRY_BYTES, Newest
+from qworker.backends.rpc import RpcBackend
 from qworker.testing import FakeClock
 from qworker.transports.lease import Envelope, Sender
 
@@ -51,22 +52,23 @@ def test_only_calls_with_a_result_name_a_queue() -> None:
 
 
 def test_the_oldest_results_that_nobody_asks_for_go(caplog: pytest.LogCaptureFixture) -> None:
-    clock = FakeClock()
-    app = QWorker("proj", broker="amqp://nowhere", set_as_current=False)
-    backend = RpcBackend("rpc://", app.conf, clock)
-    backend.kept_bytes = 3 * (100 + ENTRY_BYTES)
+    kept = Newest(3 * (100 + ENTRY_BYTES))
     for name in "abca":
-        backend.write(name, b"x" * 100, 60.0)
+        kept[name] = b"x" * 100, None
     assert not caplog.records
-    backend.write("d", b"x" * 100, 60.0)
-    assert [backend.read(name) is not None for name in "abcd"] == [True, False, True, True]
-    backend.write("e", b"x" * 100, 60.0)
+    kept["d"] = b"x" * 100, None
+    assert list(kept) == ["c", "a", "d"]
+    kept["e"] = b"x" * 100, None
     assert len(caplog.records) == 1
     assert "task_ignore_result" in caplog.text
-    clock.advance(61)
-    assert backend.sweep(clock.now()) == 3
-    backend.write("huge", b"x" * 10_000, 60.0)
-    assert backend.read("huge") is not None
-    backend.remove("huge")
-    backend.remove("huge")
-    assert backend._size == 0
+    assert kept.pop("e") == (b"x" * 100, None)
+    assert kept.pop("e", None) is None
+    kept["huge"] = b"x" * 10_000, None
+    assert list(kept) == ["huge"]
+    del kept["huge"]
+    assert kept.size == 0
+
+
+def test_what_came_by_rpc_is_bounded() -> None:
+    app = QWorker("proj", broker="amqp://nowhere", set_as_current=False)
+    assert isinstance(RpcBackend("rpc://", app.conf, FakeClock())._values, Newest)

@@ -2,7 +2,7 @@
 
 Comes from:  ``admin.py``, ``failed.py``, ``consumer.py``.
 Goes to:     a hash for each dead letter, the sorted sets ``qworker.dead`` and ``qworker.dead.<queue>`` by
-             time of death; for failed tasks ``qworker.failed`` and ``qworker.failed.<queue>``.
+             time of death; for failed tasks the same with "failed" in the place of "dead".
 Thread:      any; constants.
 """
 
