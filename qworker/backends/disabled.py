@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from qworker.backends.base import Backend, Meta
-from qworker.backends.place import result_place
+from qworker.backends.place import DISABLED, result_place
 from qworker.clock import Clock
 from qworker.errors import NotSupported
 from qworker.transports.lease import ResultRow
@@ -23,7 +23,7 @@ class DisabledBackend(Backend):
 
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
-        self.why_none = result_place(conf).why_none
+        self.why_none = result_place(conf).why_none or DISABLED
 
     def store(self, task_id: str, meta: Meta) -> bool:
         return True

@@ -116,14 +116,15 @@ _SET_IT = (
     "set result_backend, for instance to redis://…, db+postgresql://… or file:///directory, to ask for the "
     "result of a task"
 )
+DISABLED = f"results are not kept (result_backend is {NOWHERE}): {_SET_IT}"
+"""What is said where none are to be kept."""
 
 
 def result_place(conf: Any, broker: str | None = None) -> ResultPlace:
     """Where results are kept by the settings *conf*. broker: the URL of the broker; None: ``broker_url``."""
     said: str | None = conf.result_backend
     if said is not None:
-        why = f"results are not kept (result_backend is {NOWHERE}): {_SET_IT}"
-        return ResultPlace(said, conf, why_none=why if said.startswith(NOWHERE) else "")
+        return ResultPlace(said, conf, why_none=DISABLED if said.startswith(NOWHERE) else "")
     url, *others = broker_urls(broker or conf.broker_url or "sqlite:")
     if others:
         why = f"results are not kept, as broker_url names several brokers: {_SET_IT}"

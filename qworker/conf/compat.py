@@ -107,6 +107,7 @@ _EVENTS = "events come in a later version; signals tell what happens in a worker
 # Celery's settings that are understood and do nothing here; a prefix ends with an underscore.
 WITHOUT_EFFECT = {
     "arangodb_": _OTHER_STORE,
+    "arangodb_backend_settings": _OTHER_STORE,
     "azureblockblob_": _OTHER_STORE,
     "beat_cron_starting_deadline": "what becomes of due times that were missed is each entry's `catch_up`",
     "beat_scheduler": f"{_SCHEDULES}; what another scheduler keeps is not called, so give its entries to "
