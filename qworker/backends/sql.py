@@ -49,7 +49,7 @@ class SQLBackend(Backend):
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
         engine = connect(url, dict(conf.database_engine_options), conf.database_short_lived_sessions)
-        self._tables = make_tables(conf.database_table_names, self._extended)
+        self._tables = make_tables(conf.database_table_names)
         self._database = database = Database(engine, self._tables, clock, self.safe_url)
         self._keys = KeyTable(database, self._tables.keyvalue, clock)
         self._joins = SQLJoins(database, make_join_layout(conf.database_table_names), clock, url, self._keys)

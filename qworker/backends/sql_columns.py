@@ -86,7 +86,7 @@ class Columns:
             "date_done": done.isoformat() if done is not None else None,
         }
         for name in EXTENDED:
-            if name in row:
+            if name in row and (self._extended or row[name] is not None):
                 value = row[name]
                 called = name in ("args", "kwargs")
                 meta[name] = self.value(value, (name, key), task_id) if called else value

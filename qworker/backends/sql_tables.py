@@ -26,7 +26,7 @@ from qworker.transports.sql.result_rows import LONGEST_ID
 from qworker.transports.sql.schema import SQL_MODE
 
 EXTENDED = ("name", "args", "kwargs", "worker", "retries", "queue")
-"""Columns that are there when Celery, or we, made the table with ``result_extended``."""
+"""Columns that are there when Celery made the table with ``result_extended``, or we made it."""
 
 # Celery's has 32 bits. Each result takes a number, and so does each change of it: 10,000 a second would use
 # them up in two days. SQLite numbers rows by INTEGER only, which has 64.
@@ -127,8 +127,11 @@ def _create(metadata: sa.MetaData, engine: sa.Engine) -> None:
                 time.sleep(0.05)
 
 
-def make_tables(names: Mapping[str, str], extended: bool) -> Tables:
-    """Describe the tables. names: "task", "group" and "keyvalue" give them other names."""
+def make_tables(names: Mapping[str, str]) -> Tables:
+    """Describe the tables. names: "task", "group" and "keyvalue" give them other names.
+
+    The columns of ``result_extended`` are always made, since it may be set later; Celery does not mind them.
+    """
     metadata = sa.MetaData()
     task = sa.Table(
         names.get("task", "celery_taskmeta"),
@@ -140,20 +143,16 @@ def make_tables(names: Mapping[str, str], extended: bool) -> Tables:
         sa.Column("date_done", sa.DateTime, index=True),
         sa.Column("traceback", _LONG_TEXT),
         sa.Column("children", _BYTES),
+        sa.Column("name", sa.String(155)),
+        sa.Column("args", _BYTES),
+        sa.Column("kwargs", _BYTES),
+        sa.Column("worker", sa.String(155)),
+        sa.Column("retries", sa.Integer),
+        sa.Column("queue", sa.String(155)),
+        sa.Column("stamps", _BYTES),
         sqlite_autoincrement=True,
         **_ON_MYSQL,
     )
-    if extended:
-        for column in (
-            sa.Column("name", sa.String(155)),
-            sa.Column("args", _BYTES),
-            sa.Column("kwargs", _BYTES),
-            sa.Column("worker", sa.String(155)),
-            sa.Column("retries", sa.Integer),
-            sa.Column("queue", sa.String(155)),
-            sa.Column("stamps", _BYTES),
-        ):
-            task.append_column(column)
     group = sa.Table(
         names.get("group", "celery_tasksetmeta"),
         metadata,

@@ -509,7 +509,7 @@ def test_where_nobody_would_see_a_change(entries, run, monkeypatch):
         (["add", "x", "tasks.add", "--every", "5", "--args", "[1"], 2, "this is not JSON"),
         (["add", "x", "tasks.add", "--every", "5", "--args", "[" * 100_000], 2, "this is not JSON"),
         (["add", "x", "tasks.add", "--every", "5", "--args", "{}"], 2, "write it as '[2, 3]'"),
-        (["add", "x", "tasks.add", "--every", "5", "--args", "[NaN]"], 1, "arguments of JSON"),
+        (["add", "x", "tasks.add", "--every", "5", "--args", "[NaN]"], 2, "it has no NaN"),
         (["add", "x", "tasks.add", "--every", "5", "--args", json.dumps(["x" * 2**20])], 1, "too large"),
         (["add", "x", "tasks.add", "--every", "5", "--option", "queue"], 2, "is no option of a call"),
         (["add", "x", "tasks.add", "--every", "5", "--option", "qeueu=x"], 1, "Did you mean queue?"),
@@ -574,10 +574,7 @@ def test_options_of_celerys_that_would_change_something_are_refused(run, names):
     for name in names.split("/"):
         result = run("beat", name, "x")
         assert result.exit_code == 2
-        assert (
-            f"There is no {max(names.split('/'), key=len)} in qworker: {BEAT_OPTIONS[names]}."
-            in result.stderr
-        )
+        assert f"There is no {names} in qworker: {BEAT_OPTIONS[names]}." in result.stderr
 
 
 @pytest.mark.parametrize("name", BEAT_OPTIONS_WITHOUT_EFFECT)

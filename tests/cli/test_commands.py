@@ -444,7 +444,7 @@ def test_report_has_versions_and_masked_settings(project, run):
         "sqlite: ",
         "kombu: ",
         "broker_url: 'redis://:********@h'",
-        "did you mean",
+        "unknown setting 'own'",
     ):
         assert words in text
     assert json.loads(run("report", "--json").stdout)["app"].startswith("tasks:app")

@@ -63,7 +63,7 @@ def test_the_doctor_looks_at_each_of_several_brokers(tasks, run, monkeypatch):
     monkeypatch.setenv("QWORKER_BROKER_URL", "sqlite:///one.db;sqlite:///two.db")
     result = run("doctor")
     assert result.exit_code == 0, result.stdout
-    assert "no results are kept" in result.stdout
+    assert "names several brokers" in result.stdout
     assert "one.db;sqlite:///" in run("queues").stdout
 
 

@@ -42,7 +42,7 @@ WORK_OFF = """
     import os, time
     import uwsgi
     from qworker.spooler.directory import SpoolDirectory
-    from qworker.spooler.job_context import running
+    from qworker.spooler.job_context import RunningJob
     directory = SpoolDirectory("jobs", ordered=True)
     deadline = time.monotonic() + 30
     while uwsgi.spooler_jobs() and time.monotonic() < deadline:
@@ -51,7 +51,7 @@ WORK_OFF = """
             time.sleep(0.02)
             continue
         env = {**claim.pairs, "spooler_task_name": claim.name, **({"body": claim.body} if claim.body else {})}
-        with running(directory.path, claim.path, env):
+        with RunningJob(directory.path, claim.path, env):
             print(uwsgi.spooler(env), flush=True)
         claim.finish()
 """
@@ -402,10 +402,10 @@ def test_a_job_on_its_own_file_keeps_its_lock(tmp_path: Path) -> None:
     code = """
         import uwsgi
         from qworker.spooler.directory import SpoolDirectory
-        from qworker.spooler.job_context import running
+        from qworker.spooler.job_context import RunningJob
         ours, other = (SpoolDirectory("jobs") for _ in range(2))
         claim = ours.next()
-        with running(ours.path, claim.path, claim.pairs):
+        with RunningJob(ours.path, claim.path, claim.pairs):
             task = uwsgi.spooler_get_task(f"{ours.path}/{claim.path}")
             print(task[b"to"], other.next(), uwsgi.spooler_get_task(f"{ours.path}/x"))
     """

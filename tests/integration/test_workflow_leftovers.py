@@ -46,8 +46,10 @@ OF_THE_BROKER = (
     ":qworker.revoked",
     ":qworker.letter.",
     ":qworker.dead",
+    ":qworker.failure.",
+    ":qworker.failed",
 )
-"""What a broker keeps without any workflow; the letters are dead letters."""
+"""What a broker keeps without any workflow; the letters are dead letters, the failures failed tasks."""
 ENDS = ("success", "failure", "revoked", "unknown")
 
 

@@ -406,8 +406,8 @@ def test_the_id_of_a_result_is_text(given: Any) -> None:
 @pytest.mark.parametrize(
     ("order", "advice"),
     [
-        ("inspect", "later version.*`qworker queues`"),
-        ("ping", "qworker doctor"),
+        ("inspect", "later version.*`qworker tasks`"),
+        ("ping", "`qworker workers`"),
         ("broadcast", "revoke"),
         ("shutdown", "TERM"),
         ("pool_grow", "--concurrency"),

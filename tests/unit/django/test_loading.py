@@ -104,7 +104,7 @@ UNNEEDED = (
     "qworker.django.waiting", "qworker.tasks.eager", "qworker.tasks.execution", "qworker.transports.ironmq",
     "qworker.transports.sql.link",
 )  # fmt: skip
-MOST_MODULES = 220
+MOST_MODULES = 223
 """Of ours. Each costs half a millisecond: one more has to be needed by the first task of every project."""
 
 
