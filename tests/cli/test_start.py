@@ -113,7 +113,7 @@ def test_reload_runs_changed_code_and_waits_out_broken_code(tasks, start, run):
 def test_options_win_over_settings(tasks, start, run, monkeypatch, environment):
     environment["QWORKER_WORKER_POOL"] = "prefork"
     worker = start("-A", "tasks", "-P", "threads", "-Q", "one,two", "--time-limit", "1h")
-    worker.says("queues one, two; threads × 1")
+    worker.says("queues one, two, pool threads × 1")
     worker.says("ready")
     assert run("call", "add", "1", "1", "-Q", "two", "-w").stdout == "2\n"
     assert not any("no time limit" in line for line in worker.lines)
