@@ -118,7 +118,7 @@ def _add_columns(connection: Any) -> None:
     with connection.cursor() as cursor:
         for number, (table, column, kind) in enumerate(ADDITIONS, 2):
             known = {each.name for each in connection.introspection.get_table_description(cursor, table)}
-            if column not in known:
+            if column and column not in known:
                 cursor.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
             cursor.execute("SELECT 1 FROM qworker_schema WHERE id = %s", [number])
             if cursor.fetchone() is None:
