@@ -1,45 +1,54 @@
 """`qworker init`: files to run this project with.
 
 Comes from:  people who deploy.
-Goes to:     standard output, or files of the project; texts are in `templates`.
+Goes to:     standard output, or files of the project; texts are in `templates`, values from `deployment`.
 Thread:      main.
 """
 
 from __future__ import annotations
 
-import getpass
-import os
-import sys
-from math import ceil
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import click
 
+from qworker.cli.deployment import fill_in, project_name
 from qworker.cli.options import app_option, open_app
-from qworker.cli.templates import TEMPLATES, Example
-from qworker.components.shutdown import INTERRUPTED_SECONDS, KILL_SECONDS
+from qworker.cli.templates import ALIASES, TEMPLATES, Example
 from qworker.conf import Settings
 from qworker.errors import ConfigurationError, QWorkerError
-from qworker.naming import DISTRIBUTION
+
+
+class _Kind(click.Choice):  # type: ignore[type-arg] # takes no parameter in older releases
+    """The kind of a file; other names of one are taken, and not listed."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(ALIASES.get(value, value), param, ctx)
 
 
 @click.command(
     epilog="Kinds: " + ", ".join(f"{name} ({example.what})" for name, example in TEMPLATES.items()) + "."
 )
-@click.argument("kind", required=False, type=click.Choice(list(TEMPLATES)))
+@click.argument("kind", required=False, type=_Kind(list(TEMPLATES)))
 @app_option
 @click.option("-w", "--write", is_flag=True, help="Write the file into the working directory.")
 @click.option("--force", is_flag=True, help="With --write: replace a file that is there.")
 def init(kind: str | None, app: str | None, write: bool, force: bool) -> None:
-    """Print files to run this project: systemd, docker, procfile, …"""
+    """Print files to run this project, by what its broker needs: systemd, docker, k8s, …"""
     if kind is None:
         for name, example in TEMPLATES.items():
             click.echo(f"{name:15}{_file(example):35}{example.what}")
         click.echo("\nPrint one with `qworker init KIND`; --write makes the file.", err=True)
         return
     example = TEMPLATES[kind]
-    text = Template(example.text).substitute(_values(app, example))
+    target, conf = _app(app) if example.needs_app else ("tasks", Settings())
+    text, kept_out = fill_in(example, target, conf)
+    if example.needs_app and kept_out:
+        click.echo(
+            f"Set here, and not written into the file: {', '.join(kept_out)}. Set them where it runs.",
+            err=True,
+        )
     if write:
         _write(Path(_file(example)), text, force)
     else:
@@ -47,51 +56,19 @@ def init(kind: str | None, app: str | None, write: bool, force: bool) -> None:
 
 
 def _file(example: Example) -> str:
-    return Template(example.file).substitute(name=_project())
+    return Template(example.file).substitute(name=project_name())
 
 
-def _project() -> str:
-    """The name of the working directory, as services may be named."""
-    name = Path.cwd().name.lower()
-    return "".join(char if char.isalnum() else "-" for char in name).strip("-") or "project"
-
-
-def _values(app: str | None, example: Example) -> dict[str, str]:
-    target, conf = "tasks", Settings()
-    if example.needs_app:
-        try:
-            choice = open_app(app, tasks=False)
-        except QWorkerError as error:
-            if app is not None:
-                raise
-            click.echo(
-                f"No app here yet, so the file says -A {target}. ({str(error).splitlines()[0]})", err=True
-            )
-        else:
-            target, conf = choice.target, choice.app.conf
-    return {
-        "name": _project(),
-        "app": target,
-        "directory": str(Path.cwd()),
-        "user": getpass.getuser(),
-        "qworker": _command(),
-        "distribution": DISTRIBUTION,
-        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "stop": str(ceil(longest_stop(conf))),
-    }
-
-
-def longest_stop(conf: Settings) -> float:
-    """Seconds that a worker may take to stop; an init system that waits less kills what would be put back."""
-    running = conf.worker_shutdown_timeout + max(conf.worker_soft_shutdown_timeout, INTERRUPTED_SECONDS)
-    storing = conf.result_store_patience if conf.result_backend else 0.0
-    return running + KILL_SECONDS + storing + KILL_SECONDS  # the first to kill, the last to tell the broker
-
-
-def _command() -> str:
-    """The command `qworker` by its whole path, because init systems have a path of their own."""
-    beside = Path(sys.executable).with_name("qworker")
-    return str(beside) if os.access(beside, os.X_OK) else f"{sys.executable} -m qworker"
+def _app(app: str | None) -> tuple[str, Settings]:
+    """What -A is to say, and the settings of that app; both have defaults where there is none yet."""
+    try:
+        choice = open_app(app, tasks=False)
+    except QWorkerError as error:
+        if app is not None:
+            raise
+        click.echo(f"No app here yet, so the file says -A tasks. ({str(error).splitlines()[0]})", err=True)
+        return "tasks", Settings()
+    return choice.target, choice.app.conf
 
 
 def _write(path: Path, text: str, force: bool) -> None:

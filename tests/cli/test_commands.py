@@ -1,4 +1,4 @@
-"""call, result, queues, dead, revoke, purge, config, shell, report, init: what they print, do and refuse."""
+"""call, result, queues, dead, revoke, purge, config, shell, report: what they print, do and refuse."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from qworker.cli.discovery import find_app
-from qworker.components.shutdown import KILL_SECONDS
 from qworker.conf import SETTINGS
 
 # -- call --
@@ -457,23 +455,7 @@ def test_report_works_without_an_app(project, run):
     assert "app: none: found no app" in result.stdout
 
 
-# -- init --
-
-
-def test_init_lists_what_there_is(run):
-    names = [line.split()[0] for line in run("init").stdout.splitlines()]
-    assert names[:3] == ["project", "systemd", "docker"]
-
-
-@pytest.mark.parametrize(
-    "kind", ["systemd", "docker", "compose", "procfile", "supervisor", "k8s", "github-actions"]
-)
-def test_init_files_start_this_app(tasks, run, kind):
-    text = run("init", kind).stdout
-    assert "tasks:app" in text
-    assert "$" not in text
-    if kind in ("compose", "k8s", "github-actions"):
-        assert all(yaml.safe_load_all(text))
+# -- what is refused --
 
 
 @pytest.mark.parametrize(
@@ -514,45 +496,3 @@ def test_a_result_that_nobody_knows_is_said_to_be_so(tasks, run, succeed):
     assert json.loads(known.stdout, parse_constant=pytest.fail)["result"] is None
     assert "Nothing is stored" not in known.stderr
     assert run("result", " ").exit_code == 2
-
-
-def test_init_gives_the_worker_time_to_stop(tasks, run, monkeypatch):
-    monkeypatch.setenv("QWORKER_WORKER_SHUTDOWN_TIMEOUT", "2m")
-    monkeypatch.setenv("QWORKER_WORKER_SOFT_SHUTDOWN_TIMEOUT", "10")
-    monkeypatch.setenv("QWORKER_RESULT_BACKEND", "redis://localhost")
-    monkeypatch.setenv("QWORKER_RESULT_STORE_PATIENCE", "7")
-    seconds = 120 + 10 + KILL_SECONDS + 7 + KILL_SECONDS
-    assert f"TimeoutStopSec={seconds:.0f}\n" in run("init", "systemd").stdout
-    assert f"stopwaitsecs={seconds:.0f}\n" in run("init", "supervisor").stdout
-    assert f"terminationGracePeriodSeconds: {seconds:.0f}\n" in run("init", "k8s").stdout
-    assert f"stop_grace_period: {seconds:.0f}s\n" in run("init", "compose").stdout
-
-
-def test_init_project_can_be_written_and_started_from(project, run):
-    directory = project(README="")
-    assert run("init", "project", "--write").stdout == "Wrote tasks.py.\n"
-    assert run("call", "add", "1", "2").exit_code == 0
-    again = run("init", "project", "--write")
-    assert (again.exit_code, "--force" in again.stderr) == (1, True)
-    (directory / "tasks.py").write_text("")
-    assert run("init", "project", "-w", "--force").exit_code == 0
-    assert "QWorker" in (directory / "tasks.py").read_text()
-
-
-def test_init_writes_the_service_that_it_says_to_install(tasks, run):
-    written = run("init", "systemd", "--write").stdout.removeprefix("Wrote ").removesuffix(".\n")
-    assert f"# As root: cp {written} /etc/systemd/system/" in Path(written).read_text()
-    assert written in run("init").stdout
-
-
-def test_init_without_an_app_says_so_and_with_a_wrong_one_refuses(project, run):
-    project(README="")
-    result = run("init", "procfile")
-    assert result.stdout == "worker: qworker start -A tasks\n"
-    assert "No app here yet" in result.stderr
-    assert run("init", "procfile", "-A", "nope").exit_code == 1
-
-
-def test_init_of_an_unknown_kind(run):
-    result = run("init", "sytemd")
-    assert (result.exit_code, "'systemd'" in result.stderr) == (2, True)
