@@ -12,6 +12,6 @@ Modules, in reading order: ``main`` (which commands there are) with ``groups``, 
 ``spool_send``, ``spool_watch`` and ``spool_run``, and ``spooling`` with ``spooler_options``; what is right
 and wrong: ``config`` with ``suitability``, ``health``, ``doctor`` with ``examinations``, ``servers`` and
 ``return_types``, ``report``; ``init`` with ``deployment`` and ``templates`` (files to run a project with);
-schedules: ``beat`` with ``beat_options``, ``beat_shown``, ``beat_process`` and ``beat_examined``.
-Packages: ``demo``.
+schedules: ``beat`` with ``beat_options``, ``beat_shown``, ``beat_process`` and ``beat_examined``;
+``completion`` (names for the shell). Packages: ``demo``.
 """

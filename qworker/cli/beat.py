@@ -40,6 +40,7 @@ from qworker.cli.beat_shown import (
 )
 from qworker.cli.call import warn_without_worker
 from qworker.cli.celery_options import celery_options
+from qworker.cli.completion import task_names
 from qworker.cli.groups import SuggestingGroup
 from qworker.cli.options import app_option, json_option, open_app, process_options
 from qworker.cli.output import print_json, visible
@@ -174,7 +175,7 @@ def preview(
 
 @beat.command()
 @click.argument("name", type=_NAME)
-@click.argument("task")
+@click.argument("task", shell_complete=task_names)
 @schedule_options
 @field_options
 @app_option
@@ -195,7 +196,7 @@ def add(name: str, task: str, app: str | None, as_json: bool, **given: Any) -> N
 
 @beat.command("set")
 @click.argument("name", type=_NAME)
-@click.option("--task", help="What it calls.")
+@click.option("--task", shell_complete=task_names, help="What it calls.")
 @schedule_options
 @field_options
 @app_option

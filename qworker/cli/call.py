@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from qworker.app import QWorker
+from qworker.cli.completion import queue_names, task_names
 from qworker.cli.options import JsonValue, SettingValue, app_option, json_option, loose, open_app
 from qworker.cli.output import print_json
 from qworker.cli.result import EXIT_NOT_READY, refuse_to_ask, show
@@ -44,7 +45,7 @@ class _Call(click.Command):
     epilog='Each ARGUMENT is JSON, or else text: `qworker call tasks.add 2 3`, `qworker call greet "Ada"`. '
     "A name may be shortened as long as it means one task: `add` for tasks.add.",
 )
-@click.argument("name", metavar="TASK")
+@click.argument("name", metavar="TASK", shell_complete=task_names)
 @click.argument("arguments", nargs=-1)
 @app_option
 @click.option(
@@ -61,7 +62,13 @@ class _Call(click.Command):
     default="{}",
     help="Keyword arguments as a JSON object.",
 )
-@click.option("-Q", "--queue", type=SettingValue("task_default_queue"), help="Queue to send it to.")
+@click.option(
+    "-Q",
+    "--queue",
+    type=SettingValue("task_default_queue"),
+    shell_complete=queue_names,
+    help="Queue to send it to.",
+)
 @click.option("--priority", type=click.IntRange(0, 9), help="0 to 9, the most urgent.")
 @click.option("--countdown", type=_DURATION, help="Run it after this long (10, 1h30m).")
 @click.option("--eta", help="Run it at this time (2030-01-31T08:00:00Z).")

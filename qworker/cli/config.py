@@ -12,6 +12,7 @@ from contextlib import suppress
 import click
 
 from qworker.cli import beat_examined, suitability
+from qworker.cli.completion import setting_names
 from qworker.cli.discovery import AppChoice, load_tasks
 from qworker.cli.groups import SuggestingGroup
 from qworker.cli.options import app_option, json_option, open_app
@@ -29,7 +30,7 @@ def config() -> None:
 
 
 @config.command()
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=setting_names)
 @app_option
 @click.option("--changed", is_flag=True, help="Only those that some source gives.")
 @json_option

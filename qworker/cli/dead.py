@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from qworker.app import QWorker
+from qworker.cli.completion import queue_names
 from qworker.cli.groups import SuggestingGroup
 from qworker.cli.options import app_option, json_option, open_app
 from qworker.cli.output import age, count, cut, print_json, print_table, visible
@@ -33,7 +34,7 @@ def dead() -> None:
 
 @dead.command("list")
 @app_option
-@click.option("-Q", "--queue", help="Only those of this queue.")
+@click.option("-Q", "--queue", shell_complete=queue_names, help="Only those of this queue.")
 @click.option(
     "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="How many, newest first."
 )

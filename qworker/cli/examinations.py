@@ -137,8 +137,8 @@ def broker(choice: AppChoice) -> Iterator[Finding]:
         )
     if "workers" in store.lacks:
         yield Finding("ok", "this broker does not tell which workers there are")
-        worked_on |= {*_queues_in_use(choice), *infos}
-    for queue, senders in sorted(_queues_in_use(choice).items()):
+        worked_on |= {*queues_in_use(choice), *infos}
+    for queue, senders in sorted(queues_in_use(choice).items()):
         if queue in worked_on:
             continue
         info = infos.pop(queue, None)
@@ -179,7 +179,7 @@ def _unattended(queue: str, ready: int, senders: str, others: bool) -> Iterator[
         yield Finding("warning", f"no worker works on queue {queue!r}{whose}", start)
 
 
-def _queues_in_use(choice: AppChoice) -> dict[str, str]:
+def queues_in_use(choice: AppChoice) -> dict[str, str]:
     """Queues that tasks are sent to, with those who send there."""
     conf = choice.app.conf
     senders: dict[str, list[str]] = {conf.task_default_queue: ["the default"]}

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import click
 
 from qworker.app import QWorker
+from qworker.cli.completion import queue_names, task_names
 from qworker.cli.groups import SuggestingGroup
 from qworker.cli.options import JsonValue, app_option, json_option, open_app
 from qworker.cli.output import age, count, print_json, print_table, visible
@@ -28,9 +29,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def _selection(command: _F) -> _F:
     """The words that say which failed tasks are meant."""
     for option in (
-        click.option("-Q", "--queue", help="Only those of this queue."),
+        click.option("-Q", "--queue", shell_complete=queue_names, help="Only those of this queue."),
         click.option("--error", metavar="TEXT", help="Only those whose error has this text in it."),
-        click.option("--task", metavar="NAME", help="Only those of this task."),
+        click.option("--task", metavar="NAME", shell_complete=task_names, help="Only those of this task."),
     ):
         command = option(command)
     return command

@@ -17,8 +17,10 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from qworker import __version__
+from qworker.cli import completion
 from qworker.cli.groups import SuggestingGroup
 
 # Command → (module of this package, function in it, short help); listed here so that --help imports none of
@@ -81,11 +83,21 @@ class LazyGroup(SuggestingGroup):
         with formatter.section("Commands"):
             formatter.write_dl([(name, help_line) for name, (_, _, help_line) in COMMANDS.items()])
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands and options that begin so; no command is imported for it."""
+        return [
+            CompletionItem(name, help=help_line)
+            for name, (_, _, help_line) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ] + click.Command.shell_complete(self, ctx, incomplete)
+
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
         extra.pop("standalone_mode", None)
         sys.exit(self._run(args, prog_name, extra))
 
     def _run(self, args: Sequence[str] | None, prog_name: str | None, extra: dict[str, Any]) -> int:
+        if completion.asks(instruction := os.environ.get(completion.VARIABLE)):
+            completion.answer(self, str(instruction))
         try:
             code = super().main(args, prog_name or "qworker", standalone_mode=False, **extra)
             if sys.stdout is not None:  # it is None where the descriptor was closed

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from qworker.app import QWorker
+from qworker.cli.completion import several_queue_names
 from qworker.cli.discovery import AppChoice, find_app, load_tasks
 from qworker.errors import ConfigurationError
 from qworker.logs import parse_level
@@ -105,6 +107,11 @@ class QueueNames(ParamType):
                     f"{name[:80]!r} is no queue name; use letters, digits, '.', '-' and '_'", param, ctx
                 )
         return tuple(dict.fromkeys(names))
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(names) for names in several_queue_names(ctx, param, incomplete)]
 
 
 class Checked(ParamType):

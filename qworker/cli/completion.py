@@ -1,0 +1,96 @@
+"""Completion: what a shell offers while a command is typed, with names of tasks, queues and settings.
+
+Comes from:  the shell's function, which runs the command with _QWORKER_COMPLETE set.
+Goes to:     that shell, and nothing else: an app may print what it likes.
+Thread:      main; ended by a timer where an app takes long to import, and by nothing else that it does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from typing import NoReturn
+
+import click
+from click.shell_completion import get_completion_class
+
+VARIABLE = "_QWORKER_COMPLETE"
+SECONDS = 3.0
+"""How long a shell may wait for names."""
+
+
+def asks(instruction: str | None) -> bool:
+    """Whether a shell asks for names; what else it may ask for, its own function, click answers."""
+    return instruction is not None and instruction.endswith("_complete")
+
+
+def answer(command: click.Command, instruction: str) -> NoReturn:
+    """Write what fits the words that the shell has set, and end the process at once.
+
+    Nothing is written where an app cannot be imported, or not in time.
+    """
+    shell = _silence()
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        kind = get_completion_class(instruction.removesuffix("_complete"))
+        if kind is not None:
+            os.write(shell, (kind(command, {}, "qworker", VARIABLE).complete() + "\n").encode())
+    except BaseException:  # noqa: BLE001 - of an app, above all; a traceback would land in the prompt
+        pass
+    os._exit(0)  # no thread of the app's and nothing that it does at exit is waited for
+
+
+def _silence() -> int:
+    """Let go of standard output and error. Returns the descriptor that the shell reads."""
+    shell = os.dup(sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nothing, descriptor)
+    return shell
+
+
+def task_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of tasks that begin so, or else short names that do."""
+    from qworker.cli.discovery import find_app, load_tasks
+
+    app = find_app(_named(ctx)).app
+    load_tasks(app)
+    names = [name for name in app.tasks if not name.startswith(("celery.", "qworker."))]
+    return _fitting(names, incomplete) or _fitting((name.rpartition(".")[2] for name in names), incomplete)
+
+
+def queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of queues that the app's settings and tasks speak of. The broker is not asked: it may be far."""
+    from qworker.cli.discovery import find_app, load_tasks
+    from qworker.cli.examinations import queues_in_use
+
+    choice = find_app(_named(ctx))
+    load_tasks(choice.app)
+    return _fitting(queues_in_use(choice), incomplete)
+
+
+def several_queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The same for names with commas between them: the last one is completed."""
+    before, comma, last = incomplete.rpartition(",")
+    given = before.split(",")
+    return [f"{before}{comma}{name}" for name in queue_names(ctx, param, last) if name not in given]
+
+
+def setting_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of settings."""
+    from qworker.conf import SETTINGS
+
+    return _fitting(SETTINGS, incomplete)
+
+
+def _named(ctx: click.Context) -> str | None:
+    """What -A says, before the command or after it; `start` takes the app without it, too."""
+    said = (ctx.params.get("app"), ctx.params.get("named"), ctx.find_root().params.get("app"))
+    return next((name for name in said if name), None)
+
+
+def _fitting(names: Iterable[str], incomplete: str) -> list[str]:
+    return sorted({name for name in names if name.startswith(incomplete)})
