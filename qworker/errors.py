@@ -5,8 +5,7 @@
     │   └── NotAvailable         Celery has it, this version has not
     ├── PublishError             a message could not be sent
     │   ├── EncodeError          an argument or result cannot be serialised
-    │   ├── QueueNotFound
-    │   └── DuplicateTask        a unique task is already waiting or running
+    │   └── QueueNotFound
     ├── TransportError           the broker
     │   ├── BrokerUnavailable
     │   └── LeaseLost            another worker owns the message now
@@ -117,14 +116,6 @@ class QueueNotFound(PublishError, KeyError):
     """A queue that is not configured was named while ``task_create_missing_queues`` is off."""
 
     __str__ = Exception.__str__
-
-
-class DuplicateTask(PublishError):
-    """A unique task was called while another holds its lock; ``task_id`` is the holder's."""
-
-    def __init__(self, message: str = "", task_id: str | None = None) -> None:
-        super().__init__(message)
-        self.task_id = task_id
 
 
 # -- the broker --

@@ -74,7 +74,7 @@ class TaskSettings:
     task_publish_timeout: float = declare(
         kinds.DURATION, 10.0, "One deadline for publishing, all tries included.", minimum=0.01
     )
-    task_send_sent_event: bool = declare(kinds.BOOLEAN, False, "Tell the cluster of each task that is sent.")
+    task_send_sent_event: bool = declare(kinds.BOOLEAN, False, "No effect: there are no events yet.")
     canvas_format: str = declare(
         kinds.TEXT,
         "auto",

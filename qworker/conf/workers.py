@@ -108,7 +108,7 @@ class WorkerSettings:
     worker_soft_shutdown_timeout: float = declare(
         kinds.DURATION, 0.0, "How long, after that, interrupted tasks may take to clean up.", minimum=0
     )
-    worker_send_task_events: bool = declare(kinds.BOOLEAN, False, "Tell the cluster what becomes of tasks.")
+    worker_send_task_events: bool = declare(kinds.BOOLEAN, False, "No effect: there are no events yet.")
     worker_redirect_stdouts: bool = declare(kinds.BOOLEAN, True, "What tasks print goes to the log.")
     worker_redirect_stdouts_level: str = declare(
         kinds.TEXT, "WARNING", "…at this level.", choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")

@@ -12,6 +12,7 @@ The rules that a page keeps to:
 - ``console``: each ``$ `` line is a shell command that must succeed (or end in ``# exit N``), and the lines
   below it what it prints. A command that ends in `` &`` goes on running until the end of the page; its lines
   are waited for.
+  Times, numbers of processes, names of hosts and the page's directory may be others in what a worker logs.
 - ``toml``, ``ini``, ``json``: written to the file that the first line names in a comment, if it does.
 - ``<!-- not run: reason -->`` above a block says why that one is only shown.
 """
@@ -28,6 +29,13 @@ FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w+-]*)\s*$")
 NOT_RUN = re.compile(r"^\s*<!-- not run: (?P<reason>.+) -->\s*$")
 FILE_NAME = re.compile(r"^# (?P<added>at the end of )?(?P<name>[\w./-]+\.[a-z]+)$")
 EXIT_CODE = re.compile(r"\s+# exit (?P<code>\d+)$")
+
+VARYING = {
+    r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}: ": "[2026-03-01 08:00:00,000: ",
+    r"(\w+)@[\w.-]+, process \d+": r"\1@web1, process 811",
+    r"sqlite:////\S+?/(?=(\.qworker/)?\w+\.db)": "sqlite:////srv/proj/",
+}
+"""What differs from machine to machine in a worker's log, and what stands there in the comparison."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,13 @@ def blocks(text: str) -> Iterator[Block]:
             marked = NOT_RUN.match(line)
             reason = marked["reason"] if marked else None
     assert inside is None, f"the block of line {begun} is never closed"
+
+
+def as_anywhere(printed: str) -> str:
+    """What a command has *printed*, or is said to, with what is VARYING the same everywhere."""
+    for varying, common in VARYING.items():
+        printed = re.sub(varying, common, printed)
+    return printed
 
 
 def commands(block: Block) -> Iterator[Command]:

@@ -1,4 +1,5 @@
-"""The documentation runs: every code block of every page, in order, in a directory of the page's own."""
+"""The documentation runs: the Python and console blocks of every page, in order, in a directory of the page's
+own, but those that say why not."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import REPOSITORY, Block, Command, blocks, commands, pages
+from tests.docs.pages import REPOSITORY, Block, Command, as_anywhere, blocks, commands, pages
 
 PATIENCE_SECONDS = 30.0
 RUN = {"python", "pycon", "console"}
@@ -145,7 +146,7 @@ class Reader:
 
 
 def matches(expected: str, printed: str) -> bool:
-    return doctest.OutputChecker().check_output(expected + "\n", printed, MATCH)
+    return doctest.OutputChecker().check_output(as_anywhere(expected) + "\n", as_anywhere(printed), MATCH)
 
 
 def difference(command: Command, printed: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import Block, Command, blocks, commands
+from tests.docs.pages import Block, Command, as_anywhere, blocks, commands
 from tests.docs.test_docs import Reader
 
 PAGE = """
@@ -58,6 +58,15 @@ def test_commands_have_output_exit_code_and_background() -> None:
         Command("false", "", False, 1),
         Command("sleep 60", "", True, 0),
     ]
+
+
+def test_what_a_worker_logs_is_the_same_everywhere_but_for_when_and_where() -> None:
+    line = "[{}: INFO/MainProcess] ready; broker sqlite:///{}/.qworker/qworker.db, pool prefork × {}"
+    shown = line.format("2026-03-01 08:00:00,120", "/srv/proj", 2)
+    came = line.format("2031-12-24 23:59:59,999", "/tmp/test-7/project", 2)
+    assert as_anywhere(shown) == as_anywhere(came)
+    assert as_anywhere("qworker@web1, process 811") == as_anywhere("qworker@my-host.lan, process 12")
+    assert as_anywhere(shown) != as_anywhere(came.replace("× 2", "× 3"))
 
 
 @pytest.fixture

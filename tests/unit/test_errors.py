@@ -31,7 +31,6 @@ def test_every_error_survives_pickling_with_what_it_carries(kind: type[BaseExcep
     [
         errors.ConfigurationError("m", setting="broker_url", source="environment"),
         errors.EncodeError("m", path="args[0]", type_name="Connection"),
-        errors.DuplicateTask("m", task_id="1"),
         errors.NotRegistered("a.b", ["a.c"]),
         errors.Retry("m", ValueError("x"), 3.0, True, {"task": "t"}),
         errors.Reject("m", requeue=True),
