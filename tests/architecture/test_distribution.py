@@ -11,7 +11,8 @@ from qworker import __version__
 from qworker.naming import DISTRIBUTION, VERSION, install_command
 from tests.conftest import REPOSITORY
 
-PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+_METADATA = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT, TOOLS = _METADATA["project"], _METADATA["tool"]
 # The name as something to install: after "install", or with extras, but not ours, a path or a module.
 _STRANGER = re.compile(r"""(?:install\b[^\n]*[\s"'])qworker(?![-\w./])|["'\s/]qworker\[\w""")
 TEXTS = ("benchmarks", "docs", "examples", "qworker", "tests")
@@ -27,6 +28,20 @@ def test_the_constant_is_the_projects_name():
 
 def test_the_version_is_the_same_wherever_it_is_said():
     assert PROJECT["version"] == VERSION == __version__
+
+
+def test_the_page_of_the_package_has_no_link_that_leads_nowhere():
+    """Where a package is shown its files are not: links to them become their text."""
+    hook = TOOLS["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    [fragment], [rule] = hook["fragments"], hook["substitutions"]
+    readme = (REPOSITORY / fragment["path"]).read_text(encoding="utf-8")
+    shown = re.sub(rule["pattern"], rule["replacement"], readme)
+    assert "](docs/" in readme
+    assert [
+        target for target in re.findall(r"\]\(([^)]+)\)", shown) if not target.startswith("https://")
+    ] == []
+    kept = "[a page](https://example.org/a)"
+    assert re.sub(rule["pattern"], rule["replacement"], kept) == kept
 
 
 def test_extras_are_installed_by_our_name():
