@@ -1,4 +1,4 @@
-"""The pages of dependencies and of support say what pyproject.toml says, and what is true of what is loaded."""
+"""The pages of dependencies and of support say what pyproject.toml says, and what is loaded."""
 
 from __future__ import annotations
 
