@@ -38,7 +38,9 @@ def add_contents(app: Any, page: str, source: list[str]) -> None:
     if page == "index":
         for caption, pages in CONTENTS.items():
             listed = "\n".join(pages)
-            source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n:caption: {caption}\n\n{listed}\n```\n"
+            source[0] += (
+                f"\n```{{toctree}}\n:hidden:\n:glob:\n:caption: {caption}\n\n{listed}\n```\n"
+            )
 
 
 def setup(app: Any) -> None:

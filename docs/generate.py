@@ -23,7 +23,13 @@ from qworker.django.settings.keys import KEYS, SPELLINGS, Key
 from qworker.publishing.call import FOR_CELERYS_SAKE
 from qworker.tasks import options
 from qworker.tasks.task import Task
-from qworker.transports.capabilities import CAPABILITIES, OTHER, PLAIN, Capabilities, Capability
+from qworker.transports.capabilities import (
+    CAPABILITIES,
+    OTHER,
+    PLAIN,
+    Capabilities,
+    Capability,
+)
 from qworker.transports.registered import rows
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -57,7 +63,14 @@ def walk(path: str, command: click.Command) -> Iterator[tuple[str, click.Command
 def section(path: str, command: click.Command) -> str:
     level = "#" * (path.count(" ") + 2)
     usage = " ".join(
-        [path, *(argument(param) for param in command.params if isinstance(param, click.Argument))]
+        [
+            path,
+            *(
+                argument(param)
+                for param in command.params
+                if isinstance(param, click.Argument)
+            ),
+        ]
     )
     if isinstance(command, click.Group):
         usage += " [COMMAND]" if command.invoke_without_command else " COMMAND"
@@ -66,7 +79,11 @@ def section(path: str, command: click.Command) -> str:
         inspect.cleandoc(command.help or "").replace("\b\n", "") + "\n",
         f"```text\n{usage} [OPTIONS]\n```\n",
     ]
-    options = [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
+    options = [
+        param
+        for param in command.params
+        if isinstance(param, click.Option) and not param.hidden
+    ]
     if options:
         lines += ["| option | what it does |", "|---|---|", *map(option, options), ""]
     return "\n".join(lines)
@@ -99,13 +116,16 @@ def errors_page() -> str:
     classes = [
         found
         for found in vars(errors).values()
-        if inspect.isclass(found) and issubclass(found, BaseException) and found.__module__ == errors.__name__
+        if inspect.isclass(found)
+        and issubclass(found, BaseException)
+        and found.__module__ == errors.__name__
     ]
     tree = inspect.getdoc(errors) or ""
     tree = tree[tree.index("    QWorkerError") : tree.index("Comes from:")]
     lines = [
         "# Errors\n",
-        NOTICE + "All of these are in `qworker.errors`. The text of an error is one message that says what "
+        NOTICE
+        + "All of these are in `qworker.errors`. The text of an error is one message that says what "
         "is wrong, "
         "where, and what to do next. Stored results carry Celery's names, so that Celery's readers "
         "understand them.\n",
@@ -115,11 +135,17 @@ def errors_page() -> str:
     ]
     for error in dict.fromkeys(classes):
         # Whether kombu's are among them depends on what this process has loaded.
-        own = [base for base in error.__bases__ if not base.__module__.startswith("kombu.")]
+        own = [
+            base for base in error.__bases__ if not base.__module__.startswith("kombu.")
+        ]
         bases = ", ".join(f"`{base.__name__}`" for base in own)
         stored = errors.CELERY_NAMES.get(error)
         name = f"`{stored[1]}.{stored[0]}`" if stored else ""
-        words = " ".join((inspect.getdoc(error) or "").split()).replace("``", "`").replace("|", "\\|")
+        words = (
+            " ".join((inspect.getdoc(error) or "").split())
+            .replace("``", "`")
+            .replace("|", "\\|")
+        )
         lines.append(f"| `{error.__name__}` | {bases} | {name} | {words} |")
     return "\n".join(lines) + "\n"
 
@@ -150,7 +176,11 @@ def task_options_page() -> str:
         default = getattr(Task, name)
         if isinstance(default, Mapping):
             default = dict(default)
-        shown = f"`{default!r}`" if setting is None else f"`{setting}`: `{SETTINGS[setting].default!r}`"
+        shown = (
+            f"`{default!r}`"
+            if setting is None
+            else f"`{setting}`: `{SETTINGS[setting].default!r}`"
+        )
         lines.append(f"| `{name}` | {options.MEANING[name]} | {shown} |")
     words = inspect.getdoc(Task.apply_async) or ""
     described = words.partition("\n\n")[2]
@@ -176,16 +206,24 @@ def transports_page() -> str:
         "app uses. "
         "Celery shares those that are ours by `qworker+` before the URL, but for RabbitMQ and SQS, which it "
         "speaks to itself: see [Celery beside qworker](../explanation/celery-beside-qworker.md).\n",
-        "| broker | URL | " + " | ".join(words for _, words in _PROMISED + _SHOWN) + " |",
+        "| broker | URL | "
+        + " | ".join(words for _, words in _PROMISED + _SHOWN)
+        + " |",
         "|---|---|" + "---|" * len(_PROMISED + _SHOWN),
     ]
     for row in (*CAPABILITIES, *rows(), *PLAIN):
-        marks = " | ".join(_mark(row, Capability(name)) for name, _ in _PROMISED + _SHOWN)
+        marks = " | ".join(
+            _mark(row, Capability(name)) for name, _ in _PROMISED + _SHOWN
+        )
         schemes = ", ".join(f"`{scheme}://`" for scheme in row.schemes)
         lines.append(f"| [{row.name}](#{_anchor(row.name)}) | {schemes} | {marks} |")
     for row in (*CAPABILITIES, *rows(), *PLAIN, OTHER):
         lines += [f"\n## {row.name}\n", "| | |", "|---|---|"]
-        for field, words in (("accepted", "accepted means"), ("redelivered", "redelivered"), *_PROMISED):
+        for field, words in (
+            ("accepted", "accepted means"),
+            ("redelivered", "redelivered"),
+            *_PROMISED,
+        ):
             lines.append(f"| {words} | {getattr(row, field)} |")
         if row.note:
             lines.append(f"\n{row.note}")
@@ -207,7 +245,11 @@ _PROMISED = (
     ("dead_letters", "dead letters"),
     ("delivery_count", "deliveries counted"),
 )
-_SHOWN = (("counts", "queues counted"), ("workers", "workers shown"), ("peek", "tasks shown"))
+_SHOWN = (
+    ("counts", "queues counted"),
+    ("workers", "workers shown"),
+    ("peek", "tasks shown"),
+)
 
 
 def django_settings_page() -> str:
@@ -217,18 +259,28 @@ def django_settings_page() -> str:
         sections.setdefault(key.section, []).append(key)
     lines = [
         "# Settings of Django projects\n",
-        NOTICE + "Keys of `Q_CLUSTER` in a Django project's settings. All of them may be left out. "
+        NOTICE
+        + "Keys of `Q_CLUSTER` in a Django project's settings. All of them may be left out. "
         "`manage.py check` tells of keys that are unknown, and of values that they cannot have.\n",
         "The environment's `Q_CLUSTER_NAME` says which cluster a process is: its queue has that name, and "
         "what `ALT_CLUSTERS` has under it is laid over the rest.",
     ]
     for title, keys in sections.items():
-        lines += [f"\n## {title}\n", "| key | takes | default | what it says |", "|---|---|---|---|"]
-        lines += [f"| `{key.name}` | {_takes(key)} | {_default(key)} | {key.meaning} |" for key in keys]
+        lines += [
+            f"\n## {title}\n",
+            "| key | takes | default | what it says |",
+            "|---|---|---|---|",
+        ]
+        lines += [
+            f"| `{key.name}` | {_takes(key)} | {_default(key)} | {key.meaning} |"
+            for key in keys
+        ]
     spelled = ", ".join(f"`{old}` (`{new}`)" for old, new in sorted(SPELLINGS.items()))
     lines.append(f"\nRead as well, with a warning of `manage.py check`: {spelled}.")
     same = ", ".join(f"`{key.name}`" for key in KEYS.values() if not key.alternative)
-    lines.append(f"\nThe same for all clusters, and without effect in `ALT_CLUSTERS`: {same}.")
+    lines.append(
+        f"\nThe same for all clusters, and without effect in `ALT_CLUSTERS`: {same}."
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -241,7 +293,11 @@ def _default(key: Key) -> str:
 
 
 def _anchor(heading: str) -> str:
-    kept = "".join(character for character in heading.lower() if character.isalnum() or character in " -")
+    kept = "".join(
+        character
+        for character in heading.lower()
+        if character.isalnum() or character in " -"
+    )
     return kept.replace(" ", "-")
 
 
@@ -259,7 +315,8 @@ def changed() -> list[str]:
     return [
         name
         for name, make in PAGES.items()
-        if not (REFERENCE / name).exists() or (REFERENCE / name).read_text(encoding="utf-8") != make()
+        if not (REFERENCE / name).exists()
+        or (REFERENCE / name).read_text(encoding="utf-8") != make()
     ]
 
 

@@ -19,6 +19,7 @@ import pytest
 from tests.docs.pages import REPOSITORY, Block, Command, as_anywhere, blocks, commands, pages
 
 PATIENCE_SECONDS = 30.0
+CODE_COLUMNS = 88
 RUN = {"python", "pycon", "console"}
 SHOWN = {"", "text", "toml", "ini", "json", "yaml", "sql", "sh", "mermaid", "dockerfile"}
 MATCH = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -172,6 +173,14 @@ def test_page_runs(page: Path, reader: Reader) -> None:
 def test_blocks_say_what_they_are(page: Path) -> None:
     unknown = {block.language for block in blocks(page.read_text(encoding="utf-8"))} - RUN - SHOWN
     assert not unknown, f"use one of {sorted(RUN | SHOWN)}"
+
+
+@pytest.mark.parametrize("page", pages(), ids=name)
+def test_code_is_read_without_a_bar_to_move(page: Path) -> None:
+    """What a block takes beside the sidebar. Dialogues and consoles show what comes, however long."""
+    found = (block for block in blocks(page.read_text(encoding="utf-8")) if block.language == "python")
+    lines = [line for block in found for line in block.text.splitlines()]
+    assert [line for line in lines if len(line) > CODE_COLUMNS] == []
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)
