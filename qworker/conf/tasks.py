@@ -21,10 +21,10 @@ class TaskSettings:
     task_default_exchange: str | None = declare(
         kinds.TEXT,
         None,
-        "Exchange of those tasks; None: the queue's name. The embedded broker delivers by queue.",
+        "No effect: the default queue is reached by its name.",
     )
     task_default_routing_key: str | None = declare(
-        kinds.TEXT, None, "Routing key of those tasks; None: the queue's name."
+        kinds.TEXT, None, "No effect: the default queue is reached by its name."
     )
     task_queues: dict[str, dict[str, Any]] = declare(
         kinds.QUEUES,

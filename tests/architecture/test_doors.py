@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import inspect
 import pickle
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -13,6 +14,7 @@ import pytest
 
 import qworker
 from qworker import QWorker, errors
+from tests.architecture.source import MODULES
 
 ERRORS = sorted(
     {
@@ -120,6 +122,15 @@ def test_errors_travel_between_processes(error: type[BaseException]) -> None:
     assert type(copy) is error
     assert copy.args == original.args
     assert str(copy) == str(original)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_errors_are_raised_by_somebody(error: type[BaseException]) -> None:
+    """None is for what is not there. The two that stop a worker are raised by code of users, if at all."""
+    texts = (path.read_text(encoding="utf-8") for name, path in MODULES.items() if name != errors.__name__)
+    base = any(error in other.__bases__ for other in ERRORS)
+    called = re.compile(rf"\b{error.__name__}\b")
+    assert base or issubclass(error, SystemExit) or any(called.search(text) for text in texts)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)

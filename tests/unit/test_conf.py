@@ -548,6 +548,19 @@ def test_what_has_no_effect_is_never_silent(make, setting, value):
     assert "has no effect" in message
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "task_send_sent_event",
+        "worker_send_task_events",
+        "task_default_exchange",
+        "task_default_routing_key",
+    ],
+)
+def test_a_setting_without_an_effect_promises_none(setting):
+    assert SETTINGS[setting].doc.startswith("No effect")
+
+
 def test_a_read_and_a_write_url_are_one_broker(make):
     assert make(broker_read_url="redis://a").broker_url == "redis://a"
     (message,) = messages(make(broker_read_url="redis://a", broker_write_url="redis://b"))
