@@ -1,6 +1,6 @@
 """Worker: starts, watches and stops the parts that its Assembly has built.
 
-Comes from:  ``qworker start``, or a program that embeds a worker (start, stop).
+Comes from:  ``qworker start`` (run), and EmbeddedWorker (start, watch, stop).
 Goes to:     Assembly, which holds the parts and the orders in which they start, go quiet and stop.
 Thread:      main. Signal handlers set a flag and write one byte; components that crash do the same.
 
@@ -66,7 +66,7 @@ class Worker:
         **settings: Any,
     ) -> None:
         self.app = app
-        app.conf.command_line({CONF_OF[name]: value for name, value in settings.items()})
+        app.conf.command_line({CONF_OF[name]: value for name, value in settings.items()}, "Worker(…)")
         conf = app.conf
         self.hostname = hostname if hostname and "@" in hostname else node_name(hostname)
         self.queues = tuple(queues or conf.task_queues or (conf.task_default_queue,))
@@ -100,9 +100,9 @@ class Worker:
         while not (listener.connection.answered_at or self._crash or self._requests) and listener.alive:
             self.parts.health.look()
             time.sleep(0.001)
-        if self._crash is not None:
+        if (failure := self.failure) is not None:
             self._shut_down(COLD)
-            raise _as_error(self._crash)
+            raise failure
         if not listener.connection.answered_at:
             return  # asked to end before the broker answered
         for part in self.parts.others:
@@ -172,6 +172,21 @@ class Worker:
             **parts.state.info(),
         }
 
+    @property
+    def running(self) -> bool:
+        """Whether it takes tasks. Any thread."""
+        return self._consuming and self.phase == RUNNING and self._crash is None
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the worker ends by itself; None while it does not. Any thread."""
+        if self._crash is None:
+            return None
+        name, error = self._crash
+        if isinstance(error, QWorkerError):
+            return error
+        return QWorkerError(f"the {name} failed{'' if self._consuming else ' to start'}: {error!r}")
+
     # -- running --
 
     def run(self) -> int:
@@ -180,7 +195,7 @@ class Worker:
         previous = self._requests.take_signals()
         try:
             self.start()
-            self._watch()
+            self.watch()
         finally:
             self.stop()
             self._requests.hand_back(previous)
@@ -188,7 +203,7 @@ class Worker:
             return 1
         return 3 if self._abandoned else 0
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
         """Rest until a request to end or a crash comes; look at the health meanwhile."""
         while self._crash is None and not self._requests:
             self._requests.rest(self.parts.health.look_seconds)
@@ -304,10 +319,3 @@ def _try(part: Component, act: Callable[[], None]) -> None:
         act()
     except Exception:
         logger.exception("the %s does not end as it should", part.name, extra={"event": "component-failed"})
-
-
-def _as_error(crash: tuple[str, BaseException]) -> BaseException:
-    name, error = crash
-    return (
-        error if isinstance(error, QWorkerError) else QWorkerError(f"the {name} failed to start: {error!r}")
-    )

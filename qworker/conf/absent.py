@@ -30,8 +30,8 @@ _HOOKS = "middleware (qworker.Middleware) is what changes how a task is publishe
 
 APP = {
     "Beat": "`qworker beat` looks after the schedules, and so does a worker with --beat",
-    "WorkController": 'app.worker_main(["worker"]) runs a worker; in tests, qworker.testing.StepWorker does',
-    "Worker": 'app.worker_main(["worker"]) runs a worker; in tests, qworker.testing.StepWorker does',
+    "WorkController": "app.Worker() is a worker inside a program; for tests there is "
+    "qworker.testing.StepWorker",
     "amqp": "queues are declared by the setting task_queues, and calls are sent by app.send_task()",
     "annotations": "app.conf.task_annotations holds them",
     "autofinalize": "app.finalized tells whether it is finalized; that happens at first use",
@@ -72,6 +72,21 @@ APP_ARGUMENTS = {
     "strict_typing": "say @app.task(typing=False) where arguments are not to be checked",
     "tasks": "tasks are registered by @app.task and app.register_task()",
 }
+
+_OWN_LOG = "the program's own log has it: set up logging, or call qworker.logs.setup()"
+WORKER_ARGUMENTS = {
+    "autoscale": "concurrency is the number of threads or processes; idle ones cost little",
+    "beat": "`qworker beat` looks after the schedules, and so does `qworker start --beat`",
+    "exclude_queues": "queues names those that it works on",
+    "logfile": _OWN_LOG,
+    "loglevel": _OWN_LOG,
+    "pidfile": "the program has its own",
+    "pool_cls": "it is pool= here",
+    "purge": "run `qworker purge` first",
+    "statedb": "what was revoked is kept in the broker",
+    "task_events": _EVENTS,
+}
+"""Arguments of Celery's ``app.Worker``."""
 
 APP_OVERRIDES = {
     **{f"{part}_cls": sentence for part, sentence in APP_ARGUMENTS.items()},

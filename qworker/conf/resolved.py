@@ -122,10 +122,11 @@ class Settings(
             self.update({name: value})
         return self[name]
 
-    def command_line(self, values: Mapping[str, Any]) -> None:
-        """Give values that win over all others. Those that are None are left out."""
+    def command_line(self, values: Mapping[str, Any], label: str = "command line") -> None:
+        """Give values that win over all others. Those that are None are left out. label: what they are called
+        as a source."""
         chosen = {name: value for name, value in values.items() if value is not None}
-        self._add("_command_line", from_mapping(chosen, "command line"))
+        self._add("_command_line", from_mapping(chosen, label))
 
     def _add(self, level: str, source: Source) -> None:
         sources = self.__dict__[level]

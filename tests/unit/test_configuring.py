@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
+from qworker.control.embedded import WorkerOptions
 from qworker.errors import ConfigurationError, NotAvailable
+from qworker.worker import CONF_OF
 from tests.support.shared_tasks import nothing_left_behind
 from tests.support.stores import KeepingStore
 
@@ -207,6 +209,18 @@ def test_the_settings_as_a_table_and_as_text() -> None:
 def test_arguments_that_only_celerys_app_has_are_refused(argument: str) -> None:
     with pytest.raises(NotAvailable, match=rf"QWorker\(…\): {argument} is not in qworker: "):
         make(**{argument: None})
+
+
+def test_arguments_that_only_celerys_worker_has_are_refused() -> None:
+    with pytest.raises(
+        NotAvailable, match=r"app\.Worker\(…\): loglevel is not in qworker: the program's own log"
+    ):
+        make().Worker(loglevel="INFO")  # type: ignore[call-arg]
+    with pytest.raises(
+        TypeError, match=r"no argument 'concurency'; it has hostname, queues, concurrency, pool"
+    ):
+        make().Worker(concurency=2)  # type: ignore[call-arg]
+    assert WorkerOptions.__annotations__.keys() == CONF_OF.keys()
 
 
 def test_a_store_that_is_none_is_refused_and_not_forgotten() -> None:

@@ -1,6 +1,6 @@
 """Which pool a worker gets, and where its children come from.
 
-Comes from:  Worker, at its start.
+Comes from:  Worker, at its start, and EmbeddedWorker, before that.
 Goes to:     ProcessPool or ThreadPool; the zygote.
 Thread:      main.
 """
@@ -48,6 +48,26 @@ def make_zygote(app: QWorker) -> Zygote | None:
     return zygote
 
 
+def refuse_unsafe_fork(app: QWorker) -> None:
+    """Raise ConfigurationError if this thread is about to fork and must not: another thread may hold a lock,
+    which nobody would ever give back in the copy; and the kernel ends a copy with the thread that made it."""
+    conf, here = app.conf, threading.current_thread()
+    if conf.worker_pool != "prefork" or conf.worker_start_method not in FORKING:
+        return
+    others = [thread.name for thread in threading.enumerate() if thread is not here]
+    if here is not threading.main_thread():
+        why = "this is not its main thread"
+    elif others:
+        why = f"it has other threads ({', '.join(others)})"
+    else:
+        return
+    raise ConfigurationError(
+        f"this program cannot be forked safely here, for {why}: start the worker in the main thread before "
+        "any other begins, or say pool='threads', or start_method='spawn'",
+        setting="worker_pool",
+    )
+
+
 def make_pool(
     app: QWorker,
     settings: PoolSettings,
@@ -83,7 +103,10 @@ def _path_of(app: QWorker) -> str:
     """``module:attribute`` of *app*, for children that import it anew."""
     import sys
 
-    for name, module in list(sys.modules.items()):
+    # The main program last: it may have the app of another module, and where it has no file, a spawned
+    # process does not have it.
+    mains = ("__main__", "__mp_main__")
+    for name, module in sorted(sys.modules.items(), key=lambda item: item[0] in mains):
         for attribute, value in list(getattr(module, "__dict__", {}).items()):
             if value is app and not name.startswith("qworker."):
                 return f"{name}:{attribute}"
