@@ -23,7 +23,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf import Settings, absent, configuring
 from qworker.conf.absent import refuse
 from qworker.context import add_app, all_apps, get_current_task, set_default_app
-from qworker.control import embedded, looking, program
+from qworker.control import looking, program
 from qworker.control.client import Control
 from qworker.errors import ConfigurationError
 from qworker.message.serialization import content_types
@@ -447,7 +447,7 @@ class QWorker:
 
     start = program.start
     worker_main = program.worker_main
-    Worker = embedded.make_worker
+    Worker = program.make_worker
     set_current = set_default = set_default_app
 
     @property

@@ -266,18 +266,3 @@ def _pool(app: QWorker, asked: str | None) -> str:
         logger.info("tasks run in threads of this program; pool='prefork' runs them in processes")
         return "threads"
     return named
-
-
-def make_worker(
-    app: QWorker,
-    *,
-    hostname: str | None = None,
-    queues: Sequence[str] | None = None,
-    **options: Unpack[WorkerOptions],
-) -> EmbeddedWorker:
-    """Make a worker that runs inside this program: ``with app.Worker(concurrency=2, queues=["mail"]): …``.
-
-    Tasks run in threads of this program unless pool= says otherwise. hostname: ``name@host``. options: as
-    those of ``qworker start``. Raises NotAvailable for what only Celery's takes.
-    """
-    return EmbeddedWorker(app, hostname=hostname, queues=queues, **options)

@@ -1,7 +1,8 @@
-"""Program: an app as the program that was started, ``if __name__ == "__main__": app.worker_main()``.
+"""Program: an app as the program that was started, ``if __name__ == "__main__": app.worker_main()``, and a
+worker inside of another program.
 
 Comes from:  the user's module, as methods of the app.
-Goes to:     the command line, which is loaded for nothing else.
+Goes to:     the command line or ``embedded``, which are loaded for nothing else.
 Thread:      main.
 """
 
@@ -9,12 +10,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Unpack
 
 from qworker.naming import import_object
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.control.embedded import EmbeddedWorker, WorkerOptions
 
 
 def start(app: QWorker, argv: Sequence[str] | None = None) -> NoReturn:
@@ -44,3 +46,20 @@ def worker_main(app: QWorker, argv: Sequence[str] | None = None) -> NoReturn:
 
 def _arguments(argv: Sequence[str] | None) -> list[str]:
     return sys.argv[1:] if argv is None else list(argv)
+
+
+def make_worker(
+    app: QWorker,
+    *,
+    hostname: str | None = None,
+    queues: Sequence[str] | None = None,
+    **options: Unpack[WorkerOptions],
+) -> EmbeddedWorker:
+    """Make a worker that runs inside this program: ``with app.Worker(concurrency=2, queues=["mail"]): …``.
+
+    Tasks run in threads of this program unless pool= says otherwise. hostname: ``name@host``. options: as
+    those of ``qworker start``. Raises NotAvailable for what only Celery's takes.
+    """
+    from qworker.control.embedded import EmbeddedWorker  # few need it
+
+    return EmbeddedWorker(app, hostname=hostname, queues=queues, **options)
