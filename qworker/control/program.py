@@ -60,6 +60,6 @@ def make_worker(
     Tasks run in threads of this program unless pool= says otherwise. hostname: ``name@host``. options: as
     those of ``qworker start``. Raises NotAvailable for what only Celery's takes.
     """
-    from qworker.control.embedded import EmbeddedWorker  # few need it
-
-    return EmbeddedWorker(app, hostname=hostname, queues=queues, **options)
+    make = import_object("qworker.control.embedded:EmbeddedWorker")
+    made: EmbeddedWorker = make(app, hostname=hostname, queues=queues, **options)
+    return made
