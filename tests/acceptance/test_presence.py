@@ -52,9 +52,10 @@ def test_a_worker_is_seen_at_work_at_rest_and_no_more(place: Site) -> None:
         "one@test", worker.pid, ("celery", "mail"), 2,
     )  # fmt: skip
     assert sorted(found.pool) == sorted(worker.wait_pool(2))
-    ((task, name, started),) = found.running
-    assert (task, name, found.busy) == (id, "until_file", 1)
-    assert found.started <= started <= found.seen
+    (task,) = found.running
+    assert (task.id, task.name, task.queue, found.busy) == (id, "until_file", "celery", 1)
+    assert task.pid in found.pool
+    assert found.started <= task.started <= found.seen
     go.touch()
     place.until(lambda: status(place) == ["idle"], "it to rest again")
     assert (seen(place)[0].busy, seen(place)[0].totals["finished"]) == (0, 1)
