@@ -11,6 +11,7 @@ import logging
 from importlib import import_module
 from typing import Any
 
+from qworker.transports.connect_errors import RABBITMQ, explained, while_connecting
 from qworker.transports.tls import for_kombu
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,11 @@ class Connector:
         connection = kombu.Connection(**self._options)
         connection.ensure_connection(max_retries=1, timeout=CONNECT_SECONDS)
         return connection
+
+    def why(self, error: BaseException) -> str:
+        """What is said of one of ``broken`` while connecting, in words that say what to do."""
+        words = while_connecting(str(error) or type(error).__name__, bool(self._options["ssl"]))
+        return f"no reply queue at the broker ({self.safe_url}): {explained(words, RABBITMQ)}"
 
     @property
     def broken(self) -> tuple[type[BaseException], ...]:

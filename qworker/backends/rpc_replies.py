@@ -73,9 +73,7 @@ class ReplyQueue:
                     connection = self._connector.connect()
                     self._consume(connection, queue)
                 except broken as error:
-                    raise BrokerUnavailable(
-                        f"no reply queue at {self._connector.safe_url}: {error}"
-                    ) from error
+                    raise BrokerUnavailable(self._connector.why(error)) from error
                 self._stop = threading.Event()
                 threading.Thread(
                     target=self._read,
