@@ -189,12 +189,14 @@ class RunningTasks(Component):
 
     def quiet(self) -> None:
         """Take back what has not begun, which the Listener is to give back."""
+        self._settler.quiet()
         self._pool.quiet()
         self._waiting.recall()
         self._mailbox.wake()
 
     def stop(self, deadline: float = 0.0) -> None:
         """Kill what still runs."""
+        self._settler.quiet()
         cut = self._pool.stop(deadline)
         self._settler.ended([(request, Outcome(INTERRUPTED, text="the worker ends")) for request in cut])
 

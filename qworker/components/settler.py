@@ -50,14 +50,19 @@ class Settler:
         self._writer = writer
         self._counters = counters
         self.cut: list[str | None] = []
-        """Ids of the calls whose runs were cut short because the worker ends; any thread appends."""
+        """Ids of the calls whose runs were cut short since the worker began to end; any thread appends."""
+        self._ending = False
+
+    def quiet(self) -> None:
+        """The worker begins to end: what is interrupted from now on, is so because of that."""
+        self._ending = True
 
     def ended(self, ends: Sequence[tuple[Request, Outcome]]) -> None:
         """Settle requests that ended, or are not to run after all; what had not started is ready again."""
         orders, waiting, told = [], [], []
         app, now = self._app, self._app.clock.now()
         for request, outcome in ends:
-            if outcome.kind == INTERRUPTED:
+            if self._ending and outcome.kind == INTERRUPTED:
                 self.cut.append(request.id)
             if request.failing is not None:
                 outcome = _answered(request.failing.outcome, outcome)

@@ -12,6 +12,7 @@ import pytest
 from qworker import QWorker
 from qworker.components.assembly import ABSENT, Assembly
 from qworker.components.component import Component
+from qworker.tasks.outcome import INTERRUPTED
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 from qworker.worker import Worker
 from tests.support.logging_events import logged
@@ -139,6 +140,19 @@ def test_a_run_that_the_stop_cuts_short_is_counted_and_comes_again() -> None:
     assert worker.parts.running.cut == 1
     worker.run()
     assert (house.store.held, house.store.messages, house.ran) == (set(), 1, [])
+
+
+def test_a_run_that_another_ones_end_interrupts_is_not_counted_as_cut_short_by_the_stop() -> None:
+    house = House()
+    worker = house.step_worker()
+    house.add.delay(1)
+    worker.run()
+    (request,) = worker.pool.held
+    worker.pool.end(request, INTERRUPTED)
+    assert worker.parts.running.cut == 0
+    worker.parts.running.quiet()
+    worker.run()
+    assert worker.parts.running.cut == 0
 
 
 def test_no_part_waits_for_another_to_be_made() -> None:

@@ -165,7 +165,7 @@ def test_a_generator_is_refused_where_the_task_is_defined(function: Any) -> None
     with pytest.raises(ConfigurationError, match="task g has a yield"):
         app.task(name="g")(function)
     with pytest.raises(ConfigurationError, match="task g has a yield"):
-        app.register_task(type("Generating", (Task,), {"name": "g", "run": function}))
+        app.register_task(type("Generating", (Task,), {"name": "g", "run": staticmethod(function)}))
 
 
 @pytest.mark.parametrize(
