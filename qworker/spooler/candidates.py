@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Iterable
 from heapq import heappop, heappush
-from itertools import count
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol
 from zlib import crc32
 
 from qworker.clock import Clock
@@ -30,9 +30,6 @@ LONGEST_LEFT = 5.0
 """The same for one that was left alone for no known reason: it is tried again without anything happening."""
 MOST_TRIES = 10
 """That many have led to the longest delay."""
-
-Key: TypeAlias = "tuple[int | bytes, ...]"
-"""By which files are tried: the order of their names, or in which they came."""
 
 
 class Share(NamedTuple):
@@ -53,15 +50,68 @@ class _Vain(NamedTuple):
     not_before: float
 
 
+class _Ready(Protocol):
+    """Files that are ready to be tried, in their order."""
+
+    def __len__(self) -> int: ...
+
+    def push(self, path: str) -> None: ...
+
+    def pop(self) -> str:
+        """The first; only when there is one."""
+
+    def precedes(self, scanned_to: str) -> bool:
+        """Whether the first comes before all that a scan may still find, which has come to this path."""
+
+
+class _Arrival:
+    """As they came, and those of our share first. No heap: there may be many, and each is handled twice."""
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._ours: deque[str] = deque()
+        self._others: deque[str] = deque()
+
+    def __len__(self) -> int:
+        return len(self._ours) + len(self._others)
+
+    def push(self, path: str) -> None:
+        share = self._share
+        is_ours = share.of == 1 or crc32(os.fsencode(path)) % share.of == share.number
+        (self._ours if is_ours else self._others).append(path)
+
+    def pop(self) -> str:
+        return (self._ours or self._others).popleft()
+
+    def precedes(self, scanned_to: str) -> bool:
+        return bool(self._ours)
+
+
+class _Natural:
+    """In the natural order of the paths."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[bytes, ...], str]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, path: str) -> None:
+        heappush(self._heap, (path_key(path), path))
+
+    def pop(self) -> str:
+        return heappop(self._heap)[1]
+
+    def precedes(self, scanned_to: str) -> bool:
+        return self._heap[0][0] <= path_key(scanned_to)
+
+
 class Candidates:
     """ordered: by the natural order of the paths; else as they came, and those of our share first."""
 
     def __init__(self, clock: Clock, *, ordered: bool = False, share: Share = WHOLE) -> None:
         self._clock = clock
-        self._turns = count()
-        self._share = share
-        self._key: Callable[[str], Key] = path_key if ordered else self._turn
-        self._ready: list[tuple[Key, str]] = []
+        self._ready: _Ready = _Natural() if ordered else _Arrival(share)
         self._waiting: set[str] = set()  # what is in _ready
         self._refused: dict[str, Refusal] = {}
         self._vain: dict[str, _Vain] = {}
@@ -72,6 +122,16 @@ class Candidates:
     def __len__(self) -> int:
         """How many files are ready to be tried."""
         return len(self._ready)
+
+    @property
+    def have_refused(self) -> bool:
+        """Whether a file is remembered that was refused."""
+        return bool(self._refused)
+
+    def touch_all(self) -> None:
+        """Something about any of the files that were refused may have changed."""
+        for path in self._refused:
+            self.offer(path)
 
     def refused(self, path: str) -> Refusal | None:
         """Why this file was refused when it was last tried; None when it was not."""
@@ -118,7 +178,7 @@ class Candidates:
             self._take_up(self._clock.now())
         if not self._ready:
             return None
-        path = heappop(self._ready)[1]
+        path = self._ready.pop()
         self._waiting.discard(path)
         self._held.add(path)
         return path
@@ -167,19 +227,15 @@ class Candidates:
         """When the next file that rests is to be tried, epoch seconds; infinity when none rests."""
         return self._later[0][0] if self._later else math.inf
 
-    def first_key(self) -> Key:
-        """By which the file sorts that take() would return. Only when there is one."""
-        return self._ready[0][0]
-
-    def _turn(self, path: str) -> Key:
-        share = self._share
-        another = share.of > 1 and crc32(os.fsencode(path)) % share.of != share.number
-        return another, next(self._turns)
+    def precede(self, scanned_to: str) -> bool:
+        """Whether what take() would return comes before all that a scan may still find, which came so far.
+        Only when there is some."""
+        return self._ready.precedes(scanned_to)
 
     def _make_ready(self, path: str) -> None:
         if path not in self._waiting and path not in self._held:
             self._waiting.add(path)
-            heappush(self._ready, (self._key(path), path))
+            self._ready.push(path)
 
     def _forget(self, path: str) -> None:
         if self._refused:

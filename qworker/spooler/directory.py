@@ -24,7 +24,6 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.spooler.candidates import WHOLE, Candidates, Share
 from qworker.spooler.claiming import GRACE_SECONDS, Claim, ClaimedPlace, Reason, Refusal
 from qworker.spooler.locks import FileLock, best_lock
-from qworker.spooler.names import path_key
 from qworker.spooler.options import FREQUENCY_SECONDS
 from qworker.spooler.place import prepared
 from qworker.spooler.scanning import Entry, scan, scan_in_order
@@ -180,6 +179,7 @@ class SpoolDirectory:
 
     def rest(self) -> float:
         """Seconds for which there is no job, unless fileno() can be read."""
+        self._mind_attributes()
         if self._candidates or self._scanning is not None or self._ended or self._again:
             return 0.0
         until_due = self.next_due() - self._clock.now()
@@ -229,6 +229,7 @@ class SpoolDirectory:
                 self._candidates.done(path)
             else:
                 self._candidates.refuse(path, refusal)
+        self._mind_attributes()
         for _ in range(MOST_READS):
             told = self._watcher.told()
             self._take_in(told)
@@ -236,6 +237,12 @@ class SpoolDirectory:
                 break
         if self._scanning is None and (self._again or self._clock.monotonic() >= self._next_scan):
             self._begin_scan()
+
+    def _mind_attributes(self) -> None:
+        """Have the system tell that attributes change while a file rests here, whose time may be set anew."""
+        rests = self._candidates.have_refused
+        if self._watcher.mind_attributes(rests) and rests:
+            self._candidates.touch_all()  # they may have changed before that
 
     def _take_in(self, told: Told) -> None:
         for path in told.written:
@@ -273,10 +280,7 @@ class SpoolDirectory:
 
     def _is_to_scan(self) -> bool:
         """Of a scan: whether the next step is its; nothing is ready, or what it may find comes first."""
-        if not self._candidates:
-            return True
-        first = self._candidates.first_key()
-        return first > path_key(self._scanned_to) if self._ordered else bool(first[0])
+        return not self._candidates or not self._candidates.precede(self._scanned_to)
 
     def _scan_on(self) -> None:
         assert self._scanning is not None

@@ -5,7 +5,8 @@ Goes to:     ``directory``.
 Thread:      that of the SpoolDirectory.
 
 Every spooler that fails to get a lock closes a file that it opened for writing, and so does every one that
-counts an attempt or gives a job back. What is told is therefore only that a name may be worth a look.
+counts an attempt or gives a job back. What is told is therefore only that a name may be worth a look. That
+attributes change is of use only to a file that was refused: while there is none, nobody pays for being told.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from qworker.spooler.names import PREFIX, is_priority
 
 logger = logging.getLogger(__name__)
 
-_FILES = inotify.CLOSE_WRITE | inotify.MOVED_TO | inotify.ATTRIB
+_FILES = inotify.CLOSE_WRITE | inotify.MOVED_TO
 _ITSELF = inotify.DELETE_SELF | inotify.MOVE_SELF
 _HOW = inotify.ONLY_DIRECTORY | inotify.NO_LINK | inotify.NOT_UNLINKED
 _LOST = inotify.OVERFLOW | inotify.IGNORED | inotify.DELETE_SELF | inotify.MOVE_SELF
@@ -45,6 +46,7 @@ class Watcher:
         self._place = place
         self._ordered = ordered
         self._folders: dict[int, str] = {}
+        self._attributes = False
         try:
             self._inotify: Inotify | None = Inotify()
         except OSError as error:
@@ -59,11 +61,21 @@ class Watcher:
         """Watch this folder of the place, '' for itself, if that can be. May be said again."""
         if self._inotify is None:
             return
-        mask = _FILES | _ITSELF | _HOW | (inotify.CREATE if self._ordered else 0)
+        mask = _FILES | _ITSELF | _HOW
+        mask |= (inotify.CREATE if self._ordered else 0) | (inotify.ATTRIB if self._attributes else 0)
         try:
             self._folders[self._inotify.add(f"{self._place}/{folder}", mask)] = folder
         except OSError as error:
             logger.warning("%s/%s is only looked at from time to time: %s", self._place, folder, error)
+
+    def mind_attributes(self, mind: bool) -> bool:
+        """Be told of attributes that change, or not. Return whether that is new."""
+        if mind == self._attributes:
+            return False
+        self._attributes = mind
+        for folder in list(self._folders.values()):
+            self.watch(folder)
+        return True
 
     def told(self) -> Told:
         """What has happened since the last time. Never waits."""
@@ -75,10 +87,6 @@ class Watcher:
         touched: list[str] = []
         folders: list[str] = []
         for watch, mask, name in events:
-            if mask == inotify.ATTRIB and name.startswith(PREFIX):  # most: each attempt is counted
-                if (folder := self._folders.get(watch)) is not None:
-                    touched.append(f"{folder}/{name}" if folder else name)
-                continue
             lost = lost or bool(mask & _LOST)
             folder = self._folders.get(watch)
             if mask & inotify.IGNORED:

@@ -74,7 +74,7 @@ class Place:
         return self.store.messages
 
     def has_lost_none(self) -> bool:
-        """Whether each of fill() waits or has run: a thread that the stop did not wait for ends a little later."""
+        """Whether each of fill() waits or has run; a thread that a stop does not wait for ends later."""
         return self.waiting() + len(self.ran) >= 11
 
 

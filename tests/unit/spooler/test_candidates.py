@@ -33,7 +33,8 @@ def test_in_order() -> None:
     candidates = Candidates(FakeClock(), ordered=True)
     for path in ("u10", "u9", "2/u1", "10/u1"):
         candidates.offer(path)
-    assert candidates.first_key() < (b"u",)
+    assert candidates.precede("2/u2")
+    assert not candidates.precede("1/u1")
     assert taken(candidates) == ["2/u1", "10/u1", "u9", "u10"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -162,10 +163,11 @@ def test_what_happens_to_files_that_are_run_is_no_news(
     dispatch: Open, writer: Writer, clock: FakeClock
 ) -> None:
     path = writer.write({})
+    writer.write({}, at=clock.now() + 1000.0)  # while one rests, changes of attributes are told
     consumer = dispatch()
     assert len(consumer.lease((), 10).messages) == 1
     assert consumer.lease((), 10).messages == []
-    consumer.wait(0.0)  # the file was written
+    consumer.wait(0.0)  # the files were written
     os.setxattr(path, ATTRIBUTE, b"1")
     assert consumer.files() != []
     assert not consumer.wait(5.0)
@@ -173,6 +175,35 @@ def test_what_happens_to_files_that_are_run_is_no_news(
     writer.write({})
     clock.advance(DEAF_SECONDS)
     assert consumer.wait(5.0), "what is new is heard of a moment later"
+
+
+def test_nothing_is_told_of_attributes_while_no_file_rests(dispatch: Open, writer: Writer) -> None:
+    path = writer.write({})
+    consumer = dispatch()
+    assert len(consumer.lease((), 10).messages) == 1
+    assert consumer.lease((), 10).messages == []
+    consumer.wait(0.0)  # the file was written
+    os.setxattr(path, ATTRIBUTE, b"1")
+    with selectors.DefaultSelector() as selector:
+        selector.register(consumer.files()[0], selectors.EVENT_READ)
+        assert selector.select(0) == []
+
+
+def test_a_file_that_rests_is_heard_of_when_its_time_changes(
+    dispatch: Open, writer: Writer, clock: FakeClock
+) -> None:
+    path = writer.write({})
+    consumer = dispatch()
+    (leased,) = consumer.lease((), 10).messages
+    assert consumer.lease((), 10).messages == []
+    os.utime(path, (5, clock.now() + 1000.0))  # as who gives it back does
+    consumer.settle_held([Ack(leased.tag)])
+    while consumer.wait(0.0):
+        assert consumer.lease((), 10).messages == []
+    clock.advance(DEAF_SECONDS)
+    os.utime(path, (5, clock.now()))
+    assert consumer.wait(5.0)
+    assert len(consumer.lease((), 10).messages) == 1
 
 
 def test_who_has_room_for_no_more_is_not_told_of_more(dispatch: Open, writer: Writer) -> None:
