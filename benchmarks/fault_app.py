@@ -64,7 +64,9 @@ elif SYSTEM == "dramatiq":
 def produce() -> None:
     """Send until stdin ends."""
     number = 0
-    while not select.select([sys.stdin], [], [], float(os.environ["FAULT_PAUSE"]))[0]:
+    end = select.poll()
+    end.register(sys.stdin, select.POLLIN)
+    while not end.poll(float(os.environ["FAULT_PAUSE"]) * 1000):
         number += 1
         try:
             send(number)

@@ -132,8 +132,10 @@ def _keyboard() -> int:
 
 def _wait(censuses: list[Census], keyboard: int, seconds: float) -> bool:
     files = [census.fileno() for census in censuses if census.fileno() >= 0]
-    ready, _, _ = select.select(files + ([keyboard] if keyboard >= 0 else []), [], [], seconds)
-    if keyboard not in ready:
+    waiting = select.poll()
+    for file in files + ([keyboard] if keyboard >= 0 else []):
+        waiting.register(file, select.POLLIN)
+    if keyboard not in (file for file, _ in waiting.poll(seconds * 1000)):
         return False
     typed = os.read(keyboard, 100)
     return not typed or b"q" in typed.lower()  # nothing: the terminal has gone

@@ -44,6 +44,14 @@ def _never() -> bool:
     return False
 
 
+def _is_ready(side: socket.socket, event: int, seconds: float) -> bool:
+    """Whether *side* can be read or written within *seconds*. By poll: a process that has run many tests has
+    files with numbers that select() refuses. ValueError when it is closed."""
+    waiting = select.poll()
+    waiting.register(side, event)
+    return bool(waiting.poll(seconds * 1000))
+
+
 class Link:
     """One direction. pieces, count: reads, and bytes that were forwarded, of all connections. The test turns
     the knobs."""
@@ -208,7 +216,7 @@ class Proxy:
                 while late and late[0][0] <= now:
                     self._send(sink, late.popleft()[1], link, pair)
                 pause = min(_TICK, late[0][0] - now) if late else _TICK
-                if ended or not select.select([source], [], [], max(pause, 0.0))[0]:
+                if ended or not _is_ready(source, select.POLLIN, max(pause, 0.0)):
                     time.sleep(max(pause, 0.0) if ended else 0.0)
                     continue
                 if not link.is_open or pair in self._stranded:  # since we began to wait
@@ -232,7 +240,7 @@ class Proxy:
     def _send(self, sink: socket.socket, data: bytes, link: Link, pair: Pair) -> None:
         """Never for longer than the connection lives, also when nobody reads at the other end."""
         while data and pair in self._pairs:
-            if not select.select([], [sink], [], _TICK)[1]:
+            if not _is_ready(sink, select.POLLOUT, _TICK):
                 continue
             rate = link.rate
             sent = sink.send(data[: max(1, int(rate * _TICK))] if rate else data)

@@ -7,7 +7,6 @@ import itertools
 import os
 import pty
 import re
-import select
 import shutil
 import signal
 import struct
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, readable
 
 pytestmark = pytest.mark.acceptance
 SHOP = Path(__file__).resolve().parents[2] / "examples" / "django_shop"
@@ -92,7 +91,7 @@ class InTerminal:
         while not re.search(wanted, self.shown, re.DOTALL):
             assert self.process.poll() is None, self.shown
             assert time.monotonic() < until, self.shown
-            if select.select([self._ours], [], [], 0.1)[0]:
+            if readable(self._ours, seconds=0.1):
                 came = os.read(self._ours, 65536).decode(errors="replace")
                 self.shown += came
                 # Every terminal tells where its cursor is; blessed waits for that.

@@ -870,7 +870,7 @@ def test_a_short_task_does_not_wait_behind_a_long_one(rig_of: Make) -> None:
     rig.run("careful", 0)
     for _ in range(100):
         rig.pool.runtimes.learn("careful", 0.0)
-    long, *behind = [rig.request("careful", seconds) for seconds in (2.0, 0, 0, 0)]
+    long, *behind = [rig.request("careful", seconds) for seconds in (6.0, 0, 0, 0)]
     taken = len(behind) - len(rig.pool.submit([long, *behind]))
     assert taken == 3, "they were to be in one frame"
     ends = [rig.end_of(request) for request in behind]

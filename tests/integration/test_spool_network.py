@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import os
-import select
 import socket
 import stat
 import struct
@@ -32,7 +31,7 @@ from qworker.spooler.writing import Writer
 from tests.support.spool_servers import EVERYWHERE, Served, rest, served, talk
 from tests.support.spools import files
 from tests.support.uwsgi_files import DATA, samples
-from tests.support.waiting import until
+from tests.support.waiting import readable, until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -538,7 +537,7 @@ def test_large_bodies_of_many_are_bounded(tmp_path: Path) -> None:
             client = stack.enter_context(here.connect())
             client.sendall(image[:-1])
             answers.append(client)
-        assert select.select(answers, [], [], 30)[0], "one of them is refused before any is complete"
+        assert readable(*answers), "one of them is refused before any is complete"
         assert here.exchange(OK) == ENQUEUED
         refused = 0
         for client in answers:

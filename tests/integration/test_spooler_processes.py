@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
 import textwrap
@@ -13,6 +12,7 @@ import pytest
 
 from qworker.spooler import runtime
 from qworker.spooler.signal_socket import SignalSocket
+from tests.support.waiting import readable
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -50,7 +50,7 @@ def place(tmp_path: Path) -> Path:
 def test_a_signal_from_the_web_wakes_the_spooler(place: Path) -> None:
     receiver = SignalSocket(place)
     web(place, "uwsgi.signal(17); uwsgi.signal(3)")
-    assert select.select([receiver], [], [], 30)[0], "it can be waited for"
+    assert readable(receiver), "it can be waited for"
     assert receiver.read() == [17, 3]
     receiver.close()
 

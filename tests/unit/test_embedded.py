@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import sqlite3
 import stat
 import threading
@@ -31,6 +30,7 @@ from qworker.transports.sqlite import (
     transaction,
 )
 from qworker.transports.sqlite.database import busy
+from tests.support.waiting import readable
 
 # -- where it is --
 
@@ -473,9 +473,9 @@ def test_a_pipe_made_later_is_found(pipes: Path) -> None:
 
 def test_pipes_can_be_polled_beside_other_files(pipes: Path) -> None:
     pipe = NotificationPipe(pipes, "message")
-    assert select.select([pipe.fileno()], [], [], 0) == ([], [], [])
+    assert readable(pipe.fileno(), seconds=0) == []
     Notifier(pipes, "message").notify()
-    assert select.select([pipe.fileno()], [], [], 10)[0] == [pipe.fileno()]
+    assert readable(pipe.fileno()) == [pipe.fileno()]
     pipe.close()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import select
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from qworker.spooler import runtime, signal_socket
 from qworker.spooler.signal_source import SignalSource
 from qworker.spooler.signal_table import SignalTable
+from tests.support.waiting import readable
 
 
 @pytest.fixture
@@ -53,10 +53,10 @@ def test_timers_have_a_directory_of_ours(source: SignalSource, table: SignalTabl
 def test_others_raise_signals(
     source: SignalSource, places: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert not select.select(source.filenos(), [], [], 0)[0]
+    assert not readable(*source.filenos(), seconds=0)
     signal_socket.send(places[1], 1)
     signal_socket.send(places[0], 9)
-    assert len(select.select(source.filenos(), [], [], 0)[0]) == 2
+    assert len(readable(*source.filenos(), seconds=0)) == 2
     with caplog.at_level(logging.WARNING):
         assert source.due(0) == [(1, places[1])]
     assert "signal 9" in caplog.text
