@@ -47,11 +47,12 @@ class Post(NamedTuple):
 
 
 class Loop:
-    """The thread, started when it is first asked for something."""
+    """The thread. It is there as long as somebody has said begin_use(), and not yet end_use()."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # under the lock, as what follows
+        self._users = 0
         self._inherited: list[asyncio.AbstractEventLoop] = []
         """Of the parents of this process; never closed here, which would disturb them."""
         _loops.add(self)
@@ -61,6 +62,27 @@ class Loop:
         if self._loop is not None:
             self._inherited.append(self._loop)
         self._loop = None
+        self._users = 0
+
+    def begin_use(self) -> asyncio.AbstractEventLoop:
+        """To be said before anything is asked; returns what end_use() takes."""
+        with self._lock:
+            self._users += 1
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=_serve, args=(self._loop,), name="nats", daemon=True).start()
+            return self._loop
+
+    def end_use(self, begun: asyncio.AbstractEventLoop) -> None:
+        """Nothing is asked any more by who said begin_use(). A process may open and close many brokers, each
+        of which has a thread."""
+        with self._lock:
+            if begun is not self._loop:
+                return  # it is that of a parent of this process
+            self._users -= 1
+            if not self._users:
+                begun.call_soon_threadsafe(begun.stop)
+                self._loop = None
 
     def run(self, work: Coroutine[Any, Any, Answer], seconds: float) -> Answer:
         """What *work* returns or raises. TimeoutError when that takes longer than so many *seconds*."""
@@ -72,32 +94,56 @@ class Loop:
             raise
 
     def call_soon(self, function: Callable[[], None]) -> None:
-        """Have *function* called in the thread."""
-        self._running().call_soon_threadsafe(function)
+        """Have *function* called in the thread, if there is one."""
+        loop = self._loop
+        if loop is not None:
+            with suppress(RuntimeError):  # it ends at this moment
+                loop.call_soon_threadsafe(function)
 
     def _running(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                loop = asyncio.new_event_loop()
-                threading.Thread(target=loop.run_forever, name="nats", daemon=True).start()
-                self._loop = loop
-            return self._loop
+        loop = self._loop
+        if loop is None:
+            raise ConnectionError("the connection is closed, or belongs to another process")
+        return loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run *loop* until it is stopped, and leave nothing of it behind."""
+    loop.run_forever()
+    loop.run_until_complete(_cancel_all())
+    loop.close()
+
+
+async def _cancel_all() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 _loops = forgetful()
 
 
 class Connection:
-    """client: of nats-py, connected in *loop*. timeout: seconds for an answer. api: what the subjects of
-    JetStream's own interface begin with."""
+    """client: of nats-py, connected in *loop*, whose use has *begun* and ends with it. timeout: seconds for
+    an answer. api: what the subjects of JetStream's own interface begin with."""
 
-    def __init__(self, loop: Loop, client: Any, timeout: float, api: str = "$JS.API") -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        begun: asyncio.AbstractEventLoop,
+        client: Any,
+        timeout: float,
+        api: str = "$JS.API",
+    ) -> None:
         self.loop = loop
+        self._begun = begun
         self.client = client
         self.timeout = timeout
         self.api = api
         self._inbox: str = client.new_inbox()
         self._subscribed = False
+        self._released = False
         self._expected: dict[str, tuple[dict[int, Any], int, asyncio.Future[None]]] = {}
         self._count = 0
         self.declared: dict[str, str] = {}
@@ -172,12 +218,16 @@ class Connection:
 
     def release(self) -> None:
         """Close the connection. Safe to call twice."""
-        if self.client.is_closed:
+        if self._released:
             return
+        self._released = True
         try:
-            self.loop.run(self.client.close(), 2.0)
+            if not self.client.is_closed:
+                self.loop.run(self.client.close(), 2.0)
         except Exception:  # noqa: BLE001 - whatever it was: it is given up
             pass
+        finally:
+            self.loop.end_use(self._begun)
 
 
 class Inbox:

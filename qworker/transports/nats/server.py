@@ -73,9 +73,11 @@ class NatsServer(RemoteServer):
 
     def connect(self) -> Connection:
         said: list[str] = []
+        begun = self._loop.begin_use()
         try:
             client = self._loop.run(self._connected(said), self.timeout)
         except Exception as error:  # noqa: BLE001 - whatever nats-py raises here: there is no connection
+            self._loop.end_use(begun)
             # A server that refuses us closes at once, and what it says of that may be lost at some tries.
             refusals = [text for text in said if any(word in text.lower() for word in REFUSING)]
             text = [f"{type(error).__name__}: {error}".rstrip(": "), *said, *refusals][-1]
@@ -86,8 +88,11 @@ class NatsServer(RemoteServer):
                     setting="broker_url",
                 ) from None
             raise BrokerUnavailable(f"{self.shown}: {explained(text)}") from None
+        except BaseException:
+            self._loop.end_use(begun)
+            raise
         self._answered = True
-        return Connection(self._loop, client, self.timeout)
+        return Connection(self._loop, begun, client, self.timeout)
 
     async def _connected(self, said: list[str]) -> Client:
         async def note(error: Exception) -> None:
