@@ -7,6 +7,8 @@ Thread:      the test's.
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import Any
 
 from qworker.testing.clock import FakeClock
@@ -198,6 +200,31 @@ def test_a_closed_store_opens_again_when_used(store: Broker) -> None:
     store.sender.push([message("a")])
     generation(store)
     assert names(take(store)) == ["a"]
+
+
+def test_a_closed_store_leaves_nothing_open(open_: Open) -> None:
+    """A process may open and close as many as it likes, as one that is asked by many threads does."""
+
+    def use() -> None:
+        store = open_()
+        own = generation(store)
+        store.sender.push([message("a")])
+        found = take(store)
+        assert names(found) == ["a"]
+        store.consumer.settle(own, [Ack(found[0].tag)])
+        store.close()
+
+    use()  # what is loaded or begun once may stay
+    before = _open_here()
+    for _ in range(4):
+        use()
+    until(lambda: all(now <= then for now, then in zip(_open_here(), before, strict=True)))
+
+
+def _open_here() -> tuple[int, int]:
+    """How many threads this process has, and how many files, where the system tells."""
+    files = "/proc/self/fd"
+    return threading.active_count(), len(os.listdir(files)) if os.path.isdir(files) else 0
 
 
 @asks(Assumption.DEAD_FROM_ELSEWHERE)
