@@ -411,10 +411,11 @@ class Task(Generic[P, R]):
     # -- hooks: what a custom base overrides; they run in the worker --
 
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called before the task runs."""
+        """Called before the task runs, each attempt of it. What it raises is as if the task had raised it."""
 
     def on_success(self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called after the task returned *retval*."""
+        """Called after the task returned *retval*. What this or a hook below raises is logged, and changes
+        nothing."""
 
     def on_retry(
         self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: Any
