@@ -4,44 +4,115 @@ The pages are plain Markdown that any code host shows; what only Sphinx needs, t
 here.
 """
 
+from collections import _tuplegetter
+from inspect import isfunction
 from typing import Any
 
+import django
+from django.conf import settings
+
+import qworker
 from qworker import __version__
+
+# The page about the Django package is made from its docstrings, and models are loaded within a project.
+settings.configure(
+    INSTALLED_APPS=[
+        "django.contrib.admin",
+        "django.contrib.auth",
+        "django.contrib.contenttypes",
+        "qworker.django",
+    ],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3"}},
+    SECRET_KEY="of nothing",
+)
+django.setup()
 
 project = "qworker"
 author = "qworker contributors"
 copyright = "2026, qworker contributors"
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"qworker {version}"
 myst_heading_anchors = 3
-# Pages link to files beside docs/ too (examples, CONTRIBUTING), which are not part of the built pages.
-suppress_warnings = ["myst.xref_missing"]
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+default_role = "code"
+# Pages link to files beside docs/ too (examples, CONTRIBUTING), which are not part of the built pages; and an
+# annotation that says Task is no link, since there are several.
+suppress_warnings = ["myst.xref_missing", "ref.python"]
 # Copied are the commands, without their prompts and what they print.
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 copybutton_line_continuation_character = "\\"
 
 CONTENTS = {
-    "Start here": ("tutorial", "tutorial-django"),
-    "How to": ("how-to/*",),
-    "Reference": ("reference/*",),
-    "Explanation": ("explanation/*",),
+    "index": {
+        "Start here": ("tutorial", "tutorial-django"),
+        "How to": ("how-to/*",),
+        "Reference": ("reference/*",),
+        "Explanation": ("explanation/*",),
+    },
+    "reference/api": {
+        "": (
+            "api/app",
+            "api/tasks",
+            "api/results",
+            "api/canvas",
+            "api/schedules",
+            "api/signals",
+            "api/errors",
+            "api/looking",
+            "api/testing",
+            "api/django",
+            "api/spooler",
+            "api/brokers",
+        )
+    },
 }
-"""The captions of the sidebar, and the pages below each."""
+"""The captions of the sidebar, and the pages below each, by the page that leads to them."""
 
 
 def add_contents(app: Any, page: str, source: list[str]) -> None:
-    if page == "index":
-        for caption, pages in CONTENTS.items():
-            listed = "\n".join(pages)
-            source[0] += (
-                f"\n```{{toctree}}\n:hidden:\n:glob:\n:caption: {caption}\n\n{listed}\n```\n"
+    for caption, pages in CONTENTS.get(page, {}).items():
+        named = f":caption: {caption}\n" if caption else ""
+        listed = "\n".join(pages)
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n{named}\n{listed}\n```\n"
+
+
+def leave_out_fields(
+    app: Any, what: str, name: str, found: Any, skip: bool, options: Any
+) -> bool | None:
+    """The docstring of a tuple explains its fields."""
+    return True if isinstance(found, _tuplegetter) else None
+
+
+def leave_out_modules(
+    app: Any, what: str, name: str, found: Any, options: Any, lines: list[str]
+) -> None:
+    """The docstring of a module is for whoever changes it."""
+    if what == "module":
+        lines.clear()
+
+
+def tell_where_classes_are_written() -> None:
+    """Classes of the front door say that they are from there; what is to be found in their source, as the
+    order of their methods, is found where they are written."""
+    for kind in (getattr(qworker, name) for name in qworker.__all__):
+        if isinstance(kind, type) and kind.__module__ == qworker.__name__:
+            methods = (each for each in vars(kind).values() if isfunction(each))
+            own = (
+                each.__module__
+                for each in methods
+                if each.__qualname__.startswith(f"{kind.__qualname__}.")
             )
+            kind.__module__ = next(own, kind.__module__)
 
 
 def setup(app: Any) -> None:
+    tell_where_classes_are_written()
+    app.connect("autodoc-process-docstring", leave_out_modules)
+    app.connect("autodoc-skip-member", leave_out_fields)
     app.connect("source-read", add_contents)

@@ -9,10 +9,13 @@ The page of settings is made by ``python -m qworker.conf.reference``.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
+from typing import is_typeddict
 
 import click
 
@@ -20,8 +23,9 @@ from qworker import errors
 from qworker.cli.main import main as command_line
 from qworker.conf import SETTINGS
 from qworker.django.settings.keys import KEYS, SPELLINGS, Key
-from qworker.publishing.call import FOR_CELERYS_SAKE
+from qworker.publishing.options import CallOptions
 from qworker.tasks import options
+from qworker.tasks.decorators import TaskOptions
 from qworker.tasks.task import Task
 from qworker.transports.capabilities import (
     CAPABILITIES,
@@ -151,11 +155,16 @@ def errors_page() -> str:
 
 
 def task_options_page() -> str:
-    """Every option of a task with its default or its setting, and what the docstring of apply_async says of a
-    call."""
+    """Every option of a task with its default or its setting, and every option of a call, with the lines that
+    an editor shows."""
     lines = [
         "# Options of tasks and calls\n",
-        NOTICE + "## Of a task\n",
+        NOTICE
+        + "An editor completes these options and shows the line about each; a misspelt one is a type error. "
+        "Whoever hands options on types them by `**options: Unpack[qworker.CallOptions]`. What a middleware "
+        "declares, and stamps by their names, no type checker can know: hand them over by `**options`, where "
+        "`options` is a `dict[str, Any]`.\n",
+        "## Of a task\n",
         "Given to `@app.task(…)` and `@shared_task(…)`, or as attributes of a class for `base=`. What a task "
         "does not "
         "say comes from the setting beside it; a name that does not exist is an error where the task is "
@@ -163,38 +172,69 @@ def task_options_page() -> str:
         'Seconds may be a `timedelta` or text such as `"10s"` too.\n',
         "| option | what it says | default |",
         "|---|---|---|",
-        "| `name` | what messages call it | `module.function` |",
-        "| `bind` | give the task itself to the function, as first argument | `False` |",
-        "| `base` | the class it is made of, a subclass of `Task` | the app's, `Task` |",
-        "| `pydantic` | arguments annotated with pydantic's models come as models, and a result of the "
-        "annotated class is stored as its "
-        "data; with `pydantic_strict`, `pydantic_context` and `pydantic_dump_kwargs` for pydantic | "
-        "`False` |",
+        "| `bind` | Give the task itself to the function, as first argument. | `False` |",
+        "| `base` | The class it is made of, a subclass of `Task`; its attributes may be given as options, "
+        "too. | the app's, `Task` |",
     ]
-    for name in options.OPTIONS:
-        setting = options.FROM_SETTINGS.get(name)
-        default = getattr(Task, name)
-        if isinstance(default, Mapping):
-            default = dict(default)
-        shown = (
-            f"`{default!r}`"
-            if setting is None
-            else f"`{setting}`: `{SETTINGS[setting].default!r}`"
-        )
-        lines.append(f"| `{name}` | {options.MEANING[name]} | {shown} |")
-    words = inspect.getdoc(Task.apply_async) or ""
-    described = words.partition("\n\n")[2]
+    for name, words in option_lines(TaskOptions).items():
+        lines.append(f"| `{name}` | {words} | {_default_of_option(name)} |")
     lines += [
         "\n## Of a call\n",
-        "Given to `apply_async`, `send_task`, `apply_many` and `send_many`, and to `retry` where they make "
-        "sense there. "
-        "They win over the task's own.\n",
-        described.replace("``", "`"),
-        "\nTaken for Celery's sake, and without effect: "
-        + ", ".join(f"`{name}`" for name in sorted(FOR_CELERYS_SAKE))
-        + ".",
+        "Given to `apply_async`, `send_task`, `apply_many` and `send_many`, to signatures, and to `retry` "
+        "where they make sense there. "
+        "They win over the task's own. One that does not exist raises `PublishError`.\n",
+        "| option | what it says |",
+        "|---|---|",
+        "| `task_id` | The id of the call; a new one when it is left out. |",
+    ]
+    lines += [
+        f"| `{name}` | {words} |" for name, words in option_lines(CallOptions).items()
     ]
     return "\n".join(lines) + "\n"
+
+
+def option_lines(kind: type) -> dict[str, str]:
+    """What the docstring below each key of *kind*, a TypedDict, says, as a cell of a table. The keys that it
+    inherits come after its own."""
+    module = sys.modules[kind.__module__]
+    (written,) = (
+        node
+        for node in ast.parse(inspect.getsource(module)).body
+        if isinstance(node, ast.ClassDef) and node.name == kind.__name__
+    )
+    lines = {
+        key.target.id: " ".join(words.value.value.split())
+        .replace("``", "`")
+        .replace("|", "\\|")
+        for key, words in pairwise(written.body)
+        if isinstance(key, ast.AnnAssign)
+        and isinstance(key.target, ast.Name)
+        and isinstance(words, ast.Expr)
+        and isinstance(words.value, ast.Constant)
+    }
+    for base in written.bases:
+        inherited = getattr(module, ast.unparse(base), None)
+        if is_typeddict(inherited):
+            lines |= option_lines(inherited)
+    return lines
+
+
+def _default_of_option(name: str) -> str:
+    if name in options.FROM_SETTINGS:
+        setting = options.FROM_SETTINGS[name]
+        return f"`{setting}`: `{SETTINGS[setting].default!r}`"
+    if name not in options.OPTIONS:
+        return _DEFAULTS.get(name, "")
+    default = getattr(Task, name)
+    return f"`{dict(default) if isinstance(default, Mapping) else default!r}`"
+
+
+_DEFAULTS = {
+    "name": "`module.function`",
+    "pydantic": "`False`",
+    "pydantic_strict": "`False`",
+}
+"""Those of options that are no attributes of a task."""
 
 
 def transports_page() -> str:

@@ -43,10 +43,12 @@ if TYPE_CHECKING:
     )
     from qworker.logs import get_task_logger
     from qworker.middleware import Middleware
+    from qworker.publishing.options import CallOptions
     from qworker.results.graph_result import GraphResult
     from qworker.results.group_result import GroupResult, ResultSet
     from qworker.results.result import AsyncResult
     from qworker.results.waiting import allow_join_result
+    from qworker.tasks.decorators import TaskOptions
     from qworker.tasks.eager import EagerResult
     from qworker.tasks.shared import shared_task
     from qworker.tasks.task import Task
@@ -74,9 +76,11 @@ _ROOMS = {
     ),
     "qworker.logs": ("get_task_logger",),
     "qworker.middleware": ("Middleware",),
+    "qworker.publishing.options": ("CallOptions",),
     "qworker.results.graph_result": ("GraphResult",),
     "qworker.results.group_result": ("GroupResult", "ResultSet"),
     "qworker.results.result": ("AsyncResult",),
+    "qworker.tasks.decorators": ("TaskOptions",),
     "qworker.tasks.shared": ("shared_task",),
     "qworker.canvas": (
         "Signature",
@@ -116,6 +120,8 @@ __all__ = [  # noqa: RUF022 - what people look for first stands first
     "xmap",
     "xstarmap",
     "chunks",
+    "TaskOptions",
+    "CallOptions",
     "Context",
     "Middleware",
     "current_app",

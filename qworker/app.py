@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, cast, overload
 
 from qworker import signals
 from qworker.backends import Backend
@@ -38,7 +38,6 @@ from qworker.results.result import AsyncResult
 from qworker.signals import Signal, announce
 from qworker.tasks import periodic, registry
 from qworker.tasks.builtins import add_builtin_tasks
-from qworker.tasks.decorators import BoundDecorator, Decorator
 from qworker.tasks.definition import adopt, bind, change_class, make_task, task_class
 from qworker.tasks.loading import TaskModules
 from qworker.tasks.registry import TaskRegistry
@@ -50,7 +49,9 @@ if TYPE_CHECKING:
     from qworker.beat.api import Schedules
     from qworker.control.failed import Failed
     from qworker.message.signing import Signer
+    from qworker.publishing.options import CallOptions, SignatureOptions
     from qworker.results.group_result import GroupResults, ResultSet
+    from qworker.tasks.decorators import BoundDecorator, Decorator, TaskOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -163,9 +164,13 @@ class QWorker:
     @overload
     def task(self, function: Callable[P, R], /) -> TaskBase[P, R]: ...
     @overload
-    def task(self, /, *, bind: Literal[True], **options: Any) -> BoundDecorator: ...
+    def task(self, /, *, bind: Literal[True], **options: Unpack[TaskOptions]) -> BoundDecorator: ...
     @overload
-    def task(self, /, *, bind: Literal[False] = False, **options: Any) -> Decorator: ...
+    def task(self, /, *, bind: Literal[False] = False, **options: Unpack[TaskOptions]) -> Decorator: ...
+    @overload
+    def task(self, /, *, base: type[TaskBase], bind: Literal[True], **options: Any) -> BoundDecorator: ...
+    @overload
+    def task(self, /, *, base: type[TaskBase], bind: Literal[False] = False, **options: Any) -> Decorator: ...
 
     def task(
         self, function: Callable[..., Any] | None = None, /, *, bind: bool = False, **options: Any
@@ -173,9 +178,12 @@ class QWorker:
         """Make a task of a function: ``@app.task``, or ``@app.task(max_retries=5)``.
 
         - bind (bool): give the task itself as first argument.
-        - name (text): by default ``module.function``.
-        - base: a subclass of Task.
-        - options: see the reference of task options. What is left out comes from the settings.
+        - base: a subclass of Task. What that has as attributes may be given as well.
+        - options: those of ``TaskOptions``, and those that a middleware declares. What is left out comes from
+          the settings.
+
+        Returns the task, or what makes it of a function. Raises ConfigurationError for an option that does
+        not exist or cannot have its value, for a generator, and for a second task of the same name.
         """
         if function is None:
             return lambda function: self.task(function, bind=bind, **options)  # type: ignore[call-overload]
@@ -257,19 +265,27 @@ class QWorker:
         name: str,
         args: Iterable[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
-        **options: Any,
+        task_id: str | None = None,
+        **options: Unpack[CallOptions],
     ) -> AsyncResult[Any]:
-        """Have a worker call the task *name*, which need not be known here. options: as for
-        Task.apply_async."""
+        """Have a worker call the task *name*, which need not be known here.
+
+        Arguments are not held against the function. Else it takes, returns and raises what Task.apply_async
+        does.
+        """
+        given: Mapping[str, Any] = options if task_id is None else {**options, "task_id": task_id}
         return self.publisher.call_with(
-            Invocation(None, name, positional(name, args), keywords(name, kwargs), options)
+            Invocation(None, name, positional(name, args), keywords(name, kwargs), given)
         )
 
-    def send_many(self, calls: Iterable[Any], **options: Any) -> list[Any]:
+    def send_many(self, calls: Iterable[Any], **options: Unpack[CallOptions]) -> list[Any]:
         """Make many calls in one round trip: all are stored, or none.
 
-        calls: ``(name, args, kwargs)``, of which kwargs and args may be left out, or a signature, or a
-        workflow, for each.
+        - calls: ``(name, args, kwargs)``, of which kwargs and args may be left out, or a signature, or a
+          workflow, for each.
+        - options: as for Task.apply_async, the same for all.
+
+        Returns the results in the order of *calls*. Raises what Task.apply_async does.
         """
         from qworker.publishing.workflows import send_many
 
@@ -307,10 +323,10 @@ class QWorker:
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
         immutable: bool = False,
-        **more: Any,
+        **more: Unpack[SignatureOptions],
     ) -> Any:
         """Return a call that is not made yet, of a task, its name, or from the dict of a signature or
-        workflow."""
+        workflow. *more* options go over *options*."""
         if isinstance(task, Mapping):
             return signature(task, app=self)
         return Signature(task, args, kwargs, options, immutable, self, **more)

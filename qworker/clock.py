@@ -51,6 +51,7 @@ class SystemClock:
 
 
 SYSTEM_CLOCK: Clock = SystemClock()
+"""The clocks of this machine."""
 
 
 @cache

@@ -85,41 +85,77 @@ class Context:
     id: str
     """The task's id; None when the task was called as a function."""
     task: str | None
+    """The name of the task."""
     args: tuple[Any, ...]
+    """The positional arguments."""
     kwargs: dict[str, Any]
+    """The keyword arguments."""
     retries: int
+    """How often it was retried before: 0 in the first attempt."""
     eta: str | None
+    """When it was due, as ISO 8601 text; None for at once."""
     expires: str | None
+    """When it is of no use any more, as ISO 8601 text; None for never."""
     group: str | None
+    """The id of the group that it is in."""
     group_index: int | None
+    """Its place in that group, from 0 on."""
     root_id: str | None
+    """The id of the first call of all that led to this one."""
     parent_id: str | None
+    """The id of the task that made this call; None when none did."""
     timelimit: tuple[float | None, float | None] | None
+    """The hard and the soft time limit of this call, in seconds; None for that of the task."""
     time_limit: float | None
+    """The hard one of these."""
     soft_time_limit: float | None
+    """The soft one of these."""
     origin: str | None
+    """The process that made the call, as ``gen811@host`` with its number."""
     hostname: str | None
+    """The name of the worker, as ``celery@host``."""
     delivery_info: dict[str, Any] | None
+    """Where the message came by, and its priority."""
     reply_to: str | None
+    """The queue that its result is sent to; None where results are no messages."""
     correlation_id: str | None
+    """What its result is known by in that queue: its id, if its caller does not say."""
     callbacks: list[Any] | None
+    """The signatures that are called with its value."""
     errbacks: list[Any] | None
+    """The signatures that are called when it fails."""
     chain: list[Any] | None
+    """The signatures that follow it, the last one first."""
     chord: Any
+    """The signature of the body that waits for it; None for none."""
     headers: dict[str, Any] | None
+    """The custom headers of the message; None for none."""
     is_eager: bool
+    """Whether apply() runs it in its caller's process."""
     called_directly: bool
+    """Whether it was called as a function: then there is no message."""
     ignore_result: bool
+    """Whether its value is not stored."""
     argsrepr: str | None
+    """Its positional arguments, as logs show them."""
     kwargsrepr: str | None
+    """Its keyword arguments, as logs show them."""
     shadow: str | None
+    """Its name in logs; None for that of the task."""
     stamps: dict[str, Any] | None
+    """Its stamps, by their names."""
     stamped_headers: list[str] | None
+    """The names of its stamps."""
     replaced_task_nesting: int
+    """How many tasks it has taken the place of."""
     properties: Mapping[str, Any] | None
+    """The properties of the message."""
     children: list[Any]
+    """The results of the calls that it has made so far."""
     deliveries: int
+    """How many times the broker has handed this message to a worker, this time included."""
     ended: tuple[str, Any]
+    """Its final state, and its value or exception; there once it has ended."""
     added: int = 0
     """How many calls the task has added to its chord."""
     _entered_by: Any = None
@@ -277,7 +313,7 @@ def all_apps() -> list[QWorker]:
 
 
 def set_default_app(app: QWorker | None) -> None:
-    """Make *app* what current_app means outside of a task; None to forget it."""
+    """Make *app* what ``current_app`` means outside of a task, in all threads; None to forget it."""
     _default[:] = [] if app is None else [app]
 
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 PENDING = "PENDING"  #: nothing is known of it
 RECEIVED = "RECEIVED"  #: a worker has it
 STARTED = "STARTED"  #: it runs (stored with ``task_track_started``)
-SUCCESS = "SUCCESS"
-FAILURE = "FAILURE"
-REVOKED = "REVOKED"
+SUCCESS = "SUCCESS"  #: it has returned a value
+FAILURE = "FAILURE"  #: it has failed for good
+REVOKED = "REVOKED"  #: it was called off, or has expired
 REJECTED = "REJECTED"  #: refused by its worker
 RETRY = "RETRY"  #: it will run again
-IGNORED = "IGNORED"
+IGNORED = "IGNORED"  #: nobody keeps how it ends; never stored
 
-READY_STATES = frozenset({SUCCESS, FAILURE, REVOKED})
-UNREADY_STATES = frozenset({PENDING, RECEIVED, STARTED, REJECTED, RETRY})
-EXCEPTION_STATES = frozenset({RETRY, FAILURE, REVOKED})
-PROPAGATE_STATES = frozenset({FAILURE, REVOKED})
-ALL_STATES = READY_STATES | UNREADY_STATES
+READY_STATES = frozenset({SUCCESS, FAILURE, REVOKED})  #: it has ended
+UNREADY_STATES = frozenset({PENDING, RECEIVED, STARTED, REJECTED, RETRY})  #: it has not
+EXCEPTION_STATES = frozenset({RETRY, FAILURE, REVOKED})  #: the result is an exception
+PROPAGATE_STATES = frozenset({FAILURE, REVOKED})  #: ``get()`` raises it
+ALL_STATES = READY_STATES | UNREADY_STATES  #: all that may be stored but for states of your own
 
 #: most to least telling; None stands for every custom state
 PRECEDENCE = (SUCCESS, FAILURE, None, REVOKED, STARTED, RECEIVED, REJECTED, RETRY, PENDING)

@@ -13,7 +13,7 @@ KEPT = timedelta(days=30)
 
 
 @app.task(bind=True, schedule=timedelta(seconds=1))
-def measure(self: Task[..., int], folder: str = ".") -> int:
+def measure(self: Task, folder: str = ".") -> int:
     """Add a line to the history: when it was due, which folder, how many bytes."""
     size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
     due = self.request.periodic_task_due or datetime.now(UTC).isoformat()

@@ -13,7 +13,7 @@ STRIPES = 8
 
 
 @app.task(bind=True, throws=(ValueError,))
-def thumbnail(self: Task[..., Any], source: str, target: str, size: int = 80) -> dict[str, Any]:
+def thumbnail(self: Task, source: str, target: str, size: int = 80) -> dict[str, Any]:
     """Write a picture about *size* pixels wide to *target*; tell how far it is after each stripe."""
     width, rows = png.read(Path(source))
     factor = max(1, width // size)

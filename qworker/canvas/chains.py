@@ -11,7 +11,7 @@ group of one is its member, and a group becomes the header of a chord when somet
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from qworker import states
 from qworker.canvas.chords import chord
@@ -22,6 +22,7 @@ from qworker.naming import task_id as new_id
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.publishing.options import SignatureOptions
 
 OF_THE_LAST = frozenset(["task_id", "group_id", "group_index", "chord"])
 """Options of a chain that are those of its last call; link_error is for each, and every other for the
@@ -42,7 +43,7 @@ class chain(Several):
 
     _made: list[Any]
 
-    def __new__(cls, *tasks: Any, app: QWorker | None = None, **options: Any) -> Any:
+    def __new__(cls, *tasks: Any, app: QWorker | None = None, **options: Unpack[SignatureOptions]) -> Any:
         """Return a chain; or the group, or the chord, that it is."""
         if len(tasks) == 1 and isinstance(tasks[0], Mapping):
             only = maybe_signature(tasks[0], app)
@@ -57,7 +58,7 @@ class chain(Several):
         made._made = members
         return made
 
-    def __init__(self, *tasks: Any, app: QWorker | None = None, **options: Any) -> None:
+    def __init__(self, *tasks: Any, app: QWorker | None = None, **options: Unpack[SignatureOptions]) -> None:
         """tasks: signatures, or one iterable of them. options: as for apply_async."""
         super().__init__("celery.chain", (), {"tasks": self._made}, options, app=app)
         self["subtask_type"] = "chain"
@@ -156,7 +157,10 @@ class chain(Several):
         return Frozen(copy, first, before)
 
     def apply_async(
-        self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+        self,
+        args: Iterable[Any] | None = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SignatureOptions],
     ) -> Any:
         """Make the first call, whose message has the others; see Task.apply_async for *options*.
 

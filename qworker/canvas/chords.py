@@ -8,7 +8,7 @@ Thread:      any.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from qworker.canvas.groups import OF_THE_GROUP, app_of, group, with_callback
 from qworker.canvas.signatures import KINDS, Frozen, Signature, listed, maybe_signature, member, signature
@@ -17,6 +17,7 @@ from qworker.naming import task_id as new_id
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.publishing.options import SignatureOptions
     from qworker.results.result import AsyncResult
 
 OF_THE_HEADER = frozenset(["countdown", "eta"])
@@ -34,7 +35,14 @@ class chord(Signature):
 
     __slots__ = ()
 
-    def __init__(self, header: Any, body: Any = None, *, app: QWorker | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        header: Any,
+        body: Any = None,
+        *,
+        app: QWorker | None = None,
+        **options: Unpack[SignatureOptions],
+    ) -> None:
         """header: signatures, a group, or an iterable of them. body: a signature. options: as for
         apply_async."""
         header = header if isinstance(header, group) else group(_beside(header, app), app=app)
@@ -184,7 +192,10 @@ class chord(Signature):
         return Frozen(copy, result, body.last)
 
     def apply_async(
-        self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+        self,
+        args: Iterable[Any] | None = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SignatureOptions],
     ) -> AsyncResult[Any]:
         """Make the calls of the header; see Task.apply_async for *options*, which are those of the body, too.
 
@@ -200,38 +211,44 @@ class chord(Signature):
     ) -> AsyncResult[Any]:
         """Run all here and now, as a worker would; see Task.apply. Raises what a call of the header
         raises."""
-        self = self._called(kwargs)
-        given = {**self["options"], **options}
-        identity = given.pop("task_id", None)
-        callbacks, errbacks = given.pop("link", None), given.pop("link_error", None)
-        beside = {name: given[name] for name in given if name not in OF_THE_GROUP}
-        kwargs = {**self["kwargs"]["kwargs"], **(_others(kwargs) or {})}
-        header = self.header.apply((*(args or ()), *self["args"]), kwargs, **beside)
-        body = self.called_body().clone()
-        for callback in listed(callbacks):
-            with_callback(body, callback)
-        for errback in listed(errbacks):
-            body.link_error(errback)
-        if identity is not None and not isinstance(body, group):
-            body["options"].setdefault("task_id", identity)
-        ended: AsyncResult[Any] = body.apply(([each.get() for each in header.results],))
-        first: Any = ended
-        while first.parent is not None:
-            first = first.parent
-        first.parent = header
-        return ended
+        called = self._called(kwargs)
+        return _run_here(called, tuple(args or ()), _others(kwargs) or {}, {**called["options"], **options})
 
     def _called(self, kwargs: Mapping[str, Any] | None) -> Any:
         """This, or with the body that *kwargs* name."""
         body = (kwargs or {}).get("body")
         return self if body is None else self.with_body(maybe_signature(body, self._app))
 
-    def __call__(self, body: Any = None, *args: Any, **options: Any) -> AsyncResult[Any]:
+    def __call__(self, body: Any = None, *args: Any, **options: Unpack[SignatureOptions]) -> AsyncResult[Any]:
         """Make the calls of the header, for *body*."""
         return self.apply_async(args, {"body": body} if body is not None else {}, **options)
 
     def __repr__(self) -> str:
         return f"chord({self.tasks!r:.1000}, {self.body!r})"
+
+
+def _run_here(
+    called: chord, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
+) -> AsyncResult[Any]:
+    """Run the calls of the header here and now, then the body; return the result of that."""
+    identity = options.pop("task_id", None)
+    callbacks, errbacks = options.pop("link", None), options.pop("link_error", None)
+    beside = {name: options[name] for name in options if name not in OF_THE_GROUP}
+    kwargs = {**called["kwargs"]["kwargs"], **kwargs}
+    header = called.header.apply((*args, *called["args"]), kwargs, **beside)
+    body = called.called_body().clone()
+    for callback in listed(callbacks):
+        with_callback(body, callback)
+    for errback in listed(errbacks):
+        body.link_error(errback)
+    if identity is not None and not isinstance(body, group):
+        body["options"].setdefault("task_id", identity)
+    ended: AsyncResult[Any] = body.apply(([each.get() for each in header.results],))
+    first: Any = ended
+    while first.parent is not None:
+        first = first.parent
+    first.parent = header
+    return ended
 
 
 def _beside(header: Any, app: QWorker | None) -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from qworker import states
 from qworker.canvas.groups import OF_THE_GROUP
@@ -30,6 +30,7 @@ from qworker.safe_repr import safe_repr
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.publishing.options import SignatureOptions
 
 MAX_DEPENDANTS = MOST - 1
 """So many nodes may wait for one: its message names them all, and what waits for the whole graph."""
@@ -62,7 +63,7 @@ class graph(Signature):
         *,
         always: Iterable[str] = (),
         app: QWorker | None = None,
-        **options: Any,
+        **options: Unpack[SignatureOptions],
     ) -> None:
         """
         - nodes: for each name, which is a Python identifier, a signature.
@@ -199,7 +200,10 @@ class graph(Signature):
         return Frozen(copy, result, gathering.last)
 
     def apply_async(
-        self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+        self,
+        args: Iterable[Any] | None = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SignatureOptions],
     ) -> GraphResult:
         """Call the nodes that wait for nothing, in one round trip; see Task.apply_async for *options*, which
         are those of all nodes, but for countdown and eta.

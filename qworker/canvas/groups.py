@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from qworker.canvas.signatures import KINDS, Frozen, Signature, listed, maybe_signature, member, signature
 from qworker.context import get_current_app
@@ -20,6 +20,7 @@ from qworker.results.group_result import GroupResult
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.publishing.options import SignatureOptions
 
 OF_THE_GROUP = frozenset(["task_id", "group_id", "group_index", "chord", "chain", "link", "link_error"])
 """Options of a group or chord that are not those of each of its members."""
@@ -62,7 +63,7 @@ class group(Several):
 
     __slots__ = ()
 
-    def __init__(self, *tasks: Any, app: QWorker | None = None, **options: Any) -> None:
+    def __init__(self, *tasks: Any, app: QWorker | None = None, **options: Unpack[SignatureOptions]) -> None:
         """tasks: signatures, or one iterable of them. options: as for apply_async."""
         super().__init__("celery.group", (), {"tasks": members_of(tasks, app)}, options, app=app)
         self["subtask_type"] = "group"
@@ -171,18 +172,15 @@ class group(Several):
         self,
         args: Iterable[Any] | None = (),
         kwargs: Mapping[str, Any] | None = None,
-        *,
-        link: Any = None,
-        link_error: Any = None,
-        **options: Any,
+        **options: Unpack[SignatureOptions],
     ) -> GroupResult[Any]:
         """Make the calls, in one round trip; see Task.apply_async for *options*, which are those of all.
 
         Raises TypeError for link and link_error: a chord waits for all, and each member has its own errbacks.
         """
-        if link is not None:
+        if options.pop("link", None) is not None:
             raise TypeError("a group takes no link=: make a chord of it, group | callback")
-        if link_error is not None:
+        if options.pop("link_error", None) is not None:
             raise TypeError("a group takes no link_error=: give it to the members, group.link_error(errback)")
         result: GroupResult[Any] = self.app.send_workflow(self, args, kwargs, options)
         return result
@@ -200,7 +198,7 @@ class group(Several):
         """Make the calls, with *args* before and *kwargs* over the arguments of each."""
         return self.apply_async(args, kwargs)
 
-    def __call__(self, *args: Any, **options: Any) -> GroupResult[Any]:
+    def __call__(self, *args: Any, **options: Unpack[SignatureOptions]) -> GroupResult[Any]:
         """Make the calls, with *args* put before the arguments of each."""
         return self.apply_async(args, **options)
 

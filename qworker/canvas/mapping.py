@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from qworker.canvas.groups import group
 from qworker.canvas.signatures import Signature, maybe_signature
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.publishing.options import SignatureOptions
     from qworker.results.group_result import GroupResult
 
 
@@ -28,7 +29,9 @@ class xmap(Signature):
 
     _calls: ClassVar[str] = "celery.map"
 
-    def __init__(self, task: Any, it: Iterable[Any], app: QWorker | None = None, **options: Any) -> None:
+    def __init__(
+        self, task: Any, it: Iterable[Any], app: QWorker | None = None, **options: Unpack[SignatureOptions]
+    ) -> None:
         """task: a signature. it: the items. options: as for apply_async."""
         kwargs = {"task": maybe_signature(task, app), "it": list(it)}
         super().__init__(self._calls, (), kwargs, options, immutable=True, app=app)
@@ -64,7 +67,12 @@ class chunks(Signature):
     __slots__ = ()
 
     def __init__(
-        self, task: Any, it: Iterable[Any], n: int, app: QWorker | None = None, **options: Any
+        self,
+        task: Any,
+        it: Iterable[Any],
+        n: int,
+        app: QWorker | None = None,
+        **options: Unpack[SignatureOptions],
     ) -> None:
         """task: a signature. it: lists of arguments. n: how many are in one message."""
         kwargs = {"task": maybe_signature(task, app), "it": list(it), "n": n}
@@ -80,7 +88,10 @@ class chunks(Signature):
         return group([xstarmap(kwargs["task"], part, app=self._app) for part in parts], app=self._app)
 
     def apply_async(
-        self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+        self,
+        args: Iterable[Any] | None = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SignatureOptions],
     ) -> GroupResult[Any]:
         """Make the calls; see Task.apply_async for *options*."""
         return self.group().apply_async(args, kwargs, **{**self["options"], **options})
@@ -95,7 +106,7 @@ class chunks(Signature):
         """Run all here and now, as a worker would; see Task.apply."""
         return self.group().apply(args, kwargs, **{**self["options"], **options})
 
-    def __call__(self, *args: Any, **options: Any) -> GroupResult[Any]:
+    def __call__(self, *args: Any, **options: Unpack[SignatureOptions]) -> GroupResult[Any]:
         """Make the calls."""
         return self.apply_async(**options)
 

@@ -11,7 +11,7 @@ module of its own, which KINDS loads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
 
 from qworker import canvas
 from qworker.canvas import stamping
@@ -24,6 +24,7 @@ from qworker.safe_repr import safe_repr
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.publishing.options import SignatureOptions
     from qworker.tasks.task import Task
 
 MAX_NESTING = 64
@@ -67,7 +68,7 @@ class Signature(dict[str, Any]):
         options: Mapping[str, Any] | None = None,
         immutable: bool = False,
         app: QWorker | None = None,
-        **more: Any,
+        **more: Unpack[SignatureOptions],
     ) -> None:
         """task: a name, a task, or the dict of a signature, which says the rest itself. more: further
         options."""
@@ -147,7 +148,10 @@ class Signature(dict[str, Any]):
         return bool(self["immutable"])
 
     def clone(
-        self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+        self,
+        args: Iterable[Any] | None = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SignatureOptions],
     ) -> Any:
         """Return a copy with *args* put before, *kwargs* over and *options* over its own.
 
@@ -195,7 +199,7 @@ class Signature(dict[str, Any]):
         copy.update({key: value for key, value in changes.items() if value is not None})
         return copy
 
-    def set(self, immutable: bool | None = None, **options: Any) -> Signature:
+    def set(self, immutable: bool | None = None, **options: Unpack[SignatureOptions]) -> Signature:
         """Put *options* over its own, and return it."""
         if immutable is not None:
             self.set_immutable(immutable)
@@ -305,7 +309,10 @@ class Signature(dict[str, Any]):
         return result
 
     def apply_async(
-        self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+        self,
+        args: Iterable[Any] | None = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SignatureOptions],
     ) -> Any:
         """Make the call; see Task.apply_async for *options*."""
         call = self.clone(args, kwargs, **options)
@@ -419,7 +426,7 @@ def signature(
     options: Mapping[str, Any] | None = None,
     immutable: bool = False,
     app: QWorker | None = None,
-    **more: Any,
+    **more: Unpack[SignatureOptions],
 ) -> Any:
     """Return a call that is not made yet, of a task or its name; or, from the dict of one, that call or
     workflow.

@@ -88,6 +88,7 @@ class ThreadComponent(Component):
 
     @property
     def alive(self) -> bool:
+        """Whether its thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
     def _run(self) -> None:

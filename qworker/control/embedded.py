@@ -34,13 +34,21 @@ class WorkerOptions(TypedDict, total=False):
     """What a worker may be told beside the settings, by the names that Worker has for them."""
 
     concurrency: int | None
+    """How many tasks run at once."""
     pool: str | None
+    """What they run in: threads, solo, or prefork, which are processes."""
     prefetch_multiplier: int | None
+    """How many messages it holds for each task that can run, beside that."""
     max_tasks_per_child: int | None
+    """After so many tasks a process is replaced."""
     max_memory_per_child: int | None
+    """A process that has more than so many KiB is replaced when its task has ended."""
     time_limit: float | None
+    """Seconds after which the process of a task is ended, and the task fails."""
     soft_time_limit: float | None
+    """Seconds after which ``SoftTimeLimitExceeded`` is raised inside of a task."""
     start_method: str | None
+    """How processes are started; see the setting ``worker_start_method``."""
 
 
 class _Run:

@@ -76,11 +76,11 @@ class Failed:
         queue: str | None = None,
         limit: int = 100,
     ) -> list[FailedTask]:
-        """The newest *limit*."""
+        """Return those that are meant, the newest first, *limit* at most; [] for none."""
         return [each for _, each in _chosen(self._place, tags, task, error, queue, limit)]
 
     def get(self, tag: int) -> FailedTask:
-        """That with *tag*; raises ConfigurationError when there is none."""
+        """Return that with *tag*. Raises ConfigurationError when there is none, or no longer."""
         for each in self.list([tag]):
             return each
         raise ConfigurationError(f"there is no failed task {tag}; see `qworker failed list`")
@@ -115,7 +115,7 @@ class Failed:
         error: str | None = None,
         queue: str | None = None,
     ) -> int:
-        """Delete them; return how many."""
+        """Delete those that are meant, for good; return how many these were."""
         if tags is None and task is None and error is None and queue is None:
             return self._place.discard()
         chosen = [letter.tag for letter, _ in _chosen(self._place, tags, task, error, queue)]

@@ -140,7 +140,7 @@ def schedule(func: str, *args: Any, **kwargs: Any) -> Schedule:
     return made
 
 
-def _option(name: str) -> Any:
+def _option(name: str, meaning: str) -> Any:
     """A property of an AsyncTask that is an option of its call."""
 
     def read(task: AsyncTask) -> Any:
@@ -150,7 +150,7 @@ def _option(name: str) -> Any:
         task._options()[name] = value
         task.started = False
 
-    return property(read, write)
+    return property(read, write, doc=meaning)
 
 
 class AsyncTask:
@@ -160,12 +160,12 @@ class AsyncTask:
     what it has.
     """
 
-    broker = _option("broker")
-    sync = _option("sync")
-    save = _option("save")
-    hook = _option("hook")
-    group = _option("group")
-    cached = _option("cached")
+    broker = _option("broker", "A Broker to use; None for the cluster's.")
+    sync = _option("sync", "Whether it runs here and now; None: as the settings say.")
+    save = _option("save", "Whether a success is kept; None: as the settings say.")
+    hook = _option("hook", "What is called with its task when it has ended; None for nothing.")
+    group = _option("group", "What it is collected under; None for nothing.")
+    cached = _option("cached", "True or seconds: keep its result in the cache; else the database does.")
 
     def __init__(self, func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self.func = func
@@ -214,13 +214,21 @@ Async = AsyncTask
 """Its name before Python 3.7."""
 
 aasync_task = sync_to_async(async_task)
+"""async_task() for coroutines."""
 acount_group = sync_to_async(count_group)
+"""count_group() for coroutines."""
 adelete_group = sync_to_async(delete_group)
+"""delete_group() for coroutines."""
 adelete_cached = sync_to_async(delete_cached)
+"""delete_cached() for coroutines."""
 aqueue_size = sync_to_async(queue_size)
+"""queue_size() for coroutines."""
 aasync_iter = sync_to_async(async_iter)
+"""async_iter() for coroutines."""
 aasync_chain = sync_to_async(async_chain)
+"""async_chain() for coroutines."""
 aschedule = sync_to_async(schedule)
+"""schedule() for coroutines."""
 
 _FIELDS = (
     "name", "hook", "schedule_type", "minutes", "repeats", "next_run", "cron", "cluster",

@@ -109,7 +109,7 @@ class Publisher:
         return self._result(call, task)
 
     def call_many(
-        self, task: Task[..., Any] | None, calls: Iterable[Any], options: dict[str, Any]
+        self, task: Task[..., Any] | None, calls: Iterable[Any], options: Mapping[str, Any]
     ) -> list[AsyncResult[Any]]:
         """Publish many calls at once: of *task*, or (None) of those that the calls name."""
         observed = before_task_publish.receivers or after_task_publish.receivers
@@ -199,7 +199,11 @@ class Publisher:
         return envelope if len(envelope.body) <= self.app.conf.message_warn_bytes else None
 
     def _enter(
-        self, ready: list[Envelope | _Ready], task: Task[..., Any] | None, item: Any, options: dict[str, Any]
+        self,
+        ready: list[Envelope | _Ready],
+        task: Task[..., Any] | None,
+        item: Any,
+        options: Mapping[str, Any],
     ) -> Answer:
         """Add what is to be sent for *item*, one of many calls, to *ready*; return what gives its result,
         which is asked once all are stored."""

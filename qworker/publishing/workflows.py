@@ -82,7 +82,7 @@ def start(app: QWorker, made: Plan) -> Any:
     return made.result
 
 
-def send_many(app: QWorker, calls: Iterable[Any], options: dict[str, Any]) -> list[Any]:
+def send_many(app: QWorker, calls: Iterable[Any], options: Mapping[str, Any]) -> list[Any]:
     """Make many calls, workflows among them, in one round trip; return the result of each."""
     items = list(calls)
     if not any(map(is_workflow, items)):

@@ -8,11 +8,11 @@ Thread:      any; one object may be shared, but for what changes its members.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker.context import get_current_app
 from qworker.results import tree
-from qworker.results.several import ResultSet
+from qworker.results.several import R, ResultSet
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from qworker.results.result import AsyncResult
 
 __all__ = ["GroupResult", "GroupResults", "ResultSet", "result_described"]
-
-R = TypeVar("R")
 
 Single = Callable[..., "AsyncResult[Any]"]
 """Makes the result of one call, from its id, app and parent."""

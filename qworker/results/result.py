@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from qworker import states
 from qworker.clock import parse_iso
@@ -35,7 +35,14 @@ if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.results.group_result import GroupResult
 
-R = TypeVar("R")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # that of typing has no default before Python 3.13
+
+    R = TypeVar("R", default=Any)  # AsyncResult alone is that of any value
+else:
+    from typing import TypeVar
+
+    R = TypeVar("R")
 
 __all__ = ["AsyncResult", "RemoteTraceback", "result_from_tuple"]
 

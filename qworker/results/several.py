@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 from qworker import states
 from qworker.conf.absent import RESULT, absent
@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     from qworker.results.group_result import GroupResult
     from qworker.results.result import AsyncResult
 
-R = TypeVar("R")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # that of typing has no default before Python 3.13
+
+    R = TypeVar("R", default=Any)  # ResultSet alone is one of any values
+else:
+    from typing import TypeVar
+
+    R = TypeVar("R")
 
 
 class ResultSet(Generic[R]):

@@ -197,6 +197,8 @@ def _not_here(name: str, instead: str) -> Callable[..., NoReturn]:
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise NotAvailable(f"@{name} belongs to uWSGI itself, and no spooler has it: {instead}")
 
+    refuse.__name__ = refuse.__qualname__ = name
+    refuse.__doc__ = f"It belongs to uWSGI itself, and raises NotAvailable here: {instead}."
     return refuse
 
 

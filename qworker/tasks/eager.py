@@ -7,9 +7,10 @@ Thread:      the caller's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from traceback import format_exception
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from qworker import states
 from qworker.canvas.signatures import signatures
@@ -19,7 +20,7 @@ from qworker.message.protocol import Body
 from qworker.naming import node_name
 from qworker.naming import task_id as new_id
 from qworker.publishing.call import check_options, stamps_of
-from qworker.results.result import AsyncResult
+from qworker.results.result import AsyncResult, R
 from qworker.tasks.async_execution import execute_async
 from qworker.tasks.coroutines import run_to_end
 from qworker.tasks.execution import Interrupted, execute
@@ -28,8 +29,6 @@ from qworker.tasks.outcome import INTERRUPTED, Outcome
 if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.tasks.task import Task
-
-R = TypeVar("R")
 
 
 class EagerResult(AsyncResult[R]):
@@ -91,7 +90,7 @@ def apply_eagerly(
     task_id: str | None,
     retries: int,
     throw: bool | None,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
 ) -> EagerResult[Any]:
     """Run *task* as a worker would, and return how it ended. It runs again at once for as long as it asks for
     a retry.
@@ -172,7 +171,7 @@ def _context(
     identity: str,
     body: Body,
     retries: int,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
 ) -> Context:
     """The request of an eager run, as like to that of a real one as can be."""
     parent = current_context()

@@ -8,6 +8,7 @@ Thread:      whichever runs the task.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ def retry(
     eta: datetime | None,
     countdown: float | timedelta | None,
     max_retries: int | None,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
 ) -> Retry:
     """Send the next attempt of *task*. See ``Task.retry``."""
     request = task.request
@@ -54,14 +55,14 @@ def retry(
         countdown = task.default_retry_delay
     attempt = _arguments(task, request, args, kwargs)
     directive = Retry(exc=cause, when=countdown if eta is None else eta, is_eager=request.is_eager)
-    options = {**options, "eta": eta, "countdown": countdown}
+    given = {**options, "eta": eta, "countdown": countdown}
     if request.is_eager:
-        directive.sig = Signature(task.name, *attempt, options, app=task.app)
+        directive.sig = Signature(task.name, *attempt, given, app=task.app)
     else:
         # Once it is sent, a time limit must not make a failure of this one.
         publish = conclude if throw else deferred
         with put_back_if_unsent(task, request):
-            publish(_publish, task, request, attempt, options)
+            publish(_publish, task, request, attempt, given)
     if throw:
         raise directive from cause
     return directive
@@ -75,9 +76,8 @@ def _publish(
 ) -> None:
     if task.own_apply_async:
         headers = {**(request.headers or {}), **(options.pop("headers", None) or {})}
-        task.apply_async(
-            *attempt, task_id=request.id, retries=request.retries + 1, headers=headers, **options
-        )
+        given = {**options, "retries": request.retries + 1, "headers": headers}  # retries: by nobody else
+        task.apply_async(*attempt, task_id=request.id, **given)
     else:
         task.app.publisher.next_attempt(Invocation(task, task.name, *attempt, options), request)
 

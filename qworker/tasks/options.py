@@ -93,45 +93,10 @@ OPTIONS: dict[str, Callable[[Any], Any]] = {
     "typing": kinds.BOOLEAN.read,
     "schedule": lambda value: value,
 }
-"""Every option that ``@app.task`` takes besides name, bind and base, with what reads its value."""
+"""Every option that ``@app.task`` takes besides name, bind and base, with what reads its value.
 
-MEANING: dict[str, str] = {
-    "serializer": "what its arguments are written with: json, or pickle, yaml, msgpack where they are "
-    "accepted",
-    "compression": "what its messages are compressed with: gzip, bzip2, xz, zstd",
-    "queue": "the queue its calls go to",
-    "exchange": "with `routing_key`, a way to the queue that `task_queues` declares for them",
-    "routing_key": "see `exchange`; without one, the name of the queue",
-    "priority": "0 to 9, the most urgent",
-    "expires": "when a call is of no use any more: seconds after it was made, or a moment",
-    "rate_limit": 'how many may start in each worker: `"10/s"`, `"100/m"`, `"5/h"`',
-    "time_limit": "seconds after which its process is ended, and the task fails",
-    "soft_time_limit": "seconds after which `SoftTimeLimitExceeded` is raised inside of it",
-    "acks_late": "False deletes the message before the task starts: it is rather lost than run twice",
-    "acks_on_failure_or_timeout": "False makes a dead letter of a task that failed or took too long",
-    "reject_on_worker_lost": "True delivers it again when its process died, False fails it",
-    "max_deliveries": "how often its process may die before its message becomes a dead letter",
-    "ignore_result": "True stores no result",
-    "keep_failed": "False forgets a call that has failed; else `qworker failed` shows it",
-    "store_errors_even_if_ignored": "with `ignore_result`, store failures all the same",
-    "track_started": "True stores STARTED, with process and host, when it starts",
-    "throws": "exceptions that are part of its work: logged in one line",
-    "autoretry_for": "exceptions after which it is tried again",
-    "dont_autoretry_for": "exceptions taken out of `autoretry_for`",
-    "max_retries": "how many retries it has; None for no end",
-    "default_retry_delay": "seconds before a retry that does not say when",
-    "retry_backoff": "True, or the seconds before the first automatic retry; doubled each time",
-    "retry_backoff_max": "seconds that the doubling stops at",
-    "retry_jitter": "wait a random part of that, so that a crowd does not come back at once",
-    "retry_kwargs": "more arguments for `retry()` when a retry is automatic, as `max_retries`",
-    "resultrepr_maxsize": "characters of its result that are shown in the log",
-    "trail": "remember the calls that it makes as its `children`",
-    "send_events": "taken for Celery's sake; there are no events yet",
-    "typing": "False leaves arguments unchecked until it runs",
-    "schedule": "when the scheduler calls it, without arguments: a schedule of `qworker.beat`, seconds, or "
-    'text as `"0 4 * * *"`',
-}
-"""What each option is about, for the reference."""
+``TaskOptions`` has a line about each.
+"""
 
 FROM_SETTINGS: dict[str, str] = {
     "serializer": "task_serializer",

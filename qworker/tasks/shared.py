@@ -8,16 +8,16 @@ Thread:      whoever imports.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from qworker.context import Proxy, all_apps, get_current_app
 from qworker.tasks import registry
-from qworker.tasks.decorators import BoundDecorator, Decorator
 from qworker.tasks.definition import make_task
 from qworker.tasks.task import AsyncTask, Task
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.tasks.decorators import BoundDecorator, Decorator, TaskOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,15 +28,20 @@ def shared_task(function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P
 @overload
 def shared_task(function: Callable[P, R], /) -> Task[P, R]: ...
 @overload
-def shared_task(*, bind: Literal[True], **options: Any) -> BoundDecorator: ...
+def shared_task(*, bind: Literal[True], **options: Unpack[TaskOptions]) -> BoundDecorator: ...
 @overload
-def shared_task(*, bind: Literal[False] = False, **options: Any) -> Decorator: ...
+def shared_task(*, bind: Literal[False] = False, **options: Unpack[TaskOptions]) -> Decorator: ...
+@overload
+def shared_task(*, base: type[Task], bind: Literal[True], **options: Any) -> BoundDecorator: ...
+@overload
+def shared_task(*, base: type[Task], bind: Literal[False] = False, **options: Any) -> Decorator: ...
 
 
 def shared_task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Make a task that belongs to every app, for libraries that do not know it. Options as for app.task.
+    """Make a task that belongs to every app, for libraries that do not know it.
 
-    What this returns stands for the task of the current app.
+    options: as for app.task. What this returns stands for the task of the current app. Raises
+    ConfigurationError as app.task does, here or where the app is first used.
     """
     if function is None:
         return lambda function: shared_task(function, **options)

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Unpack, cast
 
 from qworker.canvas.signatures import Signature
 from qworker.conf import absent
@@ -29,10 +29,19 @@ if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.backends.base import Backend
     from qworker.canvas.mapping import chunks, xmap, xstarmap
+    from qworker.publishing.options import CallOptions, RetryOptions, SignatureOptions
     from qworker.tasks.eager import EagerResult
 
-P = ParamSpec("P")
-R = TypeVar("R")
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec, TypeVar  # those of typing have no default before Python 3.13
+
+    P = ParamSpec("P", default=...)  # Task alone is one with any arguments and any value
+    R = TypeVar("R", default=Any)
+else:
+    from typing import ParamSpec, TypeVar
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
 
 
 class Task(Generic[P, R]):
@@ -151,23 +160,17 @@ class Task(Generic[P, R]):
         args: Iterable[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         task_id: str | None = None,
-        **options: Any,
+        **options: Unpack[CallOptions],
     ) -> AsyncResult[R]:
         """Have a worker call this task, with options of this one call.
 
+        - args (iterable), kwargs (mapping): its arguments.
         - task_id (text): a new id when it is left out.
-        - countdown: when to run it, in seconds from now or as a timedelta.
-        - eta: when to run it, as a datetime or ISO text. A naive one is in the setting ``timezone``.
-        - expires: when it is of no use any more, in seconds from now or as a datetime.
-        - queue, exchange, routing_key (text): where it goes.
-        - priority (number): 0 to 9, the most urgent.
-        - headers (mapping): further headers of the message.
-        - retry (bool), retry_policy (mapping): whether and how often to try again when the broker is away.
-        - serializer, compression (text): how it is written.
-        - ignore_result (bool): store no result.
-        - shadow (text): its name in logs.
-        - time_limit, soft_time_limit: in seconds.
-        - link, link_error: signatures that are called with its result, or when it fails.
+        - options: those of ``CallOptions``, which has a line about each: when it is to run (countdown, eta,
+          expires), where it goes (queue, exchange, routing_key, priority), how it is written (headers,
+          serializer, compression), its limits (time_limit, soft_time_limit), its result (ignore_result, link,
+          link_error), its name in logs (shadow), and what is done while the broker is away (retry,
+          retry_policy); and those that a middleware declares.
 
         Returns the handle of the result as soon as the broker has the message safely. Raises TypeError for
         arguments that the function does not take. Raises PublishError for an option that does not exist, and
@@ -175,15 +178,14 @@ class Task(Generic[P, R]):
         message within ``task_publish_timeout``: then it is not known whether the task will run, and it may be
         called again.
         """
-        if task_id is not None:
-            options["task_id"] = task_id
+        given: Mapping[str, Any] = options if task_id is None else {**options, "task_id": task_id}
         publisher = self.app.publisher
         arguments, named = positional(self.name, args), keywords(self.name, kwargs)
-        if not options:
+        if not given:
             return publisher.call(self, arguments, named)
-        invocation = Invocation(self, self.name, arguments, named, options)
+        invocation = Invocation(self, self.name, arguments, named, given)
         # retry(), by way of a subclass that has an apply_async of its own
-        if options.get("retries") is not None:
+        if given.get("retries") is not None:
             return publisher.next_attempt(invocation, self.request)
         return publisher.call_with(invocation)
 
@@ -198,7 +200,7 @@ class Task(Generic[P, R]):
         args: Iterable[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         task_id: str | None = None,
-        **options: Any,
+        **options: Unpack[CallOptions],
     ) -> AsyncResult[R]:
         """apply_async() for asyncio: the event loop goes on while the broker takes the message.
 
@@ -208,14 +210,14 @@ class Task(Generic[P, R]):
 
         return await asyncio.to_thread(self.apply_async, args, kwargs, task_id, **options)
 
-    def apply_many(self, calls: Iterable[Any], **options: Any) -> list[AsyncResult[R]]:
+    def apply_many(self, calls: Iterable[Any], **options: Unpack[CallOptions]) -> list[AsyncResult[R]]:
         """Call this task many times in one round trip to the broker: all calls are stored, or none.
 
         - calls: for each, a tuple or list of positional arguments, a mapping of keyword arguments, or a
           signature.
         - options: as for apply_async, the same for all.
 
-        Returns the results in the order of *calls*.
+        Returns the results in the order of *calls*. Raises what apply_async does.
         """
         return self.app.publisher.call_many(self, calls, options)
 
@@ -227,7 +229,7 @@ class Task(Generic[P, R]):
         task_id: str | None = None,
         retries: int = 0,
         throw: bool | None = None,
-        **options: Any,
+        **options: Unpack[CallOptions],
     ) -> EagerResult[R]:
         """Run the task here and now as a worker would: with request, hooks, signals, retries.
 
@@ -236,6 +238,8 @@ class Task(Generic[P, R]):
         - retries (number): how many retries there have been before.
         - throw (bool): raise what the task raises; None for what the setting ``task_eager_propagates`` says.
         - options: as for apply_async.
+
+        Returns how it ended, an EagerResult. Raises what the task raises only if *throw* says so.
         """
         from qworker.tasks.eager import apply_eagerly
 
@@ -255,7 +259,7 @@ class Task(Generic[P, R]):
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
         immutable: bool = False,
-        **more: Any,
+        **more: Unpack[SignatureOptions],
     ) -> Signature:
         """Return the call that is not made yet; *more* options go over *options*."""
         return Signature(self.name, args, kwargs, options, immutable, self.app, **more)
@@ -306,7 +310,7 @@ class Task(Generic[P, R]):
         eta: datetime | None = None,
         countdown: float | timedelta | None = None,
         max_retries: int | None = None,
-        **options: Any,
+        **options: Unpack[RetryOptions],
     ) -> Retry:
         """Send the next attempt of the task that is running, under the same id, and raise Retry to leave this
         one.
@@ -317,7 +321,7 @@ class Task(Generic[P, R]):
         - throw (bool): False returns the Retry instead of raising it.
         - eta (datetime) or countdown (seconds or timedelta): when. Without them default_retry_delay says it.
         - max_retries (number): in place of that of the task.
-        - options: as for apply_async.
+        - options: those of ``RetryOptions``; what is left out is as in this attempt.
 
         Raises MaxRetriesExceeded when there is no *exc* to raise; Reject, with which the message of this
         attempt is put back, when the next cannot be sent for now (BrokerUnavailable, if the task is acked
@@ -407,10 +411,11 @@ class Task(Generic[P, R]):
     # -- hooks: what a custom base overrides; they run in the worker --
 
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called before the task runs."""
+        """Called before the task runs, each attempt of it. What it raises is as if the task had raised it."""
 
     def on_success(self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called after the task returned *retval*."""
+        """Called after the task returned *retval*. What this or a hook below raises is logged, and changes
+        nothing."""
 
     def on_retry(
         self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: Any

@@ -457,12 +457,15 @@ class Undivided(Sender, Consumer, Admin, Broker):
 
     @property
     def sender(self) -> Sender:  # type: ignore[override]
+        """Itself."""
         return self
 
     @property
     def consumer(self) -> Consumer:  # type: ignore[override]
+        """Itself."""
         return self
 
     @property
     def admin(self) -> Admin:  # type: ignore[override]
+        """Itself."""
         return self

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w+-]*)\s*$")
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w+-]*|\{[\w-]+\})\s*$")
 NOT_RUN = re.compile(r"^\s*<!-- not run: (?P<reason>.+) -->\s*$")
 FILE_NAME = re.compile(r"^# (?P<added>at the end of )?(?P<name>[\w./-]+\.[a-z]+)$")
 EXIT_CODE = re.compile(r"\s+# exit (?P<code>\d+)$")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from qworker import signals, transports
-from qworker.tasks import options
+import pytest
+
+from docs import generate
+from qworker import CallOptions, TaskOptions, signals, transports
+from qworker.publishing.options import RetryOptions, SignatureOptions
 from qworker.transports.capabilities import OTHER, capabilities_of
 from tests.docs.pages import REPOSITORY
 
@@ -29,8 +32,13 @@ def test_every_signal_has_its_line() -> None:
     assert not [name for name in names if f"| `{name}` |" not in page]
 
 
-def test_every_task_option_is_explained() -> None:
-    assert options.MEANING.keys() == options.OPTIONS.keys()
+@pytest.mark.parametrize("kind", [TaskOptions, CallOptions, RetryOptions, SignatureOptions])
+def test_every_option_has_a_line_of_its_own(kind: type) -> None:
+    """Which the page has, and which an editor shows: a text below the key."""
+    lines = generate.option_lines(kind)
+    assert lines.keys() == kind.__annotations__.keys()
+    assert not [name for name, words in lines.items() if not words[0].isupper() and not words[0].isdigit()]
+    assert not [name for name, words in lines.items() if not words.endswith(".")]
 
 
 def test_every_broker_has_its_promises() -> None:

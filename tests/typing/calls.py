@@ -6,15 +6,19 @@ The marks name mypy's code; pyright must refuse the same lines. This file is rea
 
 from __future__ import annotations
 
-from typing import Any, assert_type
+from datetime import UTC, datetime, timedelta
+from typing import Any, Unpack, assert_type
 
 from qworker import (
     AsyncResult,
+    CallOptions,
+    EagerResult,
     GraphResult,
     GroupResult,
     QWorker,
     ResultSet,
     Task,
+    TaskOptions,
     chain,
     chord,
     graph,
@@ -69,6 +73,74 @@ def based(x: int) -> int:
     return x
 
 
+class Plain(Task):
+    """A base that says nothing of arguments and values, with an attribute and a way to call of its own."""
+
+    queue = "slow"
+    room = "hall"
+
+    def apply_async(
+        self, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any
+    ) -> AsyncResult:
+        return super().apply_async(args, kwargs, task_id, **options)
+
+
+@app.task(base=Plain, bind=True, room="attic")
+def plainly(self: Task, x: int) -> int:
+    return x
+
+
+@app.task(
+    name="n",
+    queue="slow",
+    priority=9,
+    expires=timedelta(days=1),
+    rate_limit="10/m",
+    time_limit="1h",
+    soft_time_limit=50.5,
+    acks_late=False,
+    autoretry_for=(OSError, ValueError),
+    throws=KeyError,
+    max_retries=None,
+    retry_backoff=True,
+    retry_kwargs={"max_retries": 2},
+    on_failure=print,
+)
+def tuned(x: int, *names: str, loud: bool = False) -> str:
+    return names[x]
+
+
+@shared_task(bind=True, autoretry_for=[OSError], retry_backoff=2.5)
+def shared_tuned(self: Task, x: int) -> int:
+    raise self.retry(countdown=5, queue="slow", priority=3)
+
+
+def later(task: Task, *args: Any, **options: Unpack[CallOptions]) -> AsyncResult:
+    options.setdefault("countdown", 60)
+    return task.apply_async(args, **options)
+
+
+def on_the_side(**options: Unpack[TaskOptions]) -> Any:
+    options.setdefault("queue", "side")
+    return app.task(**options)
+
+
+of_a_middleware: dict[str, Any] = {"tenant": "acme"}
+
+assert_type(plainly.delay(1).get(), int)
+assert_type(tuned.delay(1, "a", "b", loud=True), AsyncResult[str])
+assert_type(shared_tuned.delay(1), AsyncResult[int])
+assert_type(later(add, 1, queue="slow"), AsyncResult[Any])
+assert_type(Plain().delay(1, 2, three=3), AsyncResult[Any])
+assert_type(add.apply_async((1,), None, "id", countdown=1.5, expires="1h"), AsyncResult[int])
+assert_type(add.apply_async((1,), eta=datetime.now(UTC), link=shared.s(), link_error=[shared.s()]).get(), int)
+assert_type(add.apply_async((1,), countdown=timedelta(1), headers={"a": 1}, **of_a_middleware).get(), int)
+assert_type(add.apply_many([(1,)], queue="slow", priority=9), list[AsyncResult[int]])
+assert_type(add.apply((1,), throw=True, time_limit=5), EagerResult[int])
+assert_type(app.send_task("add", (1,), task_id="id", queue="slow"), AsyncResult[Any])
+assert_type(app.send_many([("add", (1,))], ignore_result=True), list[Any])
+assert_type(add.s(1).set(task_id="id", queue="slow", ignore_result=True).delay(), AsyncResult[Any])
+assert_type(group([add.s(1)]).apply_async(queue="slow"), GroupResult[Any])
 assert_type(add.delay(1), AsyncResult[int])
 assert_type(add.delay(1, y=2).get(), int)
 assert_type(add(1, 2), int)
@@ -115,6 +187,29 @@ based.delay("x")  # error: arg-type
 number: str = add.delay(1).get()  # error: assignment
 add.delay(1).got()  # error: attr-defined
 add.delya(1)  # error: attr-defined
+
+app.task(queu="slow")  # error: call-overload
+app.task(queue=5)  # error: call-overload
+app.task(bind=True, max_retries="many")  # error: call-overload
+app.task(autoretry_for=OSError("no"))  # error: call-overload
+shared_task(time_limit=None, acks_latte=True)  # error: call-overload
+shared_task(acks_late="yes")  # error: call-overload
+on_the_side(retry_backof=True)  # error: call-arg
+later(add, 1, countdwon=5)  # error: call-arg
+add.apply_async((1,), countdwon=5)  # error: call-arg
+add.apply_async((1,), countdown="soon")  # error: arg-type
+add.apply_async((1,), queue=5)  # error: arg-type
+add.apply_async((1,), eta=5)  # error: arg-type
+add.apply_async((1,), link="add")  # error: arg-type
+add.apply_async(1)  # error: arg-type
+add.apply_many([(1,)], task_id="id")  # error: call-arg
+add.apply((1,), countdwon=5)  # error: call-arg
+app.send_task("add", (1,), que="slow")  # error: call-arg
+app.send_many([("add", (1,))], priority="high")  # error: arg-type
+add.s(1).set(countdwon=5)  # error: call-arg
+add.s(1).apply_async(ignore_result="no")  # error: arg-type
+group([add.s(1)]).apply_async(que="slow")  # error: call-arg
+add.retry(root_id="id")  # error: call-arg
 
 
 async def main() -> None:

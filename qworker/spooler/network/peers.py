@@ -77,6 +77,7 @@ class Access:
             )
 
     def allows_ip(self, host: str) -> bool:
+        """Whether who connects from this address may send."""
         ip = bare_ip(host)
         if ip.is_loopback or (self.key is not None and not self.networks):
             return True

@@ -47,13 +47,13 @@ class Assumption(StrEnum):
 class Place(ABC):
     """A server's namespace, a directory or a file that is empty at first.
 
-    lacks: what the broker declares as lacking (``Broker.lacks``), and assumptions that do not hold. Tests
-        that ask for one of these are skipped.
-    cannot: other tests that are skipped; the reason by the test's name.
-    fixture: the name of a pytest fixture of yours that must be up meanwhile: it may start a server.
-    in_order: whether what came back, or was delayed, comes out in the order of its first arrival.
-    steps: where it does not, the lowest priority of each step that is told apart, the least urgent first.
-    examples: how many runs test_a_bag_with_leases tries.
+    - lacks: what the broker declares as lacking (``Broker.lacks``), and assumptions that do not hold. Tests
+      that ask for one of these are skipped.
+    - cannot: other tests that are skipped; the reason by the test's name.
+    - fixture: the name of a pytest fixture of yours that must be up meanwhile: it may start a server.
+    - in_order: whether what came back, or was delayed, comes out in the order of its first arrival.
+    - steps: where it does not, the lowest priority of each step that is told apart, the least urgent first.
+    - examples: how many runs test_a_bag_with_leases tries.
 
     The tests use the queues "q", "r", "a", "b", "c" and "other".
     """
