@@ -4,7 +4,8 @@ Comes from:  ``catalog.py`` and the command line.
 Goes to:     the schedule store, which keeps the JSON of it.
 Thread:      any.
 
-What comes from a store may be anything: nothing of it is called or imported, and what is wrong raises
+Arguments may be what messages carry as JSON: UUID, Decimal, datetime and so on, in kombu's form. What comes
+from a store may be anything else: nothing of it is called or imported, and what is wrong raises
 InvalidSchedule.
 """
 
@@ -17,6 +18,8 @@ from typing import Any
 from qworker.beat.entry import FIELDS, Entry
 from qworker.beat.kinds import read_schedule, write_schedule
 from qworker.errors import InvalidSchedule
+from qworker.interrupts import let_pass
+from qworker.message.kombu_json import as_plain, loads
 
 LARGEST = 1024**2
 """Bytes of an entry."""
@@ -50,8 +53,11 @@ def as_data(entry: Entry) -> dict[str, Any]:
 def to_json(values: Mapping[str, Any]) -> bytes:
     """Return plain data as JSON. Raises InvalidSchedule for what JSON cannot hold, or what is too large."""
     try:
-        text = json.dumps(values, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
+        text = json.dumps(
+            values, separators=(",", ":"), sort_keys=True, allow_nan=False, default=as_plain
+        ).encode()
+    except Exception as error:  # those of classes with JSON of their own, which are the user's
+        let_pass(error)
         raise InvalidSchedule(f"an entry that is kept in a store has arguments of JSON: {error}") from error
     if len(text) > LARGEST:
         raise InvalidSchedule(
@@ -66,8 +72,9 @@ def from_json(text: bytes) -> dict[str, Any]:
     if len(text) > LARGEST:
         raise InvalidSchedule(f"an entry of {len(text):,} bytes is too large: {LARGEST:,} at most")
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = loads(text.decode())
+    except Exception as error:  # decoders of registered types are the user's code
+        let_pass(error)
         raise InvalidSchedule(f"{text[:80]!r} is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise InvalidSchedule(f"{text[:80]!r} describes no entry")

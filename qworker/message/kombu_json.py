@@ -26,17 +26,19 @@ def _dialect() -> tuple[Callable[[Any], Any], Callable[[dict[str, Any]], Any]]:
     return JSONEncoder().default, object_hook
 
 
-def _default(value: Any) -> Any:
+def as_plain(value: Any) -> Any:
+    """What stands in JSON for a value that it has no type for. TypeError when there is nothing, or whatever a
+    registered encoder raises."""
     return _dialect()[0](value)
 
 
 def _build_dumps() -> Callable[[Any], str]:
     make = getattr(_json_encoder, "c_make_encoder", None)
     if make is None:
-        return json.JSONEncoder(separators=(",", ":"), default=_default).encode
+        return json.JSONEncoder(separators=(",", ":"), default=as_plain).encode
     # Built once (json.dumps builds one per call). No markers: they would be shared by threads, and a value
     # that contains itself ends in RecursionError all the same.
-    chunks = make(None, _default, _json_encoder.encode_basestring_ascii, None, ":", ",", False, False, True)
+    chunks = make(None, as_plain, _json_encoder.encode_basestring_ascii, None, ":", ",", False, False, True)
     join = "".join
     return lambda value: join(chunks(value, 0))
 

@@ -6,7 +6,9 @@ import json
 import pickle
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -160,11 +162,26 @@ def test_a_schedule_of_ones_own_is_not_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [{"args": [object()]}, {"args": [float("nan")]}, {"kwargs": {"a": b"x"}}, {"args": [{1, 2}]}]
+    "value", [{"args": [object()]}, {"args": [float("nan")]}, {"kwargs": {b"a": 1}}, {"args": [{1, 2}]}]
 )
 def test_what_json_cannot_hold_is_refused(value: dict[str, Any]) -> None:
     with pytest.raises(InvalidSchedule, match="JSON"):
         to_json(value)
+
+
+@pytest.mark.parametrize(
+    "value", [UUID(int=7), Decimal("1.10"), NOW, NOW.date(), NOW.time(), b"\x00\xff", {"a": [b"x"]}], ids=repr
+)
+def test_what_messages_carry_entries_carry(value: Any) -> None:
+    written = {"args": [value], "kwargs": {"a": value}}
+    assert from_json(to_json(written)) == written
+
+
+@pytest.mark.parametrize("damage", ['"soon"', "7", "{}", "null"])
+def test_damage_in_what_they_carry_is_told(damage: str) -> None:
+    text = b'{"args":[{"__type__":"datetime","__value__":%s}]}' % damage.encode()
+    with pytest.raises(InvalidSchedule, match="is no JSON"):
+        from_json(text)
 
 
 def test_what_contains_itself_or_is_too_large_is_refused() -> None:
