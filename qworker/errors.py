@@ -15,6 +15,7 @@
     │   └── SecurityError        not accepted, unsigned, or signed by an unknown key
     ├── TaskError                how a task ended, if not by its own exception
     │   ├── TaskRevoked ── TaskExpired
+    │   ├── InvalidValue         an argument does not fit its annotation
     │   ├── MaxRetriesExceeded, ChordError
     │   └── TimeLimitExceeded, WorkerLost, Terminated
     ├── ResultError ── ResultTimeout, ResultNotFound, IncompleteStream, CycleError, NotSupported
@@ -195,6 +196,12 @@ class MaxRetriesExceeded(TaskError):
         super().__init__(*args)
         self.task_args = task_args
         self.task_kwargs = {} if task_kwargs is None else task_kwargs
+
+
+class InvalidValue(TaskError, TypeError):
+    """An argument does not fit what the parameter of the task is annotated with; the message says which one,
+    where in it, and what was expected. Trying again cannot help: such a task fails at once, whatever it is
+    retried for, and can be sent again with other arguments (``qworker failed retry``)."""
 
 
 class NotInChord(PublishError, ValueError):

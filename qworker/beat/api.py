@@ -21,7 +21,7 @@ from qworker.beat.store import Lease, Row, ScheduleStore, Slot, State
 from qworker.beat.stores import open_store
 from qworker.beat.written import read_fields, to_json, write_fields
 from qworker.clock import isoformat
-from qworker.errors import BackendError, InvalidSchedule, NoSuchEntry, NotSupported
+from qworker.errors import BackendError, EncodeError, InvalidSchedule, NoSuchEntry, NotSupported
 from qworker.naming import near
 from qworker.results.result import AsyncResult
 
@@ -124,7 +124,7 @@ class Schedules:
 
         Raises InvalidSchedule for what is wrong, and when there is such an entry.
         """
-        entry = read_entry(name, {"task": task, "schedule": schedule, **fields})
+        entry = self._plain(read_entry(name, {"task": task, "schedule": schedule, **fields}))
         written = _written(entry, {"task", "schedule", *fields})
 
         def change(found: Listed | None, edit: Edit | None) -> Edit:
@@ -139,7 +139,7 @@ class Schedules:
 
         def change(found: Listed | None, edit: Edit | None) -> Edit:
             entry = self._entry_of(name, found)
-            written = _written(entry.changed(fields), set(fields))
+            written = _written(self._plain(entry.changed(fields)), set(fields))
             before = edit or Edit({})
             return before._replace(fields={**before.fields, **written}, removed=False)
 
@@ -188,6 +188,17 @@ class Schedules:
         if task is None:
             return self._app.send_task(entry.task, entry.args, dict(entry.kwargs), **options)
         return task.apply_async(entry.args, dict(entry.kwargs), **options)
+
+    def _plain(self, entry: Entry) -> Entry:
+        """It with its arguments as its task sends them. Raises InvalidSchedule for those that it cannot."""
+        task = self._app.tasks.get(entry.task)
+        if task is None:
+            return entry
+        try:
+            args, kwargs = task.dump_arguments(entry.args, dict(entry.kwargs), entry.options)
+        except EncodeError as error:
+            raise InvalidSchedule(f"entry {entry.name!r}: {error}") from error
+        return entry.changed({"args": args, "kwargs": kwargs})
 
     def _entry_or_wrong(self, name: str, found: Listed | None) -> Listed:
         if found is None:

@@ -13,6 +13,10 @@ from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints
 
 from kombu.utils import json as kombu_json
 
+from qworker.tasks.values import Forms
+
+FORMS = Forms(exact=False)
+"""Of what a task may return since it is dumped by its annotation."""
 _PLAIN = (str, int, float, list, tuple, dict, bytes, types.NoneType)
 _CONTAINERS = frozenset({list, tuple, dict})
 
@@ -28,10 +32,14 @@ def unserialisable(function: Callable[..., Any]) -> str | None:
     return _first_bad(hints.get("return", Any))
 
 
-def _first_bad(annotation: Any) -> str | None:
-    origin = get_origin(annotation)
-    if origin in (Union, types.UnionType) or origin in _CONTAINERS:
-        return next((bad for part in get_args(annotation) if (bad := _first_bad(part)) is not None), None)
+def _first_bad(annotation: Any, beside: bool = False) -> str | None:
+    """beside: it is one of several, of which a worker cannot tell which one a value is."""
+    if not beside and FORMS.of(annotation).typed:
+        return None
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if (is_union := origin in (Union, types.UnionType)) or origin in _CONTAINERS:
+        within = beside or is_union
+        return next((bad for part in parts if (bad := _first_bad(part, within)) is not None), None)
     plain = origin or annotation
     if not isinstance(plain, type) or _storable(plain):
         return None

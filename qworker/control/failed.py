@@ -201,6 +201,10 @@ def _again(app: QWorker, letter: Dead, args: Sequence[Any] | None, kwargs: Mappi
     headers.pop("signature", None)
     headers |= {"retries": 0, "eta": None, "expires": None}
     if args is not None or kwargs is not None:
+        if (task := app.tasks.get(headers.get("task", ""))) is not None:
+            positional, named = task.dump_arguments(tuple(args or ()), dict(kwargs or {}), {})
+            args = None if args is None else positional
+            kwargs = None if kwargs is None else named
         body, changed = rewrite_body(
             body, headers, properties, app.accept, args, kwargs, app.conf.message_max_bytes
         )

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from enum import Enum
 from importlib import import_module
 from typing import Any
 
@@ -94,7 +96,8 @@ def explain(parts: Mapping[str, Any], cause: Exception) -> EncodeError:
             if reason is None:
                 reason = f"{kind} is not JSON"
             return EncodeError(
-                f"{path} cannot be serialised as JSON: {reason}. Pass plain data (such as its id), give "
+                f"{path} cannot be serialised as JSON: {reason}. Pass plain data (such as its id), "
+                f"{_advice(culprit)}give "
                 f"{kind} a __json__() method, or choose a serializer that can",
                 path,
                 kind,
@@ -103,6 +106,18 @@ def explain(parts: Mapping[str, Any], cause: Exception) -> EncodeError:
         names = " or ".join(parts)
         return EncodeError(f"{names} nests deeper than {MAX_DEPTH} levels, or contains itself; flatten it")
     return EncodeError(f"{' and '.join(parts)} cannot be serialised as JSON: {_short(cause)}")
+
+
+def _advice(value: Any) -> str:
+    """Of what tasks take where a parameter is annotated so (``tasks/values.py``)."""
+    kind = type(value)
+    if (
+        issubclass(kind, Enum | timedelta)
+        or hasattr(kind, "__dataclass_fields__")
+        or hasattr(kind, "model_dump")
+    ):
+        return f"annotate the task's parameter or result with {kind.__name__}, "
+    return ""
 
 
 def _first_unfit(value: Any, path: str, depth: int) -> tuple[str, Any, str | None] | None:

@@ -71,6 +71,20 @@ def keywords(name: str, kwargs: Any) -> dict[str, Any]:
     return dict(kwargs)
 
 
+_PLAIN = frozenset({None, Any, type(None), bool, int, float, str, list, tuple, dict, object})
+_PLAIN_NAMES = frozenset({"None", "Any", *(kind.__name__ for kind in _PLAIN if isinstance(kind, type))})
+
+
+def has_plain_annotations(function: Callable[..., Any]) -> bool:
+    """Tell whether a look at what *function* is annotated with, without evaluating it, shows that JSON
+    carries all of it as it is; False where that has to be looked at more closely."""
+    try:
+        written = getattr(function, "__annotations__", {})
+        return all(each in _PLAIN or each in _PLAIN_NAMES for each in written.values())
+    except Exception:  # noqa: BLE001 - annotations are the user's code
+        return False
+
+
 def _nothing() -> None:
     pass
 

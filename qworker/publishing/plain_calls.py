@@ -9,8 +9,9 @@ Calls in workflows have a few options, and are written in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from json.encoder import encode_basestring_ascii as quote
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from qworker.canvas.membership import HEADER
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.tasks.task import Task
 
+_NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+
 
 class PlainCalls:
     """Writes the plain calls of one task. ignored: their results are not stored."""
 
-    __slots__ = ("_check", "_encode", "_priority", "_reply_to", "embeds", "ignored", "queue")
+    __slots__ = ("_check", "_dump", "_encode", "_priority", "_reply_to", "embeds", "ignored", "queue")
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class PlainCalls:
         template = HeaderTemplate(prototype.message, limit)
         self._encode, self.embeds = template.encode, template.is_plain
         self._check = task.check_arguments if task.typing else None
+        self._dump = task.dump_arguments if task.dumps_arguments else None
 
     def envelope(
         self,
@@ -69,6 +73,8 @@ class PlainCalls:
         """
         if self._check is not None:
             self._check(*args, **kwargs)
+        if self._dump is not None:
+            args, kwargs = self._dump(args, kwargs, _NO_OPTIONS)
         reply_to = None if self._reply_to is None else self._reply_to()
         headers, properties, body = self._encode(id, args, kwargs, root_id, parent_id, more, embed, reply_to)
         return Envelope(self.queue, headers, properties, body, self._priority)
@@ -157,7 +163,6 @@ def plain_calls(app: QWorker, router: Router, task: Task[..., Any]) -> PlainCall
         and app.signer is None
         and task.expires is None
         and not task.renames
-        and task.dump_arguments is None
         and task.name not in MAPPINGS
         and not any(overrides(middleware, "publish") for middleware in app.middleware)
     )

@@ -267,8 +267,8 @@ class Publisher:
         identity, retries = options.pop("task_id", request.id), options.pop("retries", request.retries + 1)
         if (identity, retries) != (request.id, request.retries + 1):
             raise PublishError(f"calling {name}: only self.retry() counts retries")
-        if task is not None and task.dump_arguments is not None:
-            args, kwargs = task.dump_arguments(args, kwargs)
+        if task is not None:
+            args, kwargs = task.dump_arguments(args, kwargs, options)
         check_options(self.app, name, options)
         invocation = Invocation(task, name, args, kwargs, options)
         call = make_call(self.app, self._derive().router, invocation, request)
@@ -303,8 +303,8 @@ class Publisher:
         check_options(self.app, name, options)
         if task is not None and task.typing and task.check_arguments is not None:
             task.check_arguments(*args, **kwargs)
-        if task is not None and task.dump_arguments is not None:
-            args, kwargs = task.dump_arguments(args, kwargs)
+        if task is not None:
+            args, kwargs = task.dump_arguments(args, kwargs, options)
             invocation = Invocation(task, name, args, kwargs, options)
         return make_call(self.app, self._derive().router, invocation)
 

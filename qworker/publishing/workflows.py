@@ -62,6 +62,8 @@ def planned(
 ) -> Plan:
     """Say what calling *signature* publishes, in the format that the settings ask for. Arguments and errors
     are those of plan()."""
+    if not app.finalized:  # nothing is known of the tasks
+        app.finalize()
     shared = app.shared_canvas
     return plan(
         signature, args, kwargs, options, shared=shared, segment=SEGMENT if shared and _joins(app) else None
@@ -195,8 +197,6 @@ def _keep_outlines(app: QWorker, lines: list[outline.Line]) -> None:
 
 def refuse_ignored(app: QWorker, joined: Iterable[Signature]) -> None:
     """Raise PublishError when nobody keeps the value of one of *joined*, for which a chord or graph waits."""
-    if not app.finalized:  # nothing is known of the tasks
-        app.finalize()
     for call in joined:
         if call.ignored(app):
             raise PublishError(

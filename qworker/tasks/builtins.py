@@ -7,17 +7,17 @@ Thread:      whichever runs the task.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from qworker.canvas.signatures import GRAPH, signature
 from qworker.tasks.coroutines import run_to_end
 from qworker.tasks.definition import make_task
+from qworker.tasks.task import Task
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.tasks.registry import TaskRegistry
-    from qworker.tasks.task import Task
 
 CHORD_UNLOCK = "celery.chord_unlock"
 
@@ -30,11 +30,11 @@ def add_builtin_tasks(app: QWorker, registry: TaskRegistry) -> None:
     qworker.graph in the *registry* of *app*, but for those that it has of its own."""
 
     def xmap(task: Mapping[str, Any], it: Iterable[Any]) -> list[Any]:
-        call = signature(task, app=app).type
+        call = _taking_plain(signature(task, app=app).type)
         return [_value(call(item)) for item in it]
 
     def xstarmap(task: Mapping[str, Any], it: Iterable[Any]) -> list[Any]:
-        call = signature(task, app=app).type
+        call = _taking_plain(signature(task, app=app).type)
         return [_value(call(*item)) for item in it]
 
     def parts(task: Mapping[str, Any], it: Iterable[Any], n: int) -> Any:
@@ -54,19 +54,50 @@ def add_builtin_tasks(app: QWorker, registry: TaskRegistry) -> None:
 
         unlock_chord(self, *args, **kwargs)
 
-    for name, function in (
-        ("celery.map", xmap),
-        ("celery.starmap", xstarmap),
-        ("celery.chunks", parts),
-        (STAND_IN, accumulate),
-        (GRAPH, gathered),
+    for name, function, base in (
+        ("celery.map", xmap, Mapped),
+        ("celery.starmap", xstarmap, StarMapped),
+        ("celery.chunks", parts, StarMapped),
+        (STAND_IN, accumulate, Task),
+        (GRAPH, gathered, Task),
     ):
         if name not in registry:
-            registry.register(make_task(app, function, name=name))
+            registry.register(make_task(app, function, name=name, base=base))
     if CHORD_UNLOCK not in registry:
         registry.register(
             make_task(app, unlock, name=CHORD_UNLOCK, bind=True, max_retries=None, ignore_result=True)
         )
+
+
+class StarMapped(Task[..., Any]):
+    """A task that calls another with each item of a list, which has the arguments of one call."""
+
+    dumps_arguments = True
+
+    def dump_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any], partial: bool = False
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Those of each item are as the task that is called has them."""
+        inner, items = kwargs.get("task"), kwargs.get("it")
+        called = self.app.tasks.get(inner["task"]) if isinstance(inner, Mapping) else None
+        if called is None or called.typed_calls is None or not isinstance(items, list):
+            return args, kwargs
+        options = {"serializer": self.serializer, **options}
+        return args, {**kwargs, "it": [self._dumped(called, item, options) for item in items]}
+
+    def _dumped(self, called: Task[..., Any], item: Any, options: Mapping[str, Any]) -> Any:
+        return called.dump_arguments(tuple(item), {}, options)[0]
+
+
+class Mapped(StarMapped):
+    """The same, of which each item is the one argument."""
+
+    def _dumped(self, called: Task[..., Any], item: Any, options: Mapping[str, Any]) -> Any:
+        return called.dump_arguments((item,), {}, options)[0][0]
+
+
+def _taking_plain(task: Task[..., Any]) -> Callable[..., Any]:
+    return task.taking_plain(task)
 
 
 def _value(returned: Any) -> Any:

@@ -54,14 +54,14 @@ class TaskOptions(TypedDict, total=False):
     name: str | None
     """What messages call it."""
     pydantic: bool
-    """Arguments annotated with pydantic's models come as models, and a result of the annotated class is
-    stored as its data."""
+    """As in Celery, a direct call takes and returns plain data for pydantic's models, too. Models need none
+    of it: annotations tell."""
     pydantic_strict: bool
-    """True: pydantic converts nothing."""
+    """With ``pydantic=True``: pydantic converts nothing."""
     pydantic_context: Mapping[str, Any] | None
-    """What pydantic's validators find as their context, besides the app and the task's name."""
+    """With ``pydantic=True``: what validators find as their context, besides the app and the task's name."""
     pydantic_dump_kwargs: Mapping[str, Any] | None
-    """Arguments of pydantic's ``model_dump``, by which a result becomes data."""
+    """With ``pydantic=True``: arguments of pydantic's ``model_dump``, by which a result becomes data."""
 
     serializer: str | None
     """What its arguments are written with: json, or pickle, yaml, msgpack where they are accepted."""
@@ -124,7 +124,7 @@ class TaskOptions(TypedDict, total=False):
     send_events: bool
     """Taken for Celery's sake; there are no events yet."""
     typing: bool
-    """False leaves arguments unchecked until it runs."""
+    """False leaves arguments unchecked until it runs, and plain whatever its annotations say."""
     schedule: Any
     """When the scheduler calls it, without arguments: a schedule of ``qworker.beat``, seconds, or text as
     ``"0 4 * * *"``."""

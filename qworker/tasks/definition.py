@@ -16,7 +16,6 @@ from qworker.naming import import_object
 from qworker.publishing.arguments import argument_checker, is_coroutine_function, is_generator_function
 from qworker.tasks import options as task_options
 from qworker.tasks.annotations import annotations_for
-from qworker.tasks.models import Models
 from qworker.tasks.task import AsyncTask, Task
 
 if TYPE_CHECKING:
@@ -46,8 +45,8 @@ def make_task(
     - name (text): None makes it of the module and the function.
     - bind (bool): the function gets the task as its first argument.
     - base: the class of the task; None for that of the app.
-    - pydantic (bool): arguments that are annotated with models come as such, and a model may be returned.
-    - pydantic_strict, pydantic_context, pydantic_dump_kwargs: see Models.
+    - pydantic (bool): also who calls the function directly may give it plain data for models, and gets
+      plain data; as in Celery. pydantic_strict, pydantic_context, pydantic_dump_kwargs: see ModelOptions.
     - options: those of task_options.OPTIONS; methods of Task (``on_failure=…``), which get the task first;
       and attributes that *base* has.
 
@@ -66,11 +65,11 @@ def make_task(
     is_async = is_coroutine_function(function)
     methods, options = _split(name, base or app.Task, options)
     task = _class(name, base or app.Task, is_async, methods)()
-    body = function
+    run = MethodType(function, task) if bind else function
     if pydantic:
-        models = Models(app, function, name, bind, pydantic_strict, pydantic_context, pydantic_dump_kwargs)
-        body, task.dump_arguments = models.around(), models.dump
-    run = MethodType(body, task) if bind else body
+        from qworker.tasks.typed_calls import by_models
+
+        run = by_models(task, name, run, pydantic_strict, pydantic_context, pydantic_dump_kwargs)
     task.__dict__.update(
         name=name,
         app=app,

@@ -24,6 +24,7 @@ from qworker.errors import (
     BackendError,
     EncodeError,
     Ignore,
+    InvalidValue,
     MessageError,
     QWorkerError,
     Reject,
@@ -214,6 +215,7 @@ class Run:
         if task.own_call:
             function = task
             enter_by(self.context, task)
+        function = task.taking_plain(function)
         headers = message_headers(self.context)
         if FAILED in headers:
             function = followup.for_failed(function, headers[FAILED])
@@ -288,6 +290,8 @@ class Run:
             return self._rejected(error)
         if isinstance(error, Retry):
             return self._retried(error)
+        if isinstance(error, InvalidValue):  # the same arguments will not do next time either
+            return self._failed(error)
         if isinstance(error, task.autoretry_for) and not isinstance(error, task.dont_autoretry_for):
             return self._autoretry(error)
         return self._failed(error)

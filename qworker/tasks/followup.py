@@ -83,7 +83,8 @@ def failed(app: QWorker, context: Context, error: BaseException, traceback: str,
 def _run_here(call: Signature, arguments: tuple[Any, ...]) -> None:
     """Run an errback now. What it raises is told, and ends nothing."""
     try:
-        returned = call(*arguments)
+        told = call.clone(arguments)
+        returned = call.type.taking_plain(call.type)(*told.args, **told.kwargs)
         if isinstance(returned, Coroutine):
             run_to_end(returned)
     except (Exception, SystemExit):

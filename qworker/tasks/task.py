@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Unpack, cast
 
@@ -19,7 +20,7 @@ from qworker.conf import absent
 from qworker.conf.absent import refuse
 from qworker.context import Context, context_of, current_context, get_current_app, is_entered, pop, push
 from qworker.errors import BrokerUnavailable, ConfigurationError, MaxRetriesExceeded, Retry
-from qworker.publishing.arguments import keywords, positional
+from qworker.publishing.arguments import has_plain_annotations, keywords, positional
 from qworker.publishing.call import Invocation
 from qworker.publishing.retry import backoff_delay
 from qworker.results.result import AsyncResult
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from qworker.canvas.mapping import chunks, xmap, xstarmap
     from qworker.publishing.options import CallOptions, RetryOptions, SignatureOptions
     from qworker.tasks.eager import EagerResult
+    from qworker.tasks.typed_calls import TypedCalls
+    from qworker.tasks.values import ModelOptions
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar  # those of typing have no default before Python 3.13
@@ -100,8 +103,9 @@ class Task(Generic[P, R]):
 
     check_arguments: Callable[..., None] | None = None
     """Raises the TypeError that calling the function with these arguments would raise."""
-    dump_arguments: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any]] | None = None
-    """Makes of the arguments of a call what can be sent, where the task takes models."""
+    model_options: ModelOptions | None = None
+    """What pydantic is told where ``pydantic=True`` is said: then run() itself takes and returns plain
+    data."""
     declared: tuple[dict[str, Any], dict[str, Any]] | None = None
     """The methods and the options that the decorator was given, where the class was left to the app."""
     renames: bool = False
@@ -292,6 +296,55 @@ class Task(Generic[P, R]):
         from qworker.canvas.mapping import chunks
 
         return chunks(self.s(), it, n, app=self.app)
+
+    # -- its values --
+
+    @cached_property
+    def typed_calls(self) -> TypedCalls | None:
+        """What its annotations say of values that JSON does not carry; None when they say nothing. Looked at
+        once, when it is first called or run: by then the names are there that they mean."""
+        if has_plain_annotations(self.run):
+            return None
+        from qworker.tasks.typed_calls import typed_calls
+
+        return typed_calls(self)
+
+    @cached_property
+    def dumps_arguments(self) -> bool:
+        """Whether dump_arguments() may make others of them."""
+        return self.typed_calls is not None
+
+    def dump_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any], partial: bool = False
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call as they are sent.
+
+        - options: of the call. Pickle carries everything, and has the values as they are.
+        - partial: others may still be put before *args*.
+
+        Raises EncodeError for what would arrive as something else.
+        """
+        typed = self.typed_calls
+        if typed is None or (options.get("serializer") or self.serializer) == "pickle":
+            return args, kwargs
+        return typed.dump(args, kwargs, partial)
+
+    def taking_plain(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what a worker calls for *function*, which is run() or the task: it takes what came in a
+        message, and returns what can be stored."""
+        typed = self.typed_calls
+        if typed is None or self.model_options is not None:
+            return function
+        return typed.around(function, self.is_async, as_is=self.app.conf.result_serializer == "pickle")
+
+    def load_result(self, value: Any) -> R:
+        """Return *value*, which is what ``get()`` gave, as a value of the annotated return type.
+
+        Raises InvalidValue for what is none. A task that is annotated with what JSON carries returns it as it
+        is.
+        """
+        typed = self.typed_calls
+        return cast(R, value if typed is None else typed.load_result(value))
 
     # -- from inside --
 

@@ -13,6 +13,7 @@ import pytest
 
 from qworker.cli.discovery import find_app
 from qworker.conf import SETTINGS
+from qworker.testing import StepWorker
 
 # -- call --
 
@@ -49,6 +50,58 @@ def test_call_takes_arguments_in_several_ways(tasks, run, arguments, args, kwarg
     assert run("call", "add", *arguments).exit_code == 0
     body = json.loads(sent()[0].body)
     assert (body[0], body[1]) == (args, kwargs)
+
+
+VALUES = """
+    import dataclasses, datetime, enum, uuid
+
+    from qworker import QWorker
+
+    app = QWorker("tasks")
+
+
+    class Color(enum.Enum):
+        RED = "red"
+
+
+    @dataclasses.dataclass
+    class Order:
+        number: uuid.UUID
+        wait: datetime.timedelta
+        color: Color = Color.RED
+
+
+    @app.task
+    def bill(order: Order, at: datetime.datetime) -> Order:
+        assert isinstance(at, datetime.datetime)
+        return dataclasses.replace(order, wait=order.wait * 2)
+"""
+
+
+def test_call_takes_values_as_plain_json_and_result_shows_them(project, monkeypatch, run):
+    monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
+    project(**{"tasks.py": VALUES})
+    order = '{"number": "00000000-0000-0000-0000-000000000007", "wait": "PT1M"}'
+    at = '{"__type__": "datetime", "__value__": "2030-01-02T03:04:05+00:00"}'
+    called = run("call", "bill", order, at)
+    wrong = run("call", "bill", '{"number": 1}', at)
+    with StepWorker(find_app("tasks").app) as worker:
+        worker.run()
+    shown = run("result", called.stdout.strip(), "--json")
+    assert (shown.exit_code, json.loads(shown.stdout)["result"]) == (
+        0,
+        {"number": "00000000-0000-0000-0000-000000000007", "wait": 120, "color": "red"},
+    )
+    failed = run("result", wrong.stdout.strip())
+    assert failed.exit_code == 1
+    missing = "tasks.bill does not take the argument order: Order needs the field 'wait', which is missing"
+    assert failed.stdout == f"FAILURE: InvalidValue: {missing}\n"
+    listed = run("failed", "list", "--json")
+    (tag,) = [each["tag"] for each in json.loads(listed.stdout)]
+    assert run("failed", "retry", str(tag), "--args", f"[{order}, {at}]").exit_code == 0
+    with StepWorker(find_app("tasks").app) as worker:
+        worker.run()
+    assert run("result", wrong.stdout.strip()).exit_code == 0
 
 
 def test_call_options_reach_the_message(tasks, run):

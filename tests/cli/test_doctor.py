@@ -227,8 +227,8 @@ GOOD = (
 BAD = {
     "set": set[int],
     "complex": complex,
-    f"{__name__}.Data": list[Data | None],
-    f"{__name__}.Color": dict[str, Color],
+    f"{__name__}.Data": list[Data | Color],
+    f"{__name__}.Color": dict[str, Color | int],
     "collections.abc.Iterator": Iterator[int],
     "collections.abc.AsyncIterator": AsyncIterator[int],
     "range": range,
@@ -236,7 +236,20 @@ BAD = {
 
 
 @pytest.mark.parametrize(
-    "kind", [*GOOD, Mapping[str, int], Sequence[int], Literal["a"], Point, Row, Clever, Level], ids=repr
+    "kind",
+    [
+        *GOOD,
+        list[Data | None],
+        dict[str, Color],
+        Mapping[str, int],
+        Sequence[int],
+        Literal["a"],
+        Point,
+        Row,
+        Clever,
+        Level,
+    ],
+    ids=repr,
 )
 def test_types_that_can_be_stored(kind):
     def function(): ...

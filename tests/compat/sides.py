@@ -75,7 +75,7 @@ class CelerySide(Side):
             return result
 
         with (
-            _logging_kept(),
+            logging_kept(),
             start_worker(app, perform_ping_check=False, pool="solo", loglevel=logging.CRITICAL),
         ):
             yield ended
@@ -109,7 +109,7 @@ class QWorkerSide(Side):
 
 
 @contextmanager
-def _logging_kept() -> Iterator[None]:
+def logging_kept() -> Iterator[None]:
     """Undo what a worker of Celery's does to the root logger of this process, which other tests need."""
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]

@@ -88,6 +88,7 @@ BOUNDED: dict[str, str] = {
     "qworker.django.settings.kinds:_HOST": "it looks at the project's own settings",
     "qworker.transports.disque.url:_NODE": "it looks at a URL of the app's own settings",
     "qworker.conf.secrets:_TOKEN": "each part begins with a scheme, and ends where the next could begin",
+    "qworker.tasks.values:_DURATION": "_read_duration() looks at 64 characters at most",
     "qworker.beat.fields:_PART": "read() looks at 1,000 characters at most",
     "qworker.beat.kinds:_ADDRESS": "it looks at what a schedule of one's own code says of itself",
     "qworker.cli.discovery:_NAMED_SETTINGS": "the file is one that the user runs, of 1 MB at most",

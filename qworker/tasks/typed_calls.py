@@ -1,0 +1,259 @@
+"""Typed calls: what the annotations of a task's function say of its arguments and its result.
+
+Comes from:  the function of a task, once, when it is first called or first run.
+Goes to:     publishing, which sends plain arguments; a run, whose function gets values of the annotated
+             types, and whose result is plain again.
+Thread:      any; it does not change.
+
+What becomes of which value is in ``values``. A parameter whose annotation speaks of none such is not looked
+at, and a task without any has no TypedCalls at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from qworker.errors import ConfigurationError, EncodeError, InvalidValue
+from qworker.naming import install_command
+from qworker.publishing.arguments import is_coroutine_function
+from qworker.tasks.values import Form, Forms, ModelOptions, Unfit, hints_of
+
+if TYPE_CHECKING:
+    from qworker.tasks.task import Task
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter by its name. form: None where there is nothing to do."""
+
+    name: str
+    form: Form | None
+
+
+@dataclass(frozen=True, slots=True)
+class TypedCalls:
+    """The forms of one function.
+
+    - task: its name, for errors.
+    - positional, named: parameters by their place and their name. more, others: those of ``*more`` and
+      ``**others``.
+    - result: what is returned; None where there is nothing to do.
+    - bare: what does not fit a model raises pydantic's own error, and not InvalidValue.
+    """
+
+    task: str
+    positional: tuple[Parameter, ...]
+    named: dict[str, Parameter]
+    more: Parameter | None
+    others: Parameter | None
+    result: Form | None
+    bare: bool = False
+
+    def load(self, args: Iterable[Any], kwargs: dict[str, Any]) -> Arguments:
+        """Return arguments as the function takes them, of those that came in a message. Raises
+        InvalidValue."""
+        return self._each(args, kwargs, self._loaded)
+
+    def dump(self, args: Iterable[Any], kwargs: dict[str, Any], partial: bool = False) -> Arguments:
+        """Return arguments as they are sent.
+
+        - partial: others may still be put before *args*, as in a signature.
+
+        What is of another type than its parameter stays, for the serialiser, or the task, to refuse. Raises
+        EncodeError for what would arrive as something else.
+        """
+        if not partial:
+            return self._each(args, kwargs, self._dumped)
+        args = tuple(args)
+        _, named = self._each((), kwargs, self._dumped)
+        return tuple(self._dumped_from(place, value) for place, value in enumerate(args)), named
+
+    def dump_result(self, value: Any) -> Any:
+        """Return what the function returned as it is stored. Raises EncodeError."""
+        if self.result is None:
+            return value
+        try:
+            return self.result.dump(value)
+        except Unfit as unfit:
+            raise EncodeError(
+                f"the result{unfit.path} of {self.task} cannot be stored: {unfit.reason}",
+                f"result{unfit.path}",
+                type(value).__name__,
+            ) from unfit.__cause__
+
+    def load_result(self, value: Any) -> Any:
+        """Undo dump_result(). Raises InvalidValue."""
+        if self.result is None:
+            return value
+        try:
+            return self.result.load(value)
+        except Unfit as unfit:
+            raise InvalidValue(
+                f"the result{unfit.path} of {self.task} is not what the task says: {unfit.reason}"
+            ) from unfit.__cause__
+
+    def around(self, function: Callable[..., Any], is_async: bool, as_is: bool = False) -> Callable[..., Any]:
+        """Return a function that takes what came in a message, calls *function*, and returns what can be
+        stored. as_is: what it returns is stored as it is."""
+        dump = _same if as_is else self.dump_result
+        if is_async:
+
+            async def run_async(*args: Any, **kwargs: Any) -> Any:
+                positional, named = self.load(args, kwargs)
+                return dump(await function(*positional, **named))
+
+            return run_async
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            positional, named = self.load(args, kwargs)
+            return dump(function(*positional, **named))
+
+        return run
+
+    # -- the steps --
+
+    def _each(
+        self, args: Iterable[Any], kwargs: dict[str, Any], step: Callable[[Form, str, Any], Any]
+    ) -> Arguments:
+        converted: list[Any] = []
+        count = len(self.positional)
+        for place, value in enumerate(args):
+            parameter = self.positional[place] if place < count else self.more
+            if parameter is None or parameter.form is None:
+                converted.append(value)
+            else:
+                name = parameter.name if place < count else f"{parameter.name}[{place - count}]"
+                converted.append(step(parameter.form, name, value))
+        named = dict(kwargs)
+        for name, value in kwargs.items():
+            parameter = self.named.get(name, self.others)
+            if parameter is not None and parameter.form is not None:
+                named[name] = step(parameter.form, name, value)
+        return tuple(converted), named
+
+    def _loaded(self, form: Form, name: str, value: Any) -> Any:
+        try:
+            return form.load(value)
+        except Unfit as unfit:
+            place = f"{self.task} does not take the argument {name}{unfit.path}"
+            if self.bare and isinstance(unfit.__cause__, ValueError):
+                unfit.__cause__.add_note(place)
+                raise unfit.__cause__ from None
+            raise InvalidValue(f"{place}: {unfit.reason}") from unfit.__cause__
+
+    def _dumped(self, form: Form, name: str, value: Any) -> Any:
+        try:
+            return form.dump(value)
+        except Unfit as unfit:
+            path = f"{name}{unfit.path}"
+            raise EncodeError(
+                f"the argument {path} of {self.task} cannot be sent: {unfit.reason}",
+                path,
+                type(value).__name__,
+            ) from unfit.__cause__
+
+    def _dumped_from(self, place: int, value: Any) -> Any:
+        """*value* as the first parameter from *place* on takes it that is of its type."""
+        refused: EncodeError | None = None
+        for parameter in (*self.positional[place:], self.more):
+            if parameter is None or parameter.form is None:
+                continue
+            try:
+                dumped = self._dumped(parameter.form, parameter.name, value)
+            except EncodeError as error:
+                refused = refused or error
+                continue
+            if dumped is not value:
+                return dumped
+        if refused is not None:
+            raise refused
+        return value
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def typed_calls(task: Task[..., Any]) -> TypedCalls | None:
+    """What the annotations of *task* say; None when they speak of nothing that JSON does not carry."""
+    options = task.model_options
+    if options is None and not task.typing:
+        return None
+    hints = hints_of(task.run)
+    context = {"celery_app": task.app, "celery_task_name": task.name}
+    models = options or ModelOptions()
+    models = models._replace(context={**models.context, **context})
+    result = Forms(models, exact=False).of(hints.pop("return", Any))
+    forms = Forms(models)
+    found = {name: form for name, hint in hints.items() if (form := forms.of(hint)).typed}
+    if not found and not result.typed:
+        return None
+    return _of_parameters(task, found, result if result.typed else None, bare=options is not None)
+
+
+def _of_parameters(
+    task: Task[..., Any], forms: dict[str, Form], result: Form | None, bare: bool
+) -> TypedCalls:
+    from inspect import signature  # 10 ms, for those who have such values
+
+    positional: list[Parameter] = []
+    named: dict[str, Parameter] = {}
+    more = others = None
+    for parameter in signature(task.run).parameters.values():
+        here = Parameter(parameter.name, forms.get(parameter.name))
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            positional.append(here)
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            named[parameter.name] = here
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            more = here
+        if parameter.kind is parameter.VAR_KEYWORD:
+            others = here
+    return TypedCalls(task.name, tuple(positional), named, more, others, result, bare)
+
+
+def by_models(
+    task: Task[..., Any],
+    name: str,
+    function: Callable[..., Any],
+    strict: bool = False,
+    context: Mapping[str, Any] | None = None,
+    dump_kwargs: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Return what is run() of *task*, whose name is *name*, where ``pydantic=True`` is said: also who calls
+    it directly may give plain data, and gets plain data, as in Celery.
+
+    strict, context: go to pydantic's ``model_validate``. dump_kwargs: to ``model_dump``. Raises
+    ConfigurationError where pydantic is not installed.
+    """
+    try:
+        import_module("pydantic")
+    except ImportError:
+        raise ConfigurationError(
+            f"task {name}: pydantic=True needs pydantic: {install_command('pydantic')}"
+        ) from None
+    task.model_options = ModelOptions(strict, context or {}, dump_kwargs or {})
+
+    def around() -> Callable[..., Any]:
+        typed = task.typed_calls
+        return function if typed is None else typed.around(function, task.is_async)
+
+    if is_coroutine_function(function):
+
+        @wraps(function)
+        async def run_async(*args: Any, **kwargs: Any) -> Any:
+            return await around()(*args, **kwargs)
+
+        return run_async
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return around()(*args, **kwargs)
+
+    return run
