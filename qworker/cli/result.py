@@ -16,7 +16,7 @@ from qworker.app import QWorker
 from qworker.cli.options import SettingValue, app_option, json_option, open_app
 from qworker.cli.watching import Picture, watch_options
 from qworker.cli.watching import show as display
-from qworker.errors import DamagedResult, NotSupported, ResultTimeout
+from qworker.errors import ConfigurationError, DamagedResult, NotSupported, ResultTimeout
 from qworker.results.result import AsyncResult
 from qworker.states import PENDING, READY_STATES, SUCCESS
 
@@ -68,6 +68,7 @@ def result(
         raise click.UsageError("An id is empty.")
     choice = open_app(app).app
     refuse_to_ask(choice)
+    refuse_missing(choice, wait, watch)
     answers: list[AsyncResult[Any]] = [choice.AsyncResult(task_id.strip()) for task_id in task_ids]
     if wait:
         _wait(answers, timeout)
@@ -113,6 +114,22 @@ def refuse_to_ask(app: QWorker, calls: bool = False) -> None:
     backend = app.backend
     if not backend.persistent and not (calls and app.stores.sends_results):
         raise NotSupported(backend.why_none or _ONLY_THERE.format(backend.safe_url))
+
+
+def refuse_missing(app: QWorker, wait: bool = False, watch: bool = False) -> None:
+    """Raise ConfigurationError where results are kept in a file or directory that is not there.
+
+    wait: for the first result, which makes it; but that beside the messages was made when a task was sent.
+    watch: until there is something.
+    """
+    path, beside = app.stores.missing_results, app.stores.place.beside
+    if path is not None and not watch and (beside or not wait):
+        setting = "broker_url" if beside else "result_backend"
+        raise ConfigurationError(
+            f"there is no {path}: no result was ever kept there. If one was, correct {setting} "
+            f"({app.conf.source(setting)}); the first result makes it",
+            setting=setting,
+        )
 
 
 def _wait(answers: list[AsyncResult[Any]], timeout: float) -> None:

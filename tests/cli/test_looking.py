@@ -55,7 +55,7 @@ def test_the_screen_of_tasks():
     assert tasks_command.lines(TASKS, 1, NOW)[-1].startswith("… and perhaps more: these are the first 1 of")
 
 
-def test_tasks_are_shown_and_stay_where_they_are(tasks, run):
+def test_tasks_are_shown_and_stay_where_they_are(begun, run):
     assert run("tasks").stdout == "There are no tasks.\n"
     run("call", "add", "1", "2")
     run("call", "add", "3", "4", "--countdown", "1h", "--queue", "mail")
