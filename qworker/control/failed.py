@@ -63,8 +63,9 @@ class Failed:
         place = self._app.broker.failed
         if place is None:
             raise NotSupported(
-                "failed tasks are kept on SQLite, Redis, PostgreSQL, MySQL and MariaDB, and this broker is "
-                "none of them: task_acks_on_failure_or_timeout = False makes dead letters of them instead"
+                "failed tasks are kept on SQLite, Redis, PostgreSQL, MySQL, MariaDB and MongoDB, and this "
+                "broker is none of them: set task_acks_on_failure_or_timeout = False, and they are dead "
+                "letters, with `qworker dead` in the place of `qworker failed`"
             )
         return place
 
