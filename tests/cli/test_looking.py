@@ -115,6 +115,23 @@ def test_a_result_is_watched_until_it_is_there(tasks, shell, succeed, environmen
         watching.stdout.close()
 
 
+def test_the_end_of_a_watched_task_is_told_and_not_looked_for(tasks, succeed, environment):
+    succeed("other", status="SUCCESS", result=1)  # there is a store
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "qworker", "result", "abc", "other", "--watch", "--every", "1h", "--json"],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    try:
+        assert [each["state"] for each in json.loads(watching.stdout.readline())] == ["PENDING", "SUCCESS"]
+        succeed("abc", status="SUCCESS", result=3)
+        assert [each["result"] for each in json.loads(watching.stdout.readline())] == [3, 1]
+        assert (watching.stdout.read(), watching.wait(60)) == ("", 0)
+    finally:
+        watching.kill()
+        watching.wait()
+        watching.stdout.close()
+
+
 def test_results_that_have_ended_are_watched_once(tasks, run, succeed):
     succeed("one", status="SUCCESS", result=[1])
     error = {"exc_type": "ValueError", "exc_message": ["no"], "exc_module": "builtins"}
