@@ -496,3 +496,24 @@ def test_a_result_that_nobody_knows_is_said_to_be_so(tasks, run, succeed):
     assert json.loads(known.stdout, parse_constant=pytest.fail)["result"] is None
     assert "Nothing is stored" not in known.stderr
     assert run("result", " ").exit_code == 2
+
+
+@pytest.mark.parametrize("settings", ["", ", task_ignore_result=True"])
+@pytest.mark.parametrize("by_name", [[], ["--by-name"]])
+def test_who_would_wait_for_an_ignored_result_sends_nothing(project, tasks, run, settings, by_name):
+    option = "" if settings else "(ignore_result=True)"
+    project(
+        **{
+            "tasks.py": f"""
+            from qworker import QWorker
+            app = QWorker("tasks"{settings})
+            @app.task{option}
+            def quiet(): ...
+            """
+        }
+    )
+    result = run("call", "tasks.quiet", "--wait", *by_name)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "tasks.quiet ignores its result" in result.stderr
+    assert find_app("tasks").app.queues() == []
+    assert run("call", "tasks.quiet").exit_code == 0
