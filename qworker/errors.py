@@ -377,11 +377,15 @@ class Reject(TaskDirective):
 
 
 class WorkerShutdown(SystemExit):
-    """Stops the worker warmly."""
+    """Stops the worker, when it is raised in its own process: after what runs, in its main thread, as by a
+    receiver of worker_ready; in one of its other threads, which then does nothing more, as WorkerTerminate.
+
+    The argument is the exit code; without one it is 0. In a task it is a failure, as SystemExit is.
+    """
 
 
 class WorkerTerminate(SystemExit):
-    """Stops the worker at once."""
+    """Stops the worker at once: what runs is given back. Otherwise as WorkerShutdown."""
 
 
 # -- Celery's names --

@@ -30,7 +30,7 @@ from qworker.components.shutdown import (
     ShutdownRequests,
 )
 from qworker.components.worker_lease import Registration
-from qworker.errors import QWorkerError
+from qworker.errors import QWorkerError, WorkerShutdown, WorkerTerminate
 from qworker.naming import node_name
 
 if TYPE_CHECKING:
@@ -145,7 +145,9 @@ class Worker:
         """A component crashed. Its thread calls."""
         if self._crash is None:
             self._crash = (name, error)
-            if self._consuming:  # before that, start() raises it
+            if isinstance(error, ENDS):
+                logger.info("the %s is asked by %r to end the worker", name, error)
+            elif self._consuming:  # before that, start() raises it
                 # Said at once: who embeds a worker may not stop it for long.
                 logger.error(
                     "the %s failed, so the worker stops: %s", name, error, extra={"event": "worker-failed"}
@@ -191,17 +193,24 @@ class Worker:
 
     def run(self) -> int:
         """Start, run until told to stop, and return the exit code: 0 stopped, 1 crashed, 3 tasks were
-        abandoned."""
+        abandoned; that of a WorkerShutdown or WorkerTerminate which was raised, if it has one."""
         previous = self._requests.take_signals()
+        code = 0
         try:
             self.start()
             self.watch()
+        except ENDS as error:  # of a receiver of worker_ready, say
+            self.request_stop("cold" if isinstance(error, WorkerTerminate) else "warm")
+            code = _code_of(error)
+        except QWorkerError:
+            if self._crash is None or not isinstance(self._crash[1], ENDS):
+                raise
         finally:
             self.stop()
             self._requests.hand_back(previous)
         if self._crash is not None:
-            return 1
-        return 3 if self._abandoned else 0
+            code = _code_of(self._crash[1])
+        return code or (3 if self._abandoned else 0)
 
     def watch(self) -> None:
         """Rest until a request to end or a crash comes; look at the health meanwhile."""
@@ -311,6 +320,17 @@ CONF_OF = {
     "start_method": "worker_start_method",
 }
 """Options of Worker and the settings that they are."""
+
+
+ENDS = (WorkerShutdown, WorkerTerminate)
+"""What ends the worker when it is raised in its own process, as by a receiver of a signal."""
+
+
+def _code_of(error: BaseException) -> int:
+    """The exit code of a worker that *error* ends."""
+    if not isinstance(error, ENDS):
+        return 1
+    return int(error.code is not None) if not isinstance(error.code, int) else error.code
 
 
 def _try(part: Component, act: Callable[[], None]) -> None:

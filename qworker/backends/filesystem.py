@@ -57,10 +57,11 @@ class FilesystemBackend(KeyValueBackend):
         self._prepared = False
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Make the directory if it is not there; errors of the file system come out as BackendError."""
+    def _explained(self, writes: bool = False) -> Iterator[None]:
+        """Errors of the file system come out as BackendError. writes: make the directory if it is not
+        there."""
         try:
-            if not self._prepared:
+            if writes and not self._prepared:
                 self.directory.mkdir(parents=True, exist_ok=True)
                 self._prepared = True
             yield
@@ -75,7 +76,7 @@ class FilesystemBackend(KeyValueBackend):
 
     @contextmanager
     def locked(self, key: str) -> Iterator[None]:
-        with self._explained():
+        with self._explained(writes=True):
             path = self.directory / f".lock-{crc32(key.encode()) % LOCKS:02d}"
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
             try:
@@ -114,7 +115,7 @@ class FilesystemBackend(KeyValueBackend):
         if key.startswith(LOCK_PREFIX):
             stamp += FOR_EVER if ttl is None else ttl
         draft = self.directory / f".draft-{os.getpid()}-{os.urandom(6).hex()}"
-        with self._explained():
+        with self._explained(writes=True):
             if key.startswith(JOIN_PREFIX):
                 path.parent.mkdir(exist_ok=True)
             _replace(path, value, stamp, draft)
@@ -132,6 +133,8 @@ class FilesystemBackend(KeyValueBackend):
 
     def sweep(self, now: float) -> int:
         count = 0
+        if not self.directory.exists():
+            return count
         with self._explained(), os.scandir(self.directory) as entries:
             for entry in entries:
                 try:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit
 
 from qworker.conf.results import options_beside
 from qworker.transports import broker_urls
+from qworker.transports.sqlite.path import database_path
 
 NOWHERE = "disabled://"
 REPLIES = "rpc://"
@@ -111,6 +112,20 @@ PLACES: Mapping[str, _Place] = {
     **dict.fromkeys(("amqp", "amqps", "pyamqp"), _TO_THE_CALLER),
 }
 """Where the results of a broker are by default, by the scheme of its URL up to a plus."""
+
+
+def file_of(url: str) -> str | None:
+    """The path of the file or directory that a result store at *url* is; None for servers and memory."""
+    scheme, _, rest = url.partition(":")
+    if scheme == "sqlite":
+        return str(database_path(url))
+    if scheme == "file":
+        return unquote(urlsplit(url).path)
+    if scheme.removeprefix("db+").removeprefix("sqla+").partition("+")[0] != "sqlite":
+        return None
+    name = rest.partition("?")[0].removeprefix("///")
+    return None if name.startswith(("//", ":", "file:")) or not name else name
+
 
 _SET_IT = (
     "set result_backend, for instance to redis://…, db+postgresql://… or file:///directory, to ask for the "

@@ -25,6 +25,7 @@ from sqlalchemy import exc as sa_errors
 from qworker import states
 from qworker.backends.base import Backend, Found, Meta
 from qworker.backends.joins import Joins
+from qworker.backends.place import file_of
 from qworker.backends.sql_columns import Columns
 from qworker.backends.sql_database import UNFIT, Database, unfit
 from qworker.backends.sql_joins import BEGIN, SQLJoins
@@ -50,7 +51,7 @@ class SQLBackend(Backend):
         super().__init__(url, conf, clock)
         engine = connect(url, dict(conf.database_engine_options), conf.database_short_lived_sessions)
         self._tables = make_tables(conf.database_table_names)
-        self._database = database = Database(engine, self._tables, clock, self.safe_url)
+        self._database = database = Database(engine, self._tables, clock, self.safe_url, file_of(url))
         self._keys = KeyTable(database, self._tables.keyvalue, clock)
         self._joins = SQLJoins(database, make_join_layout(conf.database_table_names), clock, url, self._keys)
         self._columns = Columns(self, self._extended, self._serializer)
@@ -144,9 +145,8 @@ class SQLBackend(Backend):
     def _read(self, keys: Sequence[str], names: Mapping[str, str]) -> dict[str, Found]:
         """What read_many() finds of *keys* in one statement; *names* are the ids that they stand for."""
         task = self._tables.task
-        columns = [task.c[name] for name in self._database.layout().columns]
         try:
-            rows = self._database.rows(sa.select(*columns).where(task.c.task_id.in_(keys)))
+            rows = self._database.tasks(task.c.task_id.in_(keys))
         except (EncodeError, ValueError, TypeError) as error:  # of the driver: it can take no such id or row
             if len(keys) == 1:
                 task_id = names[keys[0]]

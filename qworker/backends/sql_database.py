@@ -30,14 +30,17 @@ TRIES = 3
 
 class Database:
     """Each statement is a transaction of its own. The tables are made at the first use if they are not
-    there. safe_url: what errors call the database."""
+    there. safe_url: what errors call the database. file: which it is, of SQLite's."""
 
-    def __init__(self, engine: sa.Engine, tables: Tables, clock: Clock, safe_url: str) -> None:
+    def __init__(
+        self, engine: sa.Engine, tables: Tables, clock: Clock, safe_url: str, file: str | None = None
+    ) -> None:
         self.engine = engine
         self._tables = tables
         self._clock = clock
         self._safe_url = safe_url
         self._pid = os.getpid()
+        self._file = file
         self._layout: Layout | None = None
 
     def run(self, work: Callable[[sa.Connection], T]) -> T:
@@ -78,8 +81,20 @@ class Database:
         return self.run(lambda connection: connection.execute(statement, values).rowcount)
 
     def rows(self, statement: sa.Executable) -> list[Any]:
-        """All rows of *statement*. Raises as run() does."""
+        """All rows of *statement*; [] where there is no file, and none is made. Raises as run() does."""
+        if self._is_absent():
+            return []
         return self.run(lambda connection: list(connection.execute(statement)))
+
+    def tasks(self, condition: sa.ColumnElement[bool]) -> list[Any]:
+        """As rows(), those of tasks for which *condition* holds, with all columns that there are."""
+        if self._is_absent():
+            return []
+        columns = [self._tables.task.c[name] for name in self.layout().columns]
+        return self.rows(sa.select(*columns).where(condition))
+
+    def _is_absent(self) -> bool:
+        return self._file is not None and not os.path.lexists(self._file)
 
     def insert(self, statement: sa.Executable, values: dict[str, Any]) -> bool:
         """Insert a row; False when its key is there already."""

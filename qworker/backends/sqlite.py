@@ -134,7 +134,7 @@ class SQLiteBackend(Backend):
         self._write(f"DELETE FROM result WHERE task_id IN ({chosen})", (json.dumps(list(ids)),))
 
     def open_source(self) -> PipeSource | None:
-        self._read("SELECT 1", ())  # then its directory is there, too
+        self._do(lambda: self._handle.run(lambda connection: None))  # then its directory is there, too
         pipe = NotificationPipe(self._database.pipes, "result")
         return PipeSource(pipe) if pipe.fileno() >= 0 else None
 

@@ -7,10 +7,11 @@ Thread:      any; they are opened and closed under the app's lock.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from qworker.backends import Backend, open_backend
-from qworker.backends.place import REPLIES, ResultPlace, result_place
+from qworker.backends.place import REPLIES, ResultPlace, file_of, result_place
 from qworker.context import current_context
 from qworker.transports import open_broker
 from qworker.transports.lease import Broker
@@ -74,6 +75,13 @@ class Stores:
             known = conf.revision, result_place(conf, self.broker.url if asked else None)
             self._place = known
         return known[1]
+
+    @property
+    def missing_results(self) -> str | None:
+        """The file or directory in which results are kept, where it is not there; None where it is, and for
+        servers. Who only looks for a result finds none there, and makes nothing."""
+        path = file_of(self.backend.url)
+        return None if path is None or os.path.lexists(path) else path
 
     @property
     def results_with_broker(self) -> bool:

@@ -87,8 +87,8 @@ class ServerPlace:
     def transact(self, work: Callable[[Any], T]) -> T:
         return apart(lambda: self._try(work, Link.transaction))
 
-    def read(self, work: Callable[[Any], T]) -> T:
-        return apart(lambda: self._try(work, nullcontext))
+    def read(self, query: str, values: Sequence[Any]) -> list[Any]:
+        return apart(lambda: self._try(lambda session: session.ask(query, values), nullcontext))
 
     def _try(
         self, work: Callable[[LinkSession], T], within: Callable[[Link], AbstractContextManager[Any]]

@@ -28,13 +28,17 @@ class SQLiteSession:
         self.connection = connection
 
     def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        return self.connection.execute(statement.replace("%s", "?"), values).fetchall()
+        return self.connection.execute(_in_our_words(statement), values).fetchall()
 
     def do(self, statement: str, values: Sequence[Any] = ()) -> int:
-        return self.connection.execute(statement.replace("%s", "?"), values).rowcount
+        return self.connection.execute(_in_our_words(statement), values).rowcount
 
     def do_many(self, statement: str, rows: Sequence[Any]) -> None:
-        self.connection.executemany(statement.replace("%s", "?"), rows)
+        self.connection.executemany(_in_our_words(statement), rows)
+
+
+def _in_our_words(statement: str) -> str:
+    return statement.replace("%s", "?")
 
 
 class SQLitePlace:
@@ -48,16 +52,14 @@ class SQLitePlace:
         self._handle = Handle(database, "NORMAL")
 
     def transact(self, work: Callable[[Any], T]) -> T:
-        return self._explained(self._handle.write, work)
+        return self._explained(lambda: self._handle.write(lambda connection: work(SQLiteSession(connection))))
 
-    def read(self, work: Callable[[Any], T]) -> T:
-        return self._explained(self._handle.run, work)
+    def read(self, query: str, values: Sequence[Any]) -> list[Any]:
+        return self._explained(lambda: self._handle.read(_in_our_words(query), values))
 
-    def _explained(
-        self, run: Callable[[Callable[[sqlite3.Connection], T]], T], work: Callable[[Any], T]
-    ) -> T:
+    def _explained(self, work: Callable[[], T]) -> T:
         try:
-            return run(lambda connection: work(SQLiteSession(connection)))
+            return work()
         except (BrokerUnavailable, ConfigurationError, sqlite3.Error) as error:
             let_pass(error)
             raise BackendError(f"the schedule store: {error}") from error

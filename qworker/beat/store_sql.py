@@ -67,8 +67,9 @@ class Place(Protocol):
         """What *work* makes of a Session, in one transaction. Raises BackendError."""
         ...
 
-    def read(self, work: Callable[[Any], T]) -> T:
-        """The same of one that changes nothing, and stands in nobody's way."""
+    def read(self, query: str, values: Sequence[Any]) -> list[Any]:
+        """The rows of *query*, in nobody's way; [] where the database is a file that is not there. Raises
+        BackendError."""
         ...
 
     def pusher(self, sender: Sender) -> Pusher | None:
@@ -179,7 +180,7 @@ class SQLScheduleStore(ScheduleStore):
     def _read(self, query: str, values: Sequence[Any]) -> list[Any]:
         """The rows of *query*; none where there are no tables yet: who only looks makes none."""
         try:
-            return self._place.read(lambda session: session.ask(query, values))
+            return self._place.read(query, values)
         except BackendError as error:
             were_there, self._there = self._there, False
             if were_there or not are_missing(str(error)):

@@ -18,6 +18,11 @@ HEADER = "qworker_joins"
 FAILED = "qworker_failed"
 """The header that says why the call is not to run but to fail: a member of the join before it has failed. Of
 an errback it is a mapping: the call that has failed so, and why."""
+MEMBERS = "qworker_members"
+"""The header that a body which is to fail has besides: ``{"ids": [of the members, in their order], "given":
+whether their values are its argument}``, so that it can run after all (``control/failed.py``)."""
+MOST_MEMBERS_TEXT = 64 * 1024
+"""Characters of these ids; where there are more, the header is left out."""
 PUBLICATION = "qworker_publication"
 """The header that tells apart the messages of one body: its joiner may have died, and another published it
 again."""

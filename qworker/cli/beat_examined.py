@@ -98,8 +98,14 @@ def _entries(app: QWorker, entries: Sequence[Listed]) -> Iterator[Fact]:
             yield Fact("error", each.error, "until then it is not called")
         if each.entry is None:
             continue
+        now = datetime.fromtimestamp(app.clock.now(), UTC)
         try:
-            each.entry.next(datetime.fromtimestamp(app.clock.now(), UTC))
+            if each.entry.next(now) is None and each.entry.previous(now) is None:
+                yield Fact(
+                    "error",
+                    f"the entry {each.name!r:.200} is never due",
+                    "look at its start, its end and its schedule, or remove it",
+                )
         except InvalidSchedule as error:
             yield Fact("error", str(error), "until then it is not called")
         if each.entry.task not in app.tasks:

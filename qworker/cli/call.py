@@ -16,7 +16,7 @@ from qworker.cli.completion import queue_names, task_names
 from qworker.cli.options import JsonValue, SettingValue, app_option, json_option, loose, open_app
 from qworker.cli.output import print_json
 from qworker.cli.result import EXIT_NOT_READY, refuse_to_ask, show
-from qworker.errors import NotRegistered, ResultTimeout
+from qworker.errors import NotRegistered, NotSupported, ResultTimeout
 from qworker.naming import near
 from qworker.results.result import AsyncResult
 from qworker.tasks.task import Task
@@ -101,6 +101,7 @@ def call(
     positional = args or [loose(text) for text in arguments]
     if wait:
         refuse_to_ask(choice.app, calls=True)
+        _refuse_ignored(choice.app, task)
     if by_name:
         result = choice.app.send_task(task, positional, kwargs, **asked_for)
     else:
@@ -116,6 +117,16 @@ def call(
         click.echo(f"Error: no result after {timeout:g} s; ask later: qworker result {result.id}", err=True)
         return EXIT_NOT_READY
     return show(result, as_json)
+
+
+def _refuse_ignored(app: QWorker, name: str) -> None:
+    """Raise NotSupported when the result of the task *name* is not kept. Of one that only workers know
+    nobody can tell."""
+    if name in app.tasks and app.tasks[name].ignore_result:
+        raise NotSupported(
+            f"{name} ignores its result (ignore_result, or the setting task_ignore_result), so there is "
+            "nothing to wait for: leave out --wait. Nothing was sent"
+        )
 
 
 def _send(

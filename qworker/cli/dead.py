@@ -15,7 +15,7 @@ import click
 from qworker.app import QWorker
 from qworker.cli.completion import queue_names
 from qworker.cli.groups import SuggestingGroup
-from qworker.cli.options import app_option, json_option, open_app
+from qworker.cli.options import app_option, json_option, open_sent
 from qworker.cli.output import age, count, cut, print_json, print_table, visible
 from qworker.cli.purge import confirm
 from qworker.control.dead_letters import ALL
@@ -41,7 +41,7 @@ def dead() -> None:
 @json_option
 def list_(app: str | None, queue: str | None, limit: int, as_json: bool) -> None:
     """List dead letters, newest first."""
-    choice = open_app(app)
+    choice = open_sent(app)
     letters = choice.app.broker.admin.dead(queue, limit)
     if as_json:
         print_json([_fields(letter) for letter in letters])
@@ -68,7 +68,7 @@ def list_(app: str | None, queue: str | None, limit: int, as_json: bool) -> None
 @json_option
 def show(tag: int, app: str | None, as_json: bool) -> None:
     """Show one dead letter whole: why it died, its headers and its body."""
-    letter = _find(open_app(app).app, tag)
+    letter = _find(open_sent(app).app, tag)
     if as_json:
         print_json(_fields(letter))
         return
@@ -94,7 +94,7 @@ def show(tag: int, app: str | None, as_json: bool) -> None:
 def retry(tags: tuple[int, ...], everything: bool, app: str | None) -> None:
     """Put dead letters back into their queues, as if they had never been delivered."""
     _which(tags, everything)
-    application = open_app(app).app
+    application = open_sent(app).app
     chosen = _existing(application, tags)
     click.echo(f"Put {count(retry_letters(application, chosen), 'message')} back.")
 
@@ -107,7 +107,7 @@ def retry(tags: tuple[int, ...], everything: bool, app: str | None) -> None:
 def discard(tags: tuple[int, ...], everything: bool, yes: bool, app: str | None) -> None:
     """Delete dead letters for good."""
     _which(tags, everything)
-    application = open_app(app).app
+    application = open_sent(app).app
     chosen = _existing(application, tags)
     if chosen is None:
         confirm("Delete all dead letters?", yes)

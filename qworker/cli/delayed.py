@@ -10,7 +10,7 @@ from __future__ import annotations
 import click
 
 from qworker.cli.groups import SuggestingGroup
-from qworker.cli.options import app_option, json_option, open_app
+from qworker.cli.options import app_option, json_option, open_sent
 from qworker.cli.output import age, count, print_json, print_table
 from qworker.cli.purge import confirm
 from qworker.conf import mask_urls
@@ -28,7 +28,7 @@ def delayed() -> None:
 @json_option
 def list_(app: str | None, as_json: bool) -> None:
     """Show how many messages of each queue are due later, and when the next one is."""
-    choice = open_app(app)
+    choice = open_sent(app)
     store = choice.app.broker
     if "counts" in store.lacks:
         raise ConfigurationError(f"{mask_urls(store.url)} does not tell what it keeps for later")
@@ -72,7 +72,7 @@ def flush(app: str | None, queue: str | None, yes: bool) -> None:
     Their headers still say when they are meant to run, and Celery's workers keep to that. Stop the qworker
     workers of these queues first: they would put the messages aside again.
     """
-    store = open_app(app).app.broker
+    store = open_sent(app).app.broker
     queues = [queue] if queue is not None else [info.queue for info in store.admin.queues() if info.delayed]
     if not queues:
         click.echo("Nothing is due later.")

@@ -126,9 +126,11 @@ def broker(choice: AppChoice) -> Iterator[Finding]:
     store = choice.app.broker
     now = choice.app.clock.now()
     infos = {info.queue: info for info in store.admin.queues()}
-    yield Finding(
-        "ok", f"broker {store.url}: {count(sum(info.ready for info in infos.values()), 'message')} ready"
-    )
+    if store.missing:
+        yield from _not_there(store.missing, "nothing was ever sent there", "broker_url", choice)
+    else:
+        ready = sum(info.ready for info in infos.values())
+        yield Finding("ok", f"broker {store.url}: {count(ready, 'message')} ready")
     workers = store.admin.workers()
     worked_on = {queue for worker in workers for queue in worker.queues}
     if workers:
@@ -162,6 +164,17 @@ def broker(choice: AppChoice) -> Iterator[Finding]:
             yield Finding(
                 "error", f"a message of queue {info.queue!r} was sent {ahead} in the future", _SET_CLOCKS
             )
+
+
+def _not_there(path: str, what: str, setting: str, choice: AppChoice) -> Iterator[Finding]:
+    """A file or directory that the first task makes, if it can be made."""
+    above = next(each for each in Path(path).absolute().parents if each.exists())
+    if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
+        advice = f"correct {setting} ({choice.app.conf.source(setting)}), unless this is the beginning"
+        yield Finding("warning", f"there is no {path}: {what}", advice)
+    else:
+        advice = f"give {above} to the user that runs this, or correct {setting}"
+        yield Finding("error", f"there is no {path}, and it cannot be made", advice)
 
 
 _SET_CLOCKS = "set the clocks of all machines by NTP; times of ETAs, expiry and leases depend on them"
@@ -224,7 +237,7 @@ def database_directory(choice: AppChoice) -> Iterator[Finding]:
         return
     directory = database_path(url).parent
     if not directory.is_dir():
-        return  # it cannot be made, which opening the broker has told
+        return  # the first task makes it; that it cannot be made has been told
     free = shutil.disk_usage(directory).free
     if free < _SCARCE_DISK:
         severity = "error" if free < _SCARCE_DISK // 10 else "warning"
@@ -260,8 +273,12 @@ def results(choice: AppChoice) -> Iterator[Finding]:
         yield Finding("ok", "results are sent to who called (rpc://), and nobody else can ask for them")
     else:
         choice.app.backend.get("doctor-looks-for-nothing")
+        path = None if place.beside else choice.app.stores.missing_results
         where = "beside the messages" if place.beside else f"in {place.url}"
-        yield Finding("ok", f"results are kept {where}")
+        if path is None:
+            yield Finding("ok", f"results are kept {where}")
+        else:
+            yield from _not_there(path, "no result was ever kept there", "result_backend", choice)
 
 
 def schedules(choice: AppChoice) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ import click
 from qworker.app import QWorker
 from qworker.cli.completion import queue_names, task_names
 from qworker.cli.groups import SuggestingGroup
-from qworker.cli.options import JsonValue, app_option, json_option, open_app
+from qworker.cli.options import JsonValue, app_option, json_option, open_sent
 from qworker.cli.output import age, count, print_json, print_table, visible
 from qworker.cli.purge import confirm
 from qworker.control.failed import FailedTask
@@ -51,7 +51,7 @@ def failed() -> None:
 @json_option
 def list_(app: str | None, limit: int, as_json: bool, **chosen: Any) -> None:
     """List failed tasks, newest first."""
-    choice = open_app(app, tasks=False)
+    choice = open_sent(app, tasks=False)
     found = choice.app.failed.list(limit=limit, **chosen)
     if as_json:
         print_json([_fields(each) for each in found])
@@ -77,7 +77,7 @@ def list_(app: str | None, limit: int, as_json: bool, **chosen: Any) -> None:
 @json_option
 def show(tag: int, app: str | None, as_json: bool) -> None:
     """Show one failed task: its arguments, as logs show them, its attempts and its traceback."""
-    found = open_app(app, tasks=False).app.failed.get(tag)
+    found = open_sent(app, tasks=False).app.failed.get(tag)
     if as_json:
         print_json(_fields(found))
         return
@@ -110,7 +110,7 @@ def retry(
     _which(tags, everything, chosen)
     if (args is not None or kwargs is not None) and len(tags) != 1:
         raise click.UsageError("--args and --kwargs are for one failed task, named by its tag.")
-    application = open_app(app, tasks=False).app
+    application = open_sent(app, tasks=False).app
     _check(application, tags)
     sent = application.failed.retry(tags or None, args=args, kwargs=kwargs, **chosen)
     click.echo(f"Sent {count(sent, 'task')} again.")
@@ -125,7 +125,7 @@ def retry(
 def discard(tags: tuple[int, ...], app: str | None, everything: bool, yes: bool, **chosen: Any) -> None:
     """Delete failed tasks for good."""
     _which(tags, everything, chosen)
-    application = open_app(app, tasks=False).app
+    application = open_sent(app, tasks=False).app
     _check(application, tags)
     if not tags:
         confirm("Delete all failed tasks?" if everything else "Delete all failed tasks like that?", yes)

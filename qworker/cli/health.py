@@ -14,7 +14,7 @@ from typing import NamedTuple
 import click
 
 from qworker.app import QWorker
-from qworker.cli.options import SettingValue, app_option, json_option, open_app
+from qworker.cli.options import SettingValue, app_option, json_option, nothing_there, open_app
 from qworker.cli.output import print_json
 from qworker.cli.process import expand_path, pidfile_owner
 from qworker.conf import mask_urls
@@ -87,6 +87,8 @@ def _find(app: QWorker, node: str | None, pid: int | None) -> Check:
     """What the broker knows of its workers."""
     store = app.broker
     where = mask_urls(store.url)
+    if told := nothing_there(app):
+        return Check("broker", False, told)
     try:
         if "workers" in store.lacks:
             store.admin.queues()

@@ -19,7 +19,7 @@ from qworker.conf import Settings, mask_urls
 from qworker.errors import ConfigurationError
 from qworker.transports import open_broker
 from qworker.transports.lease import Broker, QueueInfo
-from qworker.transports.transfer import Report, missing, move, same_place, waiting
+from qworker.transports.transfer import Report, move, same_place, waiting
 
 _LINE_EVERY = 10_000
 
@@ -54,9 +54,11 @@ def move_(
     conf = open_app(app, tasks=False).app.conf
     if same_place(from_url, to_url):
         raise ConfigurationError(f"{mask_urls(from_url)} and {mask_urls(to_url)} are the same place")
-    if (path := missing(from_url)) is not None:
-        raise ConfigurationError(f"there is nothing at {mask_urls(from_url)}: {path} does not exist")
     with closing(open_broker(from_url, conf)) as source, closing(open_broker(to_url, conf)) as target:
+        if source.missing:
+            raise ConfigurationError(
+                f"there is nothing at {mask_urls(from_url)}: {source.missing} does not exist"
+            )
         infos = waiting(source, queues)
         _show(infos, dead)
         _warn(source, target)

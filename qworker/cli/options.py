@@ -88,6 +88,28 @@ def open_app(option: str | None, tasks: bool = True) -> AppChoice:
     return choice
 
 
+def open_sent(option: str | None, tasks: bool = True) -> AppChoice:
+    """open_app() for what is about messages that were sent before.
+
+    Raises ConfigurationError where the broker is a file or directory that is not there.
+    """
+    choice = open_app(option, tasks)
+    if told := nothing_there(choice.app):
+        raise ConfigurationError(told, setting="broker_url")
+    return choice
+
+
+def nothing_there(app: QWorker) -> str:
+    """Say that the file or directory of the broker is not there, and what to do; "" when it is."""
+    path = app.broker.missing
+    if path is None:
+        return ""
+    return (
+        f"there is no {path}: nothing was ever sent there. If something was, correct broker_url "
+        f"({app.conf.source('broker_url')}); the first task that is sent makes it"
+    )
+
+
 class QueueNames(ParamType):
     """Names of queues with commas between them, as a tuple."""
 

@@ -11,7 +11,7 @@ import sys
 
 import click
 
-from qworker.cli.options import QUEUE_NAMES, app_option, open_app
+from qworker.cli.options import QUEUE_NAMES, app_option, open_sent
 from qworker.cli.output import count
 from qworker.conf import mask_urls
 
@@ -25,7 +25,7 @@ def purge(
     app: str | None, queues: tuple[str, ...] | None, exclude_queues: tuple[str, ...], yes: bool
 ) -> None:
     """Remove the messages that wait in queues. What is being run and what is dead stays."""
-    store = open_app(app).app.broker
+    store = open_sent(app).app.broker
     known = {info.queue: info.ready + info.delayed for info in store.admin.queues()}
     chosen = [name for name in queues or known if name not in exclude_queues]
     waiting = sum(known.get(name, 0) for name in chosen)

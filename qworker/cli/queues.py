@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from qworker.app import QWorker
-from qworker.cli.options import QUEUE_NAMES, app_option, json_option, open_app
+from qworker.cli.options import QUEUE_NAMES, app_option, json_option, nothing_there, open_app, open_sent
 from qworker.cli.output import age, table
 from qworker.cli.watching import Picture, show, watch_options
 from qworker.conf import mask_urls
@@ -32,9 +32,11 @@ _KEYS = ("queue", "ready", "delayed", "leased", "dead")
 def queues(app: str | None, names: tuple[str, ...] | None, watch: bool, every: float, as_json: bool) -> None:
     """Show the queues: how many messages wait, are due later, are being run,
     are dead; how old the oldest is."""
-    application = open_app(app).app
+    application = (open_app if watch else open_sent)(app).app
 
     def look() -> Picture:
+        if told := nothing_there(application):
+            return Picture([told], [])
         rows = _rows(application, names)
         if not rows:
             return Picture([f"All queues of {mask_urls(application.broker.url)} are empty."], rows)

@@ -16,7 +16,7 @@ from qworker.app import QWorker
 from qworker.cli.options import SettingValue, app_option, json_option, open_app
 from qworker.cli.watching import Picture, watch_options
 from qworker.cli.watching import show as display
-from qworker.errors import DamagedResult, NotSupported, ResultTimeout
+from qworker.errors import BackendError, ConfigurationError, DamagedResult, NotSupported, ResultTimeout
 from qworker.results.result import AsyncResult
 from qworker.states import PENDING, READY_STATES, SUCCESS
 
@@ -68,6 +68,7 @@ def result(
         raise click.UsageError("An id is empty.")
     choice = open_app(app).app
     refuse_to_ask(choice)
+    refuse_missing(choice, wait, watch)
     answers: list[AsyncResult[Any]] = [choice.AsyncResult(task_id.strip()) for task_id in task_ids]
     if wait:
         _wait(answers, timeout)
@@ -78,7 +79,7 @@ def result(
         nonlocal answers, unknown
         answers, unknown = _read(choice, [answer.id for answer in answers])
         told = [fields(answer) for answer in answers]
-        is_last = all(answer.state in READY_STATES or answer.state == UNREADABLE for answer in answers)
+        is_last = all(map(_has_ended, answers))
         if len(answers) == 1:
             return Picture(lines(answers[0], traceback), told[0], is_last)
         together: list[str] = []
@@ -87,9 +88,29 @@ def result(
             together += [f"{answer.id}  {first}", *rest]
         return Picture(together, told, is_last)
 
-    display(look, as_json, watch, every)
+    def rest(seconds: float) -> None:
+        _wait_for_one([answer.id for answer in answers if not _has_ended(answer)], choice, seconds)
+
+    display(look, as_json, watch, every, rest)
     _tell_unknown(unknown)
     return max(map(exit_code, answers), key=_GRAVITY.index)
+
+
+def _has_ended(answer: AsyncResult[Any]) -> bool:
+    return answer.state in READY_STATES or answer.state == UNREADABLE
+
+
+def _wait_for_one(ids: list[str], app: QWorker, seconds: float) -> None:
+    """Return when one of *ids* has ended, which the store tells where it can, or after so many seconds."""
+    if app.stores.missing_results:  # and who waits would make it
+        time.sleep(seconds)
+        return
+    try:
+        app.backend.wait(ids, seconds)
+    except DamagedResult:
+        pass  # the next look tells of it
+    except BackendError:  # so does it of this; and it asks again no sooner
+        time.sleep(seconds)
 
 
 def _read(app: QWorker, ids: list[str]) -> tuple[list[AsyncResult[Any]], list[str]]:
@@ -113,6 +134,22 @@ def refuse_to_ask(app: QWorker, calls: bool = False) -> None:
     backend = app.backend
     if not backend.persistent and not (calls and app.stores.sends_results):
         raise NotSupported(backend.why_none or _ONLY_THERE.format(backend.safe_url))
+
+
+def refuse_missing(app: QWorker, wait: bool = False, watch: bool = False) -> None:
+    """Raise ConfigurationError where results are kept in a file or directory that is not there.
+
+    wait: for the first result, which makes it; but that beside the messages was made when a task was sent.
+    watch: until there is something.
+    """
+    path, beside = app.stores.missing_results, app.stores.place.beside
+    if path is not None and not watch and (beside or not wait):
+        setting = "broker_url" if beside else "result_backend"
+        raise ConfigurationError(
+            f"there is no {path}: no result was ever kept there. If one was, correct {setting} "
+            f"({app.conf.source(setting)}); the first result makes it",
+            setting=setting,
+        )
 
 
 def _wait(answers: list[AsyncResult[Any]], timeout: float) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from qworker.cli.options import ParamType, app_option, open_app
+from qworker.cli.options import ParamType, app_option, open_sent
 from qworker.cli.output import count
 
 _LONGEST_ID = 255
@@ -54,6 +54,6 @@ class _Signal(ParamType):
 )
 def revoke(ids: tuple[str, ...], app: str | None, terminate: bool, signal: str) -> None:
     """Keep tasks from running, or stop them. An id nobody knows (yet) is remembered."""
-    choice = open_app(app)
+    choice = open_sent(app)
     choice.app.control.revoke(ids, terminate=terminate, signal=signal)
     click.echo(f"Revoked {count(len(ids), 'task')}.")

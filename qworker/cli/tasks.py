@@ -13,7 +13,7 @@ from typing import cast
 
 import click
 
-from qworker.cli.options import QUEUE_NAMES, app_option, json_option, open_app
+from qworker.cli.options import QUEUE_NAMES, app_option, json_option, nothing_there, open_app, open_sent
 from qworker.cli.output import age, cut, table
 from qworker.cli.watching import Picture, show, watch_options
 from qworker.control.looking import STATES, State, TaskSeen, peek
@@ -49,10 +49,12 @@ def tasks(
     They are looked at where they are: none is taken, and none is changed. A "reserved" one has been taken by
     a worker that has not begun it. "attempt" counts runs, also those that ended by a retry or a death.
     """
-    application = open_app(app, tasks=False).app
+    application = (open_app if watch else open_sent)(app, tasks=False).app
     chosen = cast("tuple[State, ...]", states or STATES)
 
     def look() -> Picture:
+        if told := nothing_there(application):
+            return Picture([told], [])
         found = peek(application, queues, states=chosen, limit=limit)
         value = [task._asdict() for task in found]
         if not found:

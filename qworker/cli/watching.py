@@ -50,11 +50,18 @@ def watch_options(command: _F) -> _F:
     return watch(every(command))
 
 
-def show(look: Callable[[], Picture], as_json: bool, watch: bool = False, every: float = 2.0) -> None:
+def show(
+    look: Callable[[], Picture],
+    as_json: bool,
+    watch: bool = False,
+    every: float = 2.0,
+    rest: Callable[[float], object] = time.sleep,
+) -> None:
     """Print what *look* returns; with *watch* each time that it changes, until it says that it does not any
-    more, or Ctrl-C."""
+    more, or Ctrl-C. rest: waits for so many seconds, or until there is news."""
     if watch:
-        Watching(look, as_json, not as_json and can_draw(sys.stdout), max(every, SHORTEST_WAIT)).run()
+        is_drawn = not as_json and can_draw(sys.stdout)
+        Watching(look, as_json, is_drawn, max(every, SHORTEST_WAIT), rest).run()
         return
     picture = look()
     if as_json:
@@ -75,7 +82,7 @@ class Watching:
 
     - is_drawn: the terminal is cleared and drawn anew each time. Else each picture is printed below the last
       one, unless it is the same.
-    - every: seconds. sleep: waits for so many. now: the time of day, as text.
+    - every: seconds. rest: waits for so many, or less. now: the time of day, as text.
     """
 
     def __init__(
@@ -84,13 +91,13 @@ class Watching:
         as_json: bool,
         is_drawn: bool,
         every: float,
-        sleep: Callable[[float], None] = time.sleep,
+        rest: Callable[[float], object] = time.sleep,
         now: Callable[[], str] = lambda: time.strftime("%H:%M:%S"),
     ) -> None:
         self._look = look
         self._as_json = as_json
         self._every = every
-        self._sleep = sleep
+        self._rest = rest
         self._now = now
         self._is_drawn = is_drawn
         self._last: Picture | None = None
@@ -101,7 +108,7 @@ class Watching:
         """Look until the picture is the last one, or Ctrl-C. What the very first look raises is raised."""
         try:
             while not self._turn():
-                self._sleep(self._every)
+                self._rest(self._every)
         except KeyboardInterrupt:
             if self._is_drawn:
                 click.echo()

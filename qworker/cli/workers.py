@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from qworker.cli.options import app_option, json_option, open_app
+from qworker.cli.options import app_option, json_option, nothing_there, open_app, open_sent
 from qworker.cli.output import age, count, size, table
 from qworker.cli.watching import Picture, show, watch_options
 from qworker.conf import mask_urls
@@ -32,10 +32,12 @@ def workers(app: str | None, watch: bool, every: float, as_json: bool) -> None:
     """Show the workers that live: where each is, what it does, how many
     tasks it runs and holds, and when it last told of itself. Below: which
     process runs which task, and for how long."""
-    application = open_app(app, tasks=False).app
+    application = (open_app if watch else open_sent)(app, tasks=False).app
     broker = application.broker
 
     def look() -> Picture:
+        if told := nothing_there(application):
+            return Picture([told], [])
         found = looking.workers(application)
         value = [worker.plain() for worker in found]
         where = mask_urls(broker.url)

@@ -148,7 +148,8 @@ class Joiner(ThreadComponent):
             return []
         logger.error("join %s fails: %s", join.id, why, extra={"event": "join-failed"})
         if not join.parts or not join.parts[0].body:
-            return bodies.failed_messages_of(self._app, body, why)
+            members = () if join.overdue else [part.task_id for part in join.parts]
+            return bodies.failed_messages_of(self._app, body, why, members)
         envelopes, ended = followup.chord_failed(self._app, body.call, why)
         self._keep(ended)
         return envelopes

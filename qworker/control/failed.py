@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qworker import states
-from qworker.errors import ConfigurationError, DamagedResult, MessageError, NotSupported
+from qworker.canvas.membership import FAILED, MEMBERS, calls_in
+from qworker.errors import ChordError, ConfigurationError, DamagedResult, MessageError, NotSupported
 from qworker.message.failures import error_and_traceback
 from qworker.message.protocol import encode_parts, rewrite_body
-from qworker.message.reading import parse_headers, parse_properties
+from qworker.message.reading import decode_body, may_embed, parse_headers, parse_properties
 from qworker.transports.lease import Again, Dead, FailedTasks
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ class Failed:
         place = self._app.broker.failed
         if place is None:
             raise NotSupported(
-                "failed tasks are kept on SQLite, Redis, PostgreSQL, MySQL and MariaDB, and this broker is "
-                "none of them: task_acks_on_failure_or_timeout = False makes dead letters of them instead"
+                "failed tasks are kept on SQLite, Redis, PostgreSQL, MySQL, MariaDB and MongoDB, and this "
+                "broker is none of them: set task_acks_on_failure_or_timeout = False, and they are dead "
+                "letters, with `qworker dead` in the place of `qworker failed`"
             )
         return place
 
@@ -98,13 +100,23 @@ class Failed:
         """Send them again under their ids, with all their retries before them and without an ``eta`` or
         ``expires``; return how many. Those that somebody else has sent meanwhile are left out.
 
+        The body of a chord, which has failed since a member has, gets the values of the members as they are
+        now. While one of them has not succeeded it is left out, or raises ChordError where *tags* name it.
+
         args, kwargs: other arguments than those that they had. Raises MessageError, having sent none, for a
         message whose arguments are to be changed and cannot be read.
         """
-        chosen = [letter for letter, _ in _chosen(self._place, tags, task, error, queue)]
-        calls = [_again(self._app, letter, args, kwargs) for letter in reversed(chosen)]
-        if not self._app.results_with_broker:
-            self._forget_failures(chosen)
+        calls: list[Again] = []
+        ids: list[str] = []
+        for letter, _ in reversed(_chosen(self._place, tags, task, error, queue)):
+            try:
+                calls.append(_again(self._app, letter, args, kwargs))
+            except ChordError:
+                if tags is not None:
+                    raise
+                continue
+            ids += _ids_of(self._app, letter)
+        self._forget_failures(ids)
         return self._place.send_again(calls) if calls else 0
 
     def discard(
@@ -121,12 +133,11 @@ class Failed:
         chosen = [letter.tag for letter, _ in _chosen(self._place, tags, task, error, queue)]
         return self._place.discard(chosen) if chosen else 0
 
-    def _forget_failures(self, letters: Sequence[Dead]) -> None:
-        """Who waits for one that is sent again is to see its new end, in a store that the broker is not."""
+    def _forget_failures(self, ids: Sequence[str]) -> None:
+        """Who waits for one that is sent again, or for what follows it, is to see its new end."""
         backend = self._app.backend
-        if backend.why_none or self._app.stores.sends_results:
+        if not ids or backend.why_none or self._app.stores.sends_results:
             return
-        ids = [each.id for each in map(_read, letters) if each.id]
         for task_id, meta in backend.read_many(ids).items():
             if isinstance(meta, DamagedResult) or meta["status"] == states.FAILURE:
                 backend.forget(task_id)
@@ -185,6 +196,54 @@ def _read(letter: Dead) -> FailedTask:
     )
 
 
+def _ids_of(app: QWorker, letter: Dead) -> Iterator[str]:
+    """The ids under which failures are stored that *letter* is to undo: those of the rest of its chain, and
+    its own where that is not forgotten as it is sent."""
+    headers = _headers(letter)
+    if not app.results_with_broker and headers.get("id"):
+        yield str(headers["id"])
+    if not headers or not may_embed(letter.body):
+        return
+    try:
+        embed = decode_body(
+            letter.body,
+            headers,
+            parse_properties(letter.properties),
+            app.accept,
+            None,
+            app.conf.message_max_bytes,
+        ).embed
+    except MessageError:
+        return  # the worker will refuse it
+    for call in calls_in(embed["chain"] or (), following=True):
+        task_id = call.options.get("task_id")
+        if isinstance(task_id, str):
+            yield task_id
+
+
+def _values_of_members(app: QWorker, letter: Dead, headers: Mapping[str, Any]) -> list[list[Any]]:
+    """The first argument of the body of a chord that *letter* is: the values of its members; [] for one that
+    takes none. Raises ChordError where they are not all there."""
+    what = f"failed task {letter.tag} is the body of a chord"
+    known = headers.get(MEMBERS)
+    if not isinstance(known, Mapping) or not isinstance(known.get("ids"), list | tuple):
+        raise ChordError(
+            f"{what} whose members nobody knows any more: give it --args, or call the chord anew"
+        )
+    found = app.backend.read_many(known["ids"])
+    values = []
+    for task_id in known["ids"]:
+        meta = found.get(task_id)
+        if isinstance(meta, DamagedResult) or meta is None or meta["status"] != states.SUCCESS:
+            state = "unknown" if isinstance(meta, DamagedResult) or meta is None else meta["status"]
+            raise ChordError(
+                f"{what}, and its member {task_id} has not succeeded (state: {state}): retry that one first, "
+                "and this when it has"
+            )
+        values.append(meta["result"])
+    return [values] if known.get("given") else []
+
+
 def _again(app: QWorker, letter: Dead, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Again:
     """The message of *letter* as it is sent again."""
     headers = _headers(letter)
@@ -199,6 +258,13 @@ def _again(app: QWorker, letter: Dead, args: Sequence[Any] | None, kwargs: Mappi
     if signer is not None and not _is_ours(signer, headers, properties, body):
         signer = None  # a worker will refuse it, as it should
     headers.pop("signature", None)
+    if isinstance(headers.get(FAILED), str):
+        if args is None:
+            limit = app.conf.message_max_bytes
+            old = decode_body(body, headers, properties, app.accept, None, limit)
+            args = [*_values_of_members(app, letter, headers), *old.args]
+        del headers[FAILED]
+        headers.pop(MEMBERS, None)
     headers |= {"retries": 0, "eta": None, "expires": None}
     if args is not None or kwargs is not None:
         if (task := app.tasks.get(headers.get("task", ""))) is not None:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.backends.joins import Finished
 from qworker.canvas.join_body import JoinBody, read
-from qworker.canvas.membership import FAILED, PUBLICATION, first_calls, publication
+from qworker.canvas.membership import (
+    FAILED,
+    MEMBERS,
+    MOST_MEMBERS_TEXT,
+    PUBLICATION,
+    first_calls,
+    publication,
+)
 from qworker.canvas.signatures import is_workflow
 from qworker.errors import DamagedResult, InvalidTaskMessage, PublishError
 from qworker.publishing.transactions import holding_back
@@ -37,12 +44,15 @@ def messages_of(app: QWorker, body: JoinBody, values: Sequence[Any]) -> list[Env
     return held
 
 
-def failed_messages_of(app: QWorker, body: JoinBody, why: str) -> list[Envelope]:
+def failed_messages_of(app: QWorker, body: JoinBody, why: str, members: Sequence[str]) -> list[Envelope]:
     """The messages by which the call of *body* fails in a worker: it is not run, its errbacks are called, and
-    what would have come after it fails as well."""
-    marks = {FAILED: why, **publication(body.call)}
+    what would have come after it fails as well. members: their ids; () when not all have ended."""
+    marks: dict[str, Any] = {FAILED: why, **publication(body.call)}
+    calls = list(first_calls(body.call))
+    if len(calls) == 1 and 0 < sum(map(len, members)) <= MOST_MEMBERS_TEXT:
+        marks[MEMBERS] = {"ids": list(members), "given": not calls[0][0].immutable}
     with holding_back(app) as held:
-        for call, rest in first_calls(body.call):
+        for call, rest in calls:
             headers = {**(call.options.get("headers") or {}), **marks}
             # By its name: nobody is to ask whether the task takes these arguments.
             options = {**call.options, "headers": headers, "chain": rest or None}

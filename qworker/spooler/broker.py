@@ -65,7 +65,7 @@ class _Place:
 
     def known(self) -> list[str]:
         """The queues that have a directory, by name."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             return sorted(map(queue_of, os.listdir(f"{self.path}/{QUEUES}")))
         return []
 
@@ -280,10 +280,15 @@ class SpoolBroker(Broker):
     def __init__(self, directory: str, *, sync: Sync = Sync.DIRECTORY, clock: Clock = SYSTEM_CLOCK) -> None:
         self.url = f"spool://{directory}"
         self.lacks = capabilities_of(self.url).lacks
+        self._directory = directory
         place = _Place(directory, clock)
         self.sender = SpoolSender(place, sync)
         self.consumer = _Consumer(place)
         self.admin = SpoolQueues(place)
+
+    @property
+    def missing(self) -> str | None:
+        return None if os.path.lexists(self._directory) else self._directory
 
     def close(self) -> None:
         self.consumer.deregister()

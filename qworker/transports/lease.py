@@ -447,6 +447,12 @@ class Broker(ABC):
     """How long a connection may be silent before its server gives to others what it holds. inf: servers do
     not look at that; what is silent for ``worker_lease_seconds`` has lost its lease."""
 
+    @property
+    def missing(self) -> str | None:
+        """The file or directory in which everything is kept, where it is not there, so that nothing was ever
+        sent; None where it is, and for servers. What only reads finds nothing there, and makes nothing."""
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Let go of everything. Safe to call twice."""

@@ -14,9 +14,8 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from qworker.clock import to_epoch
 from qworker.errors import BrokerUnavailable, InvalidTaskMessage, LeaseLost
@@ -60,18 +59,6 @@ def waiting(store: Broker, queues: Sequence[str] | None) -> list[QueueInfo]:
 def same_place(one: str, other: str) -> bool:
     """Whether two broker URLs lead to the same messages; names of hosts are compared as they are written."""
     return _place(one) == _place(other)
-
-
-def missing(url: str) -> Path | None:
-    """The file or directory that a broker URL names and that is not there; None for servers."""
-    scheme = url.partition("://")[0]
-    if scheme == "sqlite":
-        path = database_path(url)
-    elif scheme == "spool":
-        path = Path(unquote(urlsplit(url).path))
-    else:
-        return None
-    return None if path.exists() else path
 
 
 def _place(url: str) -> tuple[object, ...]:

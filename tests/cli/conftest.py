@@ -52,6 +52,15 @@ def tasks(project: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.fixture
+def begun(tasks: Path) -> Path:
+    """That directory, where something was sent once, and nothing is left of it."""
+    broker = find_app("tasks").app.broker
+    broker.sender.push([Envelope("celery", "{}", None, b"")])
+    broker.admin.purge("celery")
+    return tasks
+
+
+@pytest.fixture
 def run() -> Run:
     """Runs a command in this process; the arguments may be one text."""
 

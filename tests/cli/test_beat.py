@@ -689,3 +689,43 @@ def test_a_second_signal_does_not_wait_for_a_scheduler_that_hangs(entries, proje
     process.says("stopping")
     assert process.stop() == 0
     process.says("the scheduler has not ended")
+
+
+@pytest.mark.parametrize(
+    ("entry", "code"),
+    [
+        ('"schedule": "0 0 30 2 *"', 1),
+        ('"schedule": 10, "start": "2040-01-01T00:00:00Z", "end": "2030-01-01T00:00:00Z"', 1),
+        ('"schedule": Never()', 1),
+        ('"schedule": 10, "end": "2020-01-01T00:00:00Z"', 0),
+    ],
+)
+def test_an_entry_that_is_never_due_is_an_error(project, tasks, run, entry, code):
+    project(
+        **{
+            "tasks.py": f"""
+            from qworker import QWorker
+            from qworker.beat import Schedule
+
+
+            class Never(Schedule):
+                tz = None
+
+                def next(self, after): ...
+
+                def previous(self, before): ...
+
+                def _identity(self):
+                    return ()
+
+
+            app = QWorker("tasks", beat_schedule={{"odd": {{"task": "tasks.add", {entry}}}}})
+            @app.task
+            def add(): ...
+            """
+        }
+    )
+    checked = run("config", "check")
+    assert checked.exit_code == code
+    assert ("error: " in checked.stdout) == bool(code)
+    assert run("doctor").exit_code == code

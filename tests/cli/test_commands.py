@@ -233,7 +233,7 @@ def test_a_result_that_cannot_be_read_is_told_beside_the_others(tasks, run, succ
 # -- queues, purge --
 
 
-def test_queues_show_depth_and_age(tasks, run):
+def test_queues_show_depth_and_age(begun, run):
     assert "are empty" in run("queues").stdout
     run("call", "add", "1", "2")
     run("call", "add", "1", "2", "--countdown", "1h")
@@ -245,7 +245,7 @@ def test_queues_show_depth_and_age(tasks, run):
     assert 0 <= info["oldest_age"] < 60
 
 
-def test_workers_are_shown_with_what_they_tell(tasks, run):
+def test_workers_are_shown_with_what_they_tell(begun, run):
     assert "No worker is running on sqlite:" in run("workers").stdout
     assert json.loads(run("workers", "--json").stdout) == []
     broker = find_app("tasks").app.broker
@@ -319,7 +319,7 @@ def test_queue_names_are_checked(tasks, run, queues):
 # -- dead --
 
 
-def test_dead_letters_can_be_listed_shown_retried_and_discarded(tasks, run, dead_letter):
+def test_dead_letters_can_be_listed_shown_retried_and_discarded(begun, run, dead_letter):
     assert run("dead", "list").stdout == "There are no dead letters.\n"
     dead_letter(3)
     letters = json.loads(run("dead", "list", "--json").stdout)
@@ -370,7 +370,7 @@ def test_what_strangers_sent_cannot_move_the_cursor(tasks, run, dead_letter):
 # -- revoke --
 
 
-def test_revoke_tells_the_broker(tasks, run):
+def test_revoke_tells_the_broker(begun, run):
     assert run("revoke", "abc", "def", "--terminate", "-s", "kill").stdout == "Revoked 2 tasks.\n"
     broker = find_app("tasks").app.broker
     broker.consumer.register("reader@here", ["celery"], 1)
@@ -530,7 +530,7 @@ def test_report_works_without_an_app(project, run):
         (("add", "1", "2", "--expires", "nan"), 1, "expires='nan' must be"),
     ],
 )
-def test_what_no_worker_could_run_is_not_sent(tasks, run, arguments, code, words):
+def test_what_no_worker_could_run_is_not_sent(begun, run, arguments, code, words):
     result = run("call", *arguments)
     assert (result.exit_code, words in result.stderr) == (code, True), result.stderr
     assert run("queues", "--json").stdout.strip() == "[]"
@@ -549,3 +549,24 @@ def test_a_result_that_nobody_knows_is_said_to_be_so(tasks, run, succeed):
     assert json.loads(known.stdout, parse_constant=pytest.fail)["result"] is None
     assert "Nothing is stored" not in known.stderr
     assert run("result", " ").exit_code == 2
+
+
+@pytest.mark.parametrize("settings", ["", ", task_ignore_result=True"])
+@pytest.mark.parametrize("by_name", [[], ["--by-name"]])
+def test_who_would_wait_for_an_ignored_result_sends_nothing(project, tasks, run, settings, by_name):
+    option = "" if settings else "(ignore_result=True)"
+    project(
+        **{
+            "tasks.py": f"""
+            from qworker import QWorker
+            app = QWorker("tasks"{settings})
+            @app.task{option}
+            def quiet(): ...
+            """
+        }
+    )
+    result = run("call", "tasks.quiet", "--wait", *by_name)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "tasks.quiet ignores its result" in result.stderr
+    assert find_app("tasks").app.queues() == []
+    assert run("call", "tasks.quiet").exit_code == 0

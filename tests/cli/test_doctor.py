@@ -139,7 +139,7 @@ def test_modules_that_cannot_be_imported(project, run):
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("broker='sqlite:////proc/nowhere/x.db'", "/proc/nowhere"),
+        ("broker='sqlite:////dev/null/x.db'", "/dev/null"),
         ("broker='nonsense://h'", "nonsense"),
         ("backend='mongodb://h'", "mongodb"),
         ("backend='nonsense://h'", "nonsense"),

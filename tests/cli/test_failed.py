@@ -29,7 +29,7 @@ def fail(tasks):
     return fail
 
 
-def test_failed_tasks_are_listed_and_shown(tasks, run, fail):
+def test_failed_tasks_are_listed_and_shown(begun, run, fail):
     assert run("failed", "list").stdout == "No failed task is kept.\n"
     fail("one", "two")
     listed = run("failed", "list")

@@ -145,7 +145,7 @@ def test_a_long_chain_is_drawn_whole(tasks, run, succeed):
     assert len(run("graph", "--dot", "s4999").stdout.splitlines()) == 2 + 5000 + 4999 + 1
 
 
-def test_an_unknown_id_is_one_sentence(tasks, run):
+def test_an_unknown_id_is_one_sentence(begun, run):
     result = run("graph", "nobody")
     assert (result.exit_code, result.stdout) == (3, "")
     assert result.stderr.splitlines()[-1] == (
@@ -158,7 +158,7 @@ def test_two_forms_at_once_are_refused(tasks, run):
     assert run("graph", "--dot", "--json", "a").exit_code == 2
 
 
-def test_another_result_store_can_be_named(tasks, run, shell, tmp_path):
+def test_another_result_store_can_be_named(begun, run, shell, tmp_path):
     from qworker import QWorker
 
     url = f"sqlite:///{tmp_path}/other.db"

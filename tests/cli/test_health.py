@@ -22,7 +22,7 @@ def registered(name="w@here"):
     return store
 
 
-def test_without_a_worker_it_is_not_ok_and_says_why(tasks, run):
+def test_without_a_worker_it_is_not_ok_and_says_why(begun, run):
     result = run("health")
     assert result.exit_code == 1
     assert "NOT OK: sqlite:" in result.stdout
@@ -73,7 +73,7 @@ HOLD = (
 )
 
 
-def test_a_pid_file_that_is_held_is_ok(tasks, run, environment):
+def test_a_pid_file_that_is_held_is_ok(begun, run, environment):
     holder = subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, env=environment)
     try:
         holder.stdout.readline()

@@ -55,7 +55,7 @@ def test_the_screen_of_tasks():
     assert tasks_command.lines(TASKS, 1, NOW)[-1].startswith("… and perhaps more: these are the first 1 of")
 
 
-def test_tasks_are_shown_and_stay_where_they_are(tasks, run):
+def test_tasks_are_shown_and_stay_where_they_are(begun, run):
     assert run("tasks").stdout == "There are no tasks.\n"
     run("call", "add", "1", "2")
     run("call", "add", "3", "4", "--countdown", "1h", "--queue", "mail")
@@ -108,6 +108,23 @@ def test_a_result_is_watched_until_it_is_there(tasks, shell, succeed, environmen
         assert json.loads(watching.stdout.readline())["result"] == {"pid": 7}
         succeed("abc", status="SUCCESS", result=3)
         assert json.loads(watching.stdout.readline())["result"] == 3
+        assert (watching.stdout.read(), watching.wait(60)) == ("", 0)
+    finally:
+        watching.kill()
+        watching.wait()
+        watching.stdout.close()
+
+
+def test_the_end_of_a_watched_task_is_told_and_not_looked_for(tasks, succeed, environment):
+    succeed("other", status="SUCCESS", result=1)  # there is a store
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "qworker", "result", "abc", "other", "--watch", "--every", "1h", "--json"],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    try:
+        assert [each["state"] for each in json.loads(watching.stdout.readline())] == ["PENDING", "SUCCESS"]
+        succeed("abc", status="SUCCESS", result=3)
+        assert [each["result"] for each in json.loads(watching.stdout.readline())] == [3, 1]
         assert (watching.stdout.read(), watching.wait(60)) == ("", 0)
     finally:
         watching.kill()

@@ -132,7 +132,7 @@ def test_odd_surroundings(tasks, shell, odd):
     assert "2 tasks" in done.stdout
 
 
-def test_standard_input_and_output_may_be_closed(tasks, environment):
+def test_standard_input_and_output_may_be_closed(begun, environment):
     command = f'"{sys.executable}" -m qworker queues -A tasks <&- 2>&1'
     done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stdout

@@ -101,7 +101,7 @@ def test_dead_letters_stay_unless_they_are_asked_for(tasks, run, dead_letter):
     store.close()
 
 
-def test_delayed_list(tasks, run):
+def test_delayed_list(begun, run):
     assert run("delayed", "list").stdout == "Nothing is due later.\n"
     run("call", "add", "1", "2", "--countdown", "2h")
     run("call", "add", "1", "2", "--countdown", "5h")
@@ -112,7 +112,7 @@ def test_delayed_list(tasks, run):
     assert run("delayed", "list").stdout.splitlines()[1].split() == ["celery", "2", "2", "h"]
 
 
-def test_delayed_flush(tasks, run):
+def test_delayed_flush(begun, run):
     assert run("delayed", "flush").stdout == "Nothing is due later.\n"
     run("call", "add", "1", "2", "--countdown", "2h")
     run("call", "add", "1", "2", "--countdown", "2h", "-Q", "other")
@@ -148,6 +148,8 @@ def test_a_url_with_a_slip_makes_no_files(tasks, run, old, new, words):
 
 
 def test_nothing_to_move_makes_no_new_broker(tasks, run):
-    open_broker("sqlite:///old.db", find_app("tasks").app.conf).admin.queues()
+    old = open_broker("sqlite:///old.db", find_app("tasks").app.conf)
+    old.sender.push([call("1")])
+    old.admin.purge("celery")
     assert run(*MOVE, "--yes").stdout == "There is nothing to move.\n"
     assert not list(tasks.glob("new.db*"))

@@ -13,6 +13,7 @@ from qworker.testing.contract import Place, collecting, fixtures
 from qworker.testing.contract.fixtures import Open, generation, take
 from qworker.transports.lease import Ack, Again, Broker, DeadLetter, Envelope, FailedTasks
 from tests.contract.lease_places import MemoryPlace, SQLitePlace
+from tests.contract.place_mongodb import MongoPlace
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 
@@ -37,6 +38,7 @@ PLACES: dict[str, type[Place]] = {
     "redis": RedisPlace,
     "postgresql": PostgreSQLPlace,
     "mysql": MySQLPlace,
+    "mongodb": MongoPlace,
     "memory": KeepingPlace,
 }
 FAILURE = ("FAILURE", b'{"status": "FAILURE", "result": null}')

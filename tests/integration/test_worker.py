@@ -20,7 +20,15 @@ import pytest
 
 from qworker import QWorker, Task, signals
 from qworker.components.component import Component
-from qworker.errors import BrokerUnavailable, ConfigurationError, QWorkerError, TaskRevoked, Terminated
+from qworker.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    QWorkerError,
+    TaskRevoked,
+    Terminated,
+    WorkerShutdown,
+    WorkerTerminate,
+)
 from qworker.transports.lease import Envelope
 from qworker.worker import Worker
 from tests.support.logging_events import logged
@@ -490,6 +498,46 @@ def test_a_second_signal_gives_back_what_runs(forking: Shop, orders: list[str]) 
     forking.app.broker.consumer.register("next@h", ["celery"], 1)
     (leased,) = forking.app.broker.consumer.lease(["celery"], 1).messages
     assert leased.deliveries == 0
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"), [(WorkerShutdown(7), 7), (WorkerShutdown(), 0), (WorkerTerminate(8), 8)]
+)
+def test_a_receiver_ends_the_worker_with_its_exit_code(forking: Shop, ending: SystemExit, code: int) -> None:
+    """As Celery: a shutdown lets end what runs, a termination gives it back."""
+    held = forking.task("hold").delay("a")
+
+    @signals.worker_ready.connect
+    def ready(sender: Any, **more: Any) -> None:
+        until(forking.ran)
+        if isinstance(ending, WorkerShutdown):
+            forking.release("a")
+        raise ending
+
+    try:
+        assert Worker(forking.app, pool="prefork", concurrency=1).run() == code
+    finally:
+        signals.worker_ready.disconnect(ready)
+    if isinstance(ending, WorkerShutdown):
+        assert held.get(timeout=PATIENCE) == "a"
+    else:
+        assert forking.queues()["ready"] == 1
+
+
+@pytest.mark.parametrize("ending", [WorkerShutdown(5), WorkerTerminate(5)])
+def test_one_that_is_raised_in_a_thread_of_the_worker_ends_it_too(
+    shop: Shop, ending: SystemExit, caplog: pytest.LogCaptureFixture
+) -> None:
+    def received(**more: Any) -> None:
+        raise ending
+
+    signals.task_received.connect(received)
+    try:
+        assert run(shop, lambda worker: shop.task("once").delay(1)) == 5
+    finally:
+        signals.task_received.disconnect(received)
+    assert "worker-failed" not in logged(caplog)
+    assert shop.queues()["ready"] == 1
 
 
 def test_past_the_deadline_tasks_are_interrupted_and_go_back(forking: Shop) -> None:

@@ -1,9 +1,10 @@
 """MongoDB: messages as documents, which workers take by an update that says whose they are.
 
 Modules, in reading order: ``layout`` (the collections, and how a message is one), ``server`` (the client, and
-what its errors mean), ``broker`` with its ``sender``, ``consumer`` and ``admin``, ``claim``, ``settle``,
-``result_documents`` (results beside the ack), ``reclaim`` (from dead workers), ``revocations``, ``looking``
-(for what nobody tells of) and ``watch`` (the change stream that tells), ``registry`` (kombu's exchanges).
+what its errors mean), ``broker`` with its ``sender``, ``consumer`` and ``admin``, ``failed`` (failed tasks),
+``letters`` (what these and dead letters share), ``claim``, ``settle``, ``result_documents`` (results beside
+the ack), ``reclaim`` (from dead workers), ``revocations``, ``looking`` (for what nobody tells of) and
+``watch`` (the change stream that tells), ``registry`` (kombu's exchanges).
 """
 
 from __future__ import annotations

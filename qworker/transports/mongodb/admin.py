@@ -15,7 +15,7 @@ from pymongo import ReplaceOne
 
 from qworker.clock import Clock
 from qworker.transports.lease import Admin, Dead, Peeked, QueueInfo, Standing
-from qworker.transports.mongodb import result_documents
+from qworker.transports.mongodb import letters, result_documents
 from qworker.transports.mongodb.claim import next_due
 from qworker.transports.mongodb.layout import DELAYED, LEASED, READY, RECORD_OF_ALL, Document, new_tags
 from qworker.transports.mongodb.reclaim import silent_for
@@ -23,15 +23,12 @@ from qworker.transports.mongodb.server import Collections, Server, clock_of
 from qworker.transports.owner_files import died
 from qworker.transports.presence import Presence, from_text
 
-PORTION = 500
-"""How many dead letters are changed at once."""
 _STATES: Mapping[int, Standing] = {READY: "ready", DELAYED: "delayed", LEASED: "leased"}
 _ORDERS: Mapping[Standing, tuple[int, list[tuple[str, int]]]] = {
     "ready": (READY, [("u", 1), ("_id", 1)]),
     "delayed": (DELAYED, [("due", 1), ("_id", 1)]),
     "leased": (LEASED, [("_id", 1)]),
 }
-NEWEST_FIRST = [("died_at", -1), ("_id", -1)]
 
 
 class MongoAdmin(Admin):
@@ -103,18 +100,14 @@ class MongoAdmin(Admin):
         return self._server.run(lambda found: int(found.message.delete_many(waiting).deleted_count))
 
     def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        where = {} if queue is None else {"q": queue}
-        if limit <= 0:
-            return []
-        rows = self._server.run(lambda found: list(found.dead.find(where, sort=NEWEST_FIRST, limit=limit)))
-        return [_dead(row) for row in rows]
+        return self._server.run(lambda found: letters.newest(found.dead, queue, limit))
 
     def dead_retry(self, tags: Sequence[int] | None = None) -> int:
         now = self._clock.now()
 
         def work(found: Collections) -> int:
             count = 0
-            for portion in _portions(found, tags):
+            for portion in letters.portions(found.dead, tags):
                 count += found.atomically(partial(_retry, found, portion, now))
             return count
 
@@ -123,13 +116,7 @@ class MongoAdmin(Admin):
         return count
 
     def dead_discard(self, tags: Sequence[int] | None = None) -> int:
-        def work(found: Collections) -> int:
-            return sum(
-                int(found.dead.delete_many({"_id": {"$in": portion}}).deleted_count)
-                for portion in _portions(found, tags)
-            )
-
-        return self._server.run(work)
+        return self._server.run(lambda found: letters.discard(found.dead, tags))
 
     def push_dead(self, letters: Sequence[Dead]) -> None:
         if not letters:
@@ -184,34 +171,17 @@ class MongoAdmin(Admin):
         ]
 
 
-def _dead(row: Document) -> Dead:
-    told = (row["reason"], row["died_at"], row["n"], row["headers"], row["properties"])
-    return Dead(int(row["_id"]), row["q"], *told, bytes(row["body"]))
-
-
-def _portions(found: Collections, tags: Sequence[int] | None) -> list[list[int]]:
-    if tags is None:
-        tags = [each["_id"] for each in found.dead.find({}, {"_id": 1}, sort=[("_id", 1)])]
-    return [list(tags[start : start + PORTION]) for start in range(0, len(tags), PORTION)]
-
-
 def _retry(found: Collections, tags: Sequence[int], now: float, session: Any) -> int:
     """Send these back to their queues. They keep their tags, so that who is cut short may do it again."""
-    letters = list(found.dead.find({"_id": {"$in": list(tags)}}, session=session))
-    if not letters:
+    chosen = list(found.dead.find({"_id": {"$in": list(tags)}}, session=session))
+    if not chosen:
         return 0
-    result_documents.forget_failures(found, [letter["headers"] for letter in letters], session)
-    messages = [
-        {
-            **{name: letter[name] for name in ("_id", "q", "u", "headers", "properties", "body")},
-            "s": READY, "due": None, "n": 0, "r": True, "p": 0, "sent": now,
-        }
-        for letter in letters
-    ]  # fmt: skip
+    result_documents.forget_failures(found, [letter["headers"] for letter in chosen], session)
+    messages = [letters.as_message(letter, now) for letter in chosen]
     found.message.bulk_write(
         [ReplaceOne({"_id": each["_id"]}, each, upsert=True) for each in messages],
         ordered=False,
         session=session,
     )
-    found.dead.delete_many({"_id": {"$in": [letter["_id"] for letter in letters]}}, session=session)
-    return len(letters)
+    found.dead.delete_many({"_id": {"$in": [letter["_id"] for letter in chosen]}}, session=session)
+    return len(chosen)

@@ -19,6 +19,7 @@ from qworker.transports.forked import forgetful
 from qworker.transports.lease import Broker
 from qworker.transports.mongodb.admin import MongoAdmin
 from qworker.transports.mongodb.consumer import MongoConsumer
+from qworker.transports.mongodb.failed import MongoFailed
 from qworker.transports.mongodb.layout import Names
 from qworker.transports.mongodb.registry import MongoRegistry
 from qworker.transports.mongodb.sender import MongoSender
@@ -55,6 +56,7 @@ class MongoBroker(Broker):
         self.consumer = self._consumer
         self._sender = MongoSender(self._server, clock, revoke_expires, self._consumer.published)
         self.sender = self._sender
+        self.failed = MongoFailed(self._server, clock, self._consumer.published)
         self.registry = MongoRegistry(self._server)
         self.admin = MongoAdmin(self._server, clock, uptime, self._consumer.published)
         _brokers.add(self)

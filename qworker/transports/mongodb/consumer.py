@@ -22,7 +22,7 @@ from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, Wor
 from qworker.transports.mongodb.claim import promote_due, take_early, take_ready
 from qworker.transports.mongodb.layout import DELAYED, READY, RECORD_OF_ALL, Document, leased, ready
 from qworker.transports.mongodb.looking import NEWS, Looking
-from qworker.transports.mongodb.reclaim import forget_silent, reclaim, return_orphaned, sweep
+from qworker.transports.mongodb.reclaim import forget_silent, reclaim, return_orphaned, sweep, sweep_letters
 from qworker.transports.mongodb.revocations import FIELD, Heard, last_number
 from qworker.transports.mongodb.server import Collections, Server
 from qworker.transports.mongodb.settle import settle
@@ -255,6 +255,10 @@ class MongoConsumer(LeaseConsumer):
             return count + sweep(found, now, now - dead_expires, dead_max)
 
         return self._run(work)
+
+    def sweep_failed(self, expires: float, most: int) -> int:
+        before = self._clock.now() - expires
+        return self._run(lambda found: sweep_letters(found.failed, before, most))
 
     # -- waiting --
 

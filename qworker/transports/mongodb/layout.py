@@ -40,12 +40,17 @@ class Names(NamedTuple):
     message: str = "qworker_message"
     batch: str = "qworker_batch"
     dead: str = "qworker_dead"
+    failed: str = "qworker_failed"
     owner: str = "qworker_owner"
     revoked: str = "qworker_revoked"
     registry: str = "qworker_registry"
     result: str = "celery_taskmeta"
 
 
+_LETTERS: Sequence[tuple[Sequence[tuple[str, int]], Mapping[str, Any]]] = (
+    ((("died_at", 1), ("_id", 1)), {}),
+    ((("q", 1), ("died_at", 1), ("_id", 1)), {}),
+)
 INDEXES: Mapping[str, Sequence[tuple[Sequence[tuple[str, int]], Mapping[str, Any]]]] = {
     "message": (
         ((("q", 1), ("s", 1), ("u", 1), ("_id", 1)), {}),
@@ -53,7 +58,8 @@ INDEXES: Mapping[str, Sequence[tuple[Sequence[tuple[str, int]], Mapping[str, Any
         ((("owner", 1),), {"sparse": True}),
         ((("batch", 1),), {"sparse": True}),
     ),
-    "dead": (((("died_at", 1), ("_id", 1)), {}), ((("q", 1), ("died_at", 1), ("_id", 1)), {})),
+    "dead": _LETTERS,
+    "failed": _LETTERS,
     "revoked": (((("expires", 1),), {}),),
     "result": (((("expires", 1),), {"sparse": True}),),
 }

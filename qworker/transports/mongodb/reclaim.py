@@ -111,18 +111,24 @@ def sweep(found: Collections, now: float, died_before: float, most: int) -> int:
     """Delete dead letters that died before then, or are beyond the newest *most* of their queue; revocations
     and results whose time is over *now*. Returns how many went, of which there are never very many at
     once."""
-    count = _delete(found.dead, {"died_at": {"$lt": died_before}})
-    for group in found.dead.aggregate([{"$group": {"_id": "$q", "count": {"$sum": 1}}}]):
-        beyond = group["count"] - most
-        if beyond > 0:
-            oldest = found.dead.find(
-                {"q": group["_id"]}, {"_id": 1}, sort=[("died_at", 1), ("_id", 1)], limit=min(beyond, PORTION)
-            )
-            count += _delete_ids(found.dead, [each["_id"] for each in oldest])
+    count = sweep_letters(found.dead, died_before, most)
     count += _delete(found.revoked, {"expires": {"$lt": now}})
     count += _delete(found.result, {"expires": {"$lte": now}})
     silent = {"s": ARRIVING, "batch": {"$exists": True}, "sent": {"$lt": now - SILENT_SECONDS}}
     return count + _delete(found.message, silent)
+
+
+def sweep_letters(collection: Any, died_before: float, most: int) -> int:
+    """As sweep(), of dead letters or failed tasks alone, which are in *collection*."""
+    count = _delete(collection, {"died_at": {"$lt": died_before}})
+    for group in collection.aggregate([{"$group": {"_id": "$q", "count": {"$sum": 1}}}]):
+        beyond = group["count"] - most
+        if beyond > 0:
+            oldest = collection.find(
+                {"q": group["_id"]}, {"_id": 1}, sort=[("died_at", 1), ("_id", 1)], limit=min(beyond, PORTION)
+            )
+            count += _delete_ids(collection, [each["_id"] for each in oldest])
+    return count
 
 
 def forget_silent(found: Collections) -> int:

@@ -171,11 +171,8 @@ class Collections:
     def __init__(self, database: Any, names: Names, client: Any, replicated: bool) -> None:
         self.database = database
         self.names = names
-        self.message, self.batch, self.dead = (
-            database[names.message],
-            database[names.batch],
-            database[names.dead],
-        )
+        self.message, self.batch = database[names.message], database[names.batch]
+        self.dead, self.failed = database[names.dead], database[names.failed]
         self.owner, self.revoked, self.result = (
             database[names.owner],
             database[names.revoked],

@@ -1,11 +1,11 @@
-"""How messages end: they are deleted, go back to their queue, or among the dead letters.
+"""How messages end: they are deleted, go back to their queue, or among the dead letters or failed tasks.
 
 Comes from:  ``consumer.py``.
-Goes to:     the collections of messages, dead letters and results.
+Goes to:     the collections of messages, dead letters, failed tasks and results.
 Thread:      the listener's.
 
 All of it is one transaction where the server has them, which is a replica set or more. On a single server the
-writes have an order: results first, then dead letters, and what forgets a message last. Who is cut short
+writes have an order: results first, then letters, and what forgets a message last. Who is cut short
 there has stored what another will store again.
 """
 
@@ -20,6 +20,7 @@ from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Ack, DeadLetter, Release, ResultRow, Settlement, Store
 from qworker.transports.mongodb import result_documents
 from qworker.transports.mongodb.layout import DELAYED, READY, Document
+from qworker.transports.mongodb.letters import KEPT
 from qworker.transports.mongodb.server import Collections
 
 
@@ -81,7 +82,8 @@ def _settle(
         else {}
     )
     rows: list[ResultRow] = [store.row for store in stores]
-    letters: list[Any] = []
+    dead: list[Any] = []
+    failed: list[Any] = []
     releases: list[Any] = []
     gone: list[int] = []
     for tag, each in orders.items():
@@ -93,15 +95,17 @@ def _settle(
         if each.row is not None:
             rows.append(each.row)
         if isinstance(each, DeadLetter):
-            letters.append(ReplaceOne({"_id": tag}, _letter(ours[tag], each, now), upsert=True))
+            letter = ReplaceOne({"_id": tag}, _letter(ours[tag], each, now), upsert=True)
+            (failed if each.failed else dead).append(letter)
         gone.append(tag)
     if CRASHING and rows:
         crash_point("storing")
     result_documents.store(found, rows, session)
-    if letters:
-        found.dead.bulk_write(letters, ordered=False, session=session)
-        if CRASHING:
-            crash_point("dead-lettering")
+    for collection, letters in ((found.dead, dead), (found.failed, failed)):
+        if letters:
+            collection.bulk_write(letters, ordered=False, session=session)
+    if CRASHING and (dead or failed):
+        crash_point("dead-lettering")
     if releases:
         if CRASHING:
             crash_point("releasing")
@@ -125,5 +129,5 @@ def _release(order: Release, now: float) -> Document:
 
 
 def _letter(message: Document, order: DeadLetter, now: float) -> Document:
-    kept = {name: message[name] for name in ("q", "u", "headers", "properties", "body")}
+    kept = {name: message[name] for name in KEPT}
     return {**kept, "reason": order.reason, "died_at": now, "n": message["n"] + int(order.counted)}

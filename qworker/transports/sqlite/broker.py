@@ -75,7 +75,12 @@ class SQLiteBroker(Broker):
         )
         self.failed = SQLiteFailed(self._publishing, self._messages, clock)
         self.registry = SQLiteRegistry(self._publishing)
+        self._database = database
         _brokers.add(self)
+
+    @property
+    def missing(self) -> str | None:
+        return str(self.path) if self._database.is_absent() else None
 
     def _after_fork(self) -> None:
         self.sender.after_fork()

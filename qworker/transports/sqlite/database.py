@@ -57,6 +57,17 @@ class Database:
 
         mountinfo: text to use instead of the system's. Raises ConfigurationError where the place is unusable.
         """
+        self.check_place(mountinfo)
+        with self._refused():
+            for directory in (self.path.parent, self.pipes, self.owners):
+                directory.mkdir(parents=True, exist_ok=True)
+
+    def is_absent(self) -> bool:
+        """Whether there is no file, and no log of one that was there."""
+        return not os.path.lexists(self.path) and not self._log_size()
+
+    def check_place(self, mountinfo: str | None = None) -> None:
+        """Raise as prepare() does, having made nothing, where it could not make the file."""
         kind = file_system(self.path, mountinfo)
         if kind in NETWORK_FILE_SYSTEMS:
             raise ConfigurationError(
@@ -64,15 +75,20 @@ class Database:
                 "use a local path, or a broker that is a server",
                 setting="broker_url",
             )
-        try:
-            for directory in (self.path.parent, self.pipes, self.owners):
-                directory.mkdir(parents=True, exist_ok=True)
+        with self._refused():
+            above = next(each for each in self.path.parents if each.exists())
             if self.path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if not os.access(self.path.parent, os.W_OK) or (
-                self.path.exists() and not os.access(self.path, os.W_OK)
-            ):
+            if not above.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            if not os.access(above, os.W_OK) or (self.path.exists() and not os.access(self.path, os.W_OK)):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    @contextmanager
+    def _refused(self) -> Iterator[None]:
+        """Make ConfigurationError of what the system says of the place."""
+        try:
+            yield
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise _disk_full(self.path) from None
@@ -124,17 +140,18 @@ class Database:
     def _refuse_beside_a_log(self) -> None:
         """Make no new file where the log of another lies: SQLite would take that for the new one's, and begin
         it anew."""
-        log = Path(f"{self.path}-wal")
-        try:
-            size = log.stat().st_size
-        except OSError:
-            return
-        if size and not self.path.exists():  # another process may have begun both in this moment
+        if self._log_size() and not self.path.exists():  # another process may have begun both in this moment
+            log = f"{self.path.name}-wal"
             raise BrokerUnavailable(
-                f"{self.path} is gone, and its log {log.name} is still there: put the file back, and nothing "
-                "is lost. "
-                f"To begin anew, delete {log.name} and {self.path.name}-shm"
+                f"{self.path} is gone, and its log {log} is still there: put the file back, and nothing is "
+                f"lost. To begin anew, delete {log} and {self.path.name}-shm"
             )
+
+    def _log_size(self) -> int:
+        try:
+            return os.stat(f"{self.path}-wal").st_size
+        except OSError:
+            return 0
 
 
 def _enter_wal(connection: sqlite3.Connection) -> int:

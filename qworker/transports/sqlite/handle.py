@@ -70,8 +70,17 @@ class Handle:
         return self.run(whole)
 
     def read(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        """The rows of *statement*."""
-        return self.run(lambda connection: connection.execute(statement, values).fetchall())
+        """The rows of *statement*; [] where there is no file: who only reads makes none.
+
+        Raises as run() does, also where the file could not be made.
+        """
+        return in_turn(self.lock, None, self._read, statement, values)
+
+    def _read(self, statement: str, values: Sequence[Any]) -> list[Any]:
+        if self._database.is_absent():
+            self._database.check_place()
+            return []
+        return self.use(lambda connection: connection.execute(statement, values).fetchall())
 
     def use(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """run(), for who holds the lock."""

@@ -1,0 +1,174 @@
+"""A place that is not there: what looks at it makes nothing, and says that nothing was ever sent there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.commands import COMMANDS
+
+LOOKS: dict[str, tuple[str, ...]] = {
+    "beat list": (),
+    "beat preview": ("hourly",),
+    "beat show": ("hourly",),
+    "config check": ("--connect",),
+    "config show": (),
+    "dead list": (),
+    "dead show": ("1",),
+    "delayed list": (),
+    "doctor": (),
+    "failed list": (),
+    "failed show": ("1",),
+    "graph": ("some-id",),
+    "health": (),
+    "init": ("systemd",),
+    "move": ("{broker}", "sqlite:///new.db", "--dry-run"),
+    "queues": ("-Q", "celery,mail"),
+    "report": (),
+    "result": ("some-id",),
+    "spool ls": ("spool",),
+    "spool show": ("spool", "job"),
+    "spool watch": ("spool",),
+    "tasks": (),
+    "workers": (),
+}
+"""Commands that change nothing, and what they are called with."""
+NEEDS_WHAT_WAS_SENT: dict[str, tuple[str, ...]] = {
+    "dead discard": ("--all", "--yes"),
+    "dead retry": ("--all",),
+    "delayed flush": ("--yes",),
+    "failed discard": ("--all", "--yes"),
+    "failed retry": ("--all",),
+    "purge": ("--yes",),
+    "revoke": ("some-id",),
+    "spool move": ("spool", "job", "elsewhere"),
+    "spool retry": ("spool", "job"),
+    "spool rm": ("spool", "job", "--yes"),
+}
+"""Commands that change what was sent before; where nothing was, there is nothing to change."""
+MAKES = {
+    *("start", "call", "shell", "spool add", "spool run", "spool send"),
+    *("beat add", "beat pause", "beat remove", "beat reset", "beat resume", "beat run", "beat set"),
+}
+"""Commands that are told to send, to keep or to work, and make the place for it."""
+SAYS_SO = {
+    *("dead list", "dead show", "delayed list", "failed list", "failed show", "health", "move", "queues"),
+    *("tasks", "workers", *(name for name in NEEDS_WHAT_WAS_SENT if not name.startswith("spool"))),
+}
+
+PLACES = {
+    "default": {},
+    "sqlite": {"broker_url": "sqlite:///no/such/q.db"},
+    "spool": {"broker_url": "spool://{here}/queues"},
+    "files": {"result_backend": "file://{here}/results"},
+    "another-file": {"result_backend": "sqlite:///results.db"},
+    "sqlalchemy": {"result_backend": "db+sqlite:///results.db"},
+    "schedules": {"broker_url": "spool://{here}/queues", "beat_store": "sqlite:///beat.db"},
+    "kombus-files": {"broker_url": "filesystem://"},
+}
+TASKS = """
+from qworker import QWorker
+
+app = QWorker("tasks", beat_schedule={{"hourly": {{"task": "tasks.add", "schedule": 3600}}}}, **{settings})
+
+
+@app.task
+def add(x, y):
+    return x + y
+"""
+
+
+def test_every_command_is_in_one_of_the_tables():
+    tables = [set(LOOKS), set(NEEDS_WHAT_WAS_SENT), MAKES]
+    assert set.union(*tables) == set(COMMANDS)
+    assert sum(map(len, tables)) == len(COMMANDS)
+
+
+@pytest.fixture
+def at(project):
+    """Makes a project whose messages and results are in places that are not there."""
+
+    def make(place):
+        directory = project()
+        settings = {name: value.format(here=directory) for name, value in PLACES[place].items()}
+        project(**{"tasks.py": TASKS.format(settings=settings)})
+        return directory, settings
+
+    return make
+
+
+def files(directory):
+    return {
+        str(path.relative_to(directory)) for path in directory.rglob("*") if "__pycache__" not in path.parts
+    }
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("command", [*LOOKS, *NEEDS_WHAT_WAS_SENT])
+def test_nothing_is_made(at, run, command, place):
+    directory, settings = at(place)
+    before = files(directory)
+    words = LOOKS.get(command) or NEEDS_WHAT_WAS_SENT.get(command, ())
+    broker = settings.get("broker_url", "sqlite:///.qworker/qworker.db")
+    result = run(*command.split(), *(word.format(broker=broker) for word in words))
+    assert files(directory) == before
+    assert "Traceback" not in result.stderr
+    if command in SAYS_SO and place != "kombus-files":
+        assert result.exit_code == 1
+        assert "there is no" in result.stderr + result.stdout
+
+
+@pytest.mark.parametrize("place", ["default", "sqlite", "spool"])
+def test_the_sentence_says_where_and_what_to_do(at, run, place):
+    directory, settings = at(place)
+    path = directory / {"default": ".qworker/qworker.db", "sqlite": "no/such/q.db", "spool": "queues"}[place]
+    source = "QWorker(…)" if settings else "default"
+    assert run("queues", "--json").stderr.splitlines()[-1] == (
+        f"Error: there is no {path}: nothing was ever sent there. If something was, correct broker_url "
+        f"({source}); the first task that is sent makes it"
+    )
+
+
+def test_a_result_where_none_was_ever_kept(at, run):
+    directory, _ = at("files")
+    said = run("result", "some-id")
+    assert (said.exit_code, said.stdout) == (1, "")
+    assert f"there is no {directory}/results: no result was ever kept there" in said.stderr
+    assert "correct result_backend (QWorker(…))" in said.stderr
+
+
+def test_doctor_says_it_once_as_a_warning(at, run):
+    directory, _ = at("sqlite")
+    result = run("doctor", "--json")
+    assert result.exit_code == 0
+    found = [each for each in json.loads(result.stdout) if "there is no" in each["what"]]
+    assert found == [
+        {
+            "severity": "warning",
+            "what": f"there is no {directory}/no/such/q.db: nothing was ever sent there",
+            "advice": "correct broker_url (QWorker(…)), unless this is the beginning",
+        }
+    ]
+
+
+def test_doctor_finds_a_place_that_cannot_be_made(project, run):
+    directory = project(wall="no directory")
+    settings = {"broker_url": f"spool://{directory}/wall/queues"}
+    project(**{"tasks.py": TASKS.format(settings=settings)})
+    result = run("doctor", "--json")
+    assert result.exit_code == 1
+    errors = [each["what"] for each in json.loads(result.stdout) if each["severity"] == "error"]
+    assert errors == [f"there is no {directory}/wall/queues, and it cannot be made"]
+
+
+def test_programs_find_nothing_and_make_nothing(at):
+    from qworker.cli.discovery import find_app
+
+    directory, _ = at("sqlite")
+    before = files(directory)
+    app = find_app("tasks").app
+    assert (app.queues(), app.workers(), app.peek(), app.failed.list()) == ([], [], [], [])
+    assert app.AsyncResult("some-id").state == "PENDING"
+    assert files(directory) == before
+    app.close()

@@ -1,0 +1,205 @@
+"""Chords, groups and chains of which a member has failed, and is sent again from the failed tasks: on each
+kind of broker that keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qworker import QWorker, chord, group
+from qworker.errors import ChordError
+from qworker.testing import StepWorker
+from tests.contract.lease_places import SQLitePlace
+from tests.contract.place_redis import RedisPlace
+from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.integration
+
+Make = Callable[..., QWorker]
+
+
+def sqlite(directory: Path) -> tuple[Any, dict[str, Any]]:
+    place = SQLitePlace(directory)
+    return place, {"broker": f"sqlite:///{place.path}"}
+
+
+def redis(directory: Path) -> tuple[Any, dict[str, Any]]:
+    place = RedisPlace(directory)
+    options = {"global_keyprefix": place.prefix}
+    return place, {
+        "broker": place.url,
+        "broker_transport_options": options,
+        "result_backend_transport_options": options,
+    }
+
+
+def postgresql(directory: Path) -> tuple[Any, dict[str, Any]]:
+    place = PostgreSQLPlace(directory)
+    return place, {"broker": place.url}
+
+
+def mysql(directory: Path) -> tuple[Any, dict[str, Any]]:
+    place = MySQLPlace(directory)
+    return place, {"broker": place.url}
+
+
+def results_apart(directory: Path) -> tuple[Any, dict[str, Any]]:
+    place, settings = sqlite(directory)
+    return place, {**settings, "result_backend": f"db+sqlite:///{directory}/results.db"}
+
+
+fine: set[int] = set()
+"""Numbers that half() does not fail for."""
+
+
+KEEP_BODIES = [sqlite, results_apart, postgresql, mysql]
+"""Where chords are ours. In Redis they are Celery's: a body that fails has no message."""
+
+
+@pytest.fixture(params=[*KEEP_BODIES, redis], ids=lambda each: each.__name__)
+def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[QWorker]:
+    fine.clear()
+    place, settings = request.param(tmp_path)
+    with QWorker("proj", set_as_current=False, **settings) as made:
+
+        @made.task(name="half")
+        def half(number: int) -> float:
+            if number not in fine:
+                raise ValueError(f"{number} is odd")
+            return number / 2
+
+        @made.task(name="total")
+        def total(values: list[float], more: int = 0) -> float:
+            return sum(values) + more
+
+        @made.task(name="add")
+        def add(number: float, other: int) -> float:
+            return number + other
+
+        @made.task(name="said")
+        def said() -> str:
+            return "without values"
+
+        yield made
+    place.clear()
+
+
+with_bodies = pytest.mark.parametrize("app", KEEP_BODIES, indirect=True, ids=lambda each: each.__name__)
+
+
+def run(app: QWorker) -> None:
+    """Until nothing is left in the queues."""
+    with StepWorker(app) as worker:
+        until(lambda: worker.run() == 0 and not app.queues())
+
+
+def failed(app: QWorker) -> dict[str, int]:
+    """The tags of the failed tasks, by the names of their tasks."""
+    return {each.task: each.tag for each in app.failed.list()}
+
+
+def half_failed(app: QWorker, body: Any) -> Any:
+    fine.update({2, 4})
+    half = app.tasks["half"]
+    result = chord([half.s(2), half.s(3), half.s(4)], body).apply_async()
+    run(app)
+    return result
+
+
+@with_bodies
+def test_the_body_of_a_chord_runs_once_its_member_has_been_repaired(app: QWorker) -> None:
+    tasks = app.tasks
+    result = half_failed(app, tasks["total"].s(more=1) | tasks["add"].s(100))
+    assert app.AsyncResult(result.id).state == "FAILURE"
+    tags = failed(app)
+    assert tags.keys() == {"half", "total"}
+    with pytest.raises(ChordError, match="has not succeeded \\(state: FAILURE\\): retry that one first"):
+        app.failed.retry([tags["total"]])
+    fine.add(3)
+    assert app.failed.retry() == 1, "the body waits for its member"
+    assert app.failed.retry(task="total") == 0
+    run(app)
+    assert failed(app).keys() == {"total"}
+    assert app.failed.retry() == 1
+    assert app.AsyncResult(result.id).state == "PENDING", "of the chain after the body, too"
+    run(app)
+    assert app.AsyncResult(result.id).get(timeout=5) == 1 + 1.5 + 2 + 1 + 100
+    assert failed(app) == {}
+
+
+@pytest.mark.parametrize("app", [redis], indirect=True)
+def test_a_member_of_a_chord_of_celerys_runs_and_its_chord_stays_failed(app: QWorker) -> None:
+    result = half_failed(app, app.tasks["total"].s())
+    assert failed(app).keys() == {"half"}
+    (member,) = app.failed.list()
+    fine.add(3)
+    assert app.failed.retry() == 1
+    run(app)
+    assert app.AsyncResult(member.id).get(timeout=5) == 1.5
+    assert app.AsyncResult(result.id).state == "FAILURE"
+
+
+@with_bodies
+def test_a_body_that_takes_no_values_gets_none(app: QWorker) -> None:
+    result = half_failed(app, app.tasks["said"].si())
+    fine.add(3)
+    app.failed.retry(task="half")
+    run(app)
+    assert app.failed.retry(task="said") == 1
+    run(app)
+    assert app.AsyncResult(result.id).get(timeout=5) == "without values"
+
+
+@with_bodies
+def test_a_member_that_fails_again_leaves_the_body_where_it_is(app: QWorker) -> None:
+    half_failed(app, app.tasks["total"].s())
+    assert app.failed.retry() == 1
+    run(app)
+    assert failed(app).keys() == {"half", "total"}
+    assert app.failed.retry(task="total") == 0
+
+
+@with_bodies
+def test_a_body_can_be_given_other_arguments(app: QWorker) -> None:
+    result = half_failed(app, app.tasks["total"].s(more=1))
+    assert app.failed.retry([failed(app)["total"]], args=[[20, 30]]) == 1
+    run(app)
+    assert app.AsyncResult(result.id).get(timeout=5) == 51
+
+
+@with_bodies
+def test_the_members_of_a_body_that_is_a_group_are_not_known(app: QWorker) -> None:
+    total = app.tasks["total"]
+    half_failed(app, group(total.s(), total.s(more=1)))
+    fine.add(3)
+    app.failed.retry(task="half")
+    run(app)
+    for each in app.failed.list(task="total"):
+        with pytest.raises(ChordError, match="whose members nobody knows"):
+            app.failed.retry([each.tag])
+
+
+def test_members_of_a_group_are_repaired_one_by_one(app: QWorker) -> None:
+    fine.add(2)
+    result = group(app.tasks["half"].s(2), app.tasks["half"].s(3)).apply_async()
+    run(app)
+    fine.add(3)
+    assert app.failed.retry() == 1
+    run(app)
+    assert [app.AsyncResult(each.id).get(timeout=5) for each in result.results] == [1, 1.5]
+
+
+def test_who_waits_for_the_end_of_a_chain_sees_the_new_one(app: QWorker) -> None:
+    result = (app.tasks["half"].s(3) | app.tasks["add"].s(1) | app.tasks["add"].s(2)).apply_async()
+    run(app)
+    assert app.AsyncResult(result.id).state == "FAILURE"
+    fine.add(3)
+    assert app.failed.retry() == 1
+    states = [app.AsyncResult(each.id).state for each in (result, result.parent)]
+    assert states == ["PENDING", "PENDING"]
+    run(app)
+    assert app.AsyncResult(result.id).get(timeout=5) == 4.5
