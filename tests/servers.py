@@ -79,8 +79,12 @@ def start_mongodb(*arguments: str) -> tuple[subprocess.Popen[str], str]:
     if word != "ready":
         server.kill()
         raise OSError("mongoeco did not start: see above")
-    # Its heartbeat waits, too, while it looks through many documents.
-    return server, f"mongodb://127.0.0.1:{port}/test?connectTimeoutMS=30000&serverSelectionTimeoutMS=30000"
+    return server, mongodb_url(int(port))
+
+
+def mongodb_url(port: int) -> str:
+    """Of a mongoeco there. Its heartbeat waits, too, while it looks through many documents."""
+    return f"mongodb://127.0.0.1:{port}/test?connectTimeoutMS=30000&serverSelectionTimeoutMS=30000"
 
 
 def start_replica_set(*arguments: str) -> tuple[subprocess.Popen[str] | None, str]:

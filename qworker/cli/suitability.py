@@ -24,6 +24,7 @@ from qworker.transports.capabilities import (
     Capabilities,
     capabilities_of,
 )
+from qworker.transports.known_options import without_effect
 
 PAGE = "docs/reference/transports.md"
 _DEFAULT = "default"
@@ -41,6 +42,7 @@ def problems(choice: AppChoice) -> list[Problem]:
         _features(choice, capabilities),
         _results(choice),
         _queues_with_priority(choice),
+        _options(conf),
         _redis(choice),
         _tls(conf),
     )
@@ -147,6 +149,13 @@ def _results(choice: AppChoice) -> Iterator[Problem]:
     if why and conf.result_backend is None and not conf.task_ignore_result:
         message = f"{why}; or set task_ignore_result = True if nobody asks"
         yield Problem("result_backend", message, conf.source("result_backend"), "note")
+
+
+def _options(conf: Any) -> Iterator[Problem]:
+    """Transport options that nobody looks at."""
+    if said := without_effect(conf.broker_url, conf.broker_transport_options):
+        source = conf.source("broker_transport_options")
+        yield Problem("broker_transport_options", said, source, "warning")
 
 
 def _redis(choice: AppChoice) -> Iterator[Problem]:

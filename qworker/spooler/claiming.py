@@ -22,6 +22,7 @@ from typing import NamedTuple, TypeAlias
 
 from qworker.clock import Clock
 from qworker.errors import InvalidPacket
+from qworker.safe_repr import printable
 from qworker.spooler.aside import set_aside
 from qworker.spooler.attempts import Attempts, returns_of
 from qworker.spooler.locks import FileLock, Locked
@@ -295,7 +296,7 @@ class ClaimedPlace:
         set_aside(self.directory, path, reason=reason, attempts=attempts, now=self.clock.now())
         self.attempts.forget(name)
         self.returns.forget(name)
-        logger.warning("%s is set aside: %s", path, reason)
+        logger.warning("%s is set aside: %s", path, printable(reason))
 
     def _locked(self, path: str, file: int) -> Claim | Refusal:
         """The claim of a file that is locked, or why it cannot be run."""

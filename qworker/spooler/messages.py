@@ -16,9 +16,12 @@ from qworker.errors import InvalidPacket
 from qworker.spooler.claiming import Claim as FileClaim
 from qworker.spooler.consumer import DirectoryConsumer, Lane, Order
 from qworker.spooler.message_files import AT_ONCE, from_file, tag_of
-from qworker.transports.lease import Ack, DeadLetter, Leased
+from qworker.transports.lease import Ack, DeadLetter, Leased, Release
 
 logger = logging.getLogger(__name__)
+
+LATEST = 2.0**53
+"""The epoch second before which every time of a file is."""
 
 
 class _Held(NamedTuple):
@@ -81,6 +84,9 @@ class MessageConsumer(DirectoryConsumer[Lane]):
         return tag
 
     def settle_held(self, orders: Sequence[Order]) -> set[int]:
+        for order in orders:  # all or none of them: what is refused is told apart by settling it alone
+            if isinstance(order, Release) and order.due is not None and not abs(order.due) < LATEST:
+                raise ValueError(f"no file can be due at {order.due!r}")
         lost: set[int] = set()
         for order in orders:
             held = self._held.pop(order.tag, None)
@@ -102,7 +108,7 @@ class MessageConsumer(DirectoryConsumer[Lane]):
         if order.counted:
             claim.begin()
         if isinstance(order, DeadLetter):
-            claim.set_aside(order.reason)
+            claim.set_aside(str(order.reason))
             return
         if order.redelivered or order.requeued:
             claim.note_returns(

@@ -7,7 +7,7 @@ Thread:      any.
 Modules, in reading order: ``lease`` (what a broker promises), ``presence`` (what a worker tells by it),
 ``capabilities`` (what it may lack), ``registered`` (brokers of other packages),
 ``lease_consumer`` (what consumers share), ``owner_files`` (who is dead), ``running_file`` (what runs, for
-whoever finds the worker dead), ``failover`` (one after another),
+whoever finds the worker dead), ``failover`` (one after another), ``known_options`` (what may be set),
 ``group_commit``, ``wakeup``, ``connect_errors``, ``tls``, ``forked``, ``own_headers`` and ``delivery_fields``
 (what is beside a message), ``join_parts`` (what a message is of a workflow), ``recent``, ``transfer`` (from
 one broker to another), ``crash_points``. Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``kombu``,

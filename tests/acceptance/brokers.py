@@ -2,13 +2,15 @@
 both.
 
 Comes from:  private_servers.py, proxy.py, harness.py.
-Goes to:     test_broker_faults.py and nemesis.py.
+Goes to:     test_broker_faults.py and nemesis.py; of the Site, the tests of all brokers that are servers.
 Thread:      the test's; a Stream sends from its own.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -19,11 +21,18 @@ from typing import Any
 from qworker import QWorker
 from qworker.errors import QWorkerError
 from qworker.naming import task_id
-from tests.acceptance.harness import Site
+from tests.acceptance.harness import REPOSITORY, TASKS, Site
 from tests.acceptance.private_servers import MariaDB, PostgreSQL, RabbitMQ, Redis, Server
 from tests.acceptance.proxy import Proxy
 
 FINAL = ("SUCCESS", "FAILURE", "REVOKED")
+
+
+class Options(dict[str, Any]):
+    """A setting that the client takes as it is, and that is JSON in the environment."""
+
+    def __str__(self) -> str:
+        return json.dumps(self)
 
 
 class RemoteSite(Site):
@@ -52,6 +61,22 @@ class RemoteSite(Site):
             self.due[id] = now + options["countdown"]
         self.sent[id] = (task, args, options)
         return id
+
+    def qworker(self, *words: str, code: int = 0, **environment: str) -> str:
+        """What the command line says here; also what it says of errors, where it is to end with one. Of a
+        user's mistake nobody is shown a traceback."""
+        done = subprocess.run(
+            [sys.executable, "-m", "qworker", *words],
+            cwd=REPOSITORY,
+            env={**self.environment(app=TASKS), **environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        said = done.stdout + done.stderr
+        assert done.returncode == code, said
+        assert "Traceback" not in said
+        return said if code else done.stdout
 
     # -- looking --
 

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.acceptance.brokers import RemoteSite
+from tests.acceptance.brokers import Options, RemoteSite
 from tests.acceptance.disque_servers import Disque
-from tests.acceptance.harness import REPOSITORY
 from tests.acceptance.invariants import check
 from tests.acceptance.ledger import STARTED
 from tests.acceptance.together import repeated
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
-
-
-class Options(dict[str, Any]):
-    """A setting that the client takes as it is, and that is JSON in the environment."""
-
-    def __str__(self) -> str:
-        return json.dumps(self)
 
 
 SETTINGS = {
@@ -50,19 +38,6 @@ def remote(server: Disque, tmp_path: Path) -> Iterator[RemoteSite]:
         yield site
 
 
-def qworker(site: RemoteSite, *words: str, fails: bool = False, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "qworker", *words],
-        cwd=REPOSITORY,
-        env={**site.environment(app="tests.acceptance.fault_tasks:app"), **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode != 0) == fails, done.stdout + done.stderr
-    return done.stdout + (done.stderr if fails else "")
-
-
 def test_nothing_happens(remote: RemoteSite, server: Disque) -> None:
     """All runs once, and is acknowledged; what is due later waits in Disque."""
     worker = remote.start()
@@ -80,23 +55,6 @@ def test_nothing_happens(remote: RemoteSite, server: Disque) -> None:
     assert per_id == [1] * len(per_id)
     assert worker.log.count("ERROR") == worker.log.count("WARNING") == 0, worker.log
     assert set(remote.states().values()) == {"SUCCESS"}
-
-
-def test_a_killed_worker_has_its_jobs_redelivered(remote: RemoteSite) -> None:
-    first = remote.start()
-    go = remote.path / "go"
-    ids = [remote.send("until_file", str(go)) for _ in range(2)]
-    remote.started(*ids)
-    killed = time.monotonic()
-    first.kill()
-    second = remote.start(name="two")
-    again = remote.started(*ids, times=2)
-    assert max(record.monotonic for record in again) - killed < 4.0 + 4.0 + 2.0
-    go.touch()
-    remote.drained()
-    second.stop()
-    check(remote)
-    assert repeated(remote) == 2
 
 
 @pytest.mark.slow
@@ -124,21 +82,6 @@ def test_a_stop_gives_back_what_has_not_started(remote: RemoteSite, server: Disq
     assert server.counts("celery") == (len(ids) - ran, 0), "at once, and not after the retry time"
 
 
-def test_a_restart_loses_nothing(remote: RemoteSite, server: Disque) -> None:
-    """What was queued comes back at its retry time, as Disque has it."""
-    worker = remote.start()
-    remote.send_many("work", [(number, 0.05) for number in range(60)])
-    remote.until(lambda: len(remote.records(kind=STARTED)) > 5, "tasks to start")
-    server.kill()
-    time.sleep(0.5)  # it is away for a while
-    server.start()
-    remote.client.broker.close()
-    remote.ended(remote.send("work", 2))
-    remote.drained()
-    worker.stop()
-    check(remote)
-
-
 def test_faults_on_the_wire_lose_nothing(remote: RemoteSite, server: Disque) -> None:
     worker = remote.start()
     remote.send_many("work", [(number, 0.02) for number in range(40)])
@@ -149,32 +92,6 @@ def test_faults_on_the_wire_lose_nothing(remote: RemoteSite, server: Disque) -> 
     remote.drained()
     worker.stop()
     check(remote)
-
-
-def test_the_command_line(remote: RemoteSite, server: Disque) -> None:
-    assert "are empty" in qworker(remote, "queues")
-    remote.send_many("work", [(number,) for number in range(7)])
-    remote.send("work", 1, countdown=300)
-    (row,) = json.loads(qworker(remote, "queues", "--json"))
-    assert (row["queue"], row["ready"], row["dead"]) == ("celery", 7, 0)
-    checked = qworker(remote, "config", "check")
-    assert "on Disque" in checked
-    assert "countdown" not in checked
-    assert "8" in qworker(remote, "purge", "--yes")
-    assert server.counts("celery") == (0, 0)
-
-
-def test_what_is_given_up_is_a_dead_letter(remote: RemoteSite, server: Disque) -> None:
-    worker = remote.start()
-    id = remote.send("misbehave", "kill")
-    remote.until(lambda: id in remote.dead(), "the task to be given up")
-    (letter,) = json.loads(qworker(remote, "dead", "list", "--json"))
-    assert letter["queue"] == "celery"
-    worker.stop()
-    check(remote)
-    qworker(remote, "dead", "retry", "--all")
-    assert remote.dead() == {}
-    assert sum(server.counts("celery")) == 1
 
 
 def test_a_node_dies(tmp_path: Path) -> None:
@@ -210,17 +127,7 @@ def test_passwords(tmp_path: Path) -> None:
             (wrong, "is not the node's requirepass"),
             (wrong.replace(":open-barley@", ""), "asks for a password"),
         ):
-            said = qworker(site, "queues", fails=True, QWORKER_BROKER_URL=url)
+            said = site.qworker("queues", code=1, QWORKER_BROKER_URL=url)
             assert hint in said
             assert "open-barley" not in said
             assert "Traceback" not in said
-
-
-def test_moving_there_and_back(remote: RemoteSite, server: Disque) -> None:
-    """All that waits."""
-    other = f"sqlite:///{remote.path / 'other.db'}"
-    remote.send_many("work", [(number,) for number in range(30)])
-    qworker(remote, "move", "--yes", server.url, other)
-    assert server.counts("celery") == (0, 0)
-    qworker(remote, "move", "--yes", other, server.url)
-    assert server.counts("celery") == (30, 0)

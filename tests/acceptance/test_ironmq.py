@@ -3,19 +3,14 @@ not."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.acceptance.brokers import RemoteSite
-from tests.acceptance.harness import REPOSITORY
+from tests.acceptance.brokers import Options, RemoteSite
 from tests.acceptance.invariants import check
 from tests.acceptance.ironmq_process import IronProcess
 from tests.acceptance.ledger import STARTED
@@ -28,13 +23,6 @@ pytestmark = [
     pytest.mark.more_brokers,
     pytest.mark.timeout(120),
 ]
-
-
-class Options(dict[str, Any]):
-    """A setting that the client takes as it is, and that is JSON in the environment."""
-
-    def __str__(self) -> str:
-        return json.dumps(self)
 
 
 @pytest.fixture
@@ -50,20 +38,6 @@ def remote(server: IronProcess, tmp_path: Path) -> Iterator[RemoteSite]:
         tmp_path, server.url, server.url, worker_lease_seconds=3.0, broker_transport_options=options
     ) as site:
         yield site
-
-
-def qworker(site: RemoteSite, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "qworker", *words],
-        cwd=REPOSITORY,
-        env=site.environment(app="tests.acceptance.fault_tasks:app"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert TOKEN not in done.stdout + done.stderr
-    return done.stdout
 
 
 def test_nothing_happens(remote: RemoteSite, server: IronProcess) -> None:
@@ -87,35 +61,6 @@ def test_nothing_happens(remote: RemoteSite, server: IronProcess) -> None:
     assert TOKEN not in worker.log
     calls = {name: number - before.get(name, 0) for name, number in after.items()}
     assert sum(calls.values()) < 0.4 * 400, calls
-
-
-def test_a_killed_worker_has_its_messages_redelivered(remote: RemoteSite, server: IronProcess) -> None:
-    first = remote.start()
-    go = remote.path / "go"
-    ids = [remote.send("until_file", str(go)) for _ in range(2)]
-    remote.started(*ids)
-    first.kill()
-    second = remote.start(name="two")
-    second.wait_pool()
-    time.sleep(1.2)  # by now the poll of the dead worker has ended, which would get them again
-    assert len(remote.records(kind=STARTED)) == 2, "they are still reserved"
-    server.tell(expire=True)
-    remote.started(*ids, times=2)
-    go.touch()
-    remote.drained()
-    second.stop()
-    check(remote)
-    assert repeated(remote) == 2
-
-
-def test_a_killed_child_has_its_task_given_up_in_the_end(remote: RemoteSite) -> None:
-    worker = remote.start()
-    id = remote.send("misbehave", "kill")
-    remote.until(lambda: id in remote.dead(), "the task to be given up")
-    (letter,) = json.loads(qworker(remote, "dead", "list", "--json"))
-    assert letter["queue"] == "celery"
-    worker.stop()
-    check(remote)
 
 
 def test_a_stop_gives_back_what_has_not_started(remote: RemoteSite, server: IronProcess) -> None:
@@ -147,38 +92,3 @@ def test_the_broker_errs_and_forgets_all(remote: RemoteSite, server: IronProcess
     remote.drained()
     worker.stop()
     assert TOKEN not in worker.log
-
-
-def test_the_server_is_killed_with_work_in_flight(remote: RemoteSite, server: IronProcess) -> None:
-    """What ran goes on, what was accepted is there, nothing is lost."""
-    worker = remote.start()
-    go = remote.path / "go"
-    running = remote.send("until_file", str(go))
-    remote.send_many("work", [(number, 0.05) for number in range(40)])
-    remote.started(running)
-    server.kill()
-    time.sleep(0.5)  # it stays away
-    server.start()
-    remote.client.broker.close()
-    go.touch()
-    remote.ended(remote.send("work", 99))
-    remote.drained()
-    worker.stop()
-    check(remote)
-
-
-def test_the_command_line(remote: RemoteSite, server: IronProcess, tmp_path: Path) -> None:
-    assert "are empty" in qworker(remote, "queues")
-    remote.send_many("work", [(number,) for number in range(7)])
-    (row,) = json.loads(qworker(remote, "queues", "--json"))
-    assert (row["queue"], row["ready"], row["dead"]) == ("celery", 7, 0)
-    qworker(remote, "doctor")
-    assert "on IronMQ" in qworker(remote, "config", "check")
-    file = f"sqlite:///{tmp_path}/moved.db"
-    qworker(remote, "move", server.url, file, "--yes", "--dead")
-    assert server.size("celery") == 0
-    qworker(remote, "move", file, server.url, "--yes", "--dead")
-    remote.send("work", 1, countdown=300)
-    assert server.size("celery") == 8
-    assert "8" in qworker(remote, "purge", "--yes")
-    assert server.size("celery") == 0

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.brokers import RemoteSite
-from tests.acceptance.harness import REPOSITORY, WorkerProcess
+from tests.acceptance.harness import WorkerProcess
 from tests.acceptance.invariants import check
 from tests.acceptance.ledger import STARTED
 from tests.acceptance.nats_server import Nats
@@ -33,8 +28,6 @@ LEASE_SECONDS = 3.0
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Nats]:
-    if shutil.which("nats-server") is None and not Path("/usr/sbin/nats-server").exists():
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("nats-server is not installed")
     with closing(Nats()) as server:
         yield server
 
@@ -44,21 +37,6 @@ def remote(server: Nats, tmp_path: Path) -> Iterator[RemoteSite]:
     server.reset()
     with RemoteSite(tmp_path, server.url, server.url, worker_lease_seconds=LEASE_SECONDS) as site:
         yield site
-
-
-def qworker(site: RemoteSite, *words: str, code: int = 0, **more: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "qworker", *words],
-        cwd=REPOSITORY,
-        env={**site.environment(app="tests.acceptance.fault_tasks:app"), **more},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    said = done.stdout + done.stderr
-    assert done.returncode == code, said
-    assert "s3cr3t" not in said
-    return said if code else done.stdout
 
 
 def clean(worker: WorkerProcess) -> None:
@@ -82,25 +60,6 @@ def test_nothing_happens(remote: RemoteSite, server: Nats) -> None:
     assert per_id == [1] * len(per_id)
     clean(worker)
     assert set(remote.states().values()) == {"SUCCESS"}
-
-
-def test_a_killed_worker_has_its_messages_redelivered(remote: RemoteSite) -> None:
-    first = remote.start()
-    go = remote.path / "go"
-    ids = [remote.send("until_file", str(go)) for _ in range(2)]
-    remote.started(*ids)
-    killed = time.monotonic()
-    first.kill()
-    second = remote.start(name="two")
-    second.wait_pool()
-    able = max(time.monotonic(), killed + LEASE_SECONDS)
-    again = remote.started(*ids, times=2)
-    assert max(record.monotonic for record in again) - able < LEASE_SECONDS + 4.0
-    go.touch()
-    remote.drained()
-    second.stop()
-    check(remote)
-    assert repeated(remote) == 2
 
 
 @pytest.mark.slow
@@ -153,24 +112,6 @@ def test_a_stop_is_prompt_and_gives_back_what_has_not_started(remote: RemoteSite
     assert repeated(remote) == 0
 
 
-def test_the_server_is_killed_with_work_in_flight(remote: RemoteSite, server: Nats) -> None:
-    """Its store is kept: what ran goes on, what was accepted is there, nothing is lost."""
-    worker = remote.start()
-    go = remote.path / "go"
-    running = remote.send("until_file", str(go))
-    remote.send_many("work", [(number, 0.05) for number in range(40)])
-    remote.started(running)
-    server.kill()
-    time.sleep(0.5)  # it stays away
-    server.start()
-    remote.client.broker.close()
-    go.touch()
-    remote.ended(remote.send("work", 99))
-    remote.drained()
-    worker.stop()
-    check(remote)
-
-
 def test_the_server_was_away_and_has_forgotten_all(remote: RemoteSite, server: Nats) -> None:
     worker = remote.start()
     remote.ended(remote.send("work", 1))
@@ -193,42 +134,25 @@ def test_a_revocation_reaches_workers_that_start_later(remote: RemoteSite) -> No
     assert not remote.records(id, STARTED)
 
 
-@pytest.mark.slow
-def test_a_killed_child_and_dead_letters(remote: RemoteSite) -> None:
+def test_what_is_delayed_is_not_moved(remote: RemoteSite, server: Nats) -> None:
+    """A worker has given it back to the server until it is due, and nobody else is given it before."""
     worker = remote.start()
-    id = remote.send("misbehave", "kill")
-    remote.until(lambda: id in remote.dead(), "the task to be given up")
-    (letter,) = json.loads(qworker(remote, "dead", "list", "--json"))
-    assert letter["queue"] == "celery"
-    worker.stop()
-    check(remote)
-    qworker(remote, "dead", "retry", "--all")
-    assert remote.dead() == {}
-
-
-def test_the_command_line(remote: RemoteSite, server: Nats) -> None:
-    assert "are empty" in qworker(remote, "queues")
-    remote.send_many("work", [(number,) for number in range(7)])
     remote.send("work", 1, countdown=300)
-    (row,) = json.loads(qworker(remote, "queues", "--json"))
-    assert (row["queue"], row["ready"], row["dead"]) == ("celery", 8, 0)
-    qworker(remote, "doctor")
-    checked = qworker(remote, "config", "check")
-    assert "on NATS JetStream" in checked
-    assert "countdown" not in checked
+    remote.until(lambda: server.counts("celery") == (0, 1), "the server to hold it")
+    worker.stop()
+    remote.send_many("work", [(number,) for number in range(7)])
     away = f"sqlite:///{remote.path}/away.db"
-    qworker(remote, "move", "--yes", server.url, away)
-    assert server.counts("celery") == (0, 1), "what is delayed stays"
-    qworker(remote, "move", "--yes", away, server.url)
-    assert sum(server.counts("celery")) == 8
-    assert "8" in qworker(remote, "purge", "--yes")
+    assert "Moved 7 messages" in remote.qworker("move", "--yes", server.url, away)
+    assert server.counts("celery") == (0, 1)
+    assert "Moved 7 messages" in remote.qworker("move", "--yes", away, server.url)
+    assert "8" in remote.qworker("purge", "--yes")
     assert server.counts("celery") == (0, 0)
 
 
 @pytest.mark.parametrize("login", ["", "qworker:wr0ng@", "t0ken@"])
 def test_a_login_that_is_refused_is_one_clear_error(remote: RemoteSite, server: Nats, login: str) -> None:
     url = f"nats://{login}127.0.0.1:{server.port}"
-    said = qworker(remote, "queues", code=1, QWORKER_BROKER_URL=url)
+    said = remote.qworker("queues", code=1, QWORKER_BROKER_URL=url)
     assert "refuses us" in said
     assert "wr0ng" not in said
     assert "t0ken" not in said

@@ -3,34 +3,23 @@ not."""
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from tests.acceptance.brokers import RemoteSite
-from tests.acceptance.harness import REPOSITORY, WorkerProcess
+from tests.acceptance.brokers import Options, RemoteSite
+from tests.acceptance.harness import WorkerProcess
 from tests.acceptance.invariants import check
 from tests.acceptance.ledger import STARTED
 from tests.acceptance.sqs_server import REGION, Sqs
 from tests.acceptance.together import repeated
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
-
-
-class Options(dict[str, Any]):
-    """A setting that the client takes as it is, and that is JSON in the environment."""
-
-    def __str__(self) -> str:
-        return json.dumps(self)
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +37,6 @@ def remote(server: Sqs, tmp_path: Path) -> Iterator[RemoteSite]:
     }
     with RemoteSite(tmp_path, server.url, server.url, **settings) as site:
         yield site
-
-
-def qworker(site: RemoteSite, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "qworker", *words],
-        cwd=REPOSITORY,
-        env=site.environment(app="tests.acceptance.fault_tasks:app"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def processor_seconds(worker: WorkerProcess) -> float:
@@ -85,24 +61,6 @@ def test_nothing_happens(remote: RemoteSite, server: Sqs) -> None:
     assert per_id == [1] * len(per_id)
     assert worker.log.count("ERROR") == worker.log.count("WARNING") == 0, worker.log
     assert set(remote.states().values()) == {"SUCCESS"}
-
-
-def test_a_killed_worker_has_its_messages_redelivered(remote: RemoteSite) -> None:
-    first = remote.start()
-    go = remote.path / "go"
-    ids = [remote.send("until_file", str(go)) for _ in range(2)]
-    remote.started(*ids)
-    killed = time.monotonic()
-    first.kill()
-    second = remote.start(name="two")
-    again = remote.started(*ids, times=2)
-    # Hidden for 6 s; a poll that the dead worker had under way may have taken them once more.
-    assert max(record.monotonic for record in again) - killed < 6.0 + 6.0 + 4.0
-    go.touch()
-    remote.drained()
-    second.stop()
-    check(remote)
-    assert repeated(remote) == 2
 
 
 @pytest.mark.slow
@@ -174,32 +132,3 @@ def test_the_broker_was_away_and_has_forgotten_all(remote: RemoteSite, server: S
     remote.ended(remote.send("work", 2))
     remote.drained()
     worker.stop()
-
-
-def test_the_command_line(remote: RemoteSite, server: Sqs) -> None:
-    assert "are empty" in qworker(remote, "queues")
-    remote.send_many("work", [(number,) for number in range(7)])
-    remote.send("work", 1, countdown=300)
-    (row,) = json.loads(qworker(remote, "queues", "--json"))
-    assert (row["queue"], row["ready"], row["dead"]) == ("celery", 7, 0)
-    assert "secret" not in qworker(remote, "doctor")
-    checked = qworker(remote, "config", "check")
-    assert "on Amazon SQS" in checked
-    assert "countdown" not in checked
-    assert "8" in qworker(remote, "purge", "--yes")
-    assert server.counts("celery") == (0, 0, 0)
-
-
-@pytest.mark.slow
-def test_what_is_given_up_is_a_dead_letter(remote: RemoteSite, server: Sqs) -> None:
-    worker = remote.start()
-    id = remote.send("misbehave", "kill")
-    remote.until(lambda: id in remote.dead(), "the task to be given up")
-    (letter,) = json.loads(qworker(remote, "dead", "list", "--json"))
-    assert letter["queue"] == "celery"
-    worker.stop()
-    check(remote)
-    qworker(remote, "dead", "retry", "--all")
-    assert remote.dead() == {}
-    # The poll that the worker had under way may have taken it: then it is hidden for a while.
-    assert sum(server.counts("celery")) == 1

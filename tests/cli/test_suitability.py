@@ -66,6 +66,13 @@ def test_a_feature_beyond_the_broker(check, settings, options, words):
     assert not about(check(REDIS + settings, options), "warning", words)
 
 
+@pytest.mark.parametrize("url", ["redis://h", "postgresql://h/n", "sqlite:///q.db", "disque://h"])
+def test_a_transport_option_that_nobody_looks_at(check, url):
+    given = f"broker='{url}', backend='disabled://', broker_transport_options="
+    assert about(check(f"{given}{{'visibility_timout': 3}}"), "warning", "does not look at visibility_timout")
+    assert not about(check(f"{given}{{}}"), "warning", "does not look at")
+
+
 def test_what_is_not_known_to_be_used_is_a_note(check):
     problems = check(PLAIN)
     assert about(problems, "note", "revoking tasks on Kafka")

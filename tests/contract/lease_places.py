@@ -35,6 +35,7 @@ class SQLitePlace(Place):
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "queue.db"
+        self.results_url = f"sqlite:///{self.path}"
 
     def open(self, **options: Any) -> Broker:
         return SQLiteBroker(f"sqlite:///{self.path}", **options)

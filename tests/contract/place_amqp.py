@@ -96,6 +96,8 @@ class AMQPPlace(Place):
         "test_revocations_expire": "the stream keeps them for a while, and nobody sweeps it",
     }
 
+    examples = 20
+
     def __init__(self, directory: Path) -> None:
         self.url = require("rabbitmq")
         prefix = f"test.{hashlib.sha1(str(directory).encode()).hexdigest()[:12]}."

@@ -1,6 +1,6 @@
 """Disque, as its stand-in plays it, as places: one node for each test process, which forgets all after each.
 
-Comes from:  lease_places; test_settlement_fuzz.py and test_interrupted.py.
+Comes from:  lease_places; test_interrupted.py.
 Goes to:     the node of this test process (the fixture ``disque``), which other processes find by URL.
 """
 
@@ -16,17 +16,15 @@ import pytest
 import redis
 
 from qworker.clock import SYSTEM_CLOCK
-from qworker.conf import Settings
 from qworker.testing.contract import Assumption, Place
 from qworker.testing.contract.patient import patient
-from qworker.transports import open_broker
 from qworker.transports.capabilities import ETA
 from qworker.transports.disque.broker import disque_broker
 from qworker.transports.disque.queue import Options
 from qworker.transports.disque.server import DisqueServer as Server
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.kombu.server import DEAD
-from tests.contract.place_kombu import LACKS, KombuPlace
+from tests.contract.place_kombu import LACKS
 from tests.support.disque_server import DisqueServer
 
 URL = "TEST_QWORKER_DISQUE_URL"
@@ -42,26 +40,6 @@ def disque_server() -> Iterator[DisqueServer]:
         yield server
 
 
-class DisquePlace(KombuPlace):
-    """With a consumer as it is."""
-
-    def __init__(self, server: DisqueServer) -> None:
-        super().__init__()
-        self.server = server
-        server.reset()
-
-    def open(self, **options: Any) -> KombuBroker:
-        settings = Settings({"broker_transport_options": {"wait_time_seconds": 1}})
-        store = open_broker(self.server.url, settings)
-        assert isinstance(store, KombuBroker)
-        self.opened.append(store)
-        return store
-
-    def clear(self) -> None:
-        for store in self.opened:
-            store.close()
-
-
 class DisqueLeasePlace(Place):
     """TEST_CLOCK: delays run on Disque's clock, which no test can move, and
     tests/integration/test_disque_store.py waits for them. UNMARKED: whatever comes back is marked as
@@ -69,6 +47,7 @@ class DisqueLeasePlace(Place):
 
     fixture = "disque"
     lacks = LACKS - {ETA} | {Assumption.TEST_CLOCK, Assumption.UNMARKED}
+    examples = 10
 
     def __init__(self, directory: Path) -> None:
         self.url = os.environ[URL]

@@ -1,6 +1,6 @@
 """IronMQ, as our stand-in plays it, as places: one project for each directory.
 
-Comes from:  lease_places; test_settlement_fuzz.py.
+Comes from:  lease_places; test_interrupted.py.
 Goes to:     the server of this test process (the fixture ``ironmq``), which other processes find by URL.
 """
 
@@ -50,6 +50,7 @@ class IronPlace(Place):
     fixture = "ironmq"
     lacks = LACKS - {ETA, Assumption.DEAD_FROM_ELSEWHERE} | {Assumption.TEST_CLOCK, Assumption.UNMARKED}
     cannot = {"test_a_purge_leaves_what_runs": "it takes that, too"}
+    examples = 10
 
     def __init__(self, directory: Path) -> None:
         self.port = int(os.environ[PORT])

@@ -1,12 +1,11 @@
 """The brokers that are spoken to through kombu, as places: kombu's memory.
 
-Comes from:  lease_places; test_settlement_fuzz.py.
+Comes from:  lease_places.
 Goes to:     kombu in this process.
 """
 
 from __future__ import annotations
 
-import uuid
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,30 +14,6 @@ from qworker.testing.contract import Assumption, Place
 from qworker.transports.capabilities import DEAD_LETTERS, Capability
 from qworker.transports.kombu.broker import KombuBroker, kombu_broker
 from qworker.transports.kombu.server import DEAD
-
-
-class KombuPlace:
-    """A queue of its own: kombu keeps what is in memory for the whole process."""
-
-    def __init__(self) -> None:
-        self.queue = f"q{uuid.uuid4().hex[:8]}"
-        self.opened: list[KombuBroker] = []
-
-    def open(self, **options: Any) -> KombuBroker:
-        store = kombu_broker("memory://", **options)
-        store.admin.purge(DEAD)
-        self.opened.append(store)
-        return store
-
-    def result(self, task_id: str) -> tuple[str, bytes] | None:
-        return None
-
-    def clear(self) -> None:
-        for store in self.opened:
-            for name in (self.queue, DEAD):
-                store.admin.purge(name)
-            store.close()
-
 
 LACKS = frozenset(Capability) - {DEAD_LETTERS} | {
     Assumption.ANY_QUEUE,
@@ -54,13 +29,13 @@ kept until somebody looks after them, and come from here alone; headers are writ
 values; only queues are read that were registered."""
 
 
-class KombuLeasePlace(KombuPlace, Place):
-    """As the suite of leases asks for a place."""
+class KombuLeasePlace(Place):
+    """kombu keeps what is in memory for the whole process: so the queues are emptied after each test."""
 
     lacks = LACKS | {Assumption.OTHER_PROCESSES}
 
     def __init__(self, directory: Path) -> None:
-        KombuPlace.__init__(self)
+        self.opened: list[KombuBroker] = []
         self.client = self.open()
 
     def open(self, **options: Any) -> KombuBroker:

@@ -48,7 +48,7 @@ class MongoPlace(Place):
 
     def __init__(self, directory: Path, server: str | None = None) -> None:
         self.server = server or require("mongodb")
-        self.url = database_url(self.server, directory)
+        self.url = self.results_url = database_url(self.server, directory)
         self.database = mongo_client(self.server)[self.url.rpartition("/")[2].partition("?")[0]]
 
     def open(self, **options: Any) -> Broker:

@@ -36,6 +36,7 @@ class NatsPlace(Place):
         "test_a_purge_leaves_what_runs": "a purge takes all of a subject",
         "test_revocations_expire": "the server drops them, by its own clock",
     }
+    examples = 10
 
     def __init__(self, directory: Path) -> None:
         self.url = require("nats")

@@ -33,7 +33,7 @@ class RedisPlace(Place):
     def __init__(self, directory: Path) -> None:
         import redis
 
-        self.url = require("redis")
+        self.url = self.results_url = require("redis")
         self.prefix = f"test.{hashlib.sha1(str(directory).encode()).hexdigest()[:12]}."
         self.client = redis.Redis.from_url(self.url)
 

@@ -33,6 +33,7 @@ class SQLPlace(Place):
         self._lock = threading.Lock()
         self._name = f"qworker_test_{hashlib.sha1(str(directory).encode()).hexdigest()[:16]}"
         self.url = self._make()
+        self.results_url = f"db+{self.url}"
 
     def open(self, **options: Any) -> Broker:
         return SQLBroker(self.url, **options)

@@ -1,6 +1,6 @@
 """Amazon SQS as moto plays it, as places: one prefix of queue names for each directory.
 
-Comes from:  lease_places; test_settlement_fuzz.py and test_interrupted.py, which wait for what comes.
+Comes from:  lease_places; test_interrupted.py.
 Goes to:     the server of this test process (the fixture ``sqs``), which other processes find by URL.
 """
 
@@ -19,17 +19,15 @@ import pytest
 from botocore.loaders import JSONFileLoader
 
 from qworker.clock import SYSTEM_CLOCK
-from qworker.conf import Settings
 from qworker.testing.contract import Assumption, Place
 from qworker.testing.contract.patient import patient
-from qworker.transports import open_broker
 from qworker.transports.capabilities import ETA
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.kombu.server import DEAD
 from qworker.transports.sqs.server import LEASE_SECONDS, SqsServer
 from qworker.transports.visibility.broker import remote_broker
 from tests.acceptance.sqs_server import REGION, Sqs
-from tests.contract.place_kombu import LACKS, KombuPlace
+from tests.contract.place_kombu import LACKS
 
 SQS_OPTIONS = {"region": REGION, "wait_time_seconds": 1}
 URL = "TEST_QWORKER_SQS_URL"
@@ -60,25 +58,6 @@ def sqs_server() -> Iterator[Sqs]:
         server.close()
 
 
-class SqsPlace(KombuPlace):
-    """With a consumer as it is."""
-
-    def __init__(self, server: Sqs) -> None:
-        super().__init__()
-        self.server = server
-        server.reset()
-
-    def open(self, **options: Any) -> KombuBroker:
-        store = open_broker(self.server.url, Settings({"broker_transport_options": SQS_OPTIONS}))
-        assert isinstance(store, KombuBroker)
-        self.opened.append(store)
-        return store
-
-    def clear(self) -> None:
-        for store in self.opened:
-            store.close()
-
-
 @cache  # it takes boto a tenth of a second
 def _client(url: str) -> Any:
     return boto3.client(
@@ -100,6 +79,7 @@ class SqsLeasePlace(Place):
         "test_a_purge_leaves_what_runs": "it takes that, too, and Amazon does it once a minute",
         "test_thousands_of_dead_letters_go_at_once": "SQS is told of each by itself: 3000 calls, or a minute",
     }
+    examples = 4
 
     def __init__(self, directory: Path) -> None:
         self.url = os.environ[URL]

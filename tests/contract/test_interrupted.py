@@ -35,10 +35,12 @@ from qworker.errors import ResultTimeout
 from qworker.transports.lease import DeadLetter
 from tests.acceptance.sqs_server import Sqs
 from tests.contract.place_mongodb import MongoPlace
+from tests.contract.place_nats import NatsPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 from tests.contract.place_sqs import SQS_OPTIONS
 from tests.servers import new_prefix, require
 from tests.support.disque_server import DisqueServer
+from tests.support.ironmq_server import IronMQ
 from tests.support.waiting import until
 
 pytestmark = [
@@ -151,6 +153,8 @@ STORES = (
     "postgresql",
     "mysql",
     pytest.param("mongodb", marks=pytest.mark.more_brokers),
+    "ironmq",
+    "nats",
     "memory",
     "memcached",
     "filesystem",
@@ -176,8 +180,18 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
             yield shop
         mongo.clear()
         return
+    if kind == "nats":
+        nats = NatsPlace(tmp_path)
+        options = {"stream": nats.layout.stream}
+        with closed(Shop(nats.url, "cache+memory://", broker_transport_options=options)) as shop:
+            yield shop
+        nats.clear()
+        return
     settings: dict[str, Any] = {}
-    if kind == "redis":
+    if kind == "ironmq":
+        server: IronMQ = request.getfixturevalue("ironmq")
+        made = (server.url(f"p{uuid.uuid4().hex}"), "cache+memory://")
+    elif kind == "redis":
         url = require("redis")
         settings = {"broker_transport_options": prefix, "result_backend_transport_options": prefix}
         made = (url, url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,9 @@ from qworker.transports import SCHEMES, broker_urls, open_broker, register
 from qworker.transports.as_kombu.desk import Desk
 from qworker.transports.as_kombu.exchanges import KNOWN_SECONDS, LIFE_SECONDS, Exchanges
 from qworker.transports.as_kombu.options import max_deliveries_of, settings_of, url_of
+from qworker.transports.known_options import KNOWN
+from qworker.transports.redis.layout import layout
+from qworker.transports.redis.url import endpoint
 from qworker.transports.registry import LocalRegistry
 
 register()
@@ -59,15 +63,53 @@ def test_options_are_settings_of_ours_or_of_the_broker() -> None:
         "synchronous": "NORMAL",
         "visibility_timeout": 5,
         "max_retries": 3,
-        "application_name": "shop",
+        "prepare_threshold": 7,
     }
     connection = Connection("qworker+postgresql://host/name", transport_options=options, connect_timeout=7)
     conf = settings_of(connection, "postgresql://host/name")
     assert (conf.worker_lease_seconds, conf.embedded_synchronous) == (30.0, "NORMAL")
     assert conf.broker_connection_timeout == 7.0
-    assert conf.broker_transport_options == {"application_name": "shop"}
+    assert conf.broker_transport_options == {"prepare_threshold": 7}
     conf = settings_of(connection, "redis://host")
     assert conf.broker_transport_options["visibility_timeout"] == 5
+
+
+@pytest.mark.parametrize(
+    ("url", "has"),
+    [
+        (
+            "sqlite:///a.db",
+            "dead_letter_expires, dead_letter_max, lease_seconds, max_deliveries, synchronous",
+        ),
+        ("postgresql://host/name", "max_deliveries, prepare_threshold, synchronous"),
+        ("redis://host/3", "client_name, db, dead_letter_expires"),
+    ],
+)
+def test_an_option_that_nobody_looks_at_is_told_once(
+    url: str, has: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"lease_secs": 30, "max_retries": 3, "visibility_timeout": 5, "max_deliveries": 2}
+    for _ in range(2):
+        settings_of(Connection(f"qworker+{url}", transport_options=options), url)
+    (said,) = caplog.messages
+    scheme = url.partition("://")[0]
+    assert said.startswith(f"broker_transport_options: {scheme}:// does not look at lease_secs; it has ")
+    assert has in said
+
+
+def test_options_of_redis_are_those_that_it_looks_at() -> None:
+    """The table of options says what the code asks for."""
+    asked: set[str] = set()
+
+    class Asked(dict[str, Any]):
+        def get(self, name: str, default: Any = None) -> Any:
+            asked.add(name)
+            return super().get(name, default)
+
+    layout(0, Asked(), {})
+    endpoint("redis://host", options=Asked(db=1))
+    endpoint("sentinel://host:26379", options=Asked(master_name="it", socket_keepalive_options={1: 2}))
+    assert asked == KNOWN["redis"]
 
 
 @pytest.mark.parametrize("given", ["three", -1, 2.5])

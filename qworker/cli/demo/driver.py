@@ -84,7 +84,7 @@ def run(
         screen.say(line)
     screen.say()
     screen.say(f"The same with a timeline: {target}")
-    wrong = _surprises(report)
+    wrong = surprises(report.parts)
     for sentence in wrong:
         screen.say(f"NOT AS EXPECTED: {sentence}")
     return 1 if wrong else 0
@@ -98,7 +98,7 @@ def _show(screen: Screen, directory: Path, children: int) -> Report:
     )
     with _worker(directory, children) as process:
         started = time.time()
-        published = _publish(files, directory, due=started + APPOINTMENT_SECONDS)
+        published = publish(files, directory, due=started + APPOINTMENT_SECONDS)
         count = sum(len(results) for results in published.values())
         screen.say(
             f"Published {count:,} tasks in {(time.time() - started) * 1000:.0f} ms; {len(files):,} are files "
@@ -106,7 +106,7 @@ def _show(screen: Screen, directory: Path, children: int) -> Report:
         )
         metas = _gather(screen, process, published, directory)
         ended = time.time()
-    parts = _parts(published, metas)
+    parts = parts_of(published, metas)
     analysed = next(part for part in parts if part.name == "analyse")
     facts = {
         "version": __version__,
@@ -117,7 +117,7 @@ def _show(screen: Screen, directory: Path, children: int) -> Report:
     return join(parts, analysed.runs, ended - started, facts)
 
 
-def _publish(files: Sequence[Path], directory: Path, due: float) -> Results:
+def publish(files: Sequence[Path], directory: Path, due: float) -> Results:
     """Everything is published at once: the worker decides what runs when."""
     return {
         "appointment": [tasks.appointment.apply_async((due,), eta=datetime.fromtimestamp(due, UTC))],
@@ -158,7 +158,8 @@ def _gather(
     return metas
 
 
-def _parts(published: Results, metas: Mapping[str, Mapping[str, Any]]) -> list[Part]:
+def parts_of(published: Results, metas: Mapping[str, Mapping[str, Any]]) -> list[Part]:
+    """What came of it: metas is what is stored for each of *published*, by task id."""
     parts = []
     for name, title in TITLES.items():
         runs = [_run(name, metas[result.id]) for result in published[name]]
@@ -202,21 +203,22 @@ def _rate(part: Part) -> float:
     return (part.ok - 1) / part.seconds if part.ok > 1 and part.seconds > 0 else 0.0
 
 
-def _surprises(report: Report) -> list[str]:
-    """What a working worker would never show; each a sentence."""
+def surprises(parts: Sequence[Part], late_seconds: float = LATE_SECONDS) -> list[str]:
+    """What a working worker would never show; each a sentence. late_seconds: which an appointment is never
+    late."""
     wrong = []
-    for part in report.parts:
+    for part in parts:
         failed = len(part.runs) - part.ok
         if failed and part.name != "analyse":
             wrong.append(f"{failed} of {len(part.runs)} failed: {part.title}")
-    analysed = report.parts[0]
+    analysed = parts[0]
     if analysed.ok < 0.9 * len(analysed.runs):
         wrong.append(f"only {analysed.ok} of {len(analysed.runs)} modules could be read")
     if not analysed.retried:
         wrong.append("no file was retried, though one is not UTF-8")
-    named = {part.name: part for part in report.parts}
+    named = {part.name: part for part in parts}
     for run in named["appointment"].runs:
-        if run.ok and not 0 <= run.value["late"] < LATE_SECONDS:
+        if run.ok and not 0 <= run.value["late"] < late_seconds:
             wrong.append(f"the appointment began {run.value['late']:.2f} s after its time")
     if _rate(named["notify"]) > 1.5 * tasks.RATE_A_SECOND:
         wrong.append(f"the rate limit of {tasks.RATE_A_SECOND} a second was exceeded")

@@ -53,7 +53,9 @@ class Place(ABC):
     - fixture: the name of a pytest fixture of yours that must be up meanwhile: it may start a server.
     - in_order: whether what came back, or was delayed, comes out in the order of its first arrival.
     - steps: where it does not, the lowest priority of each step that is told apart, the least urgent first.
-    - examples: how many runs test_a_bag_with_leases tries.
+    - examples: how many runs test_a_bag_with_leases tries, and how many batches of hostile settlements are.
+    - results_url: of the result store whose rows the broker stores beside an ack, where that store has a form
+      of its own for them; an object may have its own. Nothing is connected to.
 
     The tests use the queues "q", "r", "a", "b", "c" and "other".
     """
@@ -64,6 +66,7 @@ class Place(ABC):
     in_order: ClassVar[bool] = True
     steps: ClassVar[tuple[int, ...]] = tuple(range(10))
     examples: ClassVar[int] = 80
+    results_url: str = "cache+memory://"
 
     def __init__(self, directory: Path) -> None:
         """directory: a new one for each test. Whoever is given the same one is at the same place: make a

@@ -3,12 +3,14 @@
 Comes from:  ``kombu.Connection(url, transport_options=…)``; Celery's ``broker_url`` and
              ``broker_transport_options``.
 Goes to:     ``open_broker``, as settings of ours.
-Thread:      any; pure.
+Thread:      any; pure, but that it says once of each mistake that it is one.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from kombu.utils.url import parse_url
 
 from qworker.conf.resolved import Settings
 from qworker.errors import ConfigurationError
+from qworker.transports.known_options import without_effect
+
+logger = logging.getLogger(__name__)
 
 SETTINGS = {
     "lease_seconds": "worker_lease_seconds",
@@ -88,9 +93,16 @@ def settings_of(client: Any, url: str) -> Settings:
     values: dict[str, Any] = {
         setting: options.pop(option) for option, setting in SETTINGS.items() if option in options
     }
+    _warn(without_effect(url, options, (*SETTINGS, *OWN)))
     values["broker_transport_options"] = options
     if client.ssl:
         values["broker_use_ssl"] = client.ssl
     if client.connect_timeout:
         values["broker_connection_timeout"] = max(0.1, float(client.connect_timeout))
     return Settings(values, label="broker_transport_options", environ={}, directory=Path(os.devnull))
+
+
+@cache  # a Celery worker opens several connections, and another after each loss
+def _warn(text: str) -> None:
+    if text:
+        logger.warning("%s", text)

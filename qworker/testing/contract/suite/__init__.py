@@ -5,7 +5,7 @@ Goes to:     pytest, which runs each test on each place.
 Thread:      the test's.
 
 Modules, in reading order: ``sending``, ``settling``, ``holding``, ``revoking``, ``hearing``, ``publishing``,
-``administering``, ``presence``, ``peeking``, ``machine``.
+``administering``, ``presence``, ``peeking``, ``machine``, ``hostile``.
 """
 
 from importlib import import_module
@@ -35,6 +35,7 @@ _MODULES = (
     "presence",
     "peeking",
     "machine",
+    "hostile",
 )
 # Before they are imported: only then does pytest show what an assertion of a test compared.
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _MODULES))
@@ -45,5 +46,6 @@ _TESTS = {
     if name.startswith("test_")
 }
 globals().update(_TESTS)
+desk = import_module(f"{__name__}.hostile").desk
 
-__all__ = ["clock", "open_", "other", "place", "pytest_generate_tests", "store", *_TESTS]
+__all__ = ["clock", "desk", "open_", "other", "place", "pytest_generate_tests", "store", *_TESTS]
