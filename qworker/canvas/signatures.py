@@ -11,11 +11,11 @@ module of its own, which KINDS loads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
 
 from qworker import canvas
 from qworker.canvas import stamping
+from qworker.canvas.plain import known_task, plain
 from qworker.conf.absent import SIGNATURE, absent
 from qworker.context import get_current_app
 from qworker.errors import PublishError
@@ -248,7 +248,7 @@ class Signature(dict[str, Any]):
 
     def identified(self) -> Signature:
         """Return a signature whose ids are settled, so that who sends it twice sends the same calls."""
-        return plain(self) if "task_id" in self.options else self.frozen().step
+        return plain(self, Signature) if "task_id" in self.options else self.frozen().step
 
     def freeze(
         self,
@@ -289,23 +289,18 @@ class Signature(dict[str, Any]):
         - joined (bool): something waits for its one value, as a chord does for those of its header.
         - ids: gives a new id each time.
         """
-        task, options = known_task(self), self["options"]
-        dumps = task is not None and task.dumps_arguments
-        copy = (plain(self) if dumps or "link" in options or "link_error" in options else self)._copy()
+        copy = plain(self, Signature)._copy()
         identity = copy["options"].get("task_id")
         if identity is None:
             identity = copy["options"]["task_id"] = id or ids()
-        ignored = options.get("ignore_result")
-        if ignored is None:
-            ignored = task is not None and task.ignore_result
-        result: AsyncResult[Any] = AsyncResult(identity, self._app, ignored=bool(ignored))
+        result: AsyncResult[Any] = AsyncResult(identity, self._app, ignored=self.ignored(self._app))
         return Frozen(copy, result, result)
 
     def ignored(self, app: QWorker | None) -> bool:
         """Tell whether nobody keeps its result, as far as *app* knows."""
         ignored = self["options"].get("ignore_result")
         if ignored is None:
-            task = None if app is None or not app.finalized else app.tasks.get(self["task"])
+            task = known_task(self, app)
             ignored = task is not None and task.ignore_result
         return bool(ignored)
 
@@ -398,47 +393,6 @@ class Signature(dict[str, Any]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return made(dict(self), self._app)
-
-
-def known_task(call: Signature) -> Task[..., Any] | None:
-    """The task of *call*, as far as its app knows it by now."""
-    app = call._app
-    return None if app is None or not app.finalized else app.tasks.get(call["task"])
-
-
-def plain(part: Any) -> Any:
-    """Return *part*, a signature or what workflows have of such, with the arguments as their tasks send them,
-    those of what is linked to it as well: it may be written into a message or a join long before its own is
-    made. Itself, where they are so already."""
-    if isinstance(part, Signature):
-        return _plain_signature(part)
-    if isinstance(part, list | tuple):
-        items: Any = [plain(each) for each in part]
-        return part if all(map(is_, items, part)) else items
-    if type(part) is dict:
-        items = {name: plain(each) for name, each in part.items()}
-        return part if all(map(is_, items.values(), part.values())) else items
-    return part
-
-
-def _plain_signature(call: Signature) -> Signature:
-    args, kwargs, options = call["args"], call["kwargs"], call["options"]
-    if call["subtask_type"] is not None:
-        kwargs = plain(kwargs)
-    elif (task := known_task(call)) is not None:
-        args, kwargs = task.dump_arguments(args, kwargs, options, partial=not call["immutable"])
-    for name in _LINKS:
-        linked = options.get(name)
-        if linked and (made := plain(linked)) is not linked:
-            options = {**options, name: made}
-    if args is call["args"] and kwargs is call["kwargs"] and options is call["options"]:
-        return call
-    changed: Signature = call._copy()
-    changed.update(args=args, kwargs=kwargs, options=options)
-    return changed
-
-
-_LINKS = ("link", "link_error")
 
 
 class _Kinds(Mapping[str, Any]):

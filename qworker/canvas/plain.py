@@ -1,0 +1,55 @@
+"""Plain: workflows with the arguments of their calls as the tasks send them.
+
+Comes from:  signatures whose ids are settled: they may be written into a message or a join long before their
+             own messages are made.
+Goes to:     ``tasks/task.py``, which says how its arguments are sent.
+Thread:      the caller's.
+"""
+
+from __future__ import annotations
+
+from operator import is_
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.canvas.signatures import Signature
+    from qworker.tasks.task import Task
+
+_LINKS = ("link", "link_error")
+
+
+def known_task(call: Signature, app: QWorker | None) -> Task[..., Any] | None:
+    """The task of *call*, as far as *app* knows it by now."""
+    return None if app is None or not app.finalized else app.tasks.get(call["task"])
+
+
+def plain(part: Any, kind: type[Signature]) -> Any:
+    """Return *part*, a signature (of *kind*) or what workflows have of it, with the arguments as their tasks
+    send them, those of what is linked to it as well. Itself, where they are so already."""
+    if isinstance(part, kind):
+        return _plain_signature(part, kind)
+    if isinstance(part, list | tuple):
+        items: Any = [plain(each, kind) for each in part]
+        return part if all(map(is_, items, part)) else items
+    if type(part) is dict:
+        items = {name: plain(each, kind) for name, each in part.items()}
+        return part if all(map(is_, items.values(), part.values())) else items
+    return part
+
+
+def _plain_signature(call: Signature, kind: type[Signature]) -> Signature:
+    args, kwargs, options = call["args"], call["kwargs"], call["options"]
+    if call["subtask_type"] is not None:
+        kwargs = plain(kwargs, kind)
+    elif (task := known_task(call, call._app)) is not None and task.dumps_arguments:
+        args, kwargs = task.dump_arguments(args, kwargs, options, partial=not call["immutable"])
+    for name in _LINKS:
+        linked = options.get(name)
+        if linked and (made := plain(linked, kind)) is not linked:
+            options = {**options, name: made}
+    if args is call["args"] and kwargs is call["kwargs"] and options is call["options"]:
+        return call
+    changed: Signature = call._copy()
+    changed.update(args=args, kwargs=kwargs, options=options)
+    return changed
