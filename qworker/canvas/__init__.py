@@ -4,7 +4,8 @@ Modules, in reading order: ``signatures`` (one call), ``groups`` (calls beside e
 group, and what gets its values), ``chains`` (one call after another), ``mapping`` (one call for many items),
 ``graphs`` (calls of which each may wait for several others), ``stamping`` (headers that calls carry along),
 ``plan`` (what a workflow publishes now, and which joins it opens), ``join_body`` (what follows a join, and
-how it gets the values of the members), ``membership`` (of which joins a call is a part).
+how it gets the values of the members), ``membership`` (of which joins a call is a part), ``plain``
+(arguments as the tasks send them).
 """
 
 from __future__ import annotations
