@@ -12,6 +12,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -127,9 +128,16 @@ def counter(cell: Cell) -> Callable[[str], int]:
         key = KEYS[cell.peer.package]
         return lambda queue: int(client.llen(key.format(queue)))
     if group == "embedded":
-        file = sqlite3.connect(f"file:{cell.directory / 'qworker.db'}?mode=ro", uri=True)
+        path = cell.directory / "qworker.db"
         statement = "SELECT count(*) FROM message WHERE queue = ?"
-        return lambda queue: int(file.execute(statement, (queue,)).fetchone()[0])
+
+        def count(queue: str) -> int:
+            if not path.exists():  # nothing was sent yet
+                return 0
+            with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
+                return int(file.execute(statement, (queue,)).fetchone()[0])
+
+        return count
     cursor = own_database.connect(own_database.url(group)).cursor()
     statement = "SELECT count(*) FROM qworker_message WHERE queue = %s"
 

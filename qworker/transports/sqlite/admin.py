@@ -67,8 +67,8 @@ class SQLiteAdmin(Admin):
     def next_due(self, queues: Sequence[str]) -> float | None:
         marks = ",".join("?" * len(queues))
         statement = f"SELECT min(due) FROM message WHERE state = {DELAYED} AND queue IN ({marks})"
-        due = self._handle.read(statement, tuple(queues))[0][0]
-        return due if isinstance(due, float | int) else None
+        rows = self._handle.read(statement, tuple(queues))  # none where there is no file yet
+        return rows[0][0] if rows else None
 
     def queues(self) -> list[QueueInfo]:
         rows = self._handle.read(QUEUES)

@@ -202,6 +202,14 @@ def test_a_closed_store_opens_again_when_used(store: Broker) -> None:
     assert names(take(store)) == ["a"]
 
 
+def test_where_nothing_was_ever_sent_nothing_is_found(open_: Open) -> None:
+    admin = open_().admin
+    assert admin.queues() == []
+    assert admin.next_due(["q"]) is None
+    assert admin.dead() == []
+    assert [(info.ready, info.delayed, info.leased) for info in admin.depths(["q"])] == [(0, 0, 0)]
+
+
 def test_a_closed_store_leaves_nothing_open(open_: Open) -> None:
     """A process may open and close as many as it likes, as one that is asked by many threads does."""
 
