@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from qworker.canvas.signatures import Signature
     from qworker.tasks.task import Task
 
-_LINKS = ("link", "link_error")
+_LINKS = frozenset(["link", "link_error"])
+MOST_NESTED = 200
+"""How deep a signature may be linked to others, or stand in them: JSON that is deeper is refused."""
 
 
 def known_task(call: Signature, app: QWorker | None) -> Task[..., Any] | None:
@@ -24,29 +26,42 @@ def known_task(call: Signature, app: QWorker | None) -> Task[..., Any] | None:
     return None if app is None or not app.finalized else app.tasks.get(call["task"])
 
 
-def plain(part: Any, kind: type[Signature]) -> Any:
+def sendable(call: Signature, task: Task[..., Any] | None, kind: type[Signature]) -> Signature:
+    """What plain() returns of *call*, which calls *task*; None where that is not known. Most have nothing
+    that could be another, which is told here at once."""
+    nothing = (task is None or not task.dumps_arguments) and _LINKS.isdisjoint(call["options"])
+    return call if nothing else _plain_signature(call, kind, 0)
+
+
+def plain(part: Any, kind: type[Signature], depth: int = 0) -> Any:
     """Return *part*, a signature (of *kind*) or what workflows have of it, with the arguments as their tasks
-    send them, those of what is linked to it as well. Itself, where they are so already."""
+    send them, those of what is linked to it as well. Itself, where they are so already.
+
+    depth: how deep it stands in others. What is deeper than MOST_NESTED is left as it is: who writes it
+    refuses it, and a dict that came in a message has nothing that is not plain.
+    """
+    if depth > MOST_NESTED:
+        return part
     if isinstance(part, kind):
-        return _plain_signature(part, kind)
+        return _plain_signature(part, kind, depth)
     if isinstance(part, list | tuple):
-        items: Any = [plain(each, kind) for each in part]
+        items: Any = [plain(each, kind, depth) for each in part]
         return part if all(map(is_, items, part)) else items
     if type(part) is dict:
-        items = {name: plain(each, kind) for name, each in part.items()}
+        items = {name: plain(each, kind, depth + 1) for name, each in part.items()}
         return part if all(map(is_, items.values(), part.values())) else items
     return part
 
 
-def _plain_signature(call: Signature, kind: type[Signature]) -> Signature:
+def _plain_signature(call: Signature, kind: type[Signature], depth: int) -> Signature:
     args, kwargs, options = call["args"], call["kwargs"], call["options"]
     if call["subtask_type"] is not None:
-        kwargs = plain(kwargs, kind)
+        kwargs = plain(kwargs, kind, depth)
     elif (task := known_task(call, call._app)) is not None and task.dumps_arguments:
         args, kwargs = task.dump_arguments(args, kwargs, options, partial=not call["immutable"])
     for name in _LINKS:
         linked = options.get(name)
-        if linked and (made := plain(linked, kind)) is not linked:
+        if linked and (made := plain(linked, kind, depth + 1)) is not linked:
             options = {**options, name: made}
     if args is call["args"] and kwargs is call["kwargs"] and options is call["options"]:
         return call
