@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from qworker.canvas.signatures import Signature
     from qworker.tasks.task import Task
 
-_LINKS = ("link", "link_error")
-_DEEPEST = 300
-"""Containers in containers: deeper than any workflow that is sent, and shallow enough for the stack."""
+_LINKS = frozenset(["link", "link_error"])
+MOST_NESTED = 200
+"""How deep a signature may be linked to others, or stand in them: JSON that is deeper is refused."""
 
 
 def known_task(call: Signature, app: QWorker | None) -> Task[..., Any] | None:
@@ -26,22 +26,29 @@ def known_task(call: Signature, app: QWorker | None) -> Task[..., Any] | None:
     return None if app is None or not app.finalized else app.tasks.get(call["task"])
 
 
+def sendable(call: Signature, task: Task[..., Any] | None, kind: type[Signature]) -> Signature:
+    """What plain() returns of *call*, which calls *task*; None where that is not known. Most have nothing
+    that could be another, which is told here at once."""
+    nothing = (task is None or not task.dumps_arguments) and _LINKS.isdisjoint(call["options"])
+    return call if nothing else _plain_signature(call, kind, 0)
+
+
 def plain(part: Any, kind: type[Signature], depth: int = 0) -> Any:
     """Return *part*, a signature (of *kind*) or what workflows have of it, with the arguments as their tasks
     send them, those of what is linked to it as well. Itself, where they are so already.
 
-    What lies too deep (from *depth*) is left as it is: who checks the workflow refuses that.
+    depth: how deep it stands in others. What is deeper than MOST_NESTED is left as it is: who writes it
+    refuses it, and a dict that came in a message has nothing that is not plain.
     """
-    inside = depth + 1
-    if inside > _DEEPEST:
+    if depth > MOST_NESTED:
         return part
     if isinstance(part, kind):
-        return _plain_signature(part, kind, inside)
+        return _plain_signature(part, kind, depth)
     if isinstance(part, list | tuple):
-        items: Any = [plain(each, kind, inside) for each in part]
+        items: Any = [plain(each, kind, depth) for each in part]
         return part if all(map(is_, items, part)) else items
     if type(part) is dict:
-        items = {name: plain(each, kind, inside) for name, each in part.items()}
+        items = {name: plain(each, kind, depth + 1) for name, each in part.items()}
         return part if all(map(is_, items.values(), part.values())) else items
     return part
 
@@ -54,7 +61,7 @@ def _plain_signature(call: Signature, kind: type[Signature], depth: int) -> Sign
         args, kwargs = task.dump_arguments(args, kwargs, options, partial=not call["immutable"])
     for name in _LINKS:
         linked = options.get(name)
-        if linked and (made := plain(linked, kind, depth)) is not linked:
+        if linked and (made := plain(linked, kind, depth + 1)) is not linked:
             options = {**options, name: made}
     if args is call["args"] and kwargs is call["kwargs"] and options is call["options"]:
         return call

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
 
 from qworker import canvas
 from qworker.canvas import stamping
-from qworker.canvas.plain import known_task, plain
+from qworker.canvas.plain import known_task, plain, sendable
 from qworker.conf.absent import SIGNATURE, absent
 from qworker.context import get_current_app
 from qworker.errors import PublishError
@@ -289,20 +289,17 @@ class Signature(dict[str, Any]):
         - joined (bool): something waits for its one value, as a chord does for those of its header.
         - ids: gives a new id each time.
         """
-        copy = plain(self, Signature)._copy()
+        task = known_task(self, self._app)
+        copy = sendable(self, task, Signature)._copy()
         identity = copy["options"].get("task_id")
         if identity is None:
             identity = copy["options"]["task_id"] = id or ids()
-        result: AsyncResult[Any] = AsyncResult(identity, self._app, ignored=self.ignored(self._app))
+        result: AsyncResult[Any] = AsyncResult(identity, self._app, ignored=is_ignored(self, task))
         return Frozen(copy, result, result)
 
     def ignored(self, app: QWorker | None) -> bool:
         """Tell whether nobody keeps its result, as far as *app* knows."""
-        ignored = self["options"].get("ignore_result")
-        if ignored is None:
-            task = known_task(self, app)
-            ignored = task is not None and task.ignore_result
-        return bool(ignored)
+        return is_ignored(self, known_task(self, app))
 
     def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
         """Make the call, with *args* before its own and *kwargs* over its own."""
@@ -393,6 +390,12 @@ class Signature(dict[str, Any]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return made(dict(self), self._app)
+
+
+def is_ignored(call: Signature, task: Task[..., Any] | None) -> bool:
+    """Tell whether nobody keeps the result of *call*, which calls *task*; None where that is not known."""
+    ignored = call["options"].get("ignore_result")
+    return bool(task is not None and task.ignore_result if ignored is None else ignored)
 
 
 class _Kinds(Mapping[str, Any]):

@@ -211,7 +211,7 @@ class Forms:
         """Of one kind and None. Of others nobody can tell what a value was."""
         others = [member for member in members if member is not types.NoneType]
         form = self.of(others[0])
-        if len(others) > 1 or form is ANYTHING:
+        if len(others) > 1 or form is ANYTHING or _has_none(others[0]):
             return ANYTHING
         return Form(
             f"{form.name} or None",
@@ -485,6 +485,15 @@ def _has_a_codec(kind: type) -> bool:
     with kombu."""
     registered = getattr(sys.modules.get("kombu.utils.json"), "_encoders", ())
     return hasattr(kind, "__json__") or any(issubclass(kind, each) for each in registered)
+
+
+def _has_none(annotation: Any) -> bool:
+    """Whether None is the value of one of its members."""
+    return (
+        isinstance(annotation, type)
+        and issubclass(annotation, Enum)
+        and any(member.value is None for member in annotation)
+    )
 
 
 def _fields(kind: Any) -> list[dataclasses.Field[Any]]:

@@ -17,7 +17,7 @@ from uuid import UUID
 import pydantic
 import pytest
 
-from qworker import Middleware, QWorker, Task, chain, chord, group
+from qworker import Middleware, QWorker, Task, chain, chord, graph, group
 from qworker.context import Context, pop, push
 from qworker.errors import EncodeError, InvalidValue
 from qworker.message.protocol import Body
@@ -386,6 +386,7 @@ LINKS = {
     "of a link": lambda a, fail, c: linked(a.s(1), linked(a.s(), c)),
     "a chain": lambda a, fail, c: linked(a.s(1), chain(a.s(), c)),
     "a chain, of a step": lambda a, fail, c: chain(a.s(1), linked(a.s(), chain(a.s(), c))),
+    "a graph, of a step": lambda a, fail, c: chain(a.s(1), linked(a.s(), graph({"a": a.si(1), "c": c}))),
     "of a group": lambda a, fail, c: linked(group(a.s(1), a.s(2)), c),
     "of a body": lambda a, fail, c: chord([a.s(1)], linked(a.s(), c)),
     "errback of a step": lambda a, fail, c: chain(a.s(1), linked(fail.s(), c, "link_error")),
