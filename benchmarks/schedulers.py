@@ -132,10 +132,11 @@ def counter(cell: Cell) -> Callable[[str], int]:
         statement = "SELECT count(*) FROM message WHERE queue = ?"
 
         def count(queue: str) -> int:
-            if not path.exists():  # nothing was sent yet
+            try:
+                with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
+                    return int(file.execute(statement, (queue,)).fetchone()[0])
+            except sqlite3.OperationalError:  # there is no file, or no table in it: nothing was sent yet
                 return 0
-            with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
-                return int(file.execute(statement, (queue,)).fetchone()[0])
 
         return count
     cursor = own_database.connect(own_database.url(group)).cursor()

@@ -130,6 +130,8 @@ def test_the_connection_knows_its_transport(connect: Connect, url: str, tmp_path
         assert connection.as_uri() == url
         assert connection.supports_exchange_type("fanout")
         assert connection.info()["transport"] == "sqlite"
+        assert not (tmp_path / "queue.db").exists()
+        publish(connection, "the first")
         assert (tmp_path / "queue.db").exists()
     connection.release()
     connection.release()
@@ -147,7 +149,7 @@ def test_a_relative_path_is_beside_the_project(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     for url, path in (("sqlite:///a.db", "a.db"), ("sqlite://", ".qworker/qworker.db")):
         with Connection(url) as connection:
-            connection.connect()
+            publish(connection, "the first")
             assert (tmp_path / path).exists()
 
 
