@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 EVERY_SECONDS = 5.0
 """How often a worker announces itself, which is more seldom than a server minds."""
+QUIET_SECONDS = 60.0
+"""For how long it does not after that has failed: a server that takes no messages, as in a memory alarm,
+keeps the listener waiting each time."""
 LOOK_BACK = "60s"
 """From when on the stream is read."""
 PREFETCH = 500
@@ -53,14 +56,14 @@ class Announcement:
         self._server = server
         self._publisher = publisher
         self._record: dict[str, Any] | None = None
-        self._due = 0.0
+        self._due = self._quiet_until = 0.0
         self.text = ""
         """What the worker has told last; it goes along with the next announcement."""
 
     def open(self, link: Link, name: str, queues: Sequence[str], concurrency: int) -> None:
         """Announce the worker, which lives as long as *link* does."""
         own = f"qworker.worker.{task_id()}"
-        self._record = None
+        self._record, self._quiet_until = None, 0.0
         try:
             if self._server.queues.look(link, WORKERS) is None:
                 self._server.queues.declare(link, WORKERS)
@@ -81,12 +84,14 @@ class Announcement:
         self.tell()
 
     def tell(self) -> None:
-        """Announce it anew. Never raises: it will be told the next time."""
-        self._due = time.monotonic() + EVERY_SECONDS
-        if self._record is not None:
+        """Announce it anew. Never raises: it will be told another time."""
+        now = time.monotonic()
+        self._due = now + EVERY_SECONDS
+        if self._record is not None and now >= self._quiet_until:
             try:
                 _send(self._publisher, self._server, {**self._record, "told": self.text})
             except QWorkerError as error:
+                self._quiet_until = time.monotonic() + QUIET_SECONDS
                 logger.debug("this worker could not be announced: %s", error)
 
     def tell_in_time(self) -> None:
