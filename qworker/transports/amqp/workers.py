@@ -37,8 +37,8 @@ EVERY_SECONDS = 5.0
 QUIET_SECONDS = 60.0
 """For how long it does not after that has failed: a server that takes no messages, as in a memory alarm,
 keeps the listener waiting each time."""
-LOOK_BACK = "60s"
-"""From when on the stream is read."""
+LOOK_BACK = "180s"
+"""From when on the stream is read: longer than any worker is quiet."""
 PREFETCH = 500
 
 
