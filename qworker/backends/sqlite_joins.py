@@ -157,10 +157,8 @@ class SQLiteJoins(Joins):
         return self._write(lambda connection: int(connection.execute(HOLD, values).fetchone()[0]))
 
     def count(self) -> int:
-        ((count,),) = as_backend_error(
-            lambda: self._handle.read("SELECT count(*) FROM joins WHERE remaining >= 0")
-        )
-        return int(count)
+        rows = as_backend_error(lambda: self._handle.read("SELECT count(*) FROM joins WHERE remaining >= 0"))
+        return int(rows[0][0]) if rows else 0  # there is no file yet
 
 
 def _claimed(connection: sqlite3.Connection, order: dict[str, Any]) -> Finished:

@@ -107,7 +107,9 @@ def listed(server: Server, publisher: Publisher) -> list[Presence]:
         if server.queues.look(link, WORKERS) is None:
             return []
         announced = _announced(link, server, publisher)
-        return [worker for queue, worker in announced.items() if _is_there(link, server.queues, queue)]
+        # Who has no room for tasks is none, but a tool that moves messages.
+        workers = {queue: worker for queue, worker in announced.items() if worker.concurrency > 0}
+        return [worker for queue, worker in workers.items() if _is_there(link, server.queues, queue)]
     except ChannelError as error:
         raise BrokerUnavailable(
             f"RabbitMQ at {link.address.shown} does not show its workers: {error}"
