@@ -157,9 +157,7 @@ class SQLiteJoins(Joins):
         return self._write(lambda connection: int(connection.execute(HOLD, values).fetchone()[0]))
 
     def count(self) -> int:
-        rows = as_backend_error(
-            lambda: self._handle.read("SELECT count(*) FROM joins WHERE remaining >= 0")
-        )
+        rows = as_backend_error(lambda: self._handle.read("SELECT count(*) FROM joins WHERE remaining >= 0"))
         return int(rows[0][0]) if rows else 0  # there is no file yet
 
 

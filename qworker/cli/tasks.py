@@ -8,7 +8,7 @@ Thread:      main.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import cast
 
 import click
@@ -16,6 +16,7 @@ import click
 from qworker.cli.options import QUEUE_NAMES, app_option, json_option, nothing_there, open_app, open_sent
 from qworker.cli.output import age, cut, table
 from qworker.cli.watching import Picture, show, watch_options
+from qworker.conf import mask_urls
 from qworker.control.looking import STATES, State, TaskSeen, peek
 
 LONGEST_ARGUMENTS = 40
@@ -50,6 +51,7 @@ def tasks(
     a worker that has not begun it. "attempt" counts runs, also those that ended by a retry or a death.
     """
     application = (open_app if watch else open_sent)(app, tasks=False).app
+    broker = application.broker
     chosen = cast("tuple[State, ...]", states or STATES)
 
     def look() -> Picture:
@@ -57,11 +59,24 @@ def tasks(
             return Picture([told], [])
         found = peek(application, queues, states=chosen, limit=limit)
         value = [task._asdict() for task in found]
+        if told := _unseen(broker.lacks, broker.url, chosen):
+            shown = lines(found, limit, application.clock.now()) if found else ["No task is running."]
+            return Picture([*shown, "", told], value)
         if not found:
             return Picture(["There are no such tasks." if queues or states else "There are no tasks."], value)
         return Picture(lines(found, limit, application.clock.now()), value)
 
     show(look, as_json, watch, every)
+
+
+def _unseen(lacks: Collection[str], url: str, states: Collection[State]) -> str:
+    """What is not shown where the broker shows no message, and workers tell what they run; "" for nothing."""
+    if "peek" not in lacks or states == ("running",):
+        return ""
+    return (
+        f"{mask_urls(url)} shows no message without giving it out: what waits is not here. `qworker queues` "
+        "says how many there are."
+    )
 
 
 def lines(found: Sequence[TaskSeen], limit: int, now: float) -> list[str]:

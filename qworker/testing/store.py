@@ -340,6 +340,7 @@ class MemoryStore(Undivided):
                     owner.presence, Presence(owner.name, 0, owner.queues, owner.concurrency, owner.started)
                 )
                 for owner in memory.owners.values()
+                if owner.concurrency > 0
             ]
 
     def close(self) -> None:

@@ -169,7 +169,7 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         "machine; quorum queues also count every return",
         note="The server ends a consumer that holds a message for longer than its `consumer_timeout` (30 "
         "min): raise it for longer tasks.",
-        lacks=frozenset({DELIVERY_COUNT, WORKERS, RESULTS, COUNTS, WHOLE_PUSH, PEEK}),
+        lacks=frozenset({DELIVERY_COUNT, RESULTS, COUNTS, WHOLE_PUSH, PEEK}),
         in_part={DELIVERY_COUNT: "of processes, and of workers on the same machine"},
     ),
     Capabilities(

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from qworker.cli import tasks as tasks_command
 from qworker.cli import workers as workers_command
 from qworker.cli.discovery import find_app
 from qworker.control.looking import TaskSeen
+from qworker.transports.amqp.queues import OURS
 from qworker.transports.presence import Presence, RunningTask
+from tests.servers import require
 
 SCREENS = Path(__file__).parent / "screens"
 NOW = 1_000_000.0
@@ -168,3 +171,30 @@ def test_ctrl_c_ends_a_watch_in_a_terminal(tasks, environment, command):
     assert os.waitstatus_to_exitcode(status) == 0
     assert b"\x1b[H\x1b[J" in seen
     assert b"Traceback" not in seen
+
+
+def test_where_messages_cannot_be_looked_at_what_runs_is_shown(project, run):
+    url, prefix = require("rabbitmq"), f"test.{uuid.uuid4().hex[:12]}."
+    settings = f"broker={url!r}, broker_transport_options={{'queue_name_prefix': {prefix!r}}}"
+    project(**{"tasks.py": f"from qworker import QWorker\napp = QWorker('tasks', {settings})\n"})
+    broker = find_app("tasks").app.broker
+    try:
+        assert run("tasks").stdout.splitlines()[0] == "No task is running."
+        running = {"id": "5c0e", "name": "shop.invoice", "started": NOW, "queue": "celery"}
+        broker.consumer.present(json.dumps({"running": [running], "busy": 1}))
+        broker.consumer.register("w@far", ["celery"], 1)
+        _, row, _, told = run("tasks").stdout.splitlines()
+        assert row.split()[:3] == ["running", "shop.invoice", "5c0e"]
+        assert "`qworker queues` says how many there are" in told
+        (found,) = json.loads(run("tasks", "--json").stdout)
+        assert (found["id"], found["worker"]) == ("5c0e", "w@far")
+        assert "`qworker queues`" not in run("tasks", "--state", "running").stdout
+        assert "ok: w@far consumes from amqp://" in run("health").stdout
+        broker.consumer.deregister()
+        assert run("workers").stdout.startswith("No worker is running on amqp://")
+    finally:
+        broker.consumer.deregister()
+        link = broker.server.connect()
+        for queue in ("celery", *OURS):
+            link.call(link.channel().queue_delete, prefix + queue)
+        link.close()

@@ -229,8 +229,7 @@ def test_doctor_tells_once_that_a_server_is_away(project, run):
 
 
 def test_doctor_on_a_broker_that_does_not_tell_who_works(project, run):
-    url = require("rabbitmq")
-    project(**{"tasks.py": TASKS.format(settings=f"broker={url!r}, backend='disabled://'", options="")})
+    project(**{"tasks.py": TASKS.format(settings="broker='memory://', backend='disabled://'", options="")})
     result = run("doctor", "--json")
     findings = [found["what"] for found in json.loads(result.stdout)]
     assert "this broker does not tell which workers there are" in findings

@@ -21,7 +21,7 @@ from qworker.transports.amqp.broker import AMQPBroker
 from qworker.transports.amqp.consumer import AMQPConsumer
 from qworker.transports.amqp.inbox import MOST
 from qworker.transports.amqp.link import Link, address_of
-from qworker.transports.amqp.queues import DEAD, REVOKED, Queues
+from qworker.transports.amqp.queues import OURS, Queues
 from qworker.transports.lease import Broker, Claim, Leased, Revocation
 from tests.servers import require
 
@@ -123,7 +123,7 @@ class AMQPPlace(Place):
         link = Link(address_of(self.url), 5.0)
         try:
             channel = link.channel()
-            for queue in (*"qrabc", DEAD, REVOKED):
+            for queue in (*"qrabc", *OURS):
                 link.call(channel.queue_delete, self.queues.prefix + queue)
         finally:
             link.close()

@@ -74,6 +74,10 @@ def sent(broker: Broker) -> int:
     return broker.admin.depths([QUEUE])[0].ready
 
 
+def test_where_none_was_ever_opened_there_are_none(joins: Joins) -> None:
+    assert (joins.count(), joins.claim(10, SECONDS)) == (0, [])
+
+
 # -- parts --
 
 

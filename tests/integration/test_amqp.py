@@ -25,7 +25,7 @@ from qworker.transports.amqp.consumer import GATHER_SECONDS
 from qworker.transports.amqp.link import Link, address_of
 from qworker.transports.amqp.outgoing import outgoing
 from qworker.transports.amqp.publisher import PORTION, Publisher
-from qworker.transports.amqp.queues import DEAD, REVOKED, Queues
+from qworker.transports.amqp.queues import OURS, Queues
 from qworker.transports.amqp.server import Server
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Leased, Release
 from tests.servers import require
@@ -45,7 +45,7 @@ def prefix() -> Iterator[str]:
     yield prefix
     link = Link(address_of(url), 5.0)
     channel = link.channel()
-    for queue in ("q", "r", "s", DEAD, REVOKED):
+    for queue in ("q", "r", "s", *OURS):
         link.call(channel.queue_delete, prefix + queue)
     link.close()
 

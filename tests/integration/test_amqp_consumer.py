@@ -18,7 +18,7 @@ import pytest
 from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
 from qworker.transports.amqp.broker import AMQPBroker
 from qworker.transports.amqp.link import Link, address_of
-from qworker.transports.amqp.queues import DEAD, REVOKED, Queues
+from qworker.transports.amqp.queues import OURS, Queues
 from qworker.transports.lease import Ack, DeadLetter, Leased, Release, Settlement
 from tests.acceptance.proxy import Proxy
 from tests.servers import require
@@ -40,7 +40,7 @@ def prefix() -> Iterator[str]:
     yield prefix
     link = Link(address_of(url), 5.0)
     channel = link.channel()
-    for queue in ("q", "r", DEAD, REVOKED):
+    for queue in ("q", "r", *OURS):
         link.call(channel.queue_delete, prefix + queue)
     link.close()
 
@@ -366,3 +366,26 @@ def test_dead_letters_for_longer_than_the_server_can_be_told(open_: Open) -> Non
     assert len(store.admin.dead()) == 1
     assert store.consumer.sweep(4000 * 86400.0, 10) == 0
     assert len(store.admin.dead()) == 1
+
+
+def test_who_cannot_be_announced_waits_before_it_tries_again(open_: Open) -> None:
+    """A server that takes no messages keeps the listener waiting for each."""
+    store = open_()
+    store.consumer.register("w@test", ["q"], 1)
+    publisher, sent = store._publisher, []
+
+    def send(messages: Any, timeout: float) -> None:
+        sent.extend(messages)
+        raise BrokerUnavailable("a memory alarm")
+
+    usual, publisher.send = publisher.send, send  # type: ignore[method-assign]
+    try:
+        for _ in range(3):
+            store.consumer.extend()
+        assert len(sent) == 1
+        publisher.send = usual  # type: ignore[method-assign]
+        store.consumer.present(json.dumps({"waiting": 7}))
+        store.consumer.register("w@test", ["q"], 1)  # over another connection it tells at once
+        assert [worker.waiting for worker in store.admin.workers()] == [7]
+    finally:
+        publisher.send = usual  # type: ignore[method-assign]

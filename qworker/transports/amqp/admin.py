@@ -14,8 +14,9 @@ from qworker.naming import task_id
 from qworker.transports.amqp.consumer import AMQPConsumer
 from qworker.transports.amqp.dead_letters import all_dead_letters, dead_lettered, sent_back
 from qworker.transports.amqp.publisher import Publisher
-from qworker.transports.amqp.queues import DEAD, REVOKED
+from qworker.transports.amqp.queues import OURS
 from qworker.transports.amqp.server import Server
+from qworker.transports.amqp.workers import listed
 from qworker.transports.lease import Admin, Dead, QueueInfo
 from qworker.transports.presence import Presence
 
@@ -31,7 +32,7 @@ class AMQPAdmin(Admin):
         self._consumer = consumer
 
     def queues(self) -> list[QueueInfo]:
-        names = {*self._queues.known(), *self._consumer.queues, *self._publisher.targets()} - {DEAD, REVOKED}
+        names = {*self._queues.known(), *self._consumer.queues, *self._publisher.targets()} - OURS
         ready = {info.queue: info.ready for info in self.depths(list(names))}
         dead = Counter(letter.queue for letter in self.dead(None, 2**31))
         found = [QueueInfo(name, ready.get(name, 0), dead=dead[name]) for name in {*ready, *dead}]
@@ -83,5 +84,4 @@ class AMQPAdmin(Admin):
         self._publisher.send(messages, self._server.timeout)
 
     def workers(self) -> list[Presence]:
-        """Always []: RabbitMQ does not tell (it lacks WORKERS)."""
-        return []
+        return sorted(listed(self._server, self._publisher), key=lambda worker: worker.name)

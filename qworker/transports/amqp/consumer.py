@@ -34,6 +34,7 @@ from qworker.transports.amqp.republishing import Republishing
 from qworker.transports.amqp.revocations import RevokedStream
 from qworker.transports.amqp.server import Server
 from qworker.transports.amqp.subscription import Subscription
+from qworker.transports.amqp.workers import Announcement
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import (
     Ack,
@@ -67,6 +68,7 @@ class AMQPConsumer(Consumer):
         self._sweeper = Sweeper(server)
         self._wakeup = WakeupPipe()
         self._revoked = RevokedStream(server, publisher)
+        self._announcement = Announcement(server, publisher)
         self.queues: tuple[str, ...] = ()
         """Those that were registered for last; any thread may read it."""
         self._start_over()
@@ -87,6 +89,7 @@ class AMQPConsumer(Consumer):
         self._files.let_go()
         self._wakeup.close()
         self._revoked = RevokedStream(self._server, self._publisher)
+        self._announcement = Announcement(self._server, self._publisher)
         self._start_over()
 
     @contextmanager
@@ -124,6 +127,7 @@ class AMQPConsumer(Consumer):
         try:
             subscription = Subscription(self._server, link, self.queues, inbox, self._revoked)
             self._revoked.open(link)
+            self._announcement.open(link, name, self.queues, concurrency)
         except ChannelError as error:
             link.drop()
             raise BrokerUnavailable(f"RabbitMQ at {link.address.shown}: {error}") from error
@@ -161,12 +165,17 @@ class AMQPConsumer(Consumer):
     def extend(self) -> None:
         with self._held() as subscription:
             subscription.link.tick()
+            self._announcement.tell()
+
+    def present(self, text: str) -> None:
+        self._announcement.text = text
 
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         """The server gives back what the dead held; here the own connection is looked after."""
         with self._held() as subscription:
             subscription.read()
             subscription.link.tick()
+            self._announcement.tell_in_time()
             self._finished.alive()
             inbox = subscription.inbox
             if inbox.prefetch.relax(time.monotonic(), inbox.waiting):

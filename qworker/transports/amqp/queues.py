@@ -22,6 +22,11 @@ from qworker.transports.amqp.link import Link
 
 DEAD = "qworker.dead"
 REVOKED = "qworker.revoked"
+WORKERS = "qworker.workers"
+OURS = frozenset({DEAD, REVOKED, WORKERS})
+"""Queues of no tasks."""
+WORKERS_SECONDS = 600
+"""So long the stream of workers keeps at least what they tell."""
 LONGEST_TIME = 3650 * 86400 * 1000
 """Milliseconds: RabbitMQ refuses queues whose messages are to live for longer."""
 
@@ -53,6 +58,12 @@ class Queues:
             return {
                 "x-queue-type": "stream",
                 "x-max-age": f"{max(1, int(self.revoke_expires))}s",
+                "x-stream-max-segment-size-bytes": 1_000_000,
+            }
+        if queue == WORKERS:
+            return {
+                "x-queue-type": "stream",
+                "x-max-age": f"{WORKERS_SECONDS}s",
                 "x-stream-max-segment-size-bytes": 1_000_000,
             }
         options = self.declared.get(queue, {})
@@ -104,7 +115,7 @@ class Queues:
 
     def _bind_to_delays(self, link: Link, queue: str) -> None:
         """Have what waits for *queue*, which was just made, come here: it was deleted while that waited."""
-        if queue in (DEAD, REVOKED):
+        if queue in OURS:
             return
         channel = link.channel()
         try:

@@ -40,6 +40,15 @@ def test_live_workers_are_listed(open_: Open, store: Broker, clock: FakeClock, o
     assert watching.admin.workers() == []
 
 
+@asks(WORKERS)
+def test_who_runs_no_tasks_is_no_worker(open_: Open) -> None:
+    """As who moves messages to another broker."""
+    mover = open_()
+    mover.consumer.register("mover@test", ["q"], 0)
+    assert open_().admin.workers() == []
+    mover.consumer.deregister()
+
+
 def presences(store: Broker) -> dict[str, tuple[int, str, str]]:
     """Name → waiting, host, version of all live workers that are to be seen."""
     return {worker.name: (worker.waiting, worker.host, worker.version) for worker in store.admin.workers()}
