@@ -72,7 +72,11 @@ class TaskSettings:
         "How often and after which pauses (seconds); keys that are left out keep their default.",
     )
     task_publish_timeout: float = declare(
-        kinds.DURATION, 10.0, "One deadline for publishing, all tries included.", minimum=0.01
+        kinds.DURATION,
+        10.0,
+        "One deadline for publishing, all tries included. Where very many at once go in portions it is for "
+        "each of them.",
+        minimum=0.01,
     )
     task_send_sent_event: bool = declare(kinds.BOOLEAN, False, "No effect: there are no events yet.")
     canvas_format: str = declare(

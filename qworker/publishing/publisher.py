@@ -392,23 +392,23 @@ class Publisher:
             let_pass(error)
             if not (conf.task_publish_retry if retry is None else retry):
                 raise
-            retries = RetryPolicy.from_mapping({**conf.task_publish_retry_policy, **(policy or {})})
-            if not retries.allows(0):
-                raise
+            failure = error
+        retries = RetryPolicy.from_mapping({**conf.task_publish_retry_policy, **(policy or {})})
         attempt = 0
-        while True:
+        while retries.allows(attempt):
             pause = retries.delay(attempt, random.random)
             left = deadline - clock.monotonic() - pause
-            final = left <= 0 or not retries.allows(attempt + 1)
-            clock.sleep(max(0.0, min(pause, deadline - clock.monotonic())))
+            if left <= 0:
+                break
+            clock.sleep(pause)
             try:
-                deferred(push, envelopes, max(left, 0.05))
+                deferred(push, envelopes, left)
                 return
             except BrokerUnavailable as error:
                 let_pass(error)
-                if final:
-                    raise
+                failure = error
             attempt += 1
+        raise failure
 
     def _check_size(self, size: int, name: str) -> None:
         limit = self.app.conf.message_max_bytes

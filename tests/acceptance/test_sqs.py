@@ -18,7 +18,9 @@ from tests.acceptance.invariants import check
 from tests.acceptance.ledger import STARTED
 from tests.acceptance.sqs_server import REGION, Sqs
 from tests.acceptance.together import repeated
+from tests.support.sqs_faults import SqsFaults
 
+CALLS = ("SendMessageBatch", "ReceiveMessage", "DeleteMessageBatch", "ChangeMessageVisibilityBatch")
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
 
@@ -132,3 +134,28 @@ def test_the_broker_was_away_and_has_forgotten_all(remote: RemoteSite, server: S
     remote.ended(remote.send("work", 2))
     remote.drained()
     worker.stop()
+
+
+def test_a_bad_day(server: Sqs, tmp_path: Path) -> None:
+    """Throttled, and answered by half and by others: all of it is tried again, and nothing is lost."""
+    server.reset()
+    settings = {
+        "broker_transport_options": Options(region=REGION, visibility_timeout=6, wait_time_seconds=1),
+        "worker_lease_seconds": 3.0,
+    }
+    with (
+        closing(SqsFaults(server.endpoint)) as faults,
+        RemoteSite(tmp_path, faults.url, server.url, **settings) as site,
+    ):
+        worker = site.start()
+        for number, fault in enumerate(("throttled", "503", "drop", "nonsense", "half")):
+            for operation in CALLS:
+                faults.fail(operation, fault, times=3)
+            site.send_many("work", [(number,) for number in range(30)])
+            site.ended(site.send("work", number))
+        faults.heal()
+        site.drained()
+        worker.stop()
+        assert "Traceback" not in worker.log
+        assert "s3cr3t" not in worker.log
+        check(site)

@@ -13,14 +13,14 @@ import pytest
 from pymongo.errors import AutoReconnect, OperationFailure
 
 from qworker.errors import BrokerUnavailable
-from qworker.transports.lease import Ack, DeadLetter, Release
+from qworker.transports.lease import Ack, DeadLetter, Release, Store
 from qworker.transports.mongodb.broker import MongoBroker
 from qworker.transports.mongodb.server import Collections
 from qworker.transports.mongodb.settle import settle
 from tests.contract.place_mongodb import MongoPlace
 from tests.servers import require, start_mongodb, start_replica_set
 from tests.support.messages import message, names
-from tests.support.mongodb_calls import Before, Calls
+from tests.support.mongodb_calls import Before, Calls, calls_of_a_batch
 from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.integration
@@ -185,9 +185,48 @@ def test_results_and_dead_letters_are_stored_in_the_transaction_of_the_ack(place
     calls.in_transaction.clear()
     row = ("task", "SUCCESS", b"1", None)
     assert store.consumer.settle(own, [Ack(first.tag, row), DeadLetter(second.tag, "why")]) == set()
-    assert calls.in_transaction == ["find", "find", "update", "update", "delete", "commitTransaction"]
+    assert calls.in_transaction == ["find", "update", "update", "delete", "commitTransaction"]
     assert place.result("task") == ("SUCCESS", b"1")
     assert [each.reason for each in store.admin.dead()] == ["why"]
+    assert place.count() == 0
+    store.close()
+
+
+def test_few_calls_for_each_task(place: MongoPlace) -> None:
+    """Of batches of 16: a look, a claim, our record; then messages and results in one transaction."""
+    calls = ["aggregate", "update", "find", "delete", "update", "commitTransaction"]
+    assert calls_of_a_batch(place.url) == calls
+
+
+def test_an_ack_that_others_have_meanwhile_is_lost_alone(place: MongoPlace) -> None:
+    """The transaction that acknowledges all at once is undone."""
+    store = MongoBroker(place.url)
+    own = store.consumer.register("w@test", ["q"], 1)
+    store.sender.push([message("a"), message("b")])
+    first, second = store.consumer.lease(["q"], 2).messages
+    place.database.qworker_message.update_one({"_id": first.tag}, {"$set": {"owner": own + 1}})
+    acks = [Ack(each.tag, (f"task-{each.headers}", "SUCCESS", b"1", None)) for each in (first, second)]
+    assert store.consumer.settle(own, acks) == {first.tag}
+    assert (place.result("task-a"), place.result("task-b")) == (None, ("SUCCESS", b"1"))
+    assert place.count() == 1
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("there", "comes", "stays"),
+    [("SUCCESS", "FAILURE", True), ("FAILURE", "SUCCESS", False), ("FAILURE", "STARTED", True),
+    ("STARTED", "SUCCESS", False)],
+)  # fmt: skip
+def test_a_result_in_the_transaction_of_the_ack_gives_way_as_elsewhere(
+    place: MongoPlace, there: str, comes: str, stays: bool
+) -> None:
+    store = MongoBroker(place.url)
+    own = store.consumer.register("w@test", ["q"], 1)
+    store.consumer.settle(own, [Store(("task", there, b"$status", None))])
+    store.sender.push([message("a")])
+    (leased,) = store.consumer.lease(["q"], 1).messages
+    assert store.consumer.settle(own, [Ack(leased.tag, ("task", comes, b"$status", None))]) == set()
+    assert place.result("task") == ((there if stays else comes), b"$status")
     assert place.count() == 0
     store.close()
 

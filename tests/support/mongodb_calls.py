@@ -13,6 +13,10 @@ from typing import Any
 
 from pymongo import monitoring
 
+from qworker.testing.contract.messages import message
+from qworker.transports.lease import Ack
+from qworker.transports.mongodb.broker import MongoBroker
+
 
 class Calls(monitoring.CommandListener):
     """names: of the commands, in order. in_transaction: of those that belong to one."""
@@ -43,3 +47,22 @@ class Before:
             self._left -= 1
             self._act()
         return getattr(self._collection, name)
+
+
+def calls_of_a_batch(url: str, size: int = 16) -> list[str]:
+    """What a worker asks for that takes *size* of many messages and stores their results, on its second
+    batch, when it knows the server."""
+    calls = Calls()
+    store = MongoBroker(url, options={"event_listeners": [calls]})
+    own = store.consumer.register("w@test", ["q"], 1)
+    store.sender.push([message(str(number)) for number in range(4 * size)])
+    for batch in range(2):
+        calls.names.clear()
+        messages = store.consumer.lease(["q"], size).messages
+        assert len(messages) == size
+        rows = [(f"task-{batch}-{each.tag}", "SUCCESS", b"{}", None) for each in messages]
+        acks = [Ack(each.tag, row) for each, row in zip(messages, rows, strict=True)]
+        assert store.consumer.settle(own, acks) == set()
+    asked = list(calls.names)
+    store.close()
+    return asked

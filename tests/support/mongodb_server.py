@@ -9,7 +9,9 @@ ours. Two things that drivers send are unknown to it, and are translated here: n
 letters, and a float for the size of a capped collection. An insert of many goes in as one: mongoeco would
 look through the whole collection for each of them.
 
-With --replica-set it says that it is the primary of one, so that drivers begin transactions; and what
+With --replica-set it says that it is the primary of one, so that drivers begin transactions; with --member
+that another, at that address, is in the set: one that is started on the same file when this one has died is
+what the others of a set elect, with what a majority had. And what
 mongoeco has of change streams, which is not on the wire, is put there: ``$changeStream`` of one database, and
 getMore that waits. After a database was dropped its streams miss some changes: who tests them drops none.
 """
@@ -135,7 +137,9 @@ def teach_change_streams() -> None:
     WireSpecialCommandHandlers.dispatch = dispatch_streams
 
 
-async def serve(port: int, file: str | None, users: list[str], replica_set: str | None) -> None:
+async def serve(
+    port: int, file: str | None, users: list[str], replica_set: str | None, others: list[str]
+) -> None:
     """Until a signal comes; says "ready" and the port when it listens."""
     teach()
     members: list[str] = []
@@ -146,7 +150,7 @@ async def serve(port: int, file: str | None, users: list[str], replica_set: str 
     known = tuple(WireAuthUser(*user.split(":", 1)) for user in users)
     server = AsyncMongoEcoProxyServer(engine=engine, port=port, auth_users=known)
     address = await server.start()
-    members.append(f"127.0.0.1:{address.port}")
+    members += [f"127.0.0.1:{address.port}", *others]
     print("ready", address.port, flush=True)
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -161,5 +165,6 @@ if __name__ == "__main__":
     parser.add_argument("--file", default=None)
     parser.add_argument("--user", action="append", default=[])
     parser.add_argument("--replica-set", default=None)
+    parser.add_argument("--member", action="append", default=[])
     given = parser.parse_args()
-    asyncio.run(serve(given.port, given.file, given.user, given.replica_set))
+    asyncio.run(serve(given.port, given.file, given.user, given.replica_set, given.member))

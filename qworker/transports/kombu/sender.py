@@ -75,7 +75,13 @@ class KombuSender(Sender):
 
     @contextmanager
     def _publishing(self, timeout: float) -> Iterator[None]:
-        """The turn to publish, with a connection."""
+        """The turn to publish, with a connection, whose errors come out as ours."""
+        with self._in_turn(timeout), self._server.errors(self._connection):
+            yield
+
+    @contextmanager
+    def _in_turn(self, timeout: float) -> Iterator[None]:
+        """The turn to publish, with a connection; after whatever error the next has another."""
         if not self._turn.acquire(timeout=timeout):
             raise BrokerUnavailable(f"{self._server.shown} took no message within {timeout:g} s")
         try:
@@ -83,8 +89,7 @@ class KombuSender(Sender):
                 self._connection = self._server.connect()
                 self._declared = {}
             try:
-                with self._server.errors(self._connection):
-                    yield
+                yield
             except BaseException:
                 self._drop()
                 raise

@@ -12,7 +12,7 @@ Who meets others at the front of a queue asks which he got, and goes a little fu
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from qworker.transports.lease import MAX_LEASE_BYTES
@@ -25,15 +25,34 @@ BY_URGENCY = [("u", 1), ("_id", 1)]
 BY_TIME = [("due", 1)]
 
 
-def take_ready(found: Collections, generation: int, queue: str, limit: int) -> list[Document]:
-    """Take up to *limit* messages that are due."""
-    return _take(found, generation, {"q": queue, "s": READY}, BY_URGENCY, limit)
+def take_ready(
+    found: Collections, generation: int, queue: str, limit: int, queues: Sequence[str], now: float
+) -> tuple[list[Document], float | None]:
+    """Take up to *limit* messages of *queue* that are due. Return when the first of the delayed messages of
+    *queues* falls due; those that are due *now* are made ready before."""
+    dues: list[float | None] = [None]
+
+    def look(skip: int) -> list[Document]:
+        documents, dues[0] = _look_with_next_due(found, queue, limit, skip, queues)
+        if dues[0] is not None and dues[0] <= now:
+            promote(found, queues, now)
+            documents, dues[0] = _look_with_next_due(found, queue, limit, skip, queues)
+        return documents
+
+    taken = _take(found, generation, READY, look, limit)
+    return taken, dues[0]
 
 
 def take_early(found: Collections, generation: int, queue: str, limit: int, until: float) -> list[Document]:
     """Take up to *limit* messages that are due by *until*."""
     where = {"q": queue, "s": DELAYED, "due": {"$lte": until}}
-    taken = _take(found, generation, where, BY_TIME, limit)
+    taken = _take(
+        found,
+        generation,
+        DELAYED,
+        lambda skip: _read(found.message.find(where, sort=BY_TIME, limit=limit, skip=skip)),
+        limit,
+    )
     if taken:  # another may have put one off meanwhile
         ids = [document["_id"] for document in taken]
         dues = {each["_id"]: each["due"] for each in found.message.find({"_id": {"$in": ids}}, {"due": 1})}
@@ -54,19 +73,27 @@ def promote_due(found: Collections, queues: Sequence[str], now: float) -> float 
     due = next_due(found, queues)
     if due is None or due > now:
         return due
-    where = {"q": {"$in": list(queues)}, "s": DELAYED, "due": {"$lte": now}}
-    found.message.update_many(where, {"$set": {"s": READY}})
+    promote(found, queues, now)
     return next_due(found, queues)
 
 
+def promote(found: Collections, queues: Sequence[str], now: float) -> None:
+    """Make ready what is due *now*."""
+    where = {"q": {"$in": list(queues)}, "s": DELAYED, "due": {"$lte": now}}
+    found.message.update_many(where, {"$set": {"s": READY}})
+
+
 def _take(
-    found: Collections, generation: int, where: Document, order: Sequence[Any], limit: int
+    found: Collections,
+    generation: int,
+    state: int,
+    look: Callable[[int], list[Document]],
+    limit: int,
 ) -> list[Document]:
-    if limit <= 0:
-        return []
+    """look: reads up to *limit* messages in *state*, after so many that it skips."""
     skip = 0
     for _ in range(TRIES):
-        documents = _look(found, where, order, limit, skip)
+        documents = look(skip)
         if not documents and not skip:
             return []
         ids = [document["_id"] for document in documents]
@@ -74,7 +101,7 @@ def _take(
         count = 0
         if ids:
             count = found.message.update_many(
-                {"s": where["s"], "$or": _as_read(documents)}, {"$set": mine}
+                {"s": state, "$or": _as_read(documents)}, {"$set": mine}
             ).modified_count
         if count == len(ids) > 0:
             return documents
@@ -93,13 +120,38 @@ def _as_read(documents: Sequence[Document]) -> list[Document]:
     return [{"_id": {"$in": ids}, "n": n, "r": r, "p": p} for (n, r, p), ids in tags.items()]
 
 
-def _look(found: Collections, where: Document, order: Sequence[Any], limit: int, skip: int) -> list[Document]:
+def _look_with_next_due(
+    found: Collections, queue: str, limit: int, skip: int, queues: Sequence[str]
+) -> tuple[list[Document], float | None]:
+    """Messages of *queue* that are ready, the most urgent first, and next_due(), by one call."""
+    first_due = [
+        {"$match": {"q": {"$in": list(queues)}, "s": DELAYED}},
+        {"$sort": dict(BY_TIME)},
+        {"$limit": 1},
+        {"$project": {"due": 1}},
+    ]
+    urgent = [
+        {"$match": {"q": queue, "s": READY}},
+        {"$sort": dict(BY_URGENCY)},
+        *([{"$skip": skip}] if skip else []),
+        {"$limit": limit},
+    ]
+    union = {"$unionWith": {"coll": found.names.message, "pipeline": urgent}}
+    documents = _read(found.message.aggregate([*first_due, union]))
+    dues = [float(each["due"]) for each in documents if "body" not in each]
+    ready = [each for each in documents if "body" in each]
+    ready.sort(key=lambda each: (each["u"], each["_id"]))  # the order of a union is not promised
+    return ready, min(dues, default=None)
+
+
+def _read(cursor: Any) -> list[Document]:
+    """What *cursor* gives, until it is enough for one lease."""
     documents: list[Document] = []
     size = 0
-    with found.message.find(where, sort=order, limit=limit, skip=skip) as cursor:
+    with cursor:
         for document in cursor:
             documents.append(document)
-            size += len(document["body"])
+            size += len(document.get("body", b""))
             if size >= MAX_LEASE_BYTES:
                 break
     return documents

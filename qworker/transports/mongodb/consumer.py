@@ -178,12 +178,13 @@ class MongoConsumer(LeaseConsumer):
     ) -> tuple[float | None, int | None]:
         """Take messages into *taken*; return when the next is due, and the last revocation."""
         generation, now, left = self._generation, self._clock.now(), limit
-        next_due = promote_due(found, queues, now)
+        next_due = promote_due(found, queues, now) if left <= 0 else None
         early = 0
         for queue in queues:
-            ready_ones = take_ready(found, generation, queue, left)
-            taken += ready_ones
-            left -= len(ready_ones)
+            if left > 0:
+                ready_ones, next_due = take_ready(found, generation, queue, left, queues, now)
+                taken += ready_ones
+                left -= len(ready_ones)
             if next_due is not None and next_due <= until and early < delayed_limit:
                 soon = take_early(found, generation, queue, delayed_limit - early, until)
                 taken += soon

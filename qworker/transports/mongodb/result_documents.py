@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import bson
-from pymongo import ReplaceOne
+from pymongo import ReplaceOne, UpdateOne
 from pymongo.errors import BulkWriteError
 
 from qworker import states
@@ -69,7 +69,8 @@ def unpack(row: ResultRow) -> Document:
 
 
 def store(found: Collections, rows: Sequence[ResultRow], session: Any = None) -> int:
-    """Store *rows*, oldest first, none over a state that it may not replace; return how many were."""
+    """Store *rows*, oldest first, none over a state that it may not replace; return how many were. In the
+    transaction of a *session* that is not counted, and 0."""
     last: dict[str, ResultRow] = {}
     for row in rows:
         standing = last.get(row[0])
@@ -80,20 +81,17 @@ def store(found: Collections, rows: Sequence[ResultRow], session: Any = None) ->
         return 0
     if session is None:
         return _store_guarded(found, documents)
-    # A refused document would end the transaction: look first, and let a conflict begin it anew.
-    ids = [document["_id"] for document in documents]
-    there = {
-        each["_id"]: each["status"]
-        for each in found.result.find({"_id": {"$in": ids}}, {"status": 1}, session=session)
-    }
-    wanted = [
-        ReplaceOne({"_id": each["_id"]}, each, upsert=True)
-        for each in documents
-        if each["_id"] not in there or states.may_replace(there[each["_id"]], each["status"])
-    ]
-    if wanted:
-        found.result.bulk_write(wanted, ordered=False, session=session)
-    return len(wanted)
+    # A refused document would end the transaction: so each is an update, which may leave all as it is.
+    found.result.bulk_write([_unless_final(each) for each in documents], ordered=False, session=session)
+    return 0
+
+
+def _unless_final(document: Document) -> UpdateOne:
+    """Put *document* in the place of what is there, unless that is in a state that it may not replace."""
+    status = {"$ifNull": ["$status", None]}
+    is_final = {"$in": [status, _standing(document["status"])]}
+    chosen = {"$cond": [is_final, "$$ROOT", {"$literal": document}]}
+    return UpdateOne({"_id": document["_id"]}, [{"$replaceWith": chosen}], upsert=True)
 
 
 def _store_guarded(found: Collections, documents: Sequence[Document]) -> int:

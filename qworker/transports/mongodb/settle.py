@@ -12,6 +12,7 @@ there has stored what another will store again.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pymongo import ReplaceOne, UpdateOne
@@ -57,7 +58,32 @@ def settle(
     plain = [each.tag for each in orders.values() if type(each) is Ack and each.row is None]
     if len(plain) == len(orders) and not stores:
         return lost | forget(found, generation, plain)
+    acks = [each for each in orders.values() if isinstance(each, Ack)]
+    if found.replicated and len(acks) == len(orders):
+        with suppress(_NotAllOurs):
+            rows = [each.row for each in stores] + [each.row for each in acks if each.row is not None]
+            found.atomically(lambda session: _acknowledge(found, generation, list(orders), rows, session))
+            return lost
     return lost | found.atomically(lambda session: _settle(found, generation, orders, stores, now, session))
+
+
+class _NotAllOurs(Exception):
+    """Others have some of what was to be acknowledged, and nothing says which: the transaction is undone."""
+
+
+def _acknowledge(
+    found: Collections, generation: int, tags: Sequence[int], rows: Sequence[ResultRow], session: Any
+) -> None:
+    """Acknowledge *tags*, and store *rows*, if *generation* holds all of them: that is found out by deleting
+    them, and not by a look before."""
+    if CRASHING:
+        crash_point("acking")
+    which = {"_id": {"$in": list(tags)}, "owner": generation}
+    if tags and found.message.delete_many(which, session=session).deleted_count != len(tags):
+        raise _NotAllOurs
+    if CRASHING and rows:
+        crash_point("storing")
+    result_documents.store(found, rows, session)
 
 
 def _settle(

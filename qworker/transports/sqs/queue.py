@@ -30,6 +30,9 @@ UNFIT = frozenset({"BatchRequestTooLong", "InvalidParameterValue", "InvalidMessa
 """What it says of messages that it will never take."""
 
 
+NONSENSE = "the answer is not one of SQS"
+
+
 class SqsQueue(RemoteQueue):
     """The queue *name*, which is made if there is none. hidden: seconds for which others do not get what was
     received. visibility: the same for what was renewed."""
@@ -66,7 +69,7 @@ class SqsQueue(RemoteQueue):
             if isinstance(error, ParamValidationError) or code_of(error) in UNFIT:
                 raise PublishError(f"{self.name}: {error}") from error
             raise
-        for failure in answer.get("Failed") or ():
+        for failure in told(answer, "send_message_batch", numbered):
             unfit = str(failure["Code"]).rpartition(".")[2] in UNFIT
             raise (PublishError if unfit else OSError)(
                 f"send_message_batch: {failure['Code']}: {failure.get('Message', '')}"
@@ -118,7 +121,8 @@ class SqsQueue(RemoteQueue):
         entries = [
             {"Id": str(number), "ReceiptHandle": one.receipt, **more} for number, one in enumerate(messages)
         ]
-        failed = getattr(self.client, operation)(QueueUrl=self.url, Entries=entries).get("Failed") or ()
+        answer = getattr(self.client, operation)(QueueUrl=self.url, Entries=entries)
+        failed = told(answer, operation, entries)
         for failure in failed:
             if failure["Code"] not in GONE:
                 raise OSError(f"{operation}: {failure['Code']}: {failure.get('Message', '')}")
@@ -126,7 +130,10 @@ class SqsQueue(RemoteQueue):
 
     def count(self) -> Count:
         names = [f"ApproximateNumberOfMessages{kind}" for kind in ("", "Delayed", "NotVisible")]
-        found = self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)["Attributes"]
+        answer = self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)
+        if "Attributes" not in answer:
+            raise OSError(f"get_queue_attributes: {NONSENSE}")
+        found = answer["Attributes"]
         return Count(*(int(found.get(name, 0)) for name in names))
 
     def purge(self) -> int:
@@ -134,6 +141,17 @@ class SqsQueue(RemoteQueue):
         count = self.count()
         self.client.purge_queue(QueueUrl=self.url)
         return count.ready + count.delayed
+
+
+def told(answer: dict[str, Any], operation: str, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Which of *entries* have failed, by the *answer*. OSError when it does not speak of all of them: what
+    stands between us and SQS may answer anything, and boto takes a page of HTML for an answer without
+    contents."""
+    failed = list(answer.get("Failed") or ())
+    spoken_of = {one["Id"] for one in (*failed, *(answer.get("Successful") or ()))}
+    if not spoken_of.issuperset(entry["Id"] for entry in entries):
+        raise OSError(f"{operation}: {NONSENSE}")
+    return failed
 
 
 def code_of(error: BaseException | None) -> str:

@@ -17,10 +17,15 @@ from qworker.transports.kombu.server import DEAD, KombuServer
 from qworker.transports.visibility.server import QueueGone, RemoteServer
 
 try:
-    from botocore.exceptions import ClientError, NoCredentialsError
+    from botocore.exceptions import (
+        ClientError,
+        EndpointConnectionError,
+        InvalidRegionError,
+        NoCredentialsError,
+    )
     from kombu.transport import SQS as untyped_sqs
 
-    from qworker.transports.sqs.queue import SqsQueue, code_of
+    from qworker.transports.sqs.queue import NONSENSE, SqsQueue, code_of
 except ImportError as import_error:
     raise ConfigurationError(
         f"{import_error.name or 'boto3'} is not installed, which sqs:// needs: {install_command('sqs')}",
@@ -30,6 +35,7 @@ except ImportError as import_error:
 
 kombu_sqs: Any = untyped_sqs
 
+OPTIONS = "broker_transport_options"
 LEASE_SECONDS = 30
 """For how long messages are hidden, at least when they are received."""
 SHELF_SECONDS = 120
@@ -57,6 +63,12 @@ class SqsServer(RemoteServer):
             **(options.get("client-config") or {}),
         }
         super().__init__(url, timeout)
+        self._region = options.get("region")
+        if self._region is not None and not isinstance(self._region, str):
+            raise ConfigurationError(
+                f"broker_transport_options: region is a text such as eu-central-1, and not {self._region!r}",
+                setting=OPTIONS,
+            )
         self._kombu = KombuServer(url, {**options, "client-config": client}, timeout)
 
     def connect(self) -> Any:
@@ -68,6 +80,12 @@ class SqsServer(RemoteServer):
                 cause, text = error, f"{self.shown}: {error}"
             if not self._answered and _refuses(cause):
                 raise ConfigurationError(text, setting="broker_url") from error
+            if _caused_by(cause, InvalidRegionError):
+                raise ConfigurationError(
+                    f"broker_transport_options: region {self._region!r} is none", setting=OPTIONS
+                ) from error
+            if _caused_by(cause, EndpointConnectionError) and self._region and not self._answered:
+                text += f"; look whether region {self._region!r} is right"
             raise BrokerUnavailable(text) from cause
         self._answered = True
         return connection
@@ -85,12 +103,17 @@ class SqsServer(RemoteServer):
             raise ConfigurationError(
                 f"broker_transport_options: predefined_queues: {error} (dead letters go to "
                 f"{DEAD.replace('.', '-')})",
-                setting="broker_transport_options",
+                setting=OPTIONS,
             ) from error
 
     def declare(self, connection: Any, queue: str) -> SqsQueue:
         hidden = SHELF_SECONDS if queue == DEAD else min(LEASE_SECONDS, self.visibility)
-        return SqsQueue(connection.default_channel, queue, hidden, self.visibility)
+        try:
+            return SqsQueue(connection.default_channel, queue, hidden, self.visibility)
+        except KeyError as error:  # of an answer that has no such thing
+            if isinstance(error, (kombu_sqs.UndefinedQueueException, kombu_sqs.InvalidQueueException)):
+                raise
+            raise OSError(f"making or finding a queue: {NONSENSE} ({error} is missing)") from error
 
 
 def _unavailable(error: BaseException | None) -> type[BrokerUnavailable]:
@@ -100,7 +123,14 @@ def _unavailable(error: BaseException | None) -> type[BrokerUnavailable]:
 
 def _refuses(error: BaseException | None) -> bool:
     """Whether it is the keys that are wrong, or lacking."""
-    if isinstance(error, ClientError):
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        return status in (401, 403) or code_of(error) in REFUSED
-    return isinstance(error, NoCredentialsError) or (error is not None and _refuses(error.__cause__))
+    if (answer := _caused_by(error, ClientError)) is not None:
+        status = answer.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        return status in (401, 403) or code_of(answer) in REFUSED
+    return _caused_by(error, NoCredentialsError) is not None
+
+
+def _caused_by(error: BaseException | None, kind: type[Any]) -> Any:
+    """*error*, or what it was caused by, if it is of *kind*; None otherwise."""
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__
+    return error

@@ -11,36 +11,69 @@ import time
 from collections.abc import Sequence
 
 from qworker.errors import BrokerUnavailable
+from qworker.interrupts import let_pass
 from qworker.transports.kombu.messages import Outgoing
 from qworker.transports.kombu.sender import KombuSender
 from qworker.transports.own_headers import DUE
 from qworker.transports.visibility.queue import Entry, RemoteQueue, portions
+from qworker.transports.visibility.server import QueueGone
+
+LONGEST_PAUSE = 2.0
+"""Seconds between two tries of a portion."""
 
 
 class RemoteSender(KombuSender):
     """See KombuSender."""
 
     def send(self, messages: Sequence[Outgoing], timeout: float = 10.0) -> None:
+        """Send *messages*, a portion at a time. Raises BrokerUnavailable when the first was not taken at
+        once, or another not within *timeout* seconds: who is told so in the middle will send all of them
+        again."""
         if not messages:
             return
-        deadline = time.monotonic() + timeout
-        with self._publishing(timeout):
+        taken = 0
+        with self._in_turn(timeout):
             for name in dict.fromkeys(message.queue for message in messages):
-                if name not in self._declared:
-                    self._declared[name] = self._server.declare(self._connection, name)
-                queue: RemoteQueue = self._declared[name]
+                with self._server.errors(self._connection):
+                    queue = self._queue(name)
                 entries = (
                     Entry(queue.text(message), self._delay(message, queue))
                     for message in messages
                     if message.queue == name
                 )
                 for portion in portions(queue, entries):
-                    if time.monotonic() >= deadline:
+                    try:
+                        self._send(name, portion, timeout if taken else 0.0)
+                    except BrokerUnavailable as error:
+                        if not taken:
+                            raise
                         raise BrokerUnavailable(
-                            f"{self._server.shown} took not all messages within {timeout:g} s"
-                        )
-                    queue.send(portion)
+                            f"{error}; it had taken {taken} of {len(messages)} messages"
+                        ) from error
+                    taken += len(portion)
         self._notify()
+
+    def _queue(self, name: str) -> RemoteQueue:
+        if name not in self._declared:
+            self._declared[name] = self._server.declare(self._connection, name)
+        queue: RemoteQueue = self._declared[name]
+        return queue
+
+    def _send(self, name: str, portion: Sequence[Entry], seconds: float) -> None:
+        """Have the queue take *portion*, which is tried again for so many *seconds*."""
+        end, pause = time.monotonic() + seconds, 0.1
+        while True:
+            try:
+                with self._server.errors(self._connection):
+                    return self._queue(name).send(portion)
+            except BrokerUnavailable as error:
+                if time.monotonic() + pause > end:
+                    raise
+                let_pass(error)
+                if isinstance(error, QueueGone):
+                    del self._declared[name]
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     def _delay(self, message: Outgoing, queue: RemoteQueue) -> int:
         """For how many seconds the server is to keep *message* to itself."""
