@@ -15,7 +15,6 @@ from urllib.parse import quote, unquote, urlsplit
 
 from qworker.conf.results import options_beside
 from qworker.transports import broker_urls
-from qworker.transports.sqlite.path import database_path
 
 NOWHERE = "disabled://"
 REPLIES = "rpc://"
@@ -118,6 +117,8 @@ def file_of(url: str) -> str | None:
     """The path of the file or directory that a result store at *url* is; None for servers and memory."""
     scheme, _, rest = url.partition(":")
     if scheme == "sqlite":
+        from qworker.transports.sqlite.path import database_path  # its package loads sqlite3
+
         return str(database_path(url))
     if scheme == "file":
         return unquote(urlsplit(url).path)
