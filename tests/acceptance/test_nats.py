@@ -78,19 +78,21 @@ def test_a_task_may_be_longer_than_the_lease(remote: RemoteSite) -> None:
 
 
 def test_what_is_due_later_outlives_worker_and_server(remote: RemoteSite, server: Nats) -> None:
+    """After kill -9 of both the server may keep for ever what was acknowledged just before: its consumer
+    knows that it was, and its stream does not. So it is not counted what is left there."""
     worker = remote.start()
-    late = remote.send("work", 2, countdown=500.0)
+    late = remote.send("work", 2, countdown=12.0)
     remote.ended(remote.send("work", 1))
     remote.until(lambda: server.counts("celery") == (0, 1), "the server to hold it")
     worker.kill()
     server.kill()
     server.start()
-    assert server.kept() >= 1, "an ack that was not on its disk is forgotten with it"
+    assert server.kept() >= 1
     second = remote.start(name="two")
-    remote.ended(remote.send("work", 3))
-    remote.until(lambda: server.kept() == 1, "all but the late one to be done")
+    remote.ended(remote.send("work", 3), late)
     second.stop()
-    assert not remote.records(late, STARTED)
+    (start,) = remote.records(late, STARTED)
+    assert start.wall >= remote.due[late]
 
 
 def test_a_stop_is_prompt_and_gives_back_what_has_not_started(remote: RemoteSite) -> None:
