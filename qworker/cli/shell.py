@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from traceback import print_exception
 from typing import Any
 
 import click
@@ -26,12 +27,26 @@ def shell(app: str | None, command: str | None, plain: bool) -> None:
     choice = open_app(app)
     names = _names(choice)
     if command is not None:
-        exec(compile(command, "<command>", "exec"), names)
+        _run(command, "<command>", names)
     elif not sys.stdin or not sys.stdin.isatty():
         source = sys.stdin.read() if sys.stdin else ""
-        exec(compile(source, "<stdin>", "exec"), names)
+        _run(source, "<stdin>", names)
     else:
         _prompt(names, choice, plain)
+
+
+def _run(source: str, name: str, names: dict[str, Any]) -> None:
+    """Run code, and end with exit code 1 when it raises; its traceback begins where the code does, as
+    Python's own."""
+    try:
+        exec(compile(source, name, "exec"), names)
+    except Exception as error:  # noqa: BLE001 - it is the user's code
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != name:
+            trace = trace.tb_next
+        sys.stdout.flush()
+        print_exception(type(error), error, trace)
+        raise SystemExit(1) from None
 
 
 def _names(choice: AppChoice) -> dict[str, Any]:

@@ -57,6 +57,10 @@ Env = dict[Any, Any]
 """What the function is given: pairs, by bytes; and by text spooler_task_name, and body when there is one."""
 
 
+class _NoFunction(SpoolError):
+    """The application was not imported, or sets no function that runs jobs."""
+
+
 class SpoolTask(Task[..., Any]):
     """The task of jobs. A message of it may be given out as often as one likes: the files say what is to be
     done."""
@@ -218,6 +222,9 @@ class JobRunner:
                 return self._again(claim, number, directive)
             claim.set_aside(str(directive) or type(directive).__name__)
             return self._failed(directive)
+        except _NoFunction as error:
+            logger.error("job %s: attempt %d: %s", claim.name, number, error)
+            return self._again(claim, number, error)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             logger.exception("job %s raised at attempt %d", claim.name, number)
             return self._again(claim, number, error)
@@ -298,7 +305,7 @@ class JobRunner:
                 return OK
         function = uwsgi_api.spooler
         if function is None:
-            raise SpoolError("no function runs jobs: set uwsgi.spooler, or import the module that does")
+            raise _NoFunction("no function runs jobs: set uwsgi.spooler, or import the module that does")
         process = os.getpid()
         try:
             value = function(env)

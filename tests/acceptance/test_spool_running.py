@@ -263,6 +263,20 @@ def test_without_a_function_jobs_stay(spool: SpoolSite) -> None:
     spool.until(lambda: "no function runs jobs" in worker.log, "it to be told")
     worker.stop()
     assert spool.files() == [name]
+    assert "Traceback" not in worker.log
+
+
+def test_what_cannot_be_imported_is_told_by_its_own_lines(spool: SpoolSite) -> None:
+    module = spool.place.parent / "broken_jobs.py"
+    module.write_text("import nosuchmodule\n")
+    worker = spool.start(
+        str(spool.place), f"--spooler-python-import={module}", command=("spool", "run"),
+        app="tests.acceptance.no_jobs:app",
+    )  # fmt: skip
+    spool.until(lambda: "No module named 'nosuchmodule'" in worker.log, "it to be told")
+    worker.stop()
+    assert f'File "{module}", line 1' in worker.log
+    assert "importlib" not in worker.log
 
 
 # -- how it ends --
