@@ -52,6 +52,8 @@ def graph(
     if dot and as_json:
         raise click.UsageError("choose one of --dot and --json")
     identity = task_id.strip()
+    if not identity:
+        raise click.UsageError("The id is empty.")
     application = _app(app, result_backend)
     refuse_missing(application, watch=watch)
     survey = Survey(application, identity)

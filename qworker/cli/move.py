@@ -74,7 +74,11 @@ def move_(
         question = f"Move {count(total, 'message')}"
         question += f" and {count(letters, 'dead letter')}" if dead else ""
         confirm(f"{question} from {mask_urls(source.url)} to {mask_urls(target.url)}?", yes)
-        return _tell(_run(source, target, queues, dead, total, conf), dead)
+        try:
+            return _tell(_run(source, target, queues, dead, total, conf), dead)
+        except KeyboardInterrupt:
+            click.echo("\nNothing is lost: run this again to move the rest.", err=True)
+            raise
 
 
 def _run(
