@@ -188,4 +188,5 @@ def warn_without_worker(app: QWorker, queue: str | None) -> None:
         start = f"qworker start{queues_option(app, queue)}"
         click.echo(f"No worker works on queue {queue!r} now. Start one with: {start}", err=True)
         if guesses := [] if queue in queues_in_use(app) else near(queue, names):
-            click.echo(f"Workers do work on {' and '.join(guesses)}. Is one of these meant?", err=True)
+            meant = " or ".join(map(repr, guesses))
+            click.echo(f"Did you mean {meant}, where a worker is?", err=True)

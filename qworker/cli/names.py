@@ -15,6 +15,7 @@ from qworker.app import QWorker
 from qworker.control import looking
 from qworker.errors import ConfigurationError, NotRegistered
 from qworker.naming import near, near_tasks, own_tasks
+from qworker.transports.lease import QueueInfo
 
 _LISTED = 10
 """So many names are told to somebody whose own is like none of them."""
@@ -92,7 +93,8 @@ def misspelt_queues(app: QWorker, names: Iterable[str] | None) -> list[str]:
     known = set(queues_in_use(app)) if wanted else set()
     if all(name in known for name in wanted):
         return []
-    known |= {info.queue for info in app.broker.admin.queues()}
+    infos = [*app.broker.admin.queues(), *app.broker.admin.depths(wanted)]
+    known |= {info.queue for info in infos if info != QueueInfo(info.queue)}
     if all(name in known for name in wanted):
         return []
     known |= {queue for worker in looking.workers(app) for queue in worker.queues}

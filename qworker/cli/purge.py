@@ -30,7 +30,9 @@ def purge(
     if doubts := misspelt_queues(application, exclude_queues):
         raise click.UsageError(f"{doubts[0]} Nothing was removed.")
     store = application.broker
-    known = {info.queue: info.ready + info.delayed for info in store.admin.queues()}
+    # Some tell only of those that they are asked for, or know from the settings.
+    infos = store.admin.queues() if queues is None else store.admin.depths(queues)
+    known = {info.queue: info.ready + info.delayed for info in infos}
     chosen = [name for name in queues or known if name not in exclude_queues]
     waiting = sum(known.get(name, 0) for name in chosen)
     if not waiting:

@@ -115,6 +115,8 @@ def _results(app: QWorker) -> str:
     url = app.conf.result_backend
     if url is None and app.results_with_broker:
         return "beside the messages"
+    if app.stores.place.replies:
+        return "sent to who called"
     return mask_urls(url) if url and not url.startswith("disabled:") else "not kept"
 
 

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,9 @@ import pytest
 from qworker.cli.discovery import find_app
 from qworker.cli.main import main
 from qworker.cli.options import Beside
+from qworker.transports.amqp.queues import OURS
 from qworker.transports.lease import Envelope
+from tests.servers import require
 from tests.support.waiting import PATIENCE
 
 
@@ -236,3 +239,37 @@ def test_config_check_connect_asks_the_embedded_broker_too(tasks, run):
 def test_report_counts_the_tasks_that_are_somebodys(tasks, run):
     told = run("report").stdout
     assert "makes an app), 2 tasks\nsettings: as by default\nproblems: none\n" in told
+
+
+def test_call_to_a_queue_that_no_worker_is_on_names_the_one_that_is_meant(tasks, run):
+    consumer = find_app("tasks").app.broker.consumer
+    consumer.register("w@here", ["reports"], 1)
+    try:
+        told = run("call", "add", "1", "2", "-Q", "reprots").stderr
+        assert "Did you mean 'reports', where a worker is?\n" in told
+        assert "Did you mean" not in run("call", "add", "1", "2", "-Q", "other").stderr
+    finally:
+        consumer.deregister()
+
+
+def test_purge_finds_a_queue_that_only_the_server_knows(project, run):
+    """RabbitMQ tells of a queue that it is asked for, and lists none."""
+    url, prefix = require("rabbitmq"), f"test.{uuid.uuid4().hex[:12]}."
+    settings = f"broker={url!r}, broker_transport_options={{'queue_name_prefix': {prefix!r}}}"
+    project(**{"tasks.py": f"from qworker import QWorker\napp = QWorker('tasks', {settings})\n"})
+    broker = find_app("tasks").app.broker
+    try:
+        assert run("call", "x", "--by-name", "-Q", "parked").exit_code == 0
+        result = run("purge", "-Q", "parked", "--yes")
+        assert (result.exit_code, result.stdout) == (0, "Removed 1 message.\n")
+    finally:
+        link = broker.server.connect()
+        for queue in ("parked", "celery", *OURS):
+            link.call(link.channel().queue_delete, prefix + queue)
+        link.close()
+
+
+def test_graph_of_results_that_only_the_caller_gets_says_so(project, run):
+    project(**{"tasks.py": 'from qworker import QWorker\napp = QWorker("tasks", broker="amqp://h")\n'})
+    result = run("graph", "x")
+    assert (result.exit_code, "in the process that called" in result.stderr) == (1, True)
