@@ -59,18 +59,23 @@ def find_app(option: str | None = None, directory: Path | None = None) -> AppCho
     Raises ConfigurationError when there is no app, when there are several, and when one cannot be imported.
     It says where was looked and what to write.
     """
-    here = directory or _working_directory()
+    here = directory or import_from_here()
     if str(here) not in sys.path:
         sys.path.insert(0, str(here))
     target, how = _choose(option, here)
     return load(target, how, here)
 
 
-def _working_directory() -> Path:
+def import_from_here() -> Path:
+    """Put the working directory on the import path, and return it. Raises ConfigurationError when it is
+    gone."""
     try:
-        return Path.cwd()
+        here = Path.cwd()
     except OSError:
         raise ConfigurationError("the working directory is gone; change to one that exists") from None
+    if str(here) not in sys.path:
+        sys.path.insert(0, str(here))
+    return here
 
 
 def _choose(option: str | None, here: Path) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.errors import (
     Ignore,
+    NoSpoolFunction,
     Reject,
     SoftTimeLimitExceeded,
     SpoolError,
@@ -55,10 +56,6 @@ NOT_RUN = object()
 
 Env = dict[Any, Any]
 """What the function is given: pairs, by bytes; and by text spooler_task_name, and body when there is one."""
-
-
-class _NoFunction(SpoolError):
-    """The application was not imported, or sets no function that runs jobs."""
 
 
 class SpoolTask(Task[..., Any]):
@@ -222,7 +219,7 @@ class JobRunner:
                 return self._again(claim, number, directive)
             claim.set_aside(str(directive) or type(directive).__name__)
             return self._failed(directive)
-        except _NoFunction as error:
+        except NoSpoolFunction as error:
             logger.error("job %s: attempt %d: %s", claim.name, number, error)
             return self._again(claim, number, error)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
@@ -305,7 +302,7 @@ class JobRunner:
                 return OK
         function = uwsgi_api.spooler
         if function is None:
-            raise _NoFunction("no function runs jobs: set uwsgi.spooler, or import the module that does")
+            raise NoSpoolFunction("no function runs jobs: set uwsgi.spooler, or import the module that does")
         process = os.getpid()
         try:
             value = function(env)
