@@ -273,3 +273,12 @@ def test_graph_of_results_that_only_the_caller_gets_says_so(project, run):
     project(**{"tasks.py": 'from qworker import QWorker\napp = QWorker("tasks", broker="amqp://h")\n'})
     result = run("graph", "x")
     assert (result.exit_code, "in the process that called" in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("setting", ["imports", "include"])
+def test_a_module_of_tasks_that_is_none_is_told_with_its_setting(project, run, setting):
+    made = f'from qworker import QWorker\napp = QWorker("tasks", {setting}=["tasks.mail"])\n'
+    project(**{"tasks.py": made})
+    result = run("call", "add")
+    assert result.exit_code == 1
+    assert f"Error: {setting} names 'tasks.mail': " in result.stderr
