@@ -46,9 +46,12 @@ def purge(
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask a person. Raises UsageError when there is nobody to ask and --yes was not given."""
+    """Ask a person. Raises click's Exit, with code 1, when the answer is no, and UsageError when there is
+    nobody to ask and --yes was not given."""
     if yes:
         return
     if not sys.stdin or not sys.stdin.isatty():
         raise click.UsageError("This cannot be undone, and there is no terminal to ask at; give --yes.")
-    click.confirm(question, abort=True)
+    if not click.confirm(question):
+        click.echo("Nothing was done.", err=True)
+        raise click.exceptions.Exit(1)

@@ -16,6 +16,7 @@ import click
 
 from qworker.cli.discovery import AppChoice
 from qworker.cli.options import app_option, open_app
+from qworker.naming import own_tasks
 
 
 @click.command()
@@ -50,10 +51,11 @@ def _run(source: str, name: str, names: dict[str, Any]) -> None:
 
 
 def _names(choice: AppChoice) -> dict[str, Any]:
-    """What the prompt knows: tasks by the last part of their name, as long as only one has it, and the
-    app."""
+    """What the prompt knows: tasks of one's own by the last part of their name, as long as only one has it,
+    and the app. A built-in task would hide Python's `map`."""
     names: dict[str, Any] = {"__name__": "__qworker__"}
-    for name, task in choice.app.tasks.items():
+    for name in own_tasks(choice.app.tasks):
+        task = choice.app.tasks[name]
         short = name.rpartition(".")[2]
         names[short] = None if short in names else task
     names = {name: value for name, value in names.items() if value is not None and name.isidentifier()}
