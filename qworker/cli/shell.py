@@ -16,6 +16,7 @@ import click
 
 from qworker.cli.discovery import AppChoice
 from qworker.cli.options import app_option, open_app
+from qworker.errors import QWorkerError
 from qworker.naming import own_tasks
 
 
@@ -41,6 +42,8 @@ def _run(source: str, name: str, names: dict[str, Any]) -> None:
     Python's own."""
     try:
         exec(compile(source, name, "exec"), names)
+    except QWorkerError:
+        raise  # which is told in one line
     except Exception as error:  # noqa: BLE001 - it is the user's code
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != name:

@@ -196,6 +196,12 @@ def test_code_in_the_shell_that_raises_shows_its_own_traceback(tasks, run):
         head, first, *_, last = result.stderr.splitlines()[1:]
         assert (head, "line 3, in <module>" in first) == ("Traceback (most recent call last):", True)
         assert last == "ZeroDivisionError: division by zero"
+    ours = run("shell", "-c", "tasks['nope']")
+    assert (ours.exit_code, "Traceback" in ours.stderr, "no task named 'nope'" in ours.stderr) == (
+        1,
+        False,
+        True,
+    )
     result = run("shell", "-c", "what is this")
     assert (result.exit_code, result.stderr.count("File ")) == (1, 1)
 
