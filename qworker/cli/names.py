@@ -98,9 +98,15 @@ def misspelt_queues(app: QWorker, names: Iterable[str] | None) -> list[str]:
     if all(name in known for name in wanted):
         return []
     known |= {queue for worker in looking.workers(app) for queue in worker.queues}
+    return slips(wanted, known)
+
+
+def slips(names: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Return a sentence for each queue of *names* that is none of *known*, and looks like one."""
+    there = sorted(known)
     told = []
-    for name in wanted:
-        if name not in known and (guesses := near(name, sorted(known))):
+    for name in names:
+        if name not in there and (guesses := near(name, there)):
             told.append(f"Nobody knows a queue {name!r}. Did you mean {' or '.join(map(repr, guesses))}?")
     return told
 

@@ -87,6 +87,13 @@ def test_a_queue_with_a_slip_in_it_is_told(waiting, run, command):
     assert "Nobody knows" not in run(*command.replace("reprots", "zzz").split()).stderr
 
 
+def test_move_of_a_queue_with_a_slip_in_it_is_told(waiting, run):
+    result = run("move", "sqlite:///.qworker/qworker.db", "sqlite:///other.db", "-Q", "reprots", "--yes")
+    assert result.stdout == "There is nothing to move.\n"
+    assert "Nobody knows a queue 'reprots'. Did you mean 'reports'?\n" in result.stderr
+    assert not Path("other.db").exists()
+
+
 def test_purge_removes_nothing_when_what_it_is_to_leave_is_misspelt(waiting, run):
     refused = run("purge", "-X", "reprots", "--yes")
     assert (refused.exit_code, "Did you mean 'reports'?" in refused.stderr) == (2, True)
