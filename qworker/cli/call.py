@@ -187,6 +187,6 @@ def warn_without_worker(app: QWorker, queue: str | None) -> None:
     if queue is not None and queue not in names:
         start = f"qworker start{queues_option(app, queue)}"
         click.echo(f"No worker works on queue {queue!r} now. Start one with: {start}", err=True)
-        if guesses := [] if queue in queues_in_use(app) else near(queue, names):
-            meant = " or ".join(map(repr, guesses))
-            click.echo(f"Did you mean {meant}, where a worker is?", err=True)
+        in_use = queues_in_use(app)
+        if guesses := [] if queue in in_use else near(queue, sorted({*names, *in_use})):
+            click.echo(f"Did you mean {' or '.join(map(repr, guesses))}?", err=True)

@@ -261,7 +261,8 @@ def test_call_to_a_queue_that_no_worker_is_on_names_the_one_that_is_meant(tasks,
     consumer.register("w@here", ["reports"], 1)
     try:
         told = run("call", "add", "1", "2", "-Q", "reprots").stderr
-        assert "Did you mean 'reports', where a worker is?\n" in told
+        assert "Did you mean 'reports'?\n" in told
+        assert "Did you mean 'celery'?\n" in run("call", "add", "1", "2", "-Q", "celeryy").stderr
         assert "Did you mean" not in run("call", "add", "1", "2", "-Q", "other").stderr
     finally:
         consumer.deregister()
