@@ -93,7 +93,6 @@ class AMQPPlace(Place):
             "they look at delays by the clock of the test",
         ),
         "test_sweeping_takes_old_dead_letters": "the server removes them by itself",
-        "test_those_go_that_are_too_old": "the server removes them by itself",
         "test_revocations_expire": "the stream keeps them for a while, and nobody sweeps it",
     }
 

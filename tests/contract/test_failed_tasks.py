@@ -16,6 +16,7 @@ from qworker.transports.lease import Ack, Again, Broker, DeadLetter, Envelope, F
 from tests.contract.lease_places import MemoryPlace, SQLitePlace
 from tests.contract.place_amqp import AMQPPlace
 from tests.contract.place_mongodb import MongoPlace
+from tests.contract.place_nats import NatsPlace
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 
@@ -35,13 +36,30 @@ class KeepingPlace(MemoryPlace):
         return MemoryStore(**options, beside=self._first, keeps_failed=True)
 
 
+class SweptByAge(AMQPPlace):
+    """The server removes what is too old, by its own clock: see tests/integration/test_amqp.py."""
+
+    cannot = {**AMQPPlace.cannot, "test_those_go_that_are_too_old": "the server removes them"}
+
+
+class SweptByItself(NatsPlace):
+    """The stream has limits, by the clock of the server: see tests/integration/test_nats_store.py."""
+
+    cannot = {
+        **NatsPlace.cannot,
+        "test_those_go_that_are_too_many_and_no_dead_letters": "the server removes them",
+        "test_those_go_that_are_too_old": "the server removes them",
+    }
+
+
 PLACES: dict[str, type[Place]] = {
     "sqlite": SQLitePlace,
     "redis": RedisPlace,
     "postgresql": PostgreSQLPlace,
     "mysql": MySQLPlace,
     "mongodb": MongoPlace,
-    "rabbitmq": AMQPPlace,
+    "nats": SweptByItself,
+    "rabbitmq": SweptByAge,
     "memory": KeepingPlace,
 }
 FAILURE = ("FAILURE", b'{"status": "FAILURE", "result": null}')

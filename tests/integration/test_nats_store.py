@@ -25,6 +25,7 @@ from tests.acceptance.proxy import Proxy
 from tests.contract.place_nats import NatsPlace
 from tests.support.messages import envelope, ids
 from tests.support.receiving import receive
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 Open = Callable[..., KombuBroker]
@@ -41,10 +42,12 @@ def place(tmp_path: Path) -> Iterator[NatsPlace]:
 def open_(place: NatsPlace) -> Iterator[Open]:
     opened: list[KombuBroker] = []
 
-    def open_one(url: str | None = None, lease: float = 15.0, timeout: float = 2.0) -> KombuBroker:
+    def open_one(
+        url: str | None = None, lease: float = 15.0, timeout: float = 2.0, **settings: object
+    ) -> KombuBroker:
         conf = Settings({
             "broker_transport_options": {"stream": place.layout.stream}, "worker_lease_seconds": lease,
-            "broker_connection_timeout": timeout,
+            "broker_connection_timeout": timeout, **settings,
         })  # fmt: skip
         store = open_broker(url or place.url, conf)
         assert isinstance(store, KombuBroker)
@@ -296,3 +299,19 @@ def test_administration(open_: Open, place: NatsPlace) -> None:
     assert store.admin.depths(["q"])[0][:2] == ("q", 2)
     assert store.admin.purge("q") == 2
     assert place.count() == 0
+
+
+def test_the_server_keeps_failed_tasks_within_their_limits(open_: Open) -> None:
+    store = open_(failed_task_max=2, failed_task_expires=1.0)
+    assert store.failed is not None
+    own = store.consumer.register("w", ["q", "r"], 1)
+    store.sender.push([envelope(name, "r" if name == "d" else "q") for name in "abcd"])
+    by_name = {ids([message])[0]: message for message in receive(store, 4, "q", "r")}
+    for name in "abcd":
+        store.consumer.settle(own, [DeadLetter(by_name[name].tag, f"why {name}", failed=True)])
+    assert {letter.reason for letter in store.failed.kept()} == {"why b", "why c", "why d"}
+    assert store.admin.dead() == []
+    deadline = time.monotonic() + PATIENCE
+    while store.failed.kept():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

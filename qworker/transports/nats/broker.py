@@ -23,6 +23,7 @@ from qworker.transports.nats.sender import NatsSender
 from qworker.transports.nats.server import Keeping, NatsServer
 from qworker.transports.nats.url import read_url
 from qworker.transports.visibility.consumer import RemoteConsumer
+from qworker.transports.visibility.failed import RemoteFailed
 from qworker.transports.wakeup import WakeupPipe
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ def nats_broker(
     wakeup = WakeupPipe()
     sender = NatsSender(server, clock, partial(wakeup.wake, NEWS))
     consumer = RemoteConsumer(server, sender, wakeup, clock, eta_limit)
-    return KombuBroker(url, sender, consumer, NatsAdmin(server, sender, known))
+    admin = NatsAdmin(server, sender, known)
+    return KombuBroker(url, sender, consumer, admin, RemoteFailed(admin, sender))
 
 
 def open_broker(url: str | None, conf: Settings) -> KombuBroker:
@@ -74,6 +76,8 @@ def open_broker(url: str | None, conf: Settings) -> KombuBroker:
         duplicate_seconds=options.get("duplicate_window", 30.0),
         dead_seconds=conf.dead_letter_expires,
         dead_max=conf.dead_letter_max,
+        failed_seconds=conf.failed_task_expires,
+        failed_max=conf.failed_task_max,
         revoke_seconds=conf.revoke_expires,
     )
     server = NatsServer(

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.naming import install_command
 from qworker.transports.connect_errors import explained
-from qworker.transports.kombu.server import DEAD
+from qworker.transports.kombu.server import FAILED
 from qworker.transports.nats.client import Connection, Loop, Refused
-from qworker.transports.nats.dead_queue import DeadQueue
-from qworker.transports.nats.layout import Layout
+from qworker.transports.nats.layout import LETTERS, Layout
+from qworker.transports.nats.letters import LetterQueue
 from qworker.transports.nats.queue import NatsQueue
 from qworker.transports.nats.revocations import Revocations
 from qworker.transports.nats.url import Place
@@ -43,19 +43,28 @@ WAIT_SECONDS = 10.0
 class Keeping(NamedTuple):
     """What the streams are told. replicas: of each. duplicate_seconds: how long ids of messages are
     remembered. dead_seconds, dead_max: how long dead letters are kept, and how many of each queue.
-    revoke_seconds: how long revocations are."""
+    failed_seconds, failed_max: the same of failed tasks. revoke_seconds: how long revocations are."""
 
     replicas: int = 1
     duplicate_seconds: float = 30.0
     dead_seconds: float = 604800.0
     dead_max: int = 10000
+    failed_seconds: float = 604800.0
+    failed_max: int = 10000
     revoke_seconds: float = 86400.0
+
+    def of(self, kind: str) -> tuple[float, int]:
+        """For how many seconds letters of a *kind* are kept, and how many of each queue."""
+        if kind == FAILED:
+            return self.failed_seconds, self.failed_max
+        return self.dead_seconds, self.dead_max
 
 
 class NatsServer(RemoteServer):
     """lease_seconds: after which a dead worker's messages come back, when its consumer declares the queue."""
 
     wait_seconds = WAIT_SECONDS
+    letters = tuple(LETTERS)
 
     def __init__(
         self, url: str, place: Place, layout: Layout, keeping: Keeping, lease_seconds: float, timeout: float
@@ -136,16 +145,17 @@ class NatsServer(RemoteServer):
 
     def declare(self, connection: Connection, queue: str) -> RemoteQueue:
         layout, keeping = self.layout, self.keeping
-        if queue == DEAD:
+        if queue in LETTERS:
+            seconds, most = keeping.of(queue)
             self._declare_stream(
                 connection,
-                layout.dead_stream,
-                layout.dead_subject("x").rpartition(".")[0] + ".*",
+                layout.letters_stream(queue),
+                layout.letter_subject(queue, None),
                 retention="limits",
-                max_age=int(keeping.dead_seconds * 1e9),
-                max_msgs_per_subject=keeping.dead_max,
+                max_age=int(seconds * 1e9),
+                max_msgs_per_subject=most,
             )
-            return DeadQueue(connection, queue, layout)
+            return LetterQueue(connection, queue, layout)
         seconds, consumer = self._declare_consumer(connection, queue, change=False)
         return NatsQueue(
             connection,
