@@ -449,8 +449,9 @@ class Broker(ABC):
 
     @property
     def missing(self) -> str | None:
-        """The file or directory in which everything is kept, where it is not there, so that nothing was ever
-        sent; None where it is, and for servers. What only reads finds nothing there, and makes nothing."""
+        """The file or directory in which everything is kept, or "table of …", where it is not there, so that
+        nothing was ever sent; None where it is, and for servers that make nothing first. What only reads
+        finds nothing there, and makes nothing."""
         return None
 
     @abstractmethod
