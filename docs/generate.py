@@ -80,7 +80,8 @@ def section(path: str, command: click.Command) -> str:
         usage += " [COMMAND]" if command.invoke_without_command else " COMMAND"
     lines = [
         f"{level} `{path}`\n",
-        inspect.cleandoc(command.help or "").replace("\b\n", "") + "\n",
+        "\n\n".join(map(paragraph, inspect.cleandoc(command.help or "").split("\n\n")))
+        + "\n",
         f"```text\n{usage} [OPTIONS]\n```\n",
     ]
     options = [
@@ -90,7 +91,15 @@ def section(path: str, command: click.Command) -> str:
     ]
     if options:
         lines += ["| option | what it does |", "|---|---|", *map(option, options), ""]
+    if command.epilog:
+        lines += [" ".join(command.epilog.split()), ""]
     return "\n".join(lines)
+
+
+def paragraph(text: str) -> str:
+    """One of a command's help. click leaves those as they are that begin so."""
+    raw = text.removeprefix("\b\n")
+    return text if raw == text else f"```text\n{raw}\n```"
 
 
 def argument(param: click.Argument) -> str:
@@ -104,6 +113,8 @@ def option(param: click.Option) -> str:
     if not param.is_flag and not param.count:
         names += f" `{value_name(param)}`"
     words = " ".join((param.help or "").split()).replace("|", "\\|")
+    if param.show_default:
+        words += f" Default: {param.default}."
     return f"| {names} | {words} |"
 
 

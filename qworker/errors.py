@@ -24,6 +24,7 @@
     ├── ControlError
     └── SpoolError               a spool file
         ├── InvalidPacket        its bytes, or those of a peer, are no packet
+        ├── NoSpoolFunction      nothing was imported that runs jobs
         ├── NoSpooler            nothing says which directory a job goes to
         ├── NotSpooled           uwsgi.spool() could not enqueue it
         └── UnrunnableJob ── UnknownFunction
@@ -282,6 +283,11 @@ class SpoolError(QWorkerError):
 
 class InvalidPacket(SpoolError):
     """These bytes are no packet; the message says at which byte, and what is wrong there."""
+
+
+class NoSpoolFunction(SpoolError):
+    """There is a job, and no function that runs jobs: ``uwsgi.spooler`` is set by the application, which was
+    not imported, or by one of its modules."""
 
 
 class NoSpooler(SpoolError, AttributeError):

@@ -216,6 +216,29 @@ def near(name: str, candidates: Iterable[str], count: int = 3, likeness: float =
     return get_close_matches(name, others, count, likeness)
 
 
+_BUILT_IN = ("celery.", "qworker.")
+
+
+def own_tasks(names: Iterable[str]) -> list[str]:
+    """Those of *names* that are a program's own tasks and not built in, sorted."""
+    return sorted(name for name in names if not name.startswith(_BUILT_IN))
+
+
+def near_tasks(name: str, tasks: Iterable[str]) -> list[str]:
+    """Up to three of *tasks* that *name* may be a slip of, best first; [] when none is close.
+
+    What stands behind the last dot counts first: "tasks.ad" is nearer to "tasks.add" than to "tasks.map".
+    """
+    known = own_tasks(tasks)
+    by_last: dict[str, list[str]] = {}
+    for each in known:
+        by_last.setdefault(each.rpartition(".")[2], []).append(each)
+    last = name.rpartition(".")[2]
+    same = [each for each in by_last.get(last, []) if each != name]
+    close = [each for short in near(last, by_last) for each in by_last[short]]
+    return (same or close)[:3] or near(name, known)
+
+
 def valid_queue_name(name: object) -> bool:
     """Whether `name` can be a queue: 1 to 255 printable characters, no space, quote, bracket or wildcard."""
     return _valid(name, _FORBIDDEN_IN_QUEUE)

@@ -242,7 +242,7 @@ class Worker:
         signals.worker_shutdown.send(self)
         totals = self.parts.state.totals
         logger.info(
-            "stopped (%s): %d tasks finished, %d given back, %d of them cut short",
+            "stopped (%s): finished %d, given back %d, of these cut short %d",
             self.phase,
             totals["finished"] + totals["dead_lettered"],
             totals["returned"],
@@ -256,7 +256,7 @@ class Worker:
         conf, pool = self.app.conf, self.parts.pool
         if phase == DRAINING:
             logger.info(
-                "stopping: waiting up to %g s for %d running tasks; a second signal gives them back at once",
+                "stopping: waiting up to %g s for what runs (%d); a second signal gives it back at once",
                 conf.worker_shutdown_timeout,
                 pool.in_flight(),
                 extra={"event": "worker-stopping"},

@@ -129,7 +129,9 @@ class Schedules:
 
         def change(found: Listed | None, edit: Edit | None) -> Edit:
             if found is not None and not found.removed:
-                raise InvalidSchedule(f"there is an entry {name!r} already: set() changes it")
+                raise InvalidSchedule(
+                    f"there is an entry {name!r} already: `qworker beat set`, or set(), changes it"
+                )
             return Edit(written, added=True)
 
         return self._edit(name, change)
@@ -160,7 +162,9 @@ class Schedules:
         def change(found: Listed | None, edit: Edit | None) -> None:
             self._entry_or_wrong(name, found)
             if name not in base_of(self._app):
-                raise InvalidSchedule(f"the entry {name!r} was added by hand: remove() removes it")
+                raise InvalidSchedule(
+                    f"the entry {name!r} was added by hand: `qworker beat remove`, or remove(), removes it"
+                )
 
         return self._edit(name, change)
 

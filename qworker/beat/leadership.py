@@ -57,9 +57,8 @@ class Leadership:
         taken = self._store.take(self._holder, found, self._about)
         if taken.holder == self._holder:
             self.lease, self._renewed_at, self._watched = taken, now, None
-            logger.info(
-                "leads the schedules now, after %s", found.holder or "nobody", extra={"event": "beat-leads"}
-            )
+            after = f", after {found.holder}" if found.holder else ""
+            logger.info("leads the schedules now%s", after, extra={"event": "beat-leads"})
 
     def rest(self, now: float) -> float:
         """Seconds until the lease is to be renewed."""

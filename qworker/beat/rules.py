@@ -86,8 +86,9 @@ class rrule(Schedule):
         try:
             found: Any = rrulestr(self.text, dtstart=self.start, forceset=True)
         except Exception as error:
+            why = error if "=" in self.text else "it has no NAME=VALUE"
             raise InvalidSchedule(
-                f"{rule!r:.200} is no rule of RFC 5545, as 'FREQ=WEEKLY;BYDAY=MO,TH;BYHOUR=9': {error}"
+                f"{rule!r:.200} is no rule of RFC 5545, as 'FREQ=WEEKLY;BYDAY=MO,TH;BYHOUR=9': {why}"
             ) from error
         if len(found._rrule) > MOST_RULES:
             raise InvalidSchedule(f"{len(found._rrule)} rules in one are too many: {MOST_RULES} at most")

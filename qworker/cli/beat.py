@@ -7,6 +7,7 @@ Thread:      main.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -18,7 +19,6 @@ from qworker.beat.api import preview as due_times
 from qworker.beat.entry import read_entry
 from qworker.cli.beat_options import (
     EntryName,
-    Instant,
     field_options,
     placed,
     read_field_options,
@@ -42,11 +42,11 @@ from qworker.cli.call import warn_without_worker
 from qworker.cli.celery_options import celery_options
 from qworker.cli.completion import task_names
 from qworker.cli.groups import SuggestingGroup
-from qworker.cli.options import app_option, json_option, open_app, process_options
+from qworker.cli.names import doubt_task, likely_task
+from qworker.cli.options import Instant, Number, app_option, json_option, open_app, process_options
 from qworker.cli.output import print_json, visible
 from qworker.conf.absent import BEAT_OPTIONS, BEAT_OPTIONS_WITHOUT_EFFECT
-from qworker.naming import near
-from qworker.publishing.call import check_options
+from qworker.publishing.call import check_options, check_priority
 
 _NAME = EntryName()
 _MOST_DUES = 1000
@@ -126,7 +126,7 @@ def show(name: str, app: str | None, as_json: bool) -> None:
 @click.option(
     "-n",
     "--count",
-    type=click.IntRange(1, _MOST_DUES),
+    type=Number(1, _MOST_DUES),
     default=10,
     show_default=True,
     help="How many.",
@@ -186,17 +186,18 @@ def add(name: str, task: str, app: str | None, as_json: bool, **given: Any) -> N
     With --json: what `list` has of it.
     """
     application = open_app(app).app
+    task = likely_task(application, task)
     schedule = read_schedule_options(application, given, None)
     if schedule is None:
         raise click.UsageError("Say when: --every, --cron, --at, --rrule or --sun.")
     fields = read_field_options(application, given, {})
-    check_options(application, task, fields.get("options", {}))
+    _check_options(application, task, fields.get("options", {}))
     _tell(application, application.schedules.add(name, task, schedule, **fields).name, "Added", as_json)
 
 
 @beat.command("set")
 @click.argument("name", type=_NAME)
-@click.option("--task", shell_complete=task_names, help="What it calls.")
+@click.option("--task", metavar="TASK", shell_complete=task_names, help="What it calls.")
 @schedule_options
 @field_options
 @app_option
@@ -214,7 +215,9 @@ def set_(name: str, app: str | None, as_json: bool, **given: Any) -> None:
     fields = read_field_options(application, given, before.options)
     if schedule is not None:
         fields["schedule"] = schedule
-    check_options(application, fields.get("task", before.task), fields.get("options", {}))
+    if "task" in fields:
+        fields["task"] = likely_task(application, fields["task"])
+    _check_options(application, fields.get("task", before.task), fields.get("options", {}))
     application.schedules.set(name, **fields)
     _tell(application, name, "Changed", as_json)
 
@@ -282,6 +285,12 @@ def _existing(find: Any, names: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def _check_options(app: QWorker, task: str, options: Mapping[str, Any]) -> None:
+    """Raise PublishError for options of the call that would be refused each time it is due."""
+    check_options(app, task, options)
+    check_priority(task, options, app.conf.task_queue_max_priority)
+
+
 def _tell(app: QWorker, name: str, done: str, as_json: bool) -> None:
     """Say what became of an entry, and what is doubtful about it."""
     found = app.schedules.get(name)
@@ -296,11 +305,7 @@ def _tell(app: QWorker, name: str, done: str, as_json: bool) -> None:
         return
     task = app.tasks.get(entry.task)
     if task is None:
-        guesses = near(entry.task, app.tasks) or [
-            each for each in app.tasks if each.endswith(f".{entry.task}")
-        ]
-        hint = f" Did you mean {' or '.join(map(repr, guesses))}?" if guesses else ""
-        click.echo(f"Warning: this app knows no task {entry.task!r:.200}.{hint}", err=True)
+        click.echo(f"Warning: {doubt_task(app, entry.task)}", err=True)
         return
     try:
         if task.check_arguments is not None:

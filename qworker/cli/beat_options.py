@@ -19,7 +19,7 @@ from qworker.beat import Schedule, clocked, crontab, rrule, schedule, solar
 from qworker.beat.entry import LONGEST_NAME, OVERLAPS
 from qworker.beat.kinds import read_schedule, write_schedule
 from qworker.beat.schedule import zone_of
-from qworker.cli.options import JsonValue, ParamType, SettingValue, loose
+from qworker.cli.options import Instant, JsonValue, Number, ParamType, SettingValue, loose
 from qworker.errors import InvalidSchedule
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -27,10 +27,6 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 KINDS = ("every", "cron", "at", "rrule", "sun")
 _ZONED = ("crontab", "rrule", "solar")
 """The kinds of written schedules that have a time zone."""
-
-
-YEARS = range(1970, 9000)
-"""Those that all schedules can reckon with."""
 
 
 class _Nothing:
@@ -70,24 +66,11 @@ class _Or(ParamType):
         text = value.strip().lower() if isinstance(value, str) else value
         if text in self._words:
             return NOTHING if text == "none" else text
-        return self._inner.convert(value, param, ctx)
-
-
-class Instant(ParamType):
-    """A time in ISO 8601, as a datetime; naive where it names no time zone."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        if isinstance(value, datetime):
-            return value
         try:
-            found = datetime.fromisoformat(value.strip())
-        except ValueError:
-            found = None
-        if found is None or found.year not in YEARS:
-            self.fail(f"{value[:80]!r} is no time: write it as 2027-01-31T08:00:00+01:00", param, ctx)
-        return found
+            return self._inner.convert(value, param, ctx)
+        except click.BadParameter as error:
+            words = ", ".join(map(repr, self._words))
+            raise click.BadParameter(f"{error.message.rstrip('.')}, nor {words}", ctx, param) from None
 
 
 class _Place(ParamType):
@@ -154,9 +137,7 @@ _FIELDS = (
     ),
     click.option("--start", type=_Or(_INSTANT, "none"), help="Due times before this one do not count."),
     click.option("--end", type=_Or(_INSTANT, "none"), help="Due times after this one do not count."),
-    click.option(
-        "--max-runs", type=_Or(click.IntRange(min=1), "none"), help="Call it so often in all, or `none`."
-    ),
+    click.option("--max-runs", type=_Or(Number(min=1), "none"), help="Call it so often in all, or `none`."),
     click.option(
         "--expires",
         type=_Or(_DURATION, "none"),
@@ -165,7 +146,7 @@ _FIELDS = (
     click.option("--jitter", type=_DURATION, help="Call it so much later at most, each time otherwise."),
     click.option(
         "--catch-up",
-        type=_Or(click.IntRange(min=1), "latest", "skip"),
+        type=_Or(Number(min=1), "latest", "skip"),
         metavar="latest/skip/NUMBER",
         help="What becomes of due times that were missed: one call, none, or so many of the last.",
     ),

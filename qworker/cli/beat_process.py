@@ -117,7 +117,8 @@ def _tell(choice: AppChoice, node: str, service: Beat) -> None:
     )
     if not service.declared and not _has_rows(service):
         logger.warning(
-            "there are no entries: set beat_schedule, declare tasks with schedule=, or run `qworker beat add`"
+            "there are no entries: set beat_schedule, or declare tasks with schedule=%s",
+            ", or run `qworker beat add`" if shared else "",
         )
     if not shared:
         logger.warning(

@@ -7,16 +7,29 @@ Thread:      main.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import click
 
 from qworker.app import QWorker
 from qworker.cli.completion import queue_names, task_names
-from qworker.cli.options import JsonValue, SettingValue, app_option, json_option, loose, open_app
+from qworker.cli.names import queues_in_use, queues_option, task_named
+from qworker.cli.options import (
+    Beside,
+    Instant,
+    JsonValue,
+    Number,
+    ParamType,
+    SettingValue,
+    app_option,
+    json_option,
+    loose,
+    open_app,
+)
 from qworker.cli.output import print_json
 from qworker.cli.result import EXIT_NOT_READY, refuse_to_ask, show
-from qworker.errors import NotRegistered, NotSupported, ResultTimeout
+from qworker.errors import NotSupported, ResultTimeout
 from qworker.naming import near
 from qworker.results.result import AsyncResult
 from qworker.tasks.task import Task
@@ -38,6 +51,20 @@ class _Call(click.Command):
                 "qworker call TASK -- -1 2",
                 ctx,
             ) from None
+
+
+class _Until(ParamType):
+    """A duration, as seconds from now; or a time."""
+
+    name = "duration or time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | datetime:
+        try:
+            return float(_DURATION.convert(value, param, ctx))
+        except click.BadParameter:
+            return Instant().convert(value, param, ctx)
 
 
 @click.command(
@@ -69,15 +96,18 @@ class _Call(click.Command):
     shell_complete=queue_names,
     help="Queue to send it to.",
 )
-@click.option("--priority", type=click.IntRange(0, 9), help="0 to 9, the most urgent.")
+@click.option("--priority", type=Number(0, 9), help="0 to 9, the most urgent.")
 @click.option("--countdown", type=_DURATION, help="Run it after this long (10, 1h30m).")
-@click.option("--eta", help="Run it at this time (2030-01-31T08:00:00Z).")
-@click.option("--expires", help="Do not run it after this long, or this time.")
-@click.option("--task-id", help="Id of the task; default: a new one.")
-@click.option("--serializer", help="json, or another accepted one.")
+@click.option("--eta", type=Instant(), help="Run it at this time (2030-01-31T08:00:00Z).")
+@click.option("--expires", type=_Until(), help="Do not run it after this long, or this time.")
+@click.option("--task-id", metavar="ID", help="Id of the task; default: a new one.")
+@click.option("--serializer", metavar="NAME", help="json, or another accepted one.")
 @click.option("--by-name", is_flag=True, help="Send it even when this app does not know the task.")
 @click.option("-w", "--wait", is_flag=True, help="Wait for the result and print it.")
-@click.option("--timeout", type=_DURATION, default="60s", show_default=True, help="How long to wait.")
+@click.option(
+    "--timeout", cls=Beside, beside="wait", type=_DURATION, default="60s", show_default=True,
+    help="How long --wait waits.",
+)  # fmt: skip
 @json_option
 def call(
     name: str,
@@ -94,10 +124,11 @@ def call(
     """Send a task, and wait for its result if asked to."""
     if arguments and args:
         raise click.UsageError("Give the arguments one by one or with --args, not both.")
+    if options["eta"] is not None and options["countdown"] is not None:
+        raise click.UsageError("Say with --eta or with --countdown when it is due, not both.")
     choice = open_app(app)
     task = name if by_name else task_named(choice.app, name)
     asked_for = {key: value for key, value in options.items() if value is not None}
-    asked_for["expires"] = _moment(asked_for.get("expires"))
     positional = args or [loose(text) for text in arguments]
     if wait:
         refuse_to_ask(choice.app, calls=True)
@@ -110,13 +141,23 @@ def call(
         print_json({"id": result.id, "task": task}) if as_json else click.echo(result.id)
         warn_without_worker(choice.app, result.queue)
         return 0
-    warn_without_worker(choice.app, result.queue)
     try:
+        warn_without_worker(choice.app, result.queue)
         result.get(timeout=timeout, propagate=False)
     except ResultTimeout:
-        click.echo(f"Error: no result after {timeout:g} s; ask later: qworker result {result.id}", err=True)
+        click.echo(f"Error: no result after {timeout:g} s{_later(choice.app, result.id)}", err=True)
+        if as_json:
+            show(result, as_json)
         return EXIT_NOT_READY
+    except KeyboardInterrupt:
+        click.echo(f"\nThe task goes on{_later(choice.app, result.id)}", err=True)
+        raise
     return show(result, as_json)
+
+
+def _later(app: QWorker, task_id: str) -> str:
+    """How to ask for a result that was not waited for, where another process than the caller's may ask."""
+    return f"; ask later: qworker result {task_id}" if app.backend.persistent else ""
 
 
 def _refuse_ignored(app: QWorker, name: str) -> None:
@@ -138,36 +179,14 @@ def _send(
         raise click.UsageError(str(error)) from None
 
 
-def _moment(text: str | None) -> Any:
-    """Read a duration as seconds from now. Everything else is a time, which the client reads."""
-    if text is None:
-        return None
-    try:
-        return SettingValue("worker_shutdown_timeout").convert(text, None, None)
-    except click.BadParameter:
-        return text
-
-
-def task_named(app: QWorker, name: str) -> str:
-    """Return the full name of the task that is meant by a name or by its end.
-
-    Raises NotRegistered, with the nearest names, when there is none or several.
-    """
-    if name in app.tasks:
-        return name
-    ending = [known for known in app.tasks if known.endswith(f".{name}")]
-    if len(ending) == 1:
-        return ending[0]
-    by_short_name = {known.rpartition(".")[2]: known for known in app.tasks}
-    likely = [by_short_name[short] for short in near(name.rpartition(".")[2], by_short_name)]
-    raise NotRegistered(name, ending or near(name, app.tasks) or likely)
-
-
 def warn_without_worker(app: QWorker, queue: str | None) -> None:
     """Say on standard error when no worker consumes the queue that a task was just sent to."""
     if "workers" in app.broker.lacks:
         return
     names = {name for worker in app.broker.admin.workers() for name in worker.queues}
     if queue is not None and queue not in names:
-        other = "" if queue == app.conf.task_default_queue else f" -Q {queue}"
-        click.echo(f"No worker works on queue {queue!r} now. Start one with: qworker start{other}", err=True)
+        start = f"qworker start{queues_option(app, queue)}"
+        click.echo(f"No worker works on queue {queue!r} now. Start one with: {start}", err=True)
+        if guesses := [] if queue in queues_in_use(app) else near(queue, names):
+            meant = " or ".join(map(repr, guesses))
+            click.echo(f"Did you mean {meant}, where a worker is?", err=True)

@@ -55,21 +55,22 @@ def _silence() -> int:
 def task_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Names of tasks that begin so, or else short names that do."""
     from qworker.cli.discovery import find_app, load_tasks
+    from qworker.naming import own_tasks
 
     app = find_app(_named(ctx)).app
     load_tasks(app)
-    names = [name for name in app.tasks if not name.startswith(("celery.", "qworker."))]
+    names = own_tasks(app.tasks)
     return _fitting(names, incomplete) or _fitting((name.rpartition(".")[2] for name in names), incomplete)
 
 
 def queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Names of queues that the app's settings and tasks speak of. The broker is not asked: it may be far."""
     from qworker.cli.discovery import find_app, load_tasks
-    from qworker.cli.examinations import queues_in_use
+    from qworker.cli.names import queues_in_use
 
-    choice = find_app(_named(ctx))
-    load_tasks(choice.app)
-    return _fitting(queues_in_use(choice), incomplete)
+    app = find_app(_named(ctx)).app
+    load_tasks(app)
+    return _fitting(queues_in_use(app), incomplete)
 
 
 def several_queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -35,7 +35,7 @@ def config() -> None:
 @click.option("--changed", is_flag=True, help="Only those that some source gives.")
 @json_option
 def show(names: tuple[str, ...], app: str | None, changed: bool, as_json: bool) -> None:
-    """Show every setting, or those NAMES, with value and source. Secrets are masked."""
+    """Show every setting, or those NAMES, with source and value. Secrets are masked."""
     for name in names:
         if name not in SETTINGS:
             nearest = near(name, SETTINGS)
@@ -46,7 +46,7 @@ def show(names: tuple[str, ...], app: str | None, changed: bool, as_json: bool) 
     if as_json:
         print_json({row.name: {"value": row.value, "source": row.source} for row in rows})
     elif rows:
-        print_table(("setting", "value", "source"), [(row.name, repr(row.value), row.source) for row in rows])
+        print_table(("setting", "source", "value"), [(row.name, row.source, repr(row.value)) for row in rows])
     else:
         click.echo("All settings have their default.")
 
@@ -91,4 +91,9 @@ def _connected(choice: AppChoice) -> list[Problem]:
                     problems.append(Problem(setting, text, conf.source(setting), fact.severity))
         except QWorkerError as error:
             problems.append(Problem(setting, str(error), conf.source(setting), "error"))
+    if not any(problem.setting == "broker_url" for problem in problems):
+        try:
+            choice.app.broker.admin.queues()
+        except QWorkerError as error:  # the embedded one has no server that could have been asked
+            problems.append(Problem("broker_url", str(error), conf.source("broker_url"), "error"))
     return problems

@@ -8,6 +8,7 @@ Thread:      main.
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -15,8 +16,9 @@ import click
 from qworker.app import QWorker
 from qworker.cli.completion import queue_names
 from qworker.cli.groups import SuggestingGroup
-from qworker.cli.options import app_option, json_option, open_sent
-from qworker.cli.output import age, count, cut, print_json, print_table, visible
+from qworker.cli.names import doubt_queues
+from qworker.cli.options import Number, Tag, app_option, json_option, open_sent
+from qworker.cli.output import age, count, cut, newest, print_json, print_table, visible
 from qworker.cli.purge import confirm
 from qworker.control.dead_letters import ALL
 from qworker.control.dead_letters import retry as retry_letters
@@ -24,6 +26,7 @@ from qworker.errors import ConfigurationError
 from qworker.transports.lease import Dead
 
 _LONGEST_REASON = 60
+_TAG = Tag("qworker dead list")
 _LONGEST_BODY = 4096
 
 
@@ -34,20 +37,22 @@ def dead() -> None:
 
 @dead.command("list")
 @app_option
-@click.option("-Q", "--queue", shell_complete=queue_names, help="Only those of this queue.")
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="How many, newest first."
-)
+@click.option("-Q", "--queue", metavar="NAME", shell_complete=queue_names, help="Only those of this queue.")
+@click.option("--limit", type=Number(min=1), default=100, show_default=True, help="How many, newest first.")
 @json_option
 def list_(app: str | None, queue: str | None, limit: int, as_json: bool) -> None:
     """List dead letters, newest first."""
     choice = open_sent(app)
-    letters = choice.app.broker.admin.dead(queue, limit)
+    if queue is not None:
+        doubt_queues(choice.app, [queue])
+    letters = choice.app.broker.admin.dead(queue, limit + 1)
+    is_cut = len(letters) > limit
+    letters = letters[:limit]
     if as_json:
         print_json([_fields(letter) for letter in letters])
         return
     if not letters:
-        click.echo("There are no dead letters.")
+        click.echo("There are no dead letters." if queue is None else f"Queue {queue!r} has no dead letters.")
         return
     now = choice.app.clock.now()
     rows = []
@@ -57,13 +62,15 @@ def list_(app: str | None, queue: str | None, limit: int, as_json: bool) -> None
         task = headers.get("task") or "?"
         rows.append((letter.tag, letter.queue, task, letter.deliveries, age(now - letter.died_at), reason))
     print_table(("tag", "queue", "task", "deliveries", "age", "reason"), rows, right="tag deliveries age")
+    if is_cut:
+        click.echo(newest(limit), err=True)
     click.echo(
         "\nMore: qworker dead show TAG. Then: qworker dead retry TAG, or qworker dead discard TAG.", err=True
     )
 
 
 @dead.command()
-@click.argument("tag", type=int)
+@click.argument("tag", metavar="TAG", type=_TAG)
 @app_option
 @json_option
 def show(tag: int, app: str | None, as_json: bool) -> None:
@@ -88,7 +95,7 @@ def show(tag: int, app: str | None, as_json: bool) -> None:
 
 
 @dead.command()
-@click.argument("tags", type=int, nargs=-1)
+@click.argument("tags", metavar="[TAG]...", type=_TAG, nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
 @app_option
 def retry(tags: tuple[int, ...], everything: bool, app: str | None) -> None:
@@ -100,7 +107,7 @@ def retry(tags: tuple[int, ...], everything: bool, app: str | None) -> None:
 
 
 @dead.command()
-@click.argument("tags", type=int, nargs=-1)
+@click.argument("tags", metavar="[TAG]...", type=_TAG, nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @app_option
@@ -159,7 +166,7 @@ def _fields(letter: Dead) -> dict[str, Any]:
         "tag": letter.tag,
         "queue": letter.queue,
         "reason": letter.reason,
-        "died_at": letter.died_at,
+        "died_at": datetime.fromtimestamp(letter.died_at, UTC),
         "deliveries": letter.deliveries,
         "headers": _headers(letter) or letter.headers,
         "properties": letter.properties,

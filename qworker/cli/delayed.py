@@ -10,6 +10,7 @@ from __future__ import annotations
 import click
 
 from qworker.cli.groups import SuggestingGroup
+from qworker.cli.names import doubt_queues
 from qworker.cli.options import app_option, json_option, open_sent
 from qworker.cli.output import age, count, print_json, print_table
 from qworker.cli.purge import confirm
@@ -64,7 +65,7 @@ def _in(due: object, now: float) -> str:
 
 @delayed.command()
 @app_option
-@click.option("-Q", "--queue", help="Only those of this queue; default: of all.")
+@click.option("-Q", "--queue", metavar="NAME", help="Only those of this queue; default: of all.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def flush(app: str | None, queue: str | None, yes: bool) -> None:
     """Hand messages that are due later back as plain messages, for workers that read only the plain queues.
@@ -72,7 +73,10 @@ def flush(app: str | None, queue: str | None, yes: bool) -> None:
     Their headers still say when they are meant to run, and Celery's workers keep to that. Stop the qworker
     workers of these queues first: they would put the messages aside again.
     """
-    store = open_sent(app).app.broker
+    application = open_sent(app).app
+    store = application.broker
+    if queue is not None:
+        doubt_queues(application, [queue])
     queues = [queue] if queue is not None else [info.queue for info in store.admin.queues() if info.delayed]
     if not queues:
         click.echo("Nothing is due later.")

@@ -38,6 +38,10 @@ _OURS = str(Path(__file__).parents[1]) + os.sep
 _LONGEST_SOURCE = 1_000_000  # bytes read of a file to see whether it makes an app
 
 
+class NoApp(ConfigurationError):
+    """Nobody named an app, and there is none to be found."""
+
+
 class AppChoice(NamedTuple):
     """An app, why it was chosen (for people), and its path "module:name" or "module" (for -A)."""
 
@@ -55,18 +59,23 @@ def find_app(option: str | None = None, directory: Path | None = None) -> AppCho
     Raises ConfigurationError when there is no app, when there are several, and when one cannot be imported.
     It says where was looked and what to write.
     """
-    here = directory or _working_directory()
+    here = directory or import_from_here()
     if str(here) not in sys.path:
         sys.path.insert(0, str(here))
     target, how = _choose(option, here)
     return load(target, how, here)
 
 
-def _working_directory() -> Path:
+def import_from_here() -> Path:
+    """Put the working directory on the import path, and return it. Raises ConfigurationError when it is
+    gone."""
     try:
-        return Path.cwd()
+        here = Path.cwd()
     except OSError:
         raise ConfigurationError("the working directory is gone; change to one that exists") from None
+    if str(here) not in sys.path:
+        sys.path.insert(0, str(here))
+    return here
 
 
 def _choose(option: str | None, here: Path) -> tuple[str, str]:
@@ -157,11 +166,11 @@ def _in_directory(here: Path) -> tuple[str, str]:
         raise ConfigurationError(
             f"{len(modules)} packages in {here} make an app; say which with -A: " + ", ".join(modules)
         )
-    raise ConfigurationError(
+    raise NoApp(
         f"found no app: {here} has no tasks.py, app.py, qworker_app.py or package that makes one. Name it "
         "with -A, as "
-        f"in -A proj.tasks or -A path/to/file.py, or set {ENVIRONMENT_VARIABLE}. To begin, write tasks.py: "
-        'from qworker import QWorker; app = QWorker("tasks")'
+        f"in -A proj.tasks or -A path/to/file.py, or set {ENVIRONMENT_VARIABLE}. To begin, have "
+        "tasks.py written: qworker init project --write"
     )
 
 
@@ -279,14 +288,14 @@ def _import(name: str, how: str, here: Path) -> ModuleType:
             )
             hint = f"did you mean {nearest[0]}?" if nearest else f"looked in {here} and on the import path"
             raise ConfigurationError(f"there is no module {name!r} ({how}); {hint}") from None
-        raise ConfigurationError(_story(name, error)) from None
+        raise ConfigurationError(import_story(name, error)) from None
     except SystemExit as error:
         message = (
             f"{name} ends the program when it is imported (exit {error.code}); put that under: if __name__ =="
         )
         raise ConfigurationError(f'{message} "__main__":') from None
     except Exception as error:  # noqa: BLE001 - the user's module is code: it may raise anything
-        raise ConfigurationError(_story(name, error)) from None
+        raise ConfigurationError(import_story(name, error)) from None
 
 
 def load_tasks(app: QWorker) -> None:
@@ -300,7 +309,7 @@ def load_tasks(app: QWorker) -> None:
         raise
     except Exception as error:  # noqa: BLE001 - a user's module again
         raise ConfigurationError(
-            _story("the modules of imports, include and autodiscover_tasks", error)
+            import_story("the modules of imports, include and autodiscover_tasks", error)
         ) from None
 
 
@@ -315,6 +324,7 @@ def _own_frames(error: Exception) -> list[FrameSummary]:
     ]
 
 
-def _story(name: str, error: Exception) -> str:
+def import_story(name: str, error: Exception) -> str:
+    """What to tell of a module that cannot be imported: the user's own lines of the traceback."""
     text = "".join(format_list(_own_frames(error)) + format_exception_only(error)).rstrip()
     return f"cannot import {name}, because of this in it:\n{text}"

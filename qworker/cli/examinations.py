@@ -20,12 +20,13 @@ from typing import NamedTuple
 
 from qworker.cli import beat_examined, suitability
 from qworker.cli.discovery import AppChoice, load_tasks
+from qworker.cli.names import queues_in_use, queues_option
 from qworker.cli.output import age, count
 from qworker.cli.return_types import unserialisable
 from qworker.cli.servers import facts
 from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable
-from qworker.naming import DISTRIBUTION
+from qworker.naming import DISTRIBUTION, own_tasks
 from qworker.transports import broker_urls
 from qworker.transports.sqlite.path import database_path
 
@@ -97,9 +98,7 @@ def settings(choice: AppChoice) -> Iterator[Finding]:
 def tasks(choice: AppChoice) -> Iterator[Finding]:
     """Whether there are tasks, and whether what they return can be stored."""
     load_tasks(choice.app)
-    own = {
-        name: task for name, task in choice.app.tasks.items() if not name.startswith(("celery.", "qworker."))
-    }
+    own = {name: choice.app.tasks[name] for name in own_tasks(choice.app.tasks)}
     if not own:
         yield Finding(
             "warning",
@@ -139,15 +138,15 @@ def broker(choice: AppChoice) -> Iterator[Finding]:
         )
     if "workers" in store.lacks:
         yield Finding("ok", "this broker does not tell which workers there are")
-        worked_on |= {*queues_in_use(choice), *infos}
-    for queue, senders in sorted(queues_in_use(choice).items()):
+        worked_on |= {*queues_in_use(choice.app), *infos}
+    for queue, senders in sorted(queues_in_use(choice.app).items()):
         if queue in worked_on:
             continue
         info = infos.pop(queue, None)
-        yield from _unattended(queue, info.ready if info else 0, senders, bool(workers))
+        yield from _unattended(choice, queue, info.ready if info else 0, senders, bool(workers))
     for queue, info in infos.items():
         if queue not in worked_on and info.ready:
-            yield from _unattended(queue, info.ready, "", bool(workers))
+            yield from _unattended(choice, queue, info.ready, "", bool(workers))
         if info.oldest is not None and queue in worked_on and now - info.oldest > _OLD_MESSAGE:
             waited = age(now - info.oldest)
             yield Finding(
@@ -181,8 +180,8 @@ def _not_there(path: str, what: str, setting: str, choice: AppChoice) -> Iterato
 _SET_CLOCKS = "set the clocks of all machines by NTP; times of ETAs, expiry and leases depend on them"
 
 
-def _unattended(queue: str, ready: int, senders: str, others: bool) -> Iterator[Finding]:
-    start = f"start one: qworker start -Q {queue}"
+def _unattended(choice: AppChoice, queue: str, ready: int, senders: str, others: bool) -> Iterator[Finding]:
+    start = f"start one: qworker start{queues_option(choice.app, queue)}"
     whose = f" ({senders})" if senders else ""
     if ready:
         what = f"no worker works on queue {queue!r}{whose}, where {count(ready, 'message')} waits"
@@ -191,23 +190,6 @@ def _unattended(queue: str, ready: int, senders: str, others: bool) -> Iterator[
         yield Finding("error", f"there are workers, but none works on queue {queue!r}{whose}", start)
     else:
         yield Finding("warning", f"no worker works on queue {queue!r}{whose}", start)
-
-
-def queues_in_use(choice: AppChoice) -> dict[str, str]:
-    """Queues that tasks are sent to, with those who send there."""
-    conf = choice.app.conf
-    senders: dict[str, list[str]] = {conf.task_default_queue: ["the default"]}
-    for queue in conf.task_queues:
-        senders.setdefault(queue, []).append("task_queues")
-    for name, task in choice.app.tasks.items():
-        if task.queue:
-            senders.setdefault(task.queue, []).append(name)
-    for router in conf.task_routes:
-        for pattern, route in router.items() if isinstance(router, dict) else ():
-            queue = route if isinstance(route, str) else route.get("queue")
-            if isinstance(queue, str):
-                senders.setdefault(queue, []).append(f"task_routes {pattern}")
-    return {queue: ", ".join(names[:3]) for queue, names in senders.items()}
 
 
 def suits(choice: AppChoice) -> Iterator[Finding]:

@@ -17,10 +17,13 @@ import click
 from qworker.app import QWorker
 from qworker.cli.completion import queue_names, task_names
 from qworker.cli.groups import SuggestingGroup
-from qworker.cli.options import JsonValue, app_option, json_option, open_sent
-from qworker.cli.output import age, count, print_json, print_table, visible
+from qworker.cli.names import doubt_queues
+from qworker.cli.options import JsonValue, Number, app_option, json_option, open_sent
+from qworker.cli.output import age, count, newest, print_json, print_table, visible
 from qworker.cli.purge import confirm
-from qworker.control.failed import FailedTask
+from qworker.control.failed import ALL, FailedTask
+from qworker.errors import ConfigurationError
+from qworker.naming import near_tasks
 
 _LONGEST_ERROR = 60
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -29,7 +32,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def _selection(command: _F) -> _F:
     """The words that say which failed tasks are meant."""
     for option in (
-        click.option("-Q", "--queue", shell_complete=queue_names, help="Only those of this queue."),
+        click.option(
+            "-Q", "--queue", metavar="NAME", shell_complete=queue_names, help="Only those of this queue."
+        ),
         click.option("--error", metavar="TEXT", help="Only those whose error has this text in it."),
         click.option("--task", metavar="NAME", shell_complete=task_names, help="Only those of this task."),
     ):
@@ -45,19 +50,20 @@ def failed() -> None:
 @failed.command("list")
 @app_option
 @_selection
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="How many, newest first."
-)
+@click.option("--limit", type=Number(min=1), default=100, show_default=True, help="How many, newest first.")
 @json_option
 def list_(app: str | None, limit: int, as_json: bool, **chosen: Any) -> None:
     """List failed tasks, newest first."""
     choice = open_sent(app, tasks=False)
-    found = choice.app.failed.list(limit=limit, **chosen)
+    _meant(choice.app, chosen)
+    found = choice.app.failed.list(limit=limit + 1, **chosen)
+    is_cut = len(found) > limit
+    found = found[:limit]
     if as_json:
         print_json([_fields(each) for each in found])
         return
     if not found:
-        click.echo("No failed task is kept.")
+        click.echo("No failed task is like that." if any(chosen.values()) else "No failed task is kept.")
         return
     now = choice.app.clock.now()
     rows = [
@@ -65,6 +71,8 @@ def list_(app: str | None, limit: int, as_json: bool, **chosen: Any) -> None:
         for each in found
     ]
     print_table(("tag", "queue", "task", "attempts", "age", "error"), rows, right="tag attempts age")
+    if is_cut:
+        click.echo(newest(limit), err=True)
     click.echo(
         "\nMore: qworker failed show TAG. Then: qworker failed retry TAG, or qworker failed discard TAG.",
         err=True,
@@ -72,12 +80,16 @@ def list_(app: str | None, limit: int, as_json: bool, **chosen: Any) -> None:
 
 
 @failed.command()
-@click.argument("tag", type=int)
+@click.argument("tag", metavar="TAG")
 @app_option
 @json_option
-def show(tag: int, app: str | None, as_json: bool) -> None:
-    """Show one failed task: its arguments, as logs show them, its attempts and its traceback."""
-    found = open_sent(app, tasks=False).app.failed.get(tag)
+def show(tag: str, app: str | None, as_json: bool) -> None:
+    """Show one failed task: its arguments, as logs show them, its attempts and its traceback.
+
+    TAG is its number in `qworker failed list`, or the id of the call.
+    """
+    application = open_sent(app, tasks=False).app
+    found = application.failed.get(_numbers(application, (tag,))[0])
     if as_json:
         print_json(_fields(found))
         return
@@ -90,7 +102,7 @@ def show(tag: int, app: str | None, as_json: bool) -> None:
 
 
 @failed.command()
-@click.argument("tags", type=int, nargs=-1)
+@click.argument("tags", metavar="[TAG]...", nargs=-1)
 @app_option
 @_selection
 @click.option("--all", "everything", is_flag=True, help="All of them.")
@@ -99,40 +111,48 @@ def show(tag: int, app: str | None, as_json: bool) -> None:
     "-k", "--kwargs", type=JsonValue(dict, """'{"x": 2}'"""), help="Other keyword arguments, for one."
 )
 def retry(
-    tags: tuple[int, ...],
+    tags: tuple[str, ...],
     app: str | None,
     everything: bool,
     args: list[Any] | None,
     kwargs: dict[str, Any] | None,
     **chosen: Any,
 ) -> None:
-    """Send failed tasks again, with all their retries before them."""
+    """Send failed tasks again, with all their retries before them.
+
+    TAG is the number of one in `qworker failed list`, or the id of the call.
+    """
     _which(tags, everything, chosen)
     if (args is not None or kwargs is not None) and len(tags) != 1:
         raise click.UsageError("--args and --kwargs are for one failed task, named by its tag.")
     application = open_sent(app, tasks=False).app
-    _check(application, tags)
-    sent = application.failed.retry(tags or None, args=args, kwargs=kwargs, **chosen)
+    numbers = _numbers(application, tags)
+    _meant(application, chosen)
+    sent = application.failed.retry(numbers or None, args=args, kwargs=kwargs, **chosen)
     click.echo(f"Sent {count(sent, 'task')} again.")
 
 
 @failed.command()
-@click.argument("tags", type=int, nargs=-1)
+@click.argument("tags", metavar="[TAG]...", nargs=-1)
 @app_option
 @_selection
 @click.option("--all", "everything", is_flag=True, help="All of them.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def discard(tags: tuple[int, ...], app: str | None, everything: bool, yes: bool, **chosen: Any) -> None:
-    """Delete failed tasks for good."""
+def discard(tags: tuple[str, ...], app: str | None, everything: bool, yes: bool, **chosen: Any) -> None:
+    """Delete failed tasks for good.
+
+    TAG is the number of one in `qworker failed list`, or the id of the call.
+    """
     _which(tags, everything, chosen)
     application = open_sent(app, tasks=False).app
-    _check(application, tags)
+    numbers = _numbers(application, tags)
+    _meant(application, chosen)
     if not tags:
         confirm("Delete all failed tasks?" if everything else "Delete all failed tasks like that?", yes)
-    click.echo(f"Deleted {count(application.failed.discard(tags or None, **chosen), 'failed task')}.")
+    click.echo(f"Deleted {count(application.failed.discard(numbers or None, **chosen), 'failed task')}.")
 
 
-def _which(tags: tuple[int, ...], everything: bool, chosen: dict[str, str | None]) -> None:
+def _which(tags: tuple[str, ...], everything: bool, chosen: dict[str, str | None]) -> None:
     ways = [bool(tags), everything, any(value is not None for value in chosen.values())]
     if sum(ways) != 1:
         raise click.UsageError(
@@ -141,12 +161,40 @@ def _which(tags: tuple[int, ...], everything: bool, chosen: dict[str, str | None
         )
 
 
-def _check(app: QWorker, tags: tuple[int, ...]) -> None:
-    """Raise ConfigurationError, before anything is done, when one of *tags* is of no failed task."""
-    known = {each.tag for each in app.failed.list(tags)} if tags else set()
+def _meant(app: QWorker, chosen: dict[str, Any]) -> None:
+    """Write the whole name of a task that was shortened into *chosen*. What is spelled like nothing that has
+    failed is told on standard error."""
+    name, queue = chosen["task"], chosen["queue"]
+    if queue is not None:
+        doubt_queues(app, [queue])
+    if name is None:
+        return
+    known = {each.task for each in app.failed.list(limit=ALL)}
+    ending = [each for each in known if each.endswith(f".{name}")]
+    if name in known:
+        return
+    if len(ending) == 1:
+        chosen["task"] = ending[0]
+    elif guesses := sorted(ending) or near_tasks(name, known):
+        meant = " or ".join(map(repr, guesses))
+        click.echo(f"No {name!r:.200} has failed. Did you mean {meant}?", err=True)
+
+
+def _numbers(app: QWorker, tags: tuple[str, ...]) -> list[int]:
+    """The numbers of failed tasks that are named by them, or by the ids of the calls.
+
+    Raises ConfigurationError, before anything is done, when one of *tags* is of no failed task.
+    """
+    if not tags:
+        return []
+    found = app.failed.list(limit=ALL)
+    numbers: list[int] = []
     for tag in tags:
-        if tag not in known:
-            app.failed.get(tag)
+        named = [each.tag for each in found if tag in (str(each.tag), each.id)]
+        if not named:
+            raise ConfigurationError(f"there is no failed task {tag[:80]}; see `qworker failed list`")
+        numbers += named
+    return list(dict.fromkeys(numbers))
 
 
 def _short(error: str) -> str:

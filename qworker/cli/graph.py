@@ -19,7 +19,7 @@ from qworker.app import QWorker
 from qworker.cli import drawing
 from qworker.cli.options import app_option, json_option, open_app
 from qworker.cli.output import on_screen, print_json
-from qworker.cli.result import EXIT_FAILED, EXIT_NOT_READY, NOT_STORED, refuse_missing
+from qworker.cli.result import EXIT_FAILED, EXIT_NOT_READY, NOT_STORED, refuse_missing, refuse_to_ask
 from qworker.results.workflow import ENDED, Survey, Workflow
 from qworker.states import IGNORED, SUCCESS
 
@@ -52,7 +52,10 @@ def graph(
     if dot and as_json:
         raise click.UsageError("choose one of --dot and --json")
     identity = task_id.strip()
+    if not identity:
+        raise click.UsageError("The id is empty.")
     application = _app(app, result_backend)
+    refuse_to_ask(application)
     refuse_missing(application, watch=watch)
     survey = Survey(application, identity)
     screen = _Screen()

@@ -35,8 +35,10 @@ class Check(NamedTuple):
 
 @click.command(epilog="Exit codes: 0 it runs and consumes; 1 it does not, or that could not be found out.")
 @app_option
-@click.option("--pidfile", help="The pid file of the worker, as given to `qworker start`.")
-@click.option("-n", "--hostname", help="Name of the worker; default: any of the broker's workers.")
+@click.option("--pidfile", metavar="FILE", help="The pid file of the worker, as given to `qworker start`.")
+@click.option(
+    "-n", "--hostname", metavar="NAME", help="Name of the worker; default: any of the broker's workers."
+)
 @click.option("--live", is_flag=True, help="Ask only whether the process is well, not whether it consumes.")
 @click.option("--timeout", type=_SECONDS, default="5s", show_default=True, help="How long to wait for it.")
 @json_option

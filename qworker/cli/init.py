@@ -7,6 +7,7 @@ Thread:      main.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -14,31 +15,39 @@ from typing import Any
 import click
 
 from qworker.cli.deployment import fill_in, project_name
-from qworker.cli.options import app_option, open_app
+from qworker.cli.discovery import NoApp
+from qworker.cli.options import Beside, app_option, open_app
+from qworker.cli.output import print_table
 from qworker.cli.templates import ALIASES, TEMPLATES, Example
 from qworker.conf import Settings
-from qworker.errors import ConfigurationError, QWorkerError
+from qworker.errors import ConfigurationError
+from qworker.naming import near
 
 
 class _Kind(click.Choice):  # type: ignore[type-arg] # takes no parameter in older releases
     """The kind of a file; other names of one are taken, and not listed."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(ALIASES.get(value, value), param, ctx)
+        kind = ALIASES.get(value, value)
+        if kind not in TEMPLATES and (guesses := near(kind, [*TEMPLATES, *ALIASES])):
+            self.fail(f"there is no {kind!r:.80}; did you mean {guesses[0]!r}?", param, ctx)
+        return super().convert(kind, param, ctx)
 
 
 @click.command(
     epilog="Kinds: " + ", ".join(f"{name} ({example.what})" for name, example in TEMPLATES.items()) + "."
 )
-@click.argument("kind", required=False, type=_Kind(list(TEMPLATES)))
+@click.argument("kind", metavar="[KIND]", required=False, type=_Kind(list(TEMPLATES)))
 @app_option
 @click.option("-w", "--write", is_flag=True, help="Write the file into the working directory.")
-@click.option("--force", is_flag=True, help="With --write: replace a file that is there.")
+@click.option(
+    "--force", cls=Beside, beside="write", is_flag=True, help="With --write: replace a file that is there."
+)
 def init(kind: str | None, app: str | None, write: bool, force: bool) -> None:
     """Print files to run this project, by what its broker needs: systemd, docker, k8s, …"""
     if kind is None:
-        for name, example in TEMPLATES.items():
-            click.echo(f"{name:15}{_file(example):35}{example.what}")
+        rows = [(name, _file(example), example.what) for name, example in TEMPLATES.items()]
+        print_table(("kind", "file", "what"), rows)
         click.echo("\nPrint one with `qworker init KIND`; --write makes the file.", err=True)
         return
     example = TEMPLATES[kind]
@@ -63,10 +72,8 @@ def _app(app: str | None) -> tuple[str, Settings]:
     """What -A is to say, and the settings of that app; both have defaults where there is none yet."""
     try:
         choice = open_app(app, tasks=False)
-    except QWorkerError as error:
-        if app is not None:
-            raise
-        click.echo(f"No app here yet, so the file says -A tasks. ({str(error).splitlines()[0]})", err=True)
+    except NoApp:
+        click.echo("No app here yet, so the file says -A tasks.", err=True)
         return "tasks", Settings()
     return choice.target, choice.app.conf
 
@@ -74,9 +81,13 @@ def _app(app: str | None) -> tuple[str, Settings]:
 def _write(path: Path, text: str, force: bool) -> None:
     if path.exists() and not force:
         raise ConfigurationError(f"{path} is there already; look at it first, then use --force")
+    is_new = not path.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
+        if is_new:
+            with suppress(OSError):  # half a file, which would be in the way next time
+                path.unlink(missing_ok=True)
         raise ConfigurationError(f"cannot write {path.absolute()}: {error.strerror}") from None
     click.echo(f"Wrote {path}.")

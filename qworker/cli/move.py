@@ -12,6 +12,7 @@ from contextlib import closing
 
 import click
 
+from qworker.cli.names import slips
 from qworker.cli.options import QUEUE_NAMES, SettingValue, app_option, open_app
 from qworker.cli.output import count, print_table
 from qworker.cli.purge import confirm
@@ -69,12 +70,18 @@ def move_(
         leased = any(info.leased for info in infos)  # perhaps by a move that was killed: that comes back
         if not (total or letters or leased or "counts" in source.lacks):
             click.echo("There is nothing to move.")
+            for slip in slips(queues or (), [info.queue for info in source.admin.queues()]):
+                click.echo(slip, err=True)
             return 0
         target.admin.queues()  # whether it can be reached is known before anything is taken
         question = f"Move {count(total, 'message')}"
         question += f" and {count(letters, 'dead letter')}" if dead else ""
         confirm(f"{question} from {mask_urls(source.url)} to {mask_urls(target.url)}?", yes)
-        return _tell(_run(source, target, queues, dead, total, conf), dead)
+        try:
+            return _tell(_run(source, target, queues, dead, total, conf), dead)
+        except KeyboardInterrupt:
+            click.echo("\nNothing is lost: run this again to move the rest.", err=True)
+            raise
 
 
 def _run(

@@ -8,7 +8,8 @@ Thread:      main.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -27,6 +28,9 @@ else:
     ParamType = click.ParamType  # takes no parameter in older releases
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+YEARS = range(1970, 9000)
+"""Those that all schedules can reckon with."""
 
 
 def app_option(command: _F) -> _F:
@@ -55,11 +59,14 @@ def process_options(command: _F) -> _F:
             click.option(
                 "-f",
                 "--logfile",
+                metavar="FILE",
                 help="File to log to, instead of standard error. Codes: %n name, %h host, %p both.",
             ),
             click.option("--log-json", is_flag=True, default=None, help="Log one JSON object a line."),
             click.option(
-                "--pidfile", help="File that holds the process id and keeps a second one from starting."
+                "--pidfile",
+                metavar="FILE",
+                help="File that holds the process id and keeps a second one from starting.",
             ),
         )
     ):
@@ -108,6 +115,65 @@ def nothing_there(app: QWorker) -> str:
         f"there is no {path}: nothing was ever sent there. If something was, correct broker_url "
         f"({app.conf.source('broker_url')}); the first task that is sent makes it"
     )
+
+
+class Number(click.IntRange):
+    """A whole number, which help calls NUMBER and not INTEGER RANGE."""
+
+    name = "number"
+
+
+class Beside(click.Option):
+    """An option that does something only beside another one, and is refused without it.
+
+    beside: the name of the parameter that the other one sets.
+    """
+
+    def __init__(self, *args: Any, beside: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.beside = beside
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
+    ) -> tuple[Any, list[str]]:
+        read = super().handle_parse_result(ctx, opts, args)  # what is no value is told first
+        if opts.get(self.name or "") is not None and not opts.get(self.beside):
+            other = next(param for param in ctx.command.params if param.name == self.beside)
+            names = [max(param.opts, key=len) for param in (self, other)]
+            raise click.UsageError(f"{names[0]} goes with {names[1]}.", ctx)
+        return read
+
+
+class Tag(ParamType):
+    """The number that a list of ours shows for what may be named by it. shown_by: the command that lists."""
+
+    name = "tag"
+
+    def __init__(self, shown_by: str) -> None:
+        self._shown_by = shown_by
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value[:80]!r} is no tag: take a number that `{self._shown_by}` shows", param, ctx)
+
+
+class Instant(ParamType):
+    """A time in ISO 8601, as a datetime; naive where it names no time zone."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            found = datetime.fromisoformat(value.strip())
+        except ValueError:
+            found = None
+        if found is None or found.year not in YEARS:
+            self.fail(f"{value[:80]!r} is no time: write it as 2027-01-31T08:00:00+01:00", param, ctx)
+        return found
 
 
 class QueueNames(ParamType):

@@ -98,6 +98,11 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+def newest(limit: int) -> str:
+    """What stands below a list that was cut short."""
+    return f"… and more: these are the newest {limit:,} (--limit)."
+
+
 def count(number: int, noun: str) -> str:
     """ "1 message", "2 messages"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

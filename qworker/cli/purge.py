@@ -11,6 +11,7 @@ import sys
 
 import click
 
+from qworker.cli.names import doubt_queues, misspelt_queues
 from qworker.cli.options import QUEUE_NAMES, app_option, open_sent
 from qworker.cli.output import count
 from qworker.conf import mask_urls
@@ -25,12 +26,18 @@ def purge(
     app: str | None, queues: tuple[str, ...] | None, exclude_queues: tuple[str, ...], yes: bool
 ) -> None:
     """Remove the messages that wait in queues. What is being run and what is dead stays."""
-    store = open_sent(app).app.broker
-    known = {info.queue: info.ready + info.delayed for info in store.admin.queues()}
+    application = open_sent(app).app
+    if doubts := misspelt_queues(application, exclude_queues):
+        raise click.UsageError(f"{doubts[0]} Nothing was removed.")
+    store = application.broker
+    # Some tell only of those that they are asked for, or know from the settings.
+    infos = store.admin.queues() if queues is None else store.admin.depths(queues)
+    known = {info.queue: info.ready + info.delayed for info in infos}
     chosen = [name for name in queues or known if name not in exclude_queues]
     waiting = sum(known.get(name, 0) for name in chosen)
     if not waiting:
         click.echo("There is nothing to remove.")
+        doubt_queues(application, queues)
         return
     messages = f"{count(waiting, 'message')} of {', '.join(chosen)}"
     confirm(f"Remove {messages} from {mask_urls(store.url)}, for good?", yes)
@@ -39,9 +46,12 @@ def purge(
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask a person. Raises UsageError when there is nobody to ask and --yes was not given."""
+    """Ask a person. Raises click's Exit, with code 1, when the answer is no, and UsageError when there is
+    nobody to ask and --yes was not given."""
     if yes:
         return
     if not sys.stdin or not sys.stdin.isatty():
         raise click.UsageError("This cannot be undone, and there is no terminal to ask at; give --yes.")
-    click.confirm(question, abort=True)
+    if not click.confirm(question):
+        click.echo("Nothing was done.", err=True)
+        raise click.exceptions.Exit(1)

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from qworker.app import QWorker
+from qworker.cli.names import doubt_queues
 from qworker.cli.options import QUEUE_NAMES, app_option, json_option, nothing_there, open_app, open_sent
 from qworker.cli.output import age, table
 from qworker.cli.watching import Picture, show, watch_options
@@ -43,6 +44,8 @@ def queues(app: str | None, names: tuple[str, ...] | None, watch: bool, every: f
         cells = [(*(row[key] for key in _KEYS), age(row["oldest_age"]), row["workers"]) for row in rows]
         return Picture(table(_HEADS, cells, right="ready delayed running dead oldest workers"), rows)
 
+    if not nothing_there(application):
+        doubt_queues(application, names)
     show(look, as_json, watch, every)
 
 

@@ -18,8 +18,9 @@ import click
 
 from qworker import __version__
 from qworker.cli.options import app_option, json_option, open_app
-from qworker.cli.output import print_json
+from qworker.cli.output import count, print_json
 from qworker.errors import QWorkerError
+from qworker.naming import own_tasks
 
 _PACKAGES = ("kombu", "billiard", "vine", "python-dateutil", "SQLAlchemy", "click")
 _EXTRAS = (
@@ -49,7 +50,7 @@ def report(app: str | None, as_json: bool) -> None:
     }
     try:
         choice = open_app(app)
-        facts["app"] = f"{choice.target} ({choice.how}), {len(choice.app.tasks)} tasks"
+        facts["app"] = f"{choice.target} ({choice.how}), {count(len(own_tasks(choice.app.tasks)), 'task')}"
         facts["settings"] = {
             row.name: f"{row.value!r} ({row.source})" for row in choice.app.conf.rows(changed_only=True)
         }
@@ -61,7 +62,7 @@ def report(app: str | None, as_json: bool) -> None:
         return
     for name, value in facts.items():
         if isinstance(value, dict):
-            click.echo(f"{name}:")
+            click.echo(f"{name}:" if value else f"{name}: as by default")
             for key, item in value.items():
                 click.echo(f"  {key}: {item}")
         elif isinstance(value, list):

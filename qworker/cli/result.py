@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from qworker.app import QWorker
-from qworker.cli.options import SettingValue, app_option, json_option, open_app
+from qworker.cli.options import Beside, SettingValue, app_option, json_option, open_app
 from qworker.cli.watching import Picture, watch_options
 from qworker.cli.watching import show as display
 from qworker.errors import BackendError, ConfigurationError, DamagedResult, NotSupported, ResultTimeout
@@ -25,7 +25,7 @@ EXIT_NOT_READY = 3
 _GRAVITY = (0, EXIT_NOT_READY, EXIT_FAILED)
 UNREADABLE = "UNREADABLE"
 """Told in place of a state, where what is stored is damaged or forged."""
-NOT_STORED = "it waits, its result was ignored or has expired, or the id is wrong"
+NOT_STORED = "it waits or runs, its result was ignored or has expired, or the id is wrong"
 """What it may mean that nothing is stored of a call."""
 
 
@@ -45,10 +45,12 @@ _ONLY_THERE = (
 @click.option("-w", "--wait", is_flag=True, help="Wait for it.")
 @click.option(
     "--timeout",
+    cls=Beside,
+    beside="wait",
     type=SettingValue("worker_shutdown_timeout"),
     default="60s",
     show_default=True,
-    help="How long.",
+    help="How long --wait waits.",
 )
 @watch_options
 @click.option("--traceback", is_flag=True, help="Print the traceback of a failed task too.")

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from qworker.cli.options import ParamType, app_option, open_sent
+from qworker.cli.options import Beside, ParamType, app_option, open_sent
 from qworker.cli.output import count
 
 _LONGEST_ID = 255
@@ -50,7 +50,14 @@ class _Signal(ParamType):
 @app_option
 @click.option("--terminate", is_flag=True, help="Also end those that run already.")
 @click.option(
-    "-s", "--signal", type=_Signal(), default="SIGTERM", show_default=True, help="With which signal."
+    "-s",
+    "--signal",
+    cls=Beside,
+    beside="terminate",
+    type=_Signal(),
+    default="SIGTERM",
+    show_default=True,
+    help="With which signal --terminate ends them.",
 )
 def revoke(ids: tuple[str, ...], app: str | None, terminate: bool, signal: str) -> None:
     """Keep tasks from running, or stop them. An id nobody knows (yet) is remembered."""

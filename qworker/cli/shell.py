@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from traceback import print_exception
 from typing import Any
 
 import click
 
 from qworker.cli.discovery import AppChoice
 from qworker.cli.options import app_option, open_app
+from qworker.errors import QWorkerError
+from qworker.naming import own_tasks
 
 
 @click.command()
@@ -26,19 +29,36 @@ def shell(app: str | None, command: str | None, plain: bool) -> None:
     choice = open_app(app)
     names = _names(choice)
     if command is not None:
-        exec(compile(command, "<command>", "exec"), names)
+        _run(command, "<command>", names)
     elif not sys.stdin or not sys.stdin.isatty():
         source = sys.stdin.read() if sys.stdin else ""
-        exec(compile(source, "<stdin>", "exec"), names)
+        _run(source, "<stdin>", names)
     else:
         _prompt(names, choice, plain)
 
 
+def _run(source: str, name: str, names: dict[str, Any]) -> None:
+    """Run code, and end with exit code 1 when it raises; its traceback begins where the code does, as
+    Python's own."""
+    try:
+        exec(compile(source, name, "exec"), names)
+    except QWorkerError:
+        raise  # which is told in one line
+    except Exception as error:  # noqa: BLE001 - it is the user's code
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != name:
+            trace = trace.tb_next
+        sys.stdout.flush()
+        print_exception(type(error), error, trace)
+        raise SystemExit(1) from None
+
+
 def _names(choice: AppChoice) -> dict[str, Any]:
-    """What the prompt knows: tasks by the last part of their name, as long as only one has it, and the
-    app."""
+    """What the prompt knows: tasks of one's own by the last part of their name, as long as only one has it,
+    and the app. A built-in task would hide Python's `map`."""
     names: dict[str, Any] = {"__name__": "__qworker__"}
-    for name, task in choice.app.tasks.items():
+    for name in own_tasks(choice.app.tasks):
+        task = choice.app.tasks[name]
         short = name.rpartition(".")[2]
         names[short] = None if short in names else task
     names = {name: value for name, value in names.items() if value is not None and name.isidentifier()}

@@ -13,7 +13,7 @@ import os
 import click
 
 from qworker.app import QWorker
-from qworker.cli.discovery import AppChoice, load_tasks
+from qworker.cli.discovery import AppChoice, import_from_here, load_tasks
 from qworker.cli.options import Checked, SettingValue, app_option, open_app, process_options
 from qworker.cli.spooler_options import SpoolerGiven, spooler_options
 from qworker.cli.spooling import before_application, spool_in
@@ -90,6 +90,7 @@ def run(
 
 
 def _without_app() -> AppChoice:
-    """An app that has neither tasks nor a broker."""
+    """An app that has neither tasks nor a broker. What is imported beside it may be here, as with an app."""
+    import_from_here()
     own = QWorker("spooler", broker="memory://", backend="disabled://")
     return AppChoice(own, "of its own", "-")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from qworker.cli.options import SettingValue
+from qworker.cli.options import Number, SettingValue
 from qworker.cli.output import age, on_screen, print_table, visible
 from qworker.clock import SYSTEM_CLOCK
 from qworker.spooler.census import Census, Counts, Flow
@@ -43,7 +43,7 @@ class _Seen(NamedTuple):
 @click.command("watch")
 @click.argument("directories", metavar="DIR...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each directory, each time.")
-@click.option("--count", type=click.IntRange(min=1), help="End after so many times.")
+@click.option("--count", type=Number(min=1), help="End after so many times.")
 @click.option(
     "--every",
     type=SettingValue("spooler_frequency"),

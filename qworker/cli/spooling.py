@@ -19,6 +19,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from qworker.app import QWorker
+from qworker.cli.discovery import import_story
 from qworker.cli.spooler_options import SpoolerGiven
 from qworker.components.assembly import MakeComponent
 from qworker.errors import ConfigurationError
@@ -80,8 +81,8 @@ def _import_application(options: SpoolerOptions, ini: IniFile | None) -> None:
     for name in named:
         try:
             _import(name.partition(":")[0])
-        except Exception:
-            logger.exception("%s cannot be imported, and the spooler goes on without it", name)
+        except Exception as error:  # noqa: BLE001 - the user's module is code: it may raise anything
+            logger.error("the spooler goes on without %s: %s", name, import_story(name, error))
 
 
 def _import(name: str) -> None:

@@ -16,6 +16,7 @@ from qworker.cli.discovery import AppChoice
 from qworker.conf import mask_urls
 from qworker.conf.sources import Problem
 from qworker.errors import ConfigurationError
+from qworker.naming import own_tasks
 from qworker.transports.capabilities import (
     DELIVERY_COUNT,
     ETA,
@@ -37,8 +38,11 @@ def problems(choice: AppChoice) -> list[Problem]:
     """What does not go together, the worst first."""
     conf = choice.app.conf
     capabilities = capabilities_of(conf.broker_url)
+    stores = list(_stores(choice))
+    if any(problem.setting == "broker_url" for problem in stores):
+        return stores  # what a broker would promise that is none helps nobody
     checks = (
-        _stores(choice),
+        iter(stores),
         _features(choice, capabilities),
         _results(choice),
         _queues_with_priority(choice),
@@ -136,11 +140,8 @@ def _acked_late(choice: AppChoice) -> str:
 
 
 def _own(choice: AppChoice) -> list[tuple[str, Any]]:
-    return [
-        (name, task)
-        for name, task in choice.app.tasks.items()
-        if not name.startswith(("celery.", "qworker."))
-    ]
+    tasks = choice.app.tasks
+    return [(name, tasks[name]) for name in own_tasks(tasks)]
 
 
 def _results(choice: AppChoice) -> Iterator[Problem]:

@@ -13,7 +13,16 @@ from typing import cast
 
 import click
 
-from qworker.cli.options import QUEUE_NAMES, app_option, json_option, nothing_there, open_app, open_sent
+from qworker.cli.names import doubt_queues
+from qworker.cli.options import (
+    QUEUE_NAMES,
+    Number,
+    app_option,
+    json_option,
+    nothing_there,
+    open_app,
+    open_sent,
+)
 from qworker.cli.output import age, cut, table
 from qworker.cli.watching import Picture, show, watch_options
 from qworker.conf import mask_urls
@@ -31,7 +40,7 @@ _HEADS = ("state", "task", "arguments", "id", "queue", "priority", "attempt", "w
     "--state", "states", type=click.Choice(STATES), multiple=True, help="Only these; may be given again."
 )
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=20, show_default=True,
+    "--limit", type=Number(min=1), default=20, show_default=True,
     help="How many of each state and queue.",
 )  # fmt: skip
 @watch_options
@@ -66,6 +75,8 @@ def tasks(
             return Picture(["There are no such tasks." if queues or states else "There are no tasks."], value)
         return Picture(lines(found, limit, application.clock.now()), value)
 
+    if not nothing_there(application):
+        doubt_queues(application, queues)
     show(look, as_json, watch, every)
 
 

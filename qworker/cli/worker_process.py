@@ -20,6 +20,7 @@ from qworker.cli.process import PidFile, expand_path, raise_open_files_limit, se
 from qworker.cli.reload import Reloader, start_again
 from qworker.conf import mask_urls
 from qworker.logs import redirected_stdouts, setup
+from qworker.naming import own_tasks
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -114,13 +115,15 @@ def _results(app: QWorker) -> str:
     url = app.conf.result_backend
     if url is None and app.results_with_broker:
         return "beside the messages"
+    if app.stores.place.replies:
+        return "sent to who called"
     return mask_urls(url) if url and not url.startswith("disabled:") else "not kept"
 
 
 def _tell(choice: AppChoice, reload_on_change: bool) -> None:
     """Log what is about to run. People look for this first when something is not as expected."""
     app, conf = choice.app, choice.app.conf
-    names_of_tasks = sorted(name for name in app.tasks if not name.startswith(("celery.", "qworker.")))
+    names_of_tasks = own_tasks(app.tasks)
     listed = ", ".join(names_of_tasks[:8]) + (", …" if len(names_of_tasks) > 8 else "")
     logger.info(
         "app %s (%s), %s: %s", choice.target, choice.how, count(len(names_of_tasks), "task"), listed or "none"

@@ -20,7 +20,7 @@ from qworker.transports.presence import Presence, RunningTask
 
 _HEADS = (
     "name", "host", "pid", "status", "queues", "running", "waiting", "finished", "memory", "qworker",
-    "python", "up since", "seen ago",
+    "python", "up for", "seen ago",
 )  # fmt: skip
 
 

@@ -153,7 +153,7 @@ def make_call(app: QWorker, router: Router, invocation: Invocation, request: Con
       next attempt keeps the id, the root, the group, the chord, the stamps, the expiry and the headers.
     """
     task, name, args, kwargs, options = invocation
-    _check_priority(name, options, app.conf.task_queue_max_priority)
+    check_priority(name, options, app.conf.task_queue_max_priority)
     retry_policy = _retry_policy(name, options)
     if request is None:
         defaults = _first_defaults(app, task)
@@ -396,7 +396,7 @@ def _check_readable(app: QWorker, name: str, chosen: Mapping[str, Any]) -> None:
         )
 
 
-def _check_priority(name: str, options: Mapping[str, Any], highest: int) -> None:
+def check_priority(name: str, options: Mapping[str, Any], highest: int) -> None:
     """Refuse a priority that a caller cannot mean. Those that come with a message are cut down by the
     router."""
     priority = options.get("priority")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.errors import (
     Ignore,
+    NoSpoolFunction,
     Reject,
     SoftTimeLimitExceeded,
     SpoolError,
@@ -218,6 +219,9 @@ class JobRunner:
                 return self._again(claim, number, directive)
             claim.set_aside(str(directive) or type(directive).__name__)
             return self._failed(directive)
+        except NoSpoolFunction as error:
+            logger.error("job %s: attempt %d: %s", claim.name, number, error)
+            return self._again(claim, number, error)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             logger.exception("job %s raised at attempt %d", claim.name, number)
             return self._again(claim, number, error)
@@ -298,7 +302,7 @@ class JobRunner:
                 return OK
         function = uwsgi_api.spooler
         if function is None:
-            raise SpoolError("no function runs jobs: set uwsgi.spooler, or import the module that does")
+            raise NoSpoolFunction("no function runs jobs: set uwsgi.spooler, or import the module that does")
         process = os.getpid()
         try:
             value = function(env)

@@ -56,8 +56,13 @@ class TaskModules:
 
     def load(self, conf: Any) -> None:
         """Import the modules of the settings, then those of the packages that have one."""
-        for module in [*conf.imports, *conf.include]:
-            import_object(module)
+        for setting in ("imports", "include"):
+            for module in getattr(conf, setting):
+                try:
+                    import_object(module)
+                except ConfigurationError as error:
+                    told = f"{setting} names {module!r}: {error}"
+                    raise ConfigurationError(told, setting, conf.source(setting)) from error
         self.load_discovered()
 
     def load_discovered(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from qworker.errors import NotRegistered
-from qworker.naming import near
+from qworker.naming import near_tasks
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -22,7 +22,7 @@ class TaskRegistry(dict[str, "Task[..., Any]"]):
     """Task by name. An unknown name raises NotRegistered, which lists names that look like it."""
 
     def __missing__(self, name: str) -> Task[..., Any]:
-        raise NotRegistered(name, near(name, self) if isinstance(name, str) else ())
+        raise NotRegistered(name, near_tasks(name, self) if isinstance(name, str) else ())
 
     def register(self, task: Task[..., Any]) -> None:
         """Add *task* under its name, over an older one of that name."""

@@ -3,6 +3,7 @@ can."""
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -11,6 +12,7 @@ from tests.acceptance.harness import Site, until
 from tests.acceptance.invariants import check
 from tests.acceptance.ledger import STARTED
 from tests.acceptance.processes import gone, kill
+from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -39,6 +41,15 @@ def test_other_start_methods_run_tasks(site: Site, method: str) -> None:
     worker.stop()
     check(site)
     assert "Traceback" not in worker.log.replace("SystemExit", "").partition("raised after")[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ctrl_c_reaches_all_processes_of_a_terminal_and_leaves_no_traceback(site: Site, method: str) -> None:
+    worker = site.start("--start-method", method, wrapper=("setsid",))
+    site.finished(site.send("work", 1))
+    os.killpg(worker.pid, signal.SIGINT)
+    assert worker.process.wait(PATIENCE) == 0
+    assert "Traceback" not in worker.log
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -169,7 +180,7 @@ def test_a_second_interrupt_waits_for_no_thread(site: Site, pool: str) -> None:
     worker.signal(signal.SIGINT)
     assert worker.wait() == 3, worker.log
     assert "1 tasks go on in threads, which nobody can end, until this process ends: " in worker.log
-    assert "0 tasks finished, 1 given back, 1 of them cut short" in worker.log
+    assert "finished 0, given back 1, of these cut short 1" in worker.log
     go.touch()
     second = site.start(name="two")
     site.finished(id)

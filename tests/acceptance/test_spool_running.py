@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -263,6 +266,39 @@ def test_without_a_function_jobs_stay(spool: SpoolSite) -> None:
     spool.until(lambda: "no function runs jobs" in worker.log, "it to be told")
     worker.stop()
     assert spool.files() == [name]
+    assert "Traceback" not in worker.log
+
+
+def test_what_cannot_be_imported_is_told_by_its_own_lines(spool: SpoolSite) -> None:
+    module = spool.place.parent / "broken_jobs.py"
+    module.write_text("import nosuchmodule\n")
+    worker = spool.start(
+        str(spool.place), f"--spooler-python-import={module}", command=("spool", "run"),
+        app="tests.acceptance.no_jobs:app",
+    )  # fmt: skip
+    spool.until(lambda: "No module named 'nosuchmodule'" in worker.log, "it to be told")
+    worker.stop()
+    assert f'File "{module}", line 1' in worker.log
+    assert "importlib" not in worker.log
+
+
+def test_a_module_in_the_working_directory_is_found_without_an_app(tmp_path: Path) -> None:
+    (tmp_path / "jobs_here.py").write_text("import uwsgi\nuwsgi.spooler = lambda env: uwsgi.SPOOL_OK\n")
+    (tmp_path / "sp").mkdir()
+    arguments = ["spool", "run", "sp", "--spooler-python-import", "jobs_here"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [Path(sys.executable).with_name("qworker"), *arguments]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        told = ""
+        for line in process.stderr:
+            told += line
+            if "ready" in line:
+                process.terminate()
+    assert "jobs_here" not in told
+    assert "no function runs jobs" not in told
 
 
 # -- how it ends --

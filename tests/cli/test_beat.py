@@ -383,7 +383,9 @@ def test_add_show_and_remove(entries, beat, run, entry):
     assert entry("report")["source"] == "hand"
     again = run("beat", "add", "report", "tasks.add", "--every", "5")
     assert (again.exit_code, again.stdout) == (1, "")
-    assert "Error: there is an entry 'report' already: set() changes it" in again.stderr
+    assert (
+        "Error: there is an entry 'report' already: `qworker beat set`, or set(), changes it" in again.stderr
+    )
     assert beat("remove", "report") == "Removed report.\n"
     assert run("beat", "show", "report").exit_code == 1
 
@@ -395,9 +397,9 @@ def test_add_answers_in_json(entries, beat):
 
 
 def test_add_warns_of_what_is_doubtful(entries, run):
-    result = run("beat", "add", "x", "add", "--every", "5")
+    result = run("beat", "add", "x", "tasks.ad", "--every", "5")
     assert result.exit_code == 0
-    assert "Warning: this app knows no task 'add'. Did you mean 'tasks.add'?" in result.stderr
+    assert "Warning: this app knows no task 'tasks.ad'. Did you mean 'tasks.add'?" in result.stderr
     result = run("beat", "add", "y", "tasks.add", "--every", "5", "-k", '{"z": 1}')
     assert result.exit_code == 0
     assert "Warning: it cannot be called like this:" in result.stderr

@@ -141,8 +141,8 @@ def test_call_can_send_what_this_app_does_not_know(tasks, run):
         (["add", "-k", "[1]"], 2, """'{"x": 2}'"""),
         (["add", "1", "2", "-a", "[1]"], 2, "not both"),
         (["add", "1", "2", "--countdown", "soon"], 2, "duration"),
-        (["add", "1", "2", "--eta", "yesterday"], 1, "eta"),
-        (["add", "1", "2", "--expires", "never"], 1, "expires"),
+        (["add", "1", "2", "--eta", "yesterday"], 2, "2027-01-31T08:00:00+01:00"),
+        (["add", "1", "2", "--expires", "never"], 2, "2027-01-31T08:00:00+01:00"),
         (["add", "1", "2", "--priority", "10"], 2, "0<=x<=9"),
         (["add", "1", "2", "-Q", "a b"], 2, "queue name"),
         (["add", "1", "2", "--serializer", "nonsense"], 1, "nonsense"),
@@ -331,7 +331,7 @@ def test_dead_letters_can_be_listed_shown_retried_and_discarded(begun, run, dead
         [first, "celery", "tasks.add"],
         [second, "celery", "tasks.add"],
     ]
-    assert run("dead", "list", "-Q", "other").stdout == "There are no dead letters.\n"
+    assert run("dead", "list", "-Q", "other").stdout == "Queue 'other' has no dead letters.\n"
     shown = run("dead", "show", first).stdout
     for words in ("reason: it never runs", '  task: "tasks.add"', "body (10 bytes): [[],{},{}]"):
         assert words in shown
@@ -352,7 +352,11 @@ def test_all_dead_letters_at_once(tasks, run, dead_letter):
 @pytest.mark.parametrize("command", ["show", "retry", "discard"])
 def test_a_dead_letter_that_is_none(tasks, run, dead_letter, command):
     dead_letter(1)
-    for arguments, code, words in ((["999"], 1, "no dead letter 999"), (["x"], 2, "integer"), ([], 2, "")):
+    for arguments, code, words in (
+        (["999"], 1, "no dead letter 999"),
+        (["x"], 2, "`qworker dead list` shows"),
+        ([], 2, ""),
+    ):
         result = run("dead", command, *arguments)
         assert (result.exit_code, words in result.stderr) == (code, True)
     assert len(json.loads(run("dead", "list", "--json").stdout)) == 1
@@ -526,8 +530,8 @@ def test_report_works_without_an_app(project, run):
         (("add", "1", "2", "--serializer", "jsno"), 1, "did you mean 'json'?"),
         (("add", "1", "2", "--task-id", ""), 1, "task_id='' must be printable text"),
         (("add", "1", "2", "--task-id", "a\nb"), 1, "must be printable text"),
-        (("add", "1", "2", "--eta", "nan"), 1, "eta='nan' must be"),
-        (("add", "1", "2", "--expires", "nan"), 1, "expires='nan' must be"),
+        (("add", "1", "2", "--eta", "nan"), 2, "'nan' is no time"),
+        (("add", "1", "2", "--expires", "nan"), 2, "'nan' is no time"),
     ],
 )
 def test_what_no_worker_could_run_is_not_sent(begun, run, arguments, code, words):
@@ -544,7 +548,10 @@ def test_a_result_that_nobody_knows_is_said_to_be_so(tasks, run, succeed):
     succeed("known", status="SUCCESS", result=float("nan"))
     result = run("result", "unknown")
     assert (result.exit_code, result.stdout) == (3, "PENDING\n")
-    assert "Nothing is stored of 'unknown': it waits, its result was ignored or has expired" in result.stderr
+    assert (
+        "Nothing is stored of 'unknown': it waits or runs, its result was ignored or has expired"
+        in result.stderr
+    )
     known = run("result", "known", "--json")
     assert json.loads(known.stdout, parse_constant=pytest.fail)["result"] is None
     assert "Nothing is stored" not in known.stderr

@@ -59,7 +59,7 @@ def test_no_worker_at_all_is_a_warning_until_messages_wait(tasks, run):
     result = run("doctor", "--json")
     assert result.exit_code == 1
     assert what(result) == ["no worker works on queue 'celery' (the default), where 1 message waits"]
-    assert "start one: qworker start -Q celery" in run("doctor").stdout
+    assert "start one: qworker start\n" in run("doctor").stdout
 
 
 def test_a_queue_without_worker_beside_others_is_an_error(project, tasks, run, worker):

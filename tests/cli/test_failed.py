@@ -68,7 +68,7 @@ def test_they_are_retried_and_discarded(tasks, run, fail):
         ("retry --all --args []", 2, "for one failed task"),
         ("retry 999", 1, "no failed task 999"),
         ("show 999", 1, "no failed task 999"),
-        ("discard x", 2, "integer"),
+        ("discard x", 1, "no failed task x"),
     ],
 )
 def test_what_is_none(tasks, run, fail, arguments, code, words):
@@ -76,6 +76,26 @@ def test_what_is_none(tasks, run, fail, arguments, code, words):
     result = run("failed", *arguments.split())
     assert (result.exit_code, words in result.stderr) == (code, True)
     assert len(json.loads(run("failed", "list", "--json").stdout)) == 1
+
+
+def test_a_failed_task_is_named_by_the_id_that_logs_have_too(tasks, run, fail):
+    fail("one")
+    fail("two")
+    first, second = json.loads(run("failed", "list", "--json").stdout)
+    assert json.loads(run("failed", "show", first["id"], "--json").stdout) == first
+    assert run("failed", "retry", first["id"], "--args", "[1, 2]").stdout == "Sent 1 task again.\n"
+    assert run("failed", "discard", second["id"], str(second["tag"])).stdout == "Deleted 1 failed task.\n"
+
+
+def test_failed_takes_short_names_and_tells_of_slips(tasks, run, fail):
+    fail("one")
+    (listed,) = json.loads(run("failed", "list", "--json").stdout)
+    short = listed["task"].rpartition(".")[2]
+    assert json.loads(run("failed", "list", "--task", short, "--json").stdout) == [listed]
+    slip = run("failed", "list", "--task", f"{listed['task']}x")
+    assert slip.stdout == "No failed task is like that.\n"
+    assert f"Did you mean '{listed['task']}'?" in slip.stderr
+    assert run("failed", "retry", "--task", short).stdout == "Sent 1 task again.\n"
 
 
 NOWHERE = """

@@ -149,8 +149,8 @@ def test_an_unknown_id_is_one_sentence(begun, run):
     result = run("graph", "nobody")
     assert (result.exit_code, result.stdout) == (3, "")
     assert result.stderr.splitlines()[-1] == (
-        "Error: nothing is stored of 'nobody': it waits, its result was ignored or has expired, or the id is "
-        "wrong"
+        "Error: nothing is stored of 'nobody': it waits or runs, its result was ignored or has expired, "
+        "or the id is wrong"
     )
 
 

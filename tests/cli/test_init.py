@@ -225,7 +225,7 @@ def test_kubernetes_is_another_name(tasks, run):
 
 def test_lists_what_there_is(run):
     names = [line.split()[0] for line in run("init").stdout.splitlines()]
-    assert names[:3] == ["project", "systemd", "docker"]
+    assert names[:4] == ["kind", "project", "systemd", "docker"]
 
 
 def test_gives_the_worker_time_to_stop(tasks, run, monkeypatch):

@@ -25,6 +25,15 @@ def test_pages_made_from_code_are_fresh() -> None:
     assert done.returncode == 0, f"{done.stderr}\nrun: python docs/generate.py"
 
 
+def test_what_help_says_below_the_options_is_on_the_page() -> None:
+    """Exit codes stand there, and what to do next."""
+    page = (REPOSITORY / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    commands = dict(generate.walk("qworker", generate.command_line))
+    told = {path: " ".join(command.epilog.split()) for path, command in commands.items() if command.epilog}
+    assert "qworker result" in told
+    assert not [path for path, words in told.items() if words not in page]
+
+
 def test_every_signal_has_its_line() -> None:
     page = (REPOSITORY / "docs" / "reference" / "signals.md").read_text(encoding="utf-8")
     names = [found.name for found in vars(signals).values() if isinstance(found, signals.Signal)]

@@ -57,11 +57,15 @@ class BilliardSpawner:
             ),
             name=f"child-{settings['index']}",
         )
+        # Ctrl-C goes to all processes of a terminal: it would end the fork server, and a child that begins.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
         except (ConnectionError, EOFError) as error:
             _forget_server()
             raise OSError(f"the fork server has died ({error!r})") from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._processes[process.pid] = process
         self._notify(("up", settings["index"], process.pid))
         threading.Thread(target=self._await, args=(process,), name=f"wait {process.pid}", daemon=True).start()
@@ -110,6 +114,8 @@ def _forget_server() -> None:
 def _bootstrap(
     app_path: str, duplicates: Sequence[Any], settings: Mapping[str, Any], logging: logs.SetUp | None
 ) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for what tasks start
     app = import_object(app_path)
     if logging is not None:  # what a forked child inherits
         logs.setup(app.conf, *logging)

@@ -19,6 +19,7 @@ from django.utils.module_loading import import_string
 
 import qworker
 from qworker.errors import ConfigurationError
+from qworker.naming import own_tasks
 
 SETTING = "QWORKER_SCHEDULE_ALLOW"
 NOBODY = "exposed"
@@ -34,8 +35,8 @@ def may_schedule_any(user: Any, permission: str) -> bool:
 
 def exposed_names() -> list[str]:
     """The paths that can be chosen, sorted: the registered tasks, and what the setting names in full."""
-    registered = {name for name in _registered() if not name.startswith(_BUILT_IN)}
-    return sorted(registered | {path for path in _allowed() if "*" not in path})
+    registered = own_tasks(_registered())
+    return sorted({*registered} | {path for path in _allowed() if "*" not in path})
 
 
 def is_exposed(path: str) -> bool:

@@ -1,0 +1,316 @@
+"""What people type wrong: names with a slip in them, and options that do nothing alone."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from qworker.cli.discovery import find_app
+from qworker.cli.main import main
+from qworker.cli.options import Beside
+from qworker.transports.amqp.queues import OURS
+from qworker.transports.lease import Envelope
+from tests.servers import require
+from tests.support.waiting import PATIENCE
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tasks.ad", "did you mean 'tasks.add'?\n"),
+        ("taks.add", "did you mean 'tasks.add'?\n"),
+        ("fial", "did you mean 'tasks.fail'?\n"),
+        ("nope", "This app has: tasks.add, tasks.fail\n"),
+        ("", "This app has: tasks.add, tasks.fail\n"),
+    ],
+)
+def test_call_of_no_task_says_what_there_is(tasks, run, name, words):
+    result = run("call", name)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.endswith(words), result.stderr
+
+
+def test_call_in_an_app_without_tasks(project, run):
+    project(**{"tasks.py": 'from qworker import QWorker\napp = QWorker("tasks")\n'})
+    assert "This app has no tasks" in run("call", "add").stderr
+
+
+def test_beat_takes_short_names_as_call_does(tasks, run):
+    added = run("beat", "add", "x", "add", "--every", "5", "-a", "[1, 2]", "--json")
+    assert (json.loads(added.stdout)["task"], "Warning" in added.stderr) == ("tasks.add", False)
+    run("beat", "set", "x", "--task", "fail", "-a", "[]")
+    assert json.loads(run("beat", "show", "x", "--json").stdout)["task"] == "tasks.fail"
+
+
+def test_beat_refuses_a_priority_that_each_call_would_be_refused_for(tasks, run):
+    refused = run("beat", "add", "x", "tasks.fail", "--every", "5", "--option", "priority=99")
+    assert (refused.exit_code, "priority=99" in refused.stderr) == (1, True)
+
+
+@pytest.fixture
+def waiting(tasks) -> None:
+    """Two messages in the queue `celery`, and one in `reports`."""
+    queues = ("celery", "celery", "reports")
+    find_app("tasks").app.broker.sender.push([Envelope(queue, "{}", None, b"") for queue in queues])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "queues -Q reprots",
+        "tasks -Q reprots",
+        "purge -Q reprots --yes",
+        "delayed flush -Q reprots --yes",
+        "failed list -Q reprots",
+        "failed retry -Q reprots",
+        "failed discard -Q reprots --yes",
+        "dead list -Q reprots",
+    ],
+)
+def test_a_queue_with_a_slip_in_it_is_told(waiting, run, command):
+    result = run(*command.split())
+    assert result.exit_code == 0
+    assert "Nobody knows a queue 'reprots'. Did you mean 'reports'?\n" in result.stderr
+    right = run(*command.replace("reprots", "reports").split())
+    assert "Nobody knows" not in right.stderr
+    assert "Nobody knows" not in run(*command.replace("reprots", "zzz").split()).stderr
+
+
+def test_move_of_a_queue_with_a_slip_in_it_is_told(waiting, run):
+    result = run("move", "sqlite:///.qworker/qworker.db", "sqlite:///other.db", "-Q", "reprots", "--yes")
+    assert result.stdout == "There is nothing to move.\n"
+    assert "Nobody knows a queue 'reprots'. Did you mean 'reports'?\n" in result.stderr
+    assert not Path("other.db").exists()
+
+
+def test_purge_removes_nothing_when_what_it_is_to_leave_is_misspelt(waiting, run):
+    refused = run("purge", "-X", "reprots", "--yes")
+    assert (refused.exit_code, "Did you mean 'reports'?" in refused.stderr) == (2, True)
+    assert run("purge", "-X", "reports", "--yes").stdout == "Removed 2 messages.\n"
+
+
+def options() -> Iterator[tuple[str, click.Option]]:
+    """All options of all commands that are of effect beside another only."""
+    pending: list[tuple[str, click.Command]] = [("", main)]
+    while pending:
+        path, command = pending.pop()
+        yield from ((path, param) for param in command.params if isinstance(param, Beside))
+        if isinstance(command, click.Group):
+            with click.Context(command) as context:
+                for name in command.list_commands(context):
+                    found = command.get_command(context, name)
+                    assert found is not None
+                    pending.append((f"{path} {name}".strip(), found))
+
+
+GOOD = {"--timeout": "5", "--every": "1", "--signal": "INT", "--force": None}
+
+
+@pytest.mark.parametrize(
+    ("path", "option"), [pytest.param(path, each, id=f"{path} {each.name}") for path, each in options()]
+)
+def test_an_option_that_would_do_nothing_is_refused(tasks, run, path, option):
+    name = max(option.opts, key=len)
+    value = [] if GOOD[name] is None else [GOOD[name]]
+    arguments = {"call": ["add", "1", "2"], "result": ["x"], "revoke": ["x"], "init": ["project"]}.get(
+        path, []
+    )
+    refused = run(*path.split(), *arguments, name, *value)
+    assert refused.exit_code == 2
+    assert f"Error: {name} goes with --{option.beside}.\n" in refused.stderr
+
+
+def test_options_of_watching_waiting_and_ending_are_among_them():
+    found = {(path, max(each.opts, key=len)) for path, each in options()}
+    assert found >= {
+        ("call", "--timeout"),
+        ("result", "--timeout"),
+        ("result", "--every"),
+        ("queues", "--every"),
+        ("workers", "--every"),
+        ("tasks", "--every"),
+        ("revoke", "--signal"),
+        ("init", "--force"),
+    }
+
+
+def test_help_speaks_of_no_type_of_clicks(tasks, run):
+    """INTEGER RANGE and the like say nothing to who reads them."""
+    pending: list[list[str]] = [[]]
+    while pending:
+        path = pending.pop()
+        text = run(*path, "--help").stdout
+        assert not {"INTEGER", "FLOAT", "RANGE"} & set(text.split()), path
+        command: click.Command = main
+        for name in path:
+            assert isinstance(command, click.Group)
+            with click.Context(command) as context:
+                found = command.get_command(context, name)
+            assert found is not None
+            command = found
+        if isinstance(command, click.Group):
+            with click.Context(command) as context:
+                pending += [[*path, name] for name in command.list_commands(context)]
+
+
+def test_eta_and_countdown_do_not_go_together(tasks, run):
+    refused = run("call", "add", "1", "2", "--eta", "2030-01-31", "--countdown", "5")
+    assert (refused.exit_code, "not both" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("eta", ["2030-01-31", "2030-01-31T08:00", "2030-01-31T08:00:00Z"])
+def test_eta_is_any_time_of_iso_8601(begun, run, eta):
+    assert run("call", "add", "1", "2", "--eta", eta).exit_code == 0
+    (seen,) = find_app("tasks").app.peek()
+    assert seen.state == "delayed"
+
+
+def test_who_waited_in_vain_still_gets_the_id(tasks, run):
+    result = run("call", "add", "1", "2", "--task-id", "mine", "--wait", "--timeout", "0.05", "--json")
+    told = json.loads(result.stdout)
+    assert (result.exit_code, told["id"], told["state"]) == (3, "mine", "PENDING")
+
+
+def test_ctrl_c_while_waiting_says_how_to_ask_later(tasks, environment):
+    """The task was sent, so it goes on; its id would be lost."""
+    arguments = [sys.executable, "-m", "qworker", "call", "add", "1", "2", "--task-id", "mine", "--wait"]
+    with subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        told = waiting.stderr.readline() + waiting.stderr.readline()
+        assert "No worker works on queue" in told
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.stderr.read() == (
+            "\nThe task goes on; ask later: qworker result mine\n\nInterrupted.\n"
+        )
+        assert waiting.wait(PATIENCE) == 130
+
+
+def test_code_in_the_shell_that_raises_shows_its_own_traceback(tasks, run):
+    code = "def f():\n    1 / 0\nf()"
+    for result in (run("shell", "-c", code), run("shell", input=code)):
+        assert result.exit_code == 1
+        head, first, *_, last = result.stderr.splitlines()[1:]
+        assert (head, "line 3, in <module>" in first) == ("Traceback (most recent call last):", True)
+        assert last == "ZeroDivisionError: division by zero"
+    ours = run("shell", "-c", "tasks['nope']")
+    assert (ours.exit_code, "Traceback" in ours.stderr, "no task named 'nope'" in ours.stderr) == (
+        1,
+        False,
+        True,
+    )
+    result = run("shell", "-c", "what is this")
+    assert (result.exit_code, result.stderr.count("File ")) == (1, 1)
+
+
+def test_init_leaves_no_half_file_on_a_full_disk(tasks, run, monkeypatch):
+    def fill_up(self: Path, *args: object, **kwargs: object) -> int:
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fill_up)
+    result = run("init", "docker", "--write")
+    assert (result.exit_code, "No space left" in result.stderr) == (1, True)
+    assert not Path("Dockerfile").exists()
+
+
+def test_init_says_what_is_wrong_with_an_app_that_is_there(tasks, run):
+    Path("tasks.py").write_text("from qworker import QWorker\nimport nosuchmodule\n")
+    result = run("init", "docker")
+    assert (result.exit_code, "No module named 'nosuchmodule'" in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("sytemd", "did you mean 'systemd'?"), ("kuberntes", "did you mean 'kubernetes'?")]
+)
+def test_init_of_a_kind_with_a_slip_in_it(tasks, run, kind, words):
+    result = run("init", kind)
+    assert (result.exit_code, words in result.stderr) == (2, True)
+
+
+def test_config_check_of_no_broker_speaks_of_no_other(project, run):
+    project(**{"tasks.py": 'from qworker import QWorker\napp = QWorker("tasks", broker="reddis://x")\n'})
+    result = run("config", "check")
+    error, count = result.stdout.splitlines()
+    assert (result.exit_code, "did you mean redis://?" in error, count) == (1, True, "1 problem.")
+
+
+def test_config_check_connect_asks_the_embedded_broker_too(tasks, run):
+    Path(".qworker").write_text("in the way")
+    assert run("config", "check").exit_code == 0
+    assert run("config", "check", "--connect").exit_code == 1
+
+
+def test_report_counts_the_tasks_that_are_somebodys(tasks, run):
+    told = run("report").stdout
+    assert "makes an app), 2 tasks\nsettings: as by default\nproblems: none\n" in told
+
+
+def test_call_to_a_queue_that_no_worker_is_on_names_the_one_that_is_meant(tasks, run):
+    consumer = find_app("tasks").app.broker.consumer
+    consumer.register("w@here", ["reports"], 1)
+    try:
+        told = run("call", "add", "1", "2", "-Q", "reprots").stderr
+        assert "Did you mean 'reports', where a worker is?\n" in told
+        assert "Did you mean" not in run("call", "add", "1", "2", "-Q", "other").stderr
+    finally:
+        consumer.deregister()
+
+
+def test_purge_finds_a_queue_that_only_the_server_knows(project, run):
+    """RabbitMQ tells of a queue that it is asked for, and lists none."""
+    url, prefix = require("rabbitmq"), f"test.{uuid.uuid4().hex[:12]}."
+    settings = f"broker={url!r}, broker_transport_options={{'queue_name_prefix': {prefix!r}}}"
+    project(**{"tasks.py": f"from qworker import QWorker\napp = QWorker('tasks', {settings})\n"})
+    broker = find_app("tasks").app.broker
+    try:
+        assert run("call", "x", "--by-name", "-Q", "parked").exit_code == 0
+        result = run("purge", "-Q", "parked", "--yes")
+        assert (result.exit_code, result.stdout) == (0, "Removed 1 message.\n")
+    finally:
+        link = broker.server.connect()
+        for queue in ("parked", "celery", *OURS):
+            link.call(link.channel().queue_delete, prefix + queue)
+        link.close()
+
+
+def test_graph_of_results_that_only_the_caller_gets_says_so(project, run):
+    project(**{"tasks.py": 'from qworker import QWorker\napp = QWorker("tasks", broker="amqp://h")\n'})
+    result = run("graph", "x")
+    assert (result.exit_code, "in the process that called" in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("setting", ["imports", "include"])
+def test_a_module_of_tasks_that_is_none_is_told_with_its_setting(project, run, setting):
+    made = f'from qworker import QWorker\napp = QWorker("tasks", {setting}=["tasks.mail"])\n'
+    project(**{"tasks.py": made})
+    result = run("call", "add")
+    assert result.exit_code == 1
+    assert f"Error: {setting} names 'tasks.mail': " in result.stderr
+
+
+def test_no_is_an_answer_and_no_interrupt(waiting, run, environment):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "qworker", "purge"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, stdin=theirs, **pipes) as asked:
+        os.write(ours, b"n\n")
+        _, errors = asked.communicate(timeout=PATIENCE)
+    os.close(ours)
+    os.close(theirs)
+    assert (asked.returncode, errors.splitlines()[-1]) == (1, "Nothing was done.")
+    assert len(json.loads(run("queues", "--json").stdout)) == 2
+
+
+def test_the_shell_hides_nothing_of_pythons(tasks, run):
+    assert run("shell", "-c", "print(list(map(str, [1])), add.name)").stdout == "['1'] tasks.add\n"
