@@ -42,7 +42,8 @@ class Reader:
         programs = directory / "bin"
         programs.mkdir()
         # Scripts and not links: a virtual environment's Python knows its packages by where it is called from.
-        modules = {"qworker": "-m qworker", "django-admin": "-m django", "python": ""}
+        # -P as with installed commands, which do not look for modules in the working directory.
+        modules = {"qworker": "-P -m qworker", "django-admin": "-P -m django", "python": ""}
         for program, command in ((name, f"{sys.executable} {module}") for name, module in modules.items()):
             (programs / program).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
             (programs / program).chmod(0o755)
