@@ -22,6 +22,9 @@ PATIENCE_SECONDS = 30.0
 CODE_COLUMNS = 88
 RUN = {"python", "pycon", "console"}
 SHOWN = {"", "text", "toml", "ini", "json", "yaml", "sql", "sh", "mermaid", "dockerfile", "{eval-rst}"}
+IMPORT = r"^(?:>>> |\.\.\. )? *(?:from ([\w.]+) import|import ([\w., ]+))"
+THERE = {"qworker", "kombu", "sqlalchemy", "click", "uwsgi", "uwsgidecorators"}
+"""Modules that come with qworker, or that it makes."""
 MATCH = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -182,6 +185,28 @@ def test_code_is_read_without_a_bar_to_move(page: Path) -> None:
     found = (block for block in blocks(page.read_text(encoding="utf-8")) if block.language == "python")
     lines = [line for block in found for line in block.text.splitlines()]
     assert [line for line in lines if len(line) > CODE_COLUMNS] == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=name)
+def test_what_a_page_imports_it_has_installed(page: Path) -> None:
+    """Or a reader who has nothing but qworker gets no further."""
+    text = page.read_text(encoding="utf-8")
+    found = [block for block in blocks(text) if block.reason_not_run is None]
+    files = {Path(block.file_name).parts[0].removesuffix(".py") for block in found if block.file_name}
+    imported = (
+        {module for block in found for module in imports(block)} - files - THERE - sys.stdlib_module_names
+    )
+    installed = " ".join(re.findall(r"pip install (.+)", text)).replace("-", "_")
+    assert [module for module in sorted(imported) if module not in installed] == []
+
+
+def imports(block: Block) -> set[str]:
+    """The top names of the modules that a block imports."""
+    if block.language not in ("python", "pycon"):
+        return set()
+    found = re.findall(IMPORT, block.text, flags=re.MULTILINE)
+    names = (name for module, several in found for name in (module, *several.split(",")))
+    return {name.split()[0].partition(".")[0] for name in names if name.strip()}
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)
