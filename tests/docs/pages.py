@@ -10,10 +10,10 @@ The rules that a page keeps to:
   it.
 - ``pycon``: a dialogue at the prompt; what is shown must be what comes, ``...`` standing for anything.
 - ``console``: each ``$ `` line is a shell command that must succeed (or end in ``# exit N``), and the lines
-  below it what it prints. A command that ends in `` &`` goes on running until the end of the page; its lines
-  are waited for.
-  ``...`` on a line of its own stands for any lines. Times, numbers of processes, names of hosts and ids may be
-  others, and the page's directory is ``/srv/proj``, whose programs are in ``.venv/bin``.
+  below it what it prints, where ``...`` on a line of its own stands for any lines. A command that ends in
+  `` &`` goes on running until the end of the page; its lines are waited for. Times, numbers of processes,
+  names of hosts and ids may be others, and the page's directory is ``/srv/proj``, with programs in
+  ``.venv/bin``.
 - ``toml``, ``ini``, ``json``: written to the file that the first line names in a comment, if it does.
 - ``<!-- not run: reason -->`` above a block says why that one is only shown.
 """
@@ -51,8 +51,8 @@ VARYING = {
     r"\b\d+ (passed|skipped|deselected)\b": r"9 \1",
     r"sqlite:////\S+?/(?=(\.qworker/)?\w+\.db)": "sqlite:////srv/proj/",
 }
-"""What differs from machine to machine in what is printed, and what stands there in the comparison: hosts, times,
-durations, memory, numbers of processes, ids, and how many tests there are."""
+"""What differs from machine to machine in what is printed, and what stands there in the comparison: hosts,
+times, durations, memory, numbers of processes, ids, and how many tests there are."""
 
 
 @dataclass(frozen=True)
