@@ -60,7 +60,9 @@ def add_contents(app: Any, page: str, source: list[str]) -> None:
     if page not in LEADING:
         return
     trees: list[str] = []
-    for caption, linked in re.findall(r"^\*\*(.+)\*\*$|^- \[[^\]]+\]\((.+?)\.md\)", source[0], re.MULTILINE):
+    for caption, linked in re.findall(
+        r"^\*\*(.+)\*\*$|^- \[[^\]]+\]\((.+?)\.md\)", source[0], re.MULTILINE
+    ):
         if caption or not trees:
             named = f":caption: {caption}\n" if caption else ""
             trees.append(f"\n```{{toctree}}\n:hidden:\n{named}\n")

@@ -3,6 +3,7 @@ own, but those that say why not."""
 
 from __future__ import annotations
 
+import codeop
 import doctest
 import json
 import os
@@ -200,6 +201,20 @@ def test_consoles_show_what_a_terminal_shows(page: Path) -> None:
     found = (block for block in blocks(page.read_text(encoding="utf-8")) if block.language == "console")
     lines = [line for block in found for each in commands(block) for line in each.expected.splitlines()]
     assert [line for line in lines if "..." in re.sub(WITH_DOTS, "", line) and line.strip() != "..."] == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=name)
+def test_dialogues_may_be_pasted_into_a_prompt(page: Path) -> None:
+    """Where a statement with a block waits for an empty line; so it is the last of its dialogue."""
+    found = (block for block in blocks(page.read_text(encoding="utf-8")) if block.language == "pycon")
+    assert [statement for block in found for statement in left_open(block)] == []
+
+
+def left_open(block: Block) -> Iterator[str]:
+    """The statements of a dialogue that wait for an empty line, but for its last."""
+    for example in doctest.DocTestParser().get_examples(block.text)[:-1]:
+        if codeop.compile_command(example.source.removesuffix("\n")) is None:
+            yield example.source
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)
