@@ -94,6 +94,15 @@ def test_settings(page: Path) -> None:
 
 
 @EVERY_PAGE
+def test_settings_stand_where_they_are_read(page: Path) -> None:
+    """In what makes the app: no file of settings is read by itself, but Django's and pyproject.toml."""
+    found = (block for block in blocks(page.read_text(encoding="utf-8")) if block.language == "python")
+    names = "|".join(SETTINGS)
+    lines = [line for block in found for line in re.findall(rf"^(?:{names}) = .*", block.text, re.MULTILINE)]
+    assert lines == []
+
+
+@EVERY_PAGE
 def test_defaults_of_settings(page: Path) -> None:
     defaults = Settings()
     wrong = []
@@ -131,6 +140,8 @@ def test_extras(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     named = {each for found in re.findall(r"qworker-queue\[([\w,]+)\]", text) for each in found.split(",")}
     assert named <= set(PROJECT["optional-dependencies"])
+    # The package is on no index.
+    assert not named or page.name in ("install.md", "tutorial.md") or "install.md)" in text
 
 
 @pytest.mark.parametrize("words", ["strat -A proj", "start --ap proj", "dead lst", "dead list --jsn"])
