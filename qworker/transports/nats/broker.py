@@ -42,8 +42,8 @@ CAPABILITIES = Capabilities(
     dead_letters="a stream of their own, which the server keeps within the limits of the settings",
     delivery_count="in a header, when a worker sees the death of a process; the death of a whole worker is "
     "not counted",
-    note="What is delayed counts as leased, and a purge also deletes what is being run, should its worker "
-    "die. A message is at most `max_payload` (1 MB) long.",
+    note="What is delayed counts as ready until a worker has seen it, and as leased then. A purge also "
+    "deletes what is being run, should its worker die. A message is at most `max_payload` (1 MB) long.",
     lacks=frozenset(Capability) - {Capability.ETA, Capability.FANOUT, Capability.DEAD_LETTERS},
     in_part={Capability.DELIVERY_COUNT: "of processes, not of whole workers"},
 )
