@@ -86,7 +86,7 @@ class KombuSender(Sender):
             raise BrokerUnavailable(f"{self._server.shown} took no message within {timeout:g} s")
         try:
             if self._connection is None:
-                self._connection = self._server.connect()
+                self._connection = self._connect()
                 self._declared = {}
             try:
                 yield
@@ -95,6 +95,9 @@ class KombuSender(Sender):
                 raise
         finally:
             self._turn.release()
+
+    def _connect(self) -> Any:
+        return self._server.connect()
 
     def _drop(self) -> None:
         connection, self._connection, self._producer = self._connection, None, None

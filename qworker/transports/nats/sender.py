@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from qworker.interrupts import apart
 from qworker.transports.nats.client import Post
+from qworker.transports.nats.direct import DirectConnection
 from qworker.transports.nats.queue import BATCH, publish
 from qworker.transports.nats.revocations import encoded
 from qworker.transports.nats.server import NatsServer
@@ -22,6 +23,9 @@ class NatsSender(RemoteSender):
     """See RemoteSender."""
 
     _server: NatsServer
+
+    def _connect(self) -> DirectConnection:
+        return self._server.connect_directly()
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
         apart(lambda: self._revoke(ids, terminate, signal))
