@@ -26,13 +26,17 @@ def purge(
 ) -> None:
     """Remove the messages that wait in queues. What is being run and what is dead stays."""
     store = open_sent(app).app.broker
-    known = {info.queue: info.ready + info.delayed for info in store.admin.queues()}
+    known = {info.queue: info for info in store.admin.queues()}
     chosen = [name for name in queues or known if name not in exclude_queues]
-    waiting = sum(known.get(name, 0) for name in chosen)
+    standing = [known[name] for name in chosen if name in known]
+    leased = sum(info.leased for info in standing) if store.admin.purges_leased else 0
+    waiting = sum(info.ready + info.delayed for info in standing) + leased
     if not waiting:
         click.echo("There is nothing to remove.")
         return
     messages = f"{count(waiting, 'message')} of {', '.join(chosen)}"
+    if leased:
+        messages += f", {leased} of them delayed or being run,"
     confirm(f"Remove {messages} from {mask_urls(store.url)}, for good?", yes)
     removed = sum(store.admin.purge(name) for name in chosen)
     click.echo(f"Removed {count(removed, 'message')}.")
