@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from qworker.interrupts import let_pass
 from qworker.naming import task_id
 from qworker.transports.nats.client import Asked, Post
 from qworker.transports.nats.url import Place
@@ -49,13 +50,16 @@ class DirectConnection(Asked):
         self._count = 0
         self._read = bytearray()
         self._socket: socket.socket | None = None
+        self._whole = True
+        """Nobody was interrupted in the midst of an exchange."""
         self._connect(time.monotonic() + timeout)
 
     def exchange(self, posts: Sequence[Post], timeout: float | None = None) -> list[Any]:
         end = time.monotonic() + (self.timeout if timeout is None else timeout)
         self.exchanges += 1
+        whole, self._whole = self._whole, False
         try:
-            if self._socket is None or not self._is_there(self._socket):
+            if not whole or self._socket is None or not self._is_there(self._socket):
                 self._connect_again(end)
             self._count += 1
             subject = f"{self._inbox}.{self._count}."
@@ -65,6 +69,7 @@ class DirectConnection(Asked):
                 told = self._next(end)
                 if isinstance(told, Told) and told.subject.startswith(subject):
                     answers[int(told.subject[len(subject) :])] = told
+            self._whole = True
             return [answers[number] for number in range(wanted)]
         except BaseException:
             self._close()  # whatever is on its way answers nobody any more
@@ -96,7 +101,8 @@ class DirectConnection(Asked):
         while True:
             try:
                 return self._connect(end)
-            except OSError:
+            except OSError as error:
+                let_pass(error)
                 if time.monotonic() + PAUSE_SECONDS >= end:
                     raise
             time.sleep(PAUSE_SECONDS)
@@ -109,6 +115,7 @@ class DirectConnection(Asked):
             try:
                 return self._greet(server, end)
             except OSError as error:
+                let_pass(error)
                 self._close()
                 errors.append(error)
         raise errors[-1]
@@ -156,7 +163,8 @@ class DirectConnection(Asked):
             return False
         except (BlockingIOError, ssl.SSLWantReadError):
             pass
-        except OSError:
+        except OSError as error:
+            let_pass(error)
             return False
         end = time.monotonic() + self.timeout
         while self._read:

@@ -19,6 +19,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from qworker.errors import PublishError
+from qworker.interrupts import let_pass
 from qworker.naming import task_ids
 from qworker.transports.nats.client import Asked, Inbox, Post, Refused, read_answer
 from qworker.transports.visibility.queue import Count, Entry, Received, RemoteQueue
@@ -175,7 +176,8 @@ def publish(connection: Asked, stream: str, posts: Sequence[Post]) -> None:
         try:
             answers = connection.exchange(named, connection.timeout / TRIES)
             break
-        except (TimeoutError, ConnectionError):
+        except (TimeoutError, ConnectionError) as error:
+            let_pass(error)
             if not left:
                 raise
     for answer in answers:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
+from qworker.interrupts import let_pass
 from qworker.naming import install_command
 from qworker.transports.connect_errors import explained
 from qworker.transports.kombu.server import DEAD
@@ -91,6 +92,7 @@ class NatsServer(RemoteServer):
         try:
             connection = DirectConnection(self._place, self.timeout)
         except (OSError, ValueError) as error:
+            let_pass(error)
             raise self._meaning([f"{type(error).__name__}: {error}".rstrip(": ")]) from None
         self._answered = True
         return connection
@@ -142,6 +144,7 @@ class NatsServer(RemoteServer):
                 raise QueueGone(f"{self.shown}: {error}") from error
             raise BrokerUnavailable(f"{self.shown}: {error}") from error
         except (TimeoutError, nats_errors.Error, OSError, asyncio.CancelledError) as error:
+            let_pass(error)
             raise BrokerUnavailable(
                 f"{self.shown} does not answer: {type(error).__name__}: {error}".rstrip(": ")
             ) from error
