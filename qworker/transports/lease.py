@@ -352,6 +352,12 @@ class Consumer(ABC):
 class Admin(ABC):
     """What people and tools ask, on any thread."""
 
+    @property
+    def purges_leased(self) -> bool:
+        """Whether purge() deletes what is on lease as well, where the server counts what is delayed as
+        leased, and does not tell it from what is being run."""
+        return False
+
     @abstractmethod
     def queues(self) -> list[QueueInfo]:
         """All queues that hold anything, by name."""

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -315,3 +317,23 @@ def test_the_server_keeps_failed_tasks_within_their_limits(open_: Open) -> None:
     while store.failed.kept():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_the_command_purges_what_is_delayed_too(open_: Open, place: NatsPlace, tmp_path: Path) -> None:
+    """Which counts as leased here, and which was all that there was."""
+    store = open_()
+    own = store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope("a", "q")])
+    (message,) = receive(store, 1, "q")
+    store.consumer.settle(own, [Release(message.tag, due=time.time() + 300.0)])
+    options = f"broker={place.url!r}, broker_transport_options={{'stream': {place.layout.stream!r}}}"
+    (tmp_path / "tasks.py").write_text(f"from qworker import QWorker\napp = QWorker('t', {options})\n")
+
+    def purge(*given: str) -> tuple[str, str]:
+        command = [sys.executable, "-m", "qworker", "purge", "-A", "tasks", "-Q", "q", *given]
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        return ended.stdout, ended.stderr
+
+    assert purge("--yes")[0] == "Removed 1 message.\n"
+    assert purge("--yes")[0] == "There is nothing to remove.\n"
+    assert place.count() == 0

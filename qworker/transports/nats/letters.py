@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qworker.transports.nats.client import Connection, Post, Refused, read_answer
+from qworker.transports.nats.client import Asked, Post, Refused, read_answer
 from qworker.transports.nats.layout import Layout
 from qworker.transports.nats.queue import BATCH, publish, written
 from qworker.transports.nats.reading import Reading
@@ -29,7 +29,7 @@ class LetterQueue(RemoteQueue):
 
     batch = BATCH
 
-    def __init__(self, connection: Connection, name: str, layout: Layout) -> None:
+    def __init__(self, connection: Asked, name: str, layout: Layout) -> None:
         self.name = name
         self._connection = connection
         self._layout = layout
