@@ -4,6 +4,7 @@ The pages are plain Markdown that any code host shows; what only Sphinx needs, t
 here.
 """
 
+import re
 from collections import _tuplegetter
 from inspect import isfunction
 from typing import Any
@@ -35,6 +36,8 @@ version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 html_title = f"qworker {version}"
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
@@ -48,38 +51,23 @@ copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 copybutton_line_continuation_character = "\\"
 
-CONTENTS = {
-    "index": {
-        "Start here": ("tutorial", "tutorial-django"),
-        "How to": ("how-to/*",),
-        "Reference": ("reference/*",),
-        "Explanation": ("explanation/*",),
-    },
-    "reference/api": {
-        "": (
-            "api/app",
-            "api/tasks",
-            "api/results",
-            "api/canvas",
-            "api/schedules",
-            "api/signals",
-            "api/errors",
-            "api/looking",
-            "api/testing",
-            "api/django",
-            "api/spooler",
-            "api/brokers",
-        )
-    },
-}
-"""The captions of the sidebar, and the pages below each, by the page that leads to them."""
+LEADING = {"index", "reference/api"}
+"""The pages that lead to others, which stand below them in the sidebar, in the order of their links."""
 
 
 def add_contents(app: Any, page: str, source: list[str]) -> None:
-    for caption, pages in CONTENTS.get(page, {}).items():
-        named = f":caption: {caption}\n" if caption else ""
-        listed = "\n".join(pages)
-        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n{named}\n{listed}\n```\n"
+    """Add what only Sphinx needs: the sidebar's captions, which are lines in bold, and what is below each."""
+    if page not in LEADING:
+        return
+    trees: list[str] = []
+    for caption, linked in re.findall(
+        r"^\*\*(.+)\*\*$|^- \[[^\]]+\]\((.+?)\.md\)", source[0], re.MULTILINE
+    ):
+        if caption or not trees:
+            named = f":caption: {caption}\n" if caption else ""
+            trees.append(f"\n```{{toctree}}\n:hidden:\n{named}\n")
+        trees[-1] += f"{linked}\n" if linked else ""
+    source[0] += "".join(f"{tree}```\n" for tree in trees)
 
 
 def leave_out_fields(

@@ -29,8 +29,8 @@ TRIES = 3
 
 
 class Database:
-    """Each statement is a transaction of its own. The tables are made at the first use if they are not
-    there. safe_url: what errors call the database. file: which it is, of SQLite's."""
+    """Each statement is a transaction of its own. The first that changes anything makes the tables that are
+    not there. safe_url: what errors call the database. file: which it is, of SQLite's."""
 
     def __init__(
         self, engine: sa.Engine, tables: Tables, clock: Clock, safe_url: str, file: str | None = None
@@ -42,23 +42,27 @@ class Database:
         self._pid = os.getpid()
         self._file = file
         self._layout: Layout | None = None
+        self._made = False
+        self._seen: set[str] = set()
+        """Names of tables that are there."""
 
-    def run(self, work: Callable[[sa.Connection], T]) -> T:
-        """Return what *work* makes of a connection.
+    def run(self, work: Callable[[sa.Connection], T], makes: bool = True) -> T:
+        """Return what *work* makes of a connection. makes: make the tables that are not there first.
 
         Raises BackendError when the database does not answer, EncodeError for a value that it can never
         take, and SQLAlchemy's IntegrityError for a key that is there already.
         """
-        return apart(lambda: self._try(work))
+        return apart(lambda: self._try(work, makes))
 
-    def _try(self, work: Callable[[sa.Connection], T]) -> T:
+    def _try(self, work: Callable[[sa.Connection], T], makes: bool) -> T:
         if self._pid != os.getpid():
             self.engine.dispose(close=False)  # the connections are the parent's
             self._pid = os.getpid()
         for attempt in range(1, TRIES + 1):
             try:
-                if self._layout is None:
-                    self._layout = self._tables.create(self.engine)
+                if makes and not self._made:
+                    self._tables.create(self.engine)
+                    self._made = True
                 with self.engine.connect() as connection:
                     return work(connection)
             except sa_errors.IntegrityError:
@@ -80,21 +84,36 @@ class Database:
         """Run *statement*; return how many rows it touched. Raises as run() does."""
         return self.run(lambda connection: connection.execute(statement, values).rowcount)
 
-    def rows(self, statement: sa.Executable) -> list[Any]:
-        """All rows of *statement*; [] where there is no file, and none is made. Raises as run() does."""
-        if self._is_absent():
+    def rows(self, statement: sa.Select[Any]) -> list[Any]:
+        """All rows of *statement*; [] where there is no file or no table, and none is made. Raises as run()
+        does."""
+        if not self._is_there(statement):
             return []
-        return self.run(lambda connection: list(connection.execute(statement)))
+        return self.run(lambda connection: list(connection.execute(statement)), makes=False)
 
     def tasks(self, condition: sa.ColumnElement[bool]) -> list[Any]:
         """As rows(), those of tasks for which *condition* holds, with all columns that there are."""
-        if self._is_absent():
+        task = self._tables.task
+        if not self._is_there(sa.select(task.c.task_id)):
             return []
-        columns = [self._tables.task.c[name] for name in self.layout().columns]
+        columns = [task.c[name] for name in self._looked_at().columns]
         return self.rows(sa.select(*columns).where(condition))
 
-    def _is_absent(self) -> bool:
-        return self._file is not None and not os.path.lexists(self._file)
+    def _is_there(self, statement: sa.Select[Any]) -> bool:
+        """Whether there are the tables that *statement* reads."""
+        names = {table.name for table in statement.get_final_froms() if isinstance(table, sa.Table)}
+        unseen = names - self._seen
+        if self._made or not unseen:
+            return True
+        if self._file is not None and not os.path.lexists(self._file):
+            return False
+
+        def found(connection: sa.Connection) -> set[str]:
+            database = sa.inspect(connection)
+            return {name for name in unseen if database.has_table(name)}
+
+        self._seen |= self.run(found, makes=False)
+        return names <= self._seen
 
     def insert(self, statement: sa.Executable, values: dict[str, Any]) -> bool:
         """Insert a row; False when its key is there already."""
@@ -106,9 +125,13 @@ class Database:
 
     def layout(self) -> Layout:
         """How the table of tasks is really laid out. Raises as run() does."""
-        if self._layout is None:
+        if not self._made:
             self.run(lambda connection: None)
-        assert self._layout is not None
+        return self._looked_at()
+
+    def _looked_at(self) -> Layout:
+        if self._layout is None:
+            self._layout = self.run(self._tables.layout, makes=False)
         return self._layout
 
     def close(self) -> None:

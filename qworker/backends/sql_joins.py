@@ -112,7 +112,7 @@ class SQLJoins(Joins):
     def _none_yet(self) -> bool:
         """Whether nobody has opened a join here."""
         if not self._there:
-            self._there = self._database.run(self._layout.are_there)
+            self._there = self._database.run(self._layout.are_there, makes=False)
         return not self._there
 
     def open(self, joins: Sequence[Join]) -> None:

@@ -88,10 +88,13 @@ class Tables(NamedTuple):
     group: sa.Table
     keyvalue: sa.Table
 
-    def create(self, engine: sa.Engine) -> Layout:
-        """Make the tables that are missing; return how the table of tasks is really laid out."""
+    def create(self, engine: sa.Engine) -> None:
+        """Make the tables that are missing."""
         _create(self.metadata, engine)
-        found = {column["name"]: column for column in sa.inspect(engine).get_columns(self.task.name)}
+
+    def layout(self, connection: sa.Connection) -> Layout:
+        """Return how the table of tasks, which is there, is really laid out."""
+        found = {column["name"]: column for column in sa.inspect(connection).get_columns(self.task.name)}
         key = found["id"]
         makes_ids = key["default"] is not None or key.get("autoincrement") is True
         return Layout(tuple(name for name in self.task.c.keys() if name in found), makes_ids)  # noqa: SIM118

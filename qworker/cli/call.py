@@ -96,7 +96,7 @@ class _Until(ParamType):
     shell_complete=queue_names,
     help="Queue to send it to.",
 )
-@click.option("--priority", type=Number(0, 9), help="0 to 9, the most urgent.")
+@click.option("--priority", type=Number(0, 9), help="0 to 9; 9 is the most urgent.")
 @click.option("--countdown", type=_DURATION, help="Run it after this long (10, 1h30m).")
 @click.option("--eta", type=Instant(), help="Run it at this time (2030-01-31T08:00:00Z).")
 @click.option("--expires", type=_Until(), help="Do not run it after this long, or this time.")

@@ -166,9 +166,10 @@ def broker(choice: AppChoice) -> Iterator[Finding]:
 
 
 def _not_there(path: str, what: str, setting: str, choice: AppChoice) -> Iterator[Finding]:
-    """A file or directory that the first task makes, if it can be made."""
-    above = next(each for each in Path(path).absolute().parents if each.exists())
-    if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
+    """A file, directory or table that the first task makes, if it can be made."""
+    where = Path(path)
+    above = next(each for each in where.absolute().parents if each.exists())
+    if not where.is_absolute() or (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
         advice = f"correct {setting} ({choice.app.conf.source(setting)}), unless this is the beginning"
         yield Finding("warning", f"there is no {path}: {what}", advice)
     else:

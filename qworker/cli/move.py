@@ -58,7 +58,7 @@ def move_(
     with closing(open_broker(from_url, conf)) as source, closing(open_broker(to_url, conf)) as target:
         if source.missing:
             raise ConfigurationError(
-                f"there is nothing at {mask_urls(from_url)}: {source.missing} does not exist"
+                f"there is nothing at {mask_urls(from_url)}: there is no {source.missing}"
             )
         infos = waiting(source, queues)
         _show(infos, dead)

@@ -32,14 +32,18 @@ def purge(
     store = application.broker
     # Some tell only of those that they are asked for, or know from the settings.
     infos = store.admin.queues() if queues is None else store.admin.depths(queues)
-    known = {info.queue: info.ready + info.delayed for info in infos}
+    known = {info.queue: info for info in infos}
     chosen = [name for name in queues or known if name not in exclude_queues]
-    waiting = sum(known.get(name, 0) for name in chosen)
+    standing = [known[name] for name in chosen if name in known]
+    leased = sum(info.leased for info in standing) if store.admin.purges_leased else 0
+    waiting = sum(info.ready + info.delayed for info in standing) + leased
     if not waiting:
         click.echo("There is nothing to remove.")
         doubt_queues(application, queues)
         return
     messages = f"{count(waiting, 'message')} of {', '.join(chosen)}"
+    if leased:
+        messages += f", {leased} of them delayed or being run,"
     confirm(f"Remove {messages} from {mask_urls(store.url)}, for good?", yes)
     removed = sum(store.admin.purge(name) for name in chosen)
     click.echo(f"Removed {count(removed, 'message')}.")

@@ -34,18 +34,19 @@ FORKING = ("zygote", "fork")
 
 
 def before_application(given: SpoolerGiven) -> None:
-    """Do what has to be done before the application is imported."""
+    """Do what has to be done before the application is imported. Modules are looked for in the working
+    directory first, as in uWSGI: an installed command does not do that by itself."""
     uwsgi_api.install()
     ini = given.ini
-    if ini is None:
-        return
-    os.environ.update(ini.env)
-    if ini.chdir is not None:
+    if ini is not None:
+        os.environ.update(ini.env)
+    if ini is not None and ini.chdir is not None:
         try:
             os.chdir(ini.chdir)
         except OSError as error:
             raise ConfigurationError(f"chdir = {ini.chdir} of the ini file: {error.strerror}") from None
-    sys.path[:] = [*(path for path in (os.getcwd(), *ini.pythonpath) if path not in sys.path), *sys.path]
+    added = (os.getcwd(), *(ini.pythonpath if ini is not None else ()))
+    sys.path[:] = [*(path for path in added if path not in sys.path), *sys.path]
 
 
 def spool_in(app: QWorker, given: SpoolerGiven, *, alone: bool) -> list[MakeComponent]:

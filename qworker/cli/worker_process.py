@@ -89,7 +89,7 @@ def _run(
             logger.info(
                 "ready; broker %s, results %s, queues %s, pool %s × %d",
                 mask_urls(choice.app.broker.url),
-                _results(choice.app),
+                where_results_go(choice.app),
                 ", ".join(worker.queues),
                 conf.worker_pool,
                 worker.concurrency,
@@ -110,14 +110,14 @@ def _run(
     return code
 
 
-def _results(app: QWorker) -> str:
-    """Where results are kept, for people."""
-    url = app.conf.result_backend
-    if url is None and app.results_with_broker:
-        return "beside the messages"
-    if app.stores.place.replies:
-        return "sent to who called"
-    return mask_urls(url) if url and not url.startswith("disabled:") else "not kept"
+def where_results_go(app: QWorker) -> str:
+    """Where results are kept, for people: the end of "results …"."""
+    place = app.stores.place
+    if place.why_none:
+        return "not kept"
+    if place.replies:
+        return "sent to who called (rpc://)"
+    return "beside the messages" if app.conf.result_backend is None else mask_urls(place.url)
 
 
 def _tell(choice: AppChoice, reload_on_change: bool) -> None:

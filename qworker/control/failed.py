@@ -63,9 +63,9 @@ class Failed:
         place = self._app.broker.failed
         if place is None:
             raise NotSupported(
-                "failed tasks are kept on SQLite, Redis, PostgreSQL, MySQL, MariaDB and MongoDB, and this "
-                "broker is none of them: set task_acks_on_failure_or_timeout = False, and they are dead "
-                "letters, with `qworker dead` in the place of `qworker failed`"
+                "failed tasks are kept on SQLite, Redis, RabbitMQ, PostgreSQL, MySQL, MariaDB, MongoDB "
+                "and NATS, and this broker is none of them: set task_acks_on_failure_or_timeout = False, "
+                "and they are dead letters, with `qworker dead` in the place of `qworker failed`"
             )
         return place
 

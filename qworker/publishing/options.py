@@ -42,7 +42,7 @@ class AttemptOptions(TypedDict, total=False):
     routing_key: str | None
     """See ``exchange``; without one, the name of the queue."""
     priority: int | None
-    """0 to 9, the most urgent."""
+    """0 to 9; 9 is the most urgent."""
     headers: Mapping[str, Any] | None
     """Further headers of the message, which the task finds in ``self.request.headers``."""
     serializer: str | None

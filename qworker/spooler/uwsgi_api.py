@@ -190,7 +190,7 @@ def _enqueuer(name: str = "spool") -> Enqueuer:
     enqueuer = _configured.ready()
     if enqueuer is None:
         raise NoSpooler(
-            f"there is no uwsgi.{name}, because no spool directory is configured: set spooler_directories or "
+            f"there is no uwsgi.{name}, because no spool directory is configured: set spooler or "
             "spooler_external, or call qworker.spooler.uwsgi_api.configure()"
         )
     return enqueuer

@@ -74,7 +74,7 @@ class TaskOptions(TypedDict, total=False):
     routing_key: str | None
     """See ``exchange``; without one, the name of the queue."""
     priority: int | None
-    """0 to 9, the most urgent."""
+    """0 to 9; 9 is the most urgent."""
     expires: Seconds | datetime | None
     """When a call is of no use any more: seconds after it was made, or a moment."""
     rate_limit: str | float | None

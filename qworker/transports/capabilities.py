@@ -183,7 +183,7 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         "ahead in a worker); FIFO queues: as the plain transports do",
         priority="none: first come, first served",
         fanout=_NO_FANOUT,
-        dead_letters=_SENT_AGAIN,
+        dead_letters="sent to the queue `qworker-dead`, then acknowledged",
         delivery_count=_IN_A_HEADER,
         note="At least once; in order in FIFO queues only. A purge also deletes what is being run, should "
         "its worker die.",

@@ -308,6 +308,10 @@ class FailoverAdmin(Admin):
     def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
         return self._consumer.broker.admin.depths(queues)  # where the listener is
 
+    @property
+    def purges_leased(self) -> bool:
+        return self._current.ask(lambda broker: broker.admin.purges_leased)
+
     def purge(self, queue: str) -> int:
         return self._current.ask(lambda broker: broker.admin.purge(queue))
 

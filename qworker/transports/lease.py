@@ -352,6 +352,12 @@ class Consumer(ABC):
 class Admin(ABC):
     """What people and tools ask, on any thread."""
 
+    @property
+    def purges_leased(self) -> bool:
+        """Whether purge() deletes what is on lease as well, where the server counts what is delayed as
+        leased, and does not tell it from what is being run."""
+        return False
+
     @abstractmethod
     def queues(self) -> list[QueueInfo]:
         """All queues that hold anything, by name."""
@@ -449,8 +455,9 @@ class Broker(ABC):
 
     @property
     def missing(self) -> str | None:
-        """The file or directory in which everything is kept, where it is not there, so that nothing was ever
-        sent; None where it is, and for servers. What only reads finds nothing there, and makes nothing."""
+        """The file or directory in which everything is kept, or "table of …", where it is not there, so that
+        nothing was ever sent; None where it is, and for servers that make nothing first. What only reads
+        finds nothing there, and makes nothing."""
         return None
 
     @abstractmethod

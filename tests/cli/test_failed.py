@@ -116,6 +116,6 @@ def test_call_wait_says_before_it_sends_that_there_will_be_no_result(project, ru
 
 
 def test_what_keeps_no_failed_tasks_says_so(project, run):
-    project(**{"tasks.py": NOWHERE.format(broker="amqp://nowhere", backend=None)})
+    project(**{"tasks.py": NOWHERE.format(broker="disque://nowhere", backend=None)})
     result = run("failed", "list")
     assert (result.exit_code, "task_acks_on_failure_or_timeout" in result.stderr) == (1, True)

@@ -132,8 +132,8 @@ def test_delayed_flush(begun, run):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("sqlite:///odl.db", "sqlite:///new.db", "odl.db does not exist"),
-        ("spool:///nowhere/spool", "sqlite:///new.db", "/nowhere/spool does not exist"),
+        ("sqlite:///odl.db", "sqlite:///new.db", "there is no "),
+        ("spool:///nowhere/spool", "sqlite:///new.db", "there is no /nowhere/spool"),
         ("old.db", "sqlite:///new.db", "must be a URL"),
         ("sqlite:///", "new.db", "must be a URL"),
         ("redis://127.0.0.1:1", "sqllite:///new.db", "did you mean sqlite://?"),

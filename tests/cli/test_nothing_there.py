@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 from tests.support.commands import COMMANDS
 
 LOOKS: dict[str, tuple[str, ...]] = {
@@ -117,6 +118,45 @@ def test_nothing_is_made(at, run, command, place):
     if command in SAYS_SO and place != "kombus-files":
         assert result.exit_code == 1
         assert "there is no" in result.stderr + result.stdout
+
+
+@pytest.fixture(params=[PostgreSQLPlace, MySQLPlace], ids=["postgresql", "mysql"])
+def database(request, tmp_path_factory):
+    """A database without tables; where it is, and what tables there are."""
+    place = request.param(tmp_path_factory.mktemp("database"))
+    yield place
+    place.clear()
+
+
+@pytest.mark.parametrize(
+    "command", [name for name in [*LOOKS, *NEEDS_WHAT_WAS_SENT] if not name.startswith("spool")]
+)
+def test_nothing_is_made_in_a_database(database, project, run, command):
+    settings = {"broker_url": database.url, "beat_store": database.url}
+    project(**{"tasks.py": TASKS.format(settings=settings)})
+    words = LOOKS.get(command) or NEEDS_WHAT_WAS_SENT.get(command, ())
+    result = run(*command.split(), *(word.format(broker=database.url) for word in words))
+    assert database.tables() == []
+    assert "Traceback" not in result.stderr
+    if command in SAYS_SO:
+        assert result.exit_code == 1
+        assert "there is no table of qworker in" in result.stderr + result.stdout
+
+
+def test_programs_find_nothing_in_a_database(database, project):
+    from qworker.cli.discovery import find_app
+
+    project(**{"tasks.py": TASKS.format(settings={"broker_url": database.url})})
+    app = find_app("tasks").app
+    assert (app.queues(), app.workers(), app.peek(), app.failed.list()) == ([], [], [], [])
+    assert app.AsyncResult("some-id").state == "PENDING"
+    assert app.broker.missing
+    assert app.failed.retry() == app.failed.discard() == app.broker.admin.purge("celery") == 0
+    assert database.tables() == []
+    app.send_task("tasks.add", (1, 2))
+    assert app.broker.missing is None
+    assert [info.ready for info in app.queues()] == [1]
+    app.close()
 
 
 @pytest.mark.parametrize("place", ["default", "sqlite", "spool"])

@@ -18,7 +18,7 @@ from qworker.transports.capabilities import ETA, FANOUT
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.nats.broker import nats_broker
 from qworker.transports.nats.client import Connection, Refused
-from qworker.transports.nats.layout import Layout
+from qworker.transports.nats.layout import LETTERS, Layout
 from qworker.transports.nats.server import Keeping, NatsServer
 from qworker.transports.nats.url import read_url
 from tests.contract.place_kombu import LACKS
@@ -60,7 +60,8 @@ class NatsPlace(Place):
 
     def clear(self) -> None:
         with closing(Closing(self.server().connect())) as connection:
-            for stream in (self.layout.stream, self.layout.dead_stream, self.layout.revoked_stream):
+            letters = map(self.layout.letters_stream, LETTERS)
+            for stream in (self.layout.stream, *letters, self.layout.revoked_stream):
                 with suppress(Refused):
                     connection.ask(f"STREAM.DELETE.{stream}")
 

@@ -50,6 +50,22 @@ class SQLPlace(Place):
         """Of the tables, as every version of ours reads it."""
         return int(self._ask("SELECT max(version) FROM qworker_schema")[0][0])
 
+    def tables(self) -> list[str]:
+        """The names of those that there are."""
+        rows = self._ask(
+            "SELECT table_name FROM information_schema.tables WHERE table_schema = %s ORDER BY 1", self._name
+        )
+        return [name for (name,) in rows]
+
+    def columns(self, table: str) -> list[tuple[Any, ...]]:
+        """Name, type and whether it may be NULL, of each column of *table*."""
+        return self._ask(
+            "SELECT column_name, data_type, character_maximum_length, is_nullable "
+            "FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY 1",
+            self._name,
+            table,
+        )
+
     def lose(self) -> None:
         for table in ("message", "dead", "owner", "revoked"):
             self._ask(f"TRUNCATE TABLE qworker_{table}{self.from_one}")

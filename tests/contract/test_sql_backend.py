@@ -154,6 +154,7 @@ def later(work: Callable[[], Any], seconds: float = 0.1) -> threading.Timer:
 
 def test_a_batch_is_one_statement(shop: Shop) -> None:
     ids = new_ids(256)
+    shop.store("makes", "the", "tables")
     with shop.statements(shop.storing) as sent:
         shop.store(*ids, ids[0])
         shop.store(*ids[1:], ids[0], status="FAILURE")

@@ -10,9 +10,10 @@ The rules that a page keeps to:
   it.
 - ``pycon``: a dialogue at the prompt; what is shown must be what comes, ``...`` standing for anything.
 - ``console``: each ``$ `` line is a shell command that must succeed (or end in ``# exit N``), and the lines
-  below it what it prints. A command that ends in `` &`` goes on running until the end of the page; its lines
-  are waited for.
-  Times, numbers of processes, names of hosts and the page's directory may be others in what a worker logs.
+  below it what it prints, where ``...`` on a line of its own stands for any lines. A command that ends in
+  `` &`` goes on running until the end of the page; its lines are waited for. Times, numbers of processes,
+  names of hosts and ids may be others, and the page's directory is ``/srv/proj``, with programs in
+  ``.venv/bin``.
 - ``toml``, ``ini``, ``json``: written to the file that the first line names in a comment, if it does.
 - ``<!-- not run: reason -->`` above a block says why that one is only shown.
 """
@@ -20,6 +21,7 @@ The rules that a page keeps to:
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +33,26 @@ FILE_NAME = re.compile(r"^# (?P<added>at the end of )?(?P<name>[\w./-]+\.[a-z]+)
 EXIT_CODE = re.compile(r"\s+# exit (?P<code>\d+)$")
 
 VARYING = {
-    r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}: ": "[2026-03-01 08:00:00,000: ",
+    rf"\b{re.escape(socket.gethostname())}\b": "web1",
     r"(\w+)@[\w.-]+, process \d+": r"\1@web1, process 811",
+    r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}: ": "[2026-03-01 08:00:00,000: ",
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+\+00:00": "2026-03-01T08:00:00.000000+00:00",
+    r"^\d\d:\d\d:\d\d\b": "08:00:00",
+    r"\b\d+\.\d+( ?)s\b": r"0.1\1s",
+    r"\b\d+ MB\b": "48 MB",
+    r"\b(process|worker \d ready for work at|at) \d+\b": r"\1 811",
+    r"(?<=web1)(\s+)\d+(?=\s|$)": r"\g<1>811",
+    r"^\s*\d+(?=\s+\d+ MB )": "827",
+    r"\b3\.\d\d\.\d+\b": "3.11.7",
+    r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b": "57b6e37c-670c-45d6-95f1-8fbe5915194f",
+    r"uwsgi_spoolfile_on_\w+": "uwsgi_spoolfile_on_web1_811_1_2_3_4",
+    r"\bCluster [a-z]+(-[a-z]+)+ \[": "Cluster twelve-leopard-kilo-yellow [",
+    r"^[.s]+( +\[100%\])": r".\1",
+    r"\b\d+ (passed|skipped|deselected)\b": r"9 \1",
     r"sqlite:////\S+?/(?=(\.qworker/)?\w+\.db)": "sqlite:////srv/proj/",
 }
-"""What differs from machine to machine in a worker's log, and what stands there in the comparison."""
+"""What differs from machine to machine in what is printed, and what stands there in the comparison: hosts,
+times, durations, memory, numbers of processes, ids, and how many tests there are."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +116,7 @@ def blocks(text: str) -> Iterator[Block]:
 def as_anywhere(printed: str) -> str:
     """What a command has *printed*, or is said to, with what is VARYING the same everywhere."""
     for varying, common in VARYING.items():
-        printed = re.sub(varying, common, printed)
+        printed = re.sub(varying, common, printed, flags=re.MULTILINE)
     return printed
 
 

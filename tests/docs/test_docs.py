@@ -3,6 +3,7 @@ own, but those that say why not."""
 
 from __future__ import annotations
 
+import codeop
 import doctest
 import json
 import os
@@ -22,6 +23,11 @@ PATIENCE_SECONDS = 30.0
 CODE_COLUMNS = 88
 RUN = {"python", "pycon", "console"}
 SHOWN = {"", "text", "toml", "ini", "json", "yaml", "sql", "sh", "mermaid", "dockerfile", "{eval-rst}"}
+WITH_DOTS = r"\.\.\. OK$|^[.s]+ +\[100%\]$"
+"""What Django and pytest print."""
+IMPORT = r"^(?:>>> |\.\.\. )? *(?:from ([\w.]+) import|import ([\w., ]+))"
+THERE = {"qworker", "kombu", "sqlalchemy", "click", "uwsgi", "uwsgidecorators"}
+"""Modules that come with qworker, or that it makes."""
 MATCH = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -37,12 +43,13 @@ class Reader:
     """Someone who follows a page word by word, in an empty directory."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory / "project"
+        self.directory = directory / "proj"
         self.directory.mkdir()
         programs = directory / "bin"
         programs.mkdir()
         # Scripts and not links: a virtual environment's Python knows its packages by where it is called from.
-        modules = {"qworker": "-m qworker", "django-admin": "-m django", "python": ""}
+        # -P as with installed commands, which do not look for modules in the working directory.
+        modules = {"qworker": "-P -m qworker", "django-admin": "-P -m django", "python": ""}
         for program, command in ((name, f"{sys.executable} {module}") for name, module in modules.items()):
             (programs / program).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
             (programs / program).chmod(0o755)
@@ -82,7 +89,7 @@ class Reader:
             stderr=subprocess.STDOUT,
             timeout=PATIENCE_SECONDS,
         )
-        printed = done.stdout.decode()
+        printed = self.placed(done.stdout.decode())
         assert done.returncode == command.exit_code, (
             f"{where}: {command.text}: exit {done.returncode}\n{printed}"
         )
@@ -105,11 +112,16 @@ class Reader:
         deadline = time.monotonic() + PATIENCE_SECONDS
         # More may have come already, or not.
         ways = (command.expected, f"{command.expected}\n...")
-        while command.expected and not any(matches(way, log.read_text() + "\n") for way in ways):
+        while command.expected and not any(matches(way, self.placed(log.read_text()) + "\n") for way in ways):
             ended = process.poll() is not None
             assert not ended, f"{where}: {command.text} ended with {process.returncode}\n{log.read_text()}"
             assert time.monotonic() < deadline, f"{where}\n{difference(command, log.read_text())}"
             time.sleep(0.05)
+
+    def placed(self, printed: str) -> str:
+        """What was *printed*, as if the page's directory were the one that pages show."""
+        programs = str(Path(sys.executable).parent)
+        return printed.replace(programs, "/srv/proj/.venv/bin").replace(str(self.directory), "/srv/proj")
 
     def execute(self, block: Block, where: str) -> None:
         if self.prompt is None:
@@ -181,6 +193,50 @@ def test_code_is_read_without_a_bar_to_move(page: Path) -> None:
     found = (block for block in blocks(page.read_text(encoding="utf-8")) if block.language == "python")
     lines = [line for block in found for line in block.text.splitlines()]
     assert [line for line in lines if len(line) > CODE_COLUMNS] == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=name)
+def test_consoles_show_what_a_terminal_shows(page: Path) -> None:
+    """Whole lines may be left out, and not parts of them: a reader compares them with what comes."""
+    found = (block for block in blocks(page.read_text(encoding="utf-8")) if block.language == "console")
+    lines = [line for block in found for each in commands(block) for line in each.expected.splitlines()]
+    assert [line for line in lines if "..." in re.sub(WITH_DOTS, "", line) and line.strip() != "..."] == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=name)
+def test_dialogues_may_be_pasted_into_a_prompt(page: Path) -> None:
+    """Where a statement with a block waits for an empty line; so it is the last of its dialogue."""
+    found = (block for block in blocks(page.read_text(encoding="utf-8")) if block.language == "pycon")
+    assert [statement for block in found for statement in left_open(block)] == []
+
+
+def left_open(block: Block) -> Iterator[str]:
+    """The statements of a dialogue that wait for an empty line, but for its last."""
+    for example in doctest.DocTestParser().get_examples(block.text)[:-1]:
+        if codeop.compile_command(example.source.removesuffix("\n")) is None:
+            yield example.source
+
+
+@pytest.mark.parametrize("page", pages(), ids=name)
+def test_what_a_page_imports_it_has_installed(page: Path) -> None:
+    """Or a reader who has nothing but qworker gets no further."""
+    text = page.read_text(encoding="utf-8")
+    found = [block for block in blocks(text) if block.reason_not_run is None]
+    files = {Path(block.file_name).parts[0].removesuffix(".py") for block in found if block.file_name}
+    imported = (
+        {module for block in found for module in imports(block)} - files - THERE - sys.stdlib_module_names
+    )
+    installed = " ".join(re.findall(r"pip install (.+)", text)).replace("-", "_")
+    assert [module for module in sorted(imported) if module not in installed] == []
+
+
+def imports(block: Block) -> set[str]:
+    """The top names of the modules that a block imports."""
+    if block.language not in ("python", "pycon"):
+        return set()
+    found = re.findall(IMPORT, block.text, flags=re.MULTILINE)
+    names = (name for module, several in found for name in (module, *several.split(",")))
+    return {name.split()[0].partition(".")[0] for name in names if name.strip()}
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)

@@ -687,3 +687,46 @@ def test_settings_reach_the_server(prefix: str) -> None:
     unset = open_broker("amqp://", Settings())
     assert isinstance(unset, AMQPBroker)
     assert unset.server.queues.max_priority is None
+
+
+def failing_one(store: AMQPBroker, generation: int, name: str) -> None:
+    """Have a task of queue q fail for good."""
+    store.sender.push([envelope(name, "q")])
+    (leased,) = receive(store, 1)
+    assert store.consumer.settle(generation, [DeadLetter(leased.tag, "E()\ntraceback", failed=True)]) == set()
+
+
+def test_a_failed_task_that_cannot_be_kept_ends_as_others_do(
+    open_: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_(queues={"failed_expires": -1.0})  # as a user who may not make the queue
+    generation = store.consumer.register("w@h", ["q"], 1)
+    failing_one(store, generation, "one")
+    failing_one(store, generation, "two")
+    assert store.failed.kept() == []
+    said = [record for record in caplog.records if "failed tasks are not kept" in record.getMessage()]
+    assert [record.levelname for record in said] == ["ERROR", "DEBUG"][: len(said)]
+    assert "task_keep_failed" in said[0].getMessage()
+    store.consumer.deregister()
+    assert store.admin.depths(["q"])[0].ready == 0, "neither comes back"
+
+
+def test_what_cannot_be_kept_takes_no_dead_letter_with_it(open_: Open) -> None:
+    store = open_(queues={"failed_expires": -1.0})
+    generation = store.consumer.register("w@h", ["q"], 1)
+    store.sender.push([envelope("one", "q"), envelope("two", "q")])
+    one, two = receive(store, 2)
+    orders = [DeadLetter(one.tag, "why", failed=True), DeadLetter(two.tag, "why")]
+    assert store.consumer.settle(generation, orders) == set()
+    assert [letter.tag for letter in store.admin.dead()] == [two.tag]
+
+
+def test_the_server_drops_failed_tasks_that_are_too_old(open_: Open) -> None:
+    store = open_(queues={"failed_expires": 0.5})
+    generation = store.consumer.register("w@h", ["q"], 1)
+    failing_one(store, generation, "one")
+    assert len(store.failed.kept()) == 1
+    deadline = time.monotonic() + PATIENCE
+    while store.failed.kept():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

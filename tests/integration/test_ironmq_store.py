@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -251,6 +253,27 @@ def test_calls_are_few(open_: Open, server: IronMQ) -> None:
 
 
 # -- faults --
+
+
+def test_a_request_is_one_write() -> None:
+    """The server has all of it by its first read."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    got: list[bytes] = []
+
+    def serve() -> None:
+        with listening, listening.accept()[0] as connection:
+            got.append(connection.recv(65536))
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    port = listening.getsockname()[1]
+    client = Client(address_of(f"ironmq+http://p:t@127.0.0.1:{port}", {}), 5.0)
+    assert client.call("POST", "/q/messages", MESSAGES) == {}
+    thread.join()
+    client.release()
+    assert got[0].startswith(b"POST /3/projects/p/queues/q/messages HTTP/1.1\r\n")
+    assert got[0].endswith(json.dumps(MESSAGES).encode())
 
 
 @pytest.mark.parametrize("fault", ["503", "429"])

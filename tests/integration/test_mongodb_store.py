@@ -18,12 +18,12 @@ from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
 from qworker.transports.lease import Ack, DeadLetter, Release, Settlement
 from qworker.transports.mongodb.broker import MongoBroker
 from qworker.transports.mongodb.claim import take_early, take_ready
-from qworker.transports.mongodb.layout import new_tags
+from qworker.transports.mongodb.layout import DELAYED, LEASED, READY, new_tags
 from qworker.transports.mongodb.server import Collections
 from tests.contract.place_mongodb import MongoPlace
 from tests.servers import require, start_mongodb
 from tests.support.messages import message, names
-from tests.support.mongodb_calls import Before, calls_of_a_batch
+from tests.support.mongodb_calls import Before, Calls, calls_of_a_batch
 from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
@@ -125,6 +125,41 @@ def test_what_another_had_meanwhile_is_not_taken_as_it_was(
 
     assert [each["headers"] for each in store._server.run(claim)] == [message("b").headers]
     other.close()
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"s": READY},
+        {"s": DELAYED, "due": {"$lte": 5.0}},
+        {"s": LEASED, "owner": {"$exists": True}},
+    ],
+)
+def test_what_waits_is_found_by_an_index_of_its_own(
+    store: MongoBroker, place: MongoPlace, where: dict[str, Any]
+) -> None:
+    """Though no index has all messages, which would have to be written for each change of one."""
+    store.sender.push([message("a")])
+    plan = place.database.qworker_message.find({"q": "q", **where}).explain()
+    assert any(word in str(plan) for word in ("IXSCAN", "usableVirtualIndexes")), plan  # mongoeco's word
+
+
+def test_a_claim_names_the_documents_that_it_updates(place: MongoPlace) -> None:
+    """So that the server need not look for them, be they as they were at first or not."""
+    calls = Calls()
+    store = MongoBroker(place.url, options={"event_listeners": [calls]})
+    generation = store.consumer.register("w@test", ["q"], 1)
+    store.sender.push([message(text) for text in "ab"])
+    taken = store.consumer.lease(["q"], 10).messages
+    store.consumer.settle(generation, [Release(taken[0].tag, counted=True)])
+    assert names(store.consumer.lease(["q"], 10).messages) == ["a"]
+    store.consumer.settle(
+        generation, [Release(each.tag, counted=number == 0) for number, each in enumerate(taken)]
+    )
+    assert sorted(names(store.consumer.lease(["q"], 10).messages)) == ["a", "b"]
+    claims = [each for each in calls.updated if each["u"].get("$set", {}).get("s") == LEASED]
+    assert [len(each["q"]["_id"]["$in"]) for each in claims] == [2, 1, 2]
+    store.close()
 
 
 def test_what_another_has_put_off_meanwhile_is_taken_with_its_new_time(store: MongoBroker) -> None:

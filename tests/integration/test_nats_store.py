@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -25,6 +27,7 @@ from tests.acceptance.proxy import Proxy
 from tests.contract.place_nats import NatsPlace
 from tests.support.messages import envelope, ids
 from tests.support.receiving import receive
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 Open = Callable[..., KombuBroker]
@@ -41,10 +44,12 @@ def place(tmp_path: Path) -> Iterator[NatsPlace]:
 def open_(place: NatsPlace) -> Iterator[Open]:
     opened: list[KombuBroker] = []
 
-    def open_one(url: str | None = None, lease: float = 15.0, timeout: float = 2.0) -> KombuBroker:
+    def open_one(
+        url: str | None = None, lease: float = 15.0, timeout: float = 2.0, **settings: object
+    ) -> KombuBroker:
         conf = Settings({
             "broker_transport_options": {"stream": place.layout.stream}, "worker_lease_seconds": lease,
-            "broker_connection_timeout": timeout,
+            "broker_connection_timeout": timeout, **settings,
         })  # fmt: skip
         store = open_broker(url or place.url, conf)
         assert isinstance(store, KombuBroker)
@@ -295,4 +300,40 @@ def test_administration(open_: Open, place: NatsPlace) -> None:
     assert store.admin.dead_retry() == 2
     assert store.admin.depths(["q"])[0][:2] == ("q", 2)
     assert store.admin.purge("q") == 2
+    assert place.count() == 0
+
+
+def test_the_server_keeps_failed_tasks_within_their_limits(open_: Open) -> None:
+    store = open_(failed_task_max=2, failed_task_expires=1.0)
+    assert store.failed is not None
+    own = store.consumer.register("w", ["q", "r"], 1)
+    store.sender.push([envelope(name, "r" if name == "d" else "q") for name in "abcd"])
+    by_name = {ids([message])[0]: message for message in receive(store, 4, "q", "r")}
+    for name in "abcd":
+        store.consumer.settle(own, [DeadLetter(by_name[name].tag, f"why {name}", failed=True)])
+    assert {letter.reason for letter in store.failed.kept()} == {"why b", "why c", "why d"}
+    assert store.admin.dead() == []
+    deadline = time.monotonic() + PATIENCE
+    while store.failed.kept():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_the_command_purges_what_is_delayed_too(open_: Open, place: NatsPlace, tmp_path: Path) -> None:
+    """Which counts as leased here, and which was all that there was."""
+    store = open_()
+    own = store.consumer.register("w", ["q"], 1)
+    store.sender.push([envelope("a", "q")])
+    (message,) = receive(store, 1, "q")
+    store.consumer.settle(own, [Release(message.tag, due=time.time() + 300.0)])
+    options = f"broker={place.url!r}, broker_transport_options={{'stream': {place.layout.stream!r}}}"
+    (tmp_path / "tasks.py").write_text(f"from qworker import QWorker\napp = QWorker('t', {options})\n")
+
+    def purge(*given: str) -> tuple[str, str]:
+        command = [sys.executable, "-m", "qworker", "purge", "-A", "tasks", "-Q", "q", *given]
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        return ended.stdout, ended.stderr
+
+    assert purge("--yes")[0] == "Removed 1 message.\n"
+    assert purge("--yes")[0] == "There is nothing to remove.\n"
     assert place.count() == 0

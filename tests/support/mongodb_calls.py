@@ -19,14 +19,17 @@ from qworker.transports.mongodb.broker import MongoBroker
 
 
 class Calls(monitoring.CommandListener):
-    """names: of the commands, in order. in_transaction: of those that belong to one."""
+    """names: of the commands, in order. in_transaction: of those that belong to one. updated: what was to be
+    updated, and how."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self.in_transaction: list[str] = []
+        self.updated: list[Any] = []
 
     def started(self, event: Any) -> None:
         self.names.append(event.command_name)
+        self.updated += event.command.get("updates", ())
         if event.command.get("autocommit") is False:
             self.in_transaction.append(event.command_name)
 

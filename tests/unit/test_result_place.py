@@ -8,6 +8,7 @@ import pytest
 
 from qworker import QWorker
 from qworker.backends.place import PLACES, result_place
+from qworker.cli.worker_process import where_results_go
 from qworker.transports import SCHEMES
 
 
@@ -77,3 +78,19 @@ def test_a_result_store_that_was_given_made_is_asked_nothing() -> None:
     assert app.backend is backend
     assert not app.stores.sends_results
     assert app.stores.reply_to is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"broker": "sqlite:///q.db"}, "beside the messages"),
+        ({"broker": "redis://h/0"}, "beside the messages"),
+        ({"broker": "amqp://h"}, "sent to who called (rpc://)"),
+        ({"broker": "amqp://h", "backend": "rpc://"}, "sent to who called (rpc://)"),
+        ({"broker": "amqp://h", "backend": "redis://:secret@h/1"}, "redis://:********@h/1"),
+        ({"broker": "amqp://h", "backend": "disabled://"}, "not kept"),
+        ({"broker": "nats://h"}, "not kept"),
+    ],
+)
+def test_a_worker_says_where_they_go(settings: dict[str, str], told: str) -> None:
+    assert where_results_go(QWorker("proj", set_as_current=False, **settings)) == told

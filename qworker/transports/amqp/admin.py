@@ -1,7 +1,7 @@
 """What people and tools ask of RabbitMQ.
 
 Comes from:  the command line, the worker's status.
-Goes to:     the server, over a link for each question; ``dead_letters.py``.
+Goes to:     the server, over a link for each question; ``letters.py``.
 Thread:      any.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from qworker.naming import task_id
 from qworker.transports.amqp.consumer import AMQPConsumer
-from qworker.transports.amqp.dead_letters import all_dead_letters, dead_lettered, sent_back
+from qworker.transports.amqp.letters import all_letters, as_letter, newest, sent_back
 from qworker.transports.amqp.publisher import Publisher
-from qworker.transports.amqp.queues import OURS
+from qworker.transports.amqp.queues import DEAD, OURS
 from qworker.transports.amqp.server import Server
 from qworker.transports.amqp.workers import listed
 from qworker.transports.lease import Admin, Dead, QueueInfo
@@ -60,14 +60,10 @@ class AMQPAdmin(Admin):
             link.close()
 
     def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        with all_dead_letters(self._server) as found:
-            letters = [letter.dead for letter in found.letters if queue is None or letter.dead.queue == queue]
-        letters.reverse()
-        letters.sort(key=lambda letter: -letter.died_at)
-        return letters[:limit]
+        return newest(self._server, DEAD, queue, limit)
 
     def dead_retry(self, tags: Sequence[int] | None = None) -> int:
-        with all_dead_letters(self._server) as found:
+        with all_letters(self._server, DEAD) as found:
             chosen = found.chosen(tags)
             back = [(letter, sent_back(letter, self._queues, found.frame_max)) for letter in chosen]
             messages = [message for _, message in back if message is not None]
@@ -75,12 +71,12 @@ class AMQPAdmin(Admin):
             return found.remove([letter for letter, message in back if message is not None])
 
     def dead_discard(self, tags: Sequence[int] | None = None) -> int:
-        with all_dead_letters(self._server) as found:
+        with all_letters(self._server, DEAD) as found:
             return found.remove(found.chosen(tags))
 
     def push_dead(self, letters: Sequence[Dead]) -> None:
         frame_max = self._publisher.frame_max
-        messages = [dead_lettered(letter, self._queues, task_id(), 0, {}, frame_max) for letter in letters]
+        messages = [as_letter(DEAD, letter, self._queues, task_id(), 0, {}, frame_max) for letter in letters]
         self._publisher.send(messages, self._server.timeout)
 
     def workers(self) -> list[Presence]:

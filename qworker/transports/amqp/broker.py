@@ -15,6 +15,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf.resolved import DEFAULT_SOURCE
 from qworker.transports.amqp.admin import AMQPAdmin
 from qworker.transports.amqp.consumer import AMQPConsumer
+from qworker.transports.amqp.failed import AMQPFailed
 from qworker.transports.amqp.link import address_of
 from qworker.transports.amqp.publisher import Publisher
 from qworker.transports.amqp.queues import Queues
@@ -68,6 +69,7 @@ class AMQPBroker(Broker):
         self.sender = AMQPSender(server, self._publisher)
         self.consumer: AMQPConsumer = AMQPConsumer(server, self._publisher)
         self.admin = AMQPAdmin(server, self._publisher, self.consumer)
+        self.failed = AMQPFailed(server, self._publisher)
         _brokers.add(self)
 
     def _after_fork(self) -> None:
@@ -95,6 +97,7 @@ def open_broker(url: str | None, conf: Settings) -> AMQPBroker:
             default=conf.task_default_queue,
             declared=conf.task_queues,
             dead_expires=conf.dead_letter_expires,
+            failed_expires=conf.failed_task_expires,
             revoke_expires=conf.revoke_expires,
             prefix=str(options.get("queue_name_prefix", "")),
         ),

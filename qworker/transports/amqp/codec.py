@@ -1,6 +1,6 @@
 """Messages as AMQP 0-9-1 frames: our three columns to a content header and back.
 
-Comes from:  ``publisher.py``, which writes; ``consumer.py`` and ``dead_letters.py``, which read.
+Comes from:  ``publisher.py``, which writes; ``consumer.py`` and ``letters.py``, which read.
 Goes to:     the frames that ``link.py`` carries.
 Thread:      any; pure.
 

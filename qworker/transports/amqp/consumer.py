@@ -23,13 +23,13 @@ from itertools import count
 
 from amqp.exceptions import ChannelError
 
-from qworker.errors import BrokerUnavailable, LeaseLost
-from qworker.transports.amqp.dead_letters import Sweeper
+from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.transports.amqp.deaths import Deaths
 from qworker.transports.amqp.finished import Finished
 from qworker.transports.amqp.inbox import Held, Inbox, Prefetch
+from qworker.transports.amqp.letters import Sweeper
 from qworker.transports.amqp.publisher import Publisher
-from qworker.transports.amqp.queues import DEAD
+from qworker.transports.amqp.queues import DEAD, FAILED
 from qworker.transports.amqp.republishing import Republishing
 from qworker.transports.amqp.revocations import RevokedStream
 from qworker.transports.amqp.server import Server
@@ -59,18 +59,25 @@ GATHER_SECONDS = 0.01
 GENERATIONS = count(1)
 
 
+def _has_failed(order: Release | DeadLetter) -> bool:
+    """Whether what is to be sent anew goes to the failed tasks."""
+    return isinstance(order, DeadLetter) and order.failed
+
+
 class AMQPConsumer(Consumer):
     """publisher: sends what is changed when it goes back."""
 
     def __init__(self, server: Server, publisher: Publisher) -> None:
         self._server = server
         self._publisher = publisher
-        self._sweeper = Sweeper(server)
+        self._sweepers = {kind: Sweeper(server, kind) for kind in (DEAD, FAILED)}
         self._wakeup = WakeupPipe()
         self._revoked = RevokedStream(server, publisher)
         self._announcement = Announcement(server, publisher)
         self.queues: tuple[str, ...] = ()
         """Those that were registered for last; any thread may read it."""
+        self._said_so = False
+        """Whether the log says already that failed tasks cannot be kept."""
         self._start_over()
 
     def _start_over(self) -> None:
@@ -183,15 +190,21 @@ class AMQPConsumer(Consumer):
         return []
 
     def sweep(self, dead_expires: float, dead_max: int) -> int:
+        return self._sweep(DEAD, dead_expires, dead_max)
+
+    def sweep_failed(self, expires: float, most: int) -> int:
+        return self._sweep(FAILED, expires, most)
+
+    def _sweep(self, kind: str, expires: float, most: int) -> int:
         with self._held() as subscription:
             try:
-                count = self._server.queues.look(subscription.link, DEAD)
+                count = self._server.queues.look(subscription.link, kind)
             except BrokerUnavailable as error:
                 if not subscription.link.alive:
                     raise
-                logger.debug("the dead letters are not swept: %s", error)
+                logger.debug("%s is not swept: %s", kind, error)
                 return 0
-        return self._sweeper.sweep(count or 0, self._server.clock.now(), dead_expires, dead_max)
+        return self._sweepers[kind].sweep(count or 0, self._server.clock.now(), expires, most)
 
     def running_path(self) -> str | None:
         return self._files.running or None
@@ -253,8 +266,22 @@ class AMQPConsumer(Consumer):
     ) -> None:
         """Send *messages* to where they are to go, to be acknowledged then."""
         make = Republishing(self._server, subscription.link.connection.frame_max)
-        self._publisher.send([make.message(held, order) for held, order in messages], self._server.timeout)
+        failed = [make.message(held, order) for held, order in messages if _has_failed(order)]
+        others = [make.message(held, order) for held, order in messages if not _has_failed(order)]
+        try:
+            self._publisher.send([*failed, *others], self._server.timeout)
+        except ConfigurationError as error:  # the user may make no queues here, say
+            if not failed:
+                raise
+            self._publisher.send(others, self._server.timeout)
+            self._cannot_keep(error)
         self._finished.add([held.identity for held, _ in messages])
+
+    def _cannot_keep(self, error: ConfigurationError) -> None:
+        """A task that has failed ends as one that is not kept: it must not come back for that."""
+        log = logger.debug if self._said_so else logger.error
+        self._said_so = True
+        log("failed tasks are not kept: %s; or set task_keep_failed = False", error)
 
     # -- waiting --
 

@@ -21,9 +21,10 @@ from qworker.transports.amqp.delays import DUE_EXCHANGE, binding
 from qworker.transports.amqp.link import Link
 
 DEAD = "qworker.dead"
+FAILED = "qworker.failed"
 REVOKED = "qworker.revoked"
 WORKERS = "qworker.workers"
-OURS = frozenset({DEAD, REVOKED, WORKERS})
+OURS = frozenset({DEAD, FAILED, REVOKED, WORKERS})
 """Queues of no tasks."""
 WORKERS_SECONDS = 600
 """So long the stream of workers keeps at least what they tell."""
@@ -34,13 +35,14 @@ LONGEST_TIME = 3650 * 86400 * 1000
 @dataclass(frozen=True)
 class Queues:
     """type: classic or quorum. max_priority: for new queues, None: none. declared: as task_queues. The rest:
-    seconds, for the dead letters and the revocations."""
+    seconds, for the dead letters, the failed tasks and the revocations."""
 
     type: str = "classic"
     max_priority: int | None = None
     default: str = "celery"
     declared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     dead_expires: float = 604800.0
+    failed_expires: float = 604800.0
     revoke_expires: float = 86400.0
     prefix: str = ""
     """Before the names of all queues in the server: for those who share a virtual host and want to be
@@ -51,8 +53,8 @@ class Queues:
 
     def arguments(self, queue: str) -> dict[str, Any]:
         """What *queue* is made with."""
-        if queue == DEAD:
-            expires = int(self.dead_expires * 1000)
+        if queue in (DEAD, FAILED):
+            expires = int((self.dead_expires if queue == DEAD else self.failed_expires) * 1000)
             return {"x-message-ttl": expires} if expires <= LONGEST_TIME else {}
         if queue == REVOKED:
             return {

@@ -1,5 +1,5 @@
 """Messages of RabbitMQ that a worker sends instead of settling them in place: changed, or to the dead
-letters.
+letters or the failed tasks.
 
 Comes from:  ``consumer.py``, which acknowledges the old one once the new one is confirmed.
 Goes to:     ``publisher.py``.
@@ -12,9 +12,10 @@ import logging
 from typing import Any
 
 from qworker.transports.amqp.codec import content_header, largest_header
-from qworker.transports.amqp.dead_letters import dead_lettered
 from qworker.transports.amqp.inbox import Held
+from qworker.transports.amqp.letters import as_letter
 from qworker.transports.amqp.outgoing import Outgoing, waiting
+from qworker.transports.amqp.queues import DEAD, FAILED
 from qworker.transports.amqp.server import Server
 from qworker.transports.lease import Dead, DeadLetter, Release
 from qworker.transports.own_headers import DELIVERIES, DUE, REDELIVERED, REQUEUED
@@ -59,14 +60,15 @@ class Republishing:
         return Outgoing(self._queues.prefix + leased.queue, header, leased.body, due)
 
     def _dead_lettered(self, held: Held, dead_letter: DeadLetter) -> Outgoing:
-        """The message of *held* as a dead letter."""
+        """The message of *held* as a dead letter, or as a failed task."""
         leased = held.leased
         dead = Dead(
             leased.tag, leased.queue, dead_letter.reason, self._clock.now(),
             leased.deliveries + dead_letter.counted, leased.headers, leased.properties, leased.body,
         )  # fmt: skip
         more = {name: value for name, value in held.own.items() if name != DUE}
-        return dead_lettered(dead, self._queues, held.message_id, leased.priority, more, self._frame_max)
+        kind = FAILED if dead_letter.failed else DEAD
+        return as_letter(kind, dead, self._queues, held.message_id, leased.priority, more, self._frame_max)
 
 
 def _counts(held: Held, release: Release) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import json
 import random
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 from qworker.errors import ConfigurationError
 from qworker.naming import install_command
@@ -46,16 +47,48 @@ class IronError(OSError):
         self.status = status
 
 
+class _AtOnce:
+    """A connection that writes a request once, and so sends one packet where http.client makes two."""
+
+    _parts: list[bytes] | None = None
+
+    def request(self, *given: Any, **more: Any) -> None:
+        connection: Any = super()
+        parts = self._parts = []
+        try:
+            connection.request(*given, **more)
+        finally:
+            self._parts = None
+        connection.send(b"".join(parts))
+
+    def send(self, data: bytes) -> None:
+        connection: Any = super()
+        if self._parts is None:
+            connection.send(data)
+        else:
+            self._parts.append(data)
+
+
 class Client:
     """timeout: seconds for connecting and, besides what a call itself waits, for an answer. ssl_context: None
     for the authorities that the system trusts."""
 
     def __init__(self, address: Address, timeout: float, ssl_context: Any = None) -> None:
-        self._base = address.base
         self._timeout = timeout
-        self._headers = {"Authorization": f"OAuth {address.token}", "Content-Type": "application/json"}
-        more = {"ssl_context": ssl_context} if ssl_context else {}
-        self._pool = urllib3.PoolManager(maxsize=CONNECTIONS, retries=False, headers=self._headers, **more)
+        self._base = address.base
+        self._path = urlsplit(address.base).path
+        self._options: dict[str, Any] = {
+            "maxsize": CONNECTIONS,
+            "headers": {"Authorization": f"OAuth {address.token}", "Content-Type": "application/json"},
+        }
+        if ssl_context:
+            self._options["ssl_context"] = ssl_context
+        self._pool = self._new_pool()
+
+    def _new_pool(self) -> Any:
+        pool: Any = urllib3.connection_from_url(self._base, **self._options)
+        pool.ConnectionCls = type("AtOnce", (_AtOnce, pool.ConnectionCls), {})
+        return pool
 
     def call(self, method: str, path: str, given: Any = None, wait: float = 0.0) -> dict[str, Any]:
         """The answer to *given* at *path*, below the queues of the project. wait: seconds that the server
@@ -63,7 +96,7 @@ class Client:
         body = None if given is None else json.dumps(given).encode()
         timeout = urllib3.Timeout(connect=self._timeout, read=self._timeout + 5.0 + wait)
         for left in reversed(range(TRIES)):
-            answer = self._pool.request(method, self._base + path, body=body, timeout=timeout)
+            answer = self._pool.urlopen(method, self._path + path, body, retries=False, timeout=timeout)
             if answer.status not in BUSY or not left:
                 break
             time.sleep(_pause(answer.headers.get("Retry-After"), TRIES - left - 1))
@@ -71,7 +104,8 @@ class Client:
 
     def release(self) -> None:
         """Close what is open and not in use."""
-        self._pool.clear()
+        pool, self._pool = self._pool, self._new_pool()
+        pool.close()
 
 
 def _pause(told: str | None, tries: int) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 from qworker.interrupts import undisturbed
 from qworker.transports.kombu.messages import dead, outgoing, read
 from qworker.transports.kombu.sender import KombuSender
-from qworker.transports.kombu.server import DEAD, Server, close
+from qworker.transports.kombu.server import DEAD, FAILED, Server, close
 from qworker.transports.lease import Admin, Dead, QueueInfo
 from qworker.transports.own_headers import REDELIVERED
 from qworker.transports.presence import Presence
@@ -30,7 +30,7 @@ class KombuAdmin(Admin):
         self._known = frozenset(known)
 
     def _names(self) -> set[str]:
-        return {*self._known, *self._sender.known} - {DEAD}
+        return {*self._known, *self._sender.known} - {DEAD, FAILED}
 
     @contextmanager
     def _administrating(self) -> Iterator[Callable[[str], Any]]:
@@ -68,11 +68,11 @@ class KombuAdmin(Admin):
             return int(find(queue).purge() or 0)
 
     @contextmanager
-    def _dead_letters(self) -> Iterator[list[tuple[Any, Dead]]]:
-        """All dead letters with their messages; what is not acknowledged goes back."""
+    def letters(self, kind: str) -> Iterator[list[tuple[Any, Dead]]]:
+        """All letters of a *kind* (DEAD, FAILED) with their messages; what is not acknowledged goes back."""
         taken: list[tuple[Any, Dead]] = []
         with self._administrating() as queue:
-            letters = queue(DEAD)
+            letters = queue(kind)
             try:
                 while (message := letters.get(no_ack=False)) is not None:
                     taken.append((message, dead(read(message))))
@@ -84,7 +84,11 @@ class KombuAdmin(Admin):
 
     @undisturbed
     def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        with self._dead_letters() as taken:
+        return self.newest(DEAD, queue, limit)
+
+    def newest(self, kind: str, queue: str | None, limit: int) -> list[Dead]:
+        """Return the newest *limit* letters of a *kind*, of all queues or of *queue*, newest first."""
+        with self.letters(kind) as taken:
             letters = [letter for _, letter in taken if queue is None or letter.queue == queue]
         letters.sort(key=lambda letter: -letter.died_at)
         return letters[:limit]
@@ -92,7 +96,7 @@ class KombuAdmin(Admin):
     @undisturbed
     def dead_retry(self, tags: Sequence[int] | None = None) -> int:
         count = 0
-        with self._dead_letters() as taken:
+        with self.letters(DEAD) as taken:
             for message, letter in taken:
                 if tags is not None and letter.tag not in tags:
                     continue
@@ -111,8 +115,12 @@ class KombuAdmin(Admin):
 
     @undisturbed
     def dead_discard(self, tags: Sequence[int] | None = None) -> int:
+        return self.discard(DEAD, tags)
+
+    def discard(self, kind: str, tags: Sequence[int] | None) -> int:
+        """Delete letters of a *kind* with *tags* (None: all); return how many."""
         count = 0
-        with self._dead_letters() as taken:
+        with self.letters(kind) as taken:
             for message, letter in taken:
                 if tags is None or letter.tag in tags:
                     message.ack()

@@ -22,7 +22,7 @@ from qworker.transports.kombu.admin import KombuAdmin
 from qworker.transports.kombu.consumer import NEWS, KombuConsumer
 from qworker.transports.kombu.sender import KombuSender
 from qworker.transports.kombu.server import KombuServer
-from qworker.transports.lease import Broker
+from qworker.transports.lease import Broker, FailedTasks
 from qworker.transports.wakeup import WakeupPipe
 
 if TYPE_CHECKING:
@@ -32,17 +32,26 @@ _brokers = forgetful()
 
 
 class KombuBroker(Broker):
-    """sender, consumer, admin: of one server. Connects at the first use, not before."""
+    """sender, consumer, admin: of one server. failed: where it keeps failed tasks. Connects at the first use,
+    not before."""
 
     sender: KombuSender
     consumer: KombuConsumer
 
-    def __init__(self, url: str, sender: KombuSender, consumer: KombuConsumer, admin: KombuAdmin) -> None:
+    def __init__(
+        self,
+        url: str,
+        sender: KombuSender,
+        consumer: KombuConsumer,
+        admin: KombuAdmin,
+        failed: FailedTasks | None = None,
+    ) -> None:
         self.url = url
         self.lacks = capabilities_of(url).lacks
         self.sender = sender
         self.consumer = consumer
         self.admin = admin
+        self.failed = failed
         _brokers.add(self)
 
     def _after_fork(self) -> None:

@@ -37,6 +37,7 @@ from qworker.transports.own_headers import (
 virtual: Any = import_module("kombu.transport.virtual")  # which has no types
 COMPRESSION = "compression"
 MOST_UNPACKED = 64 * 1024**2
+_NAMED = frozenset({str})
 _NAMES = ("correlation_id", "reply_to", "message_id", "timestamp", "type", "app_id", "user_id")
 
 
@@ -140,7 +141,9 @@ def _unpacked(content: Read) -> tuple[str, bytes]:
 def read(message: Any) -> Read:
     """What kombu's *message* says."""
     headers = _mapping(message.headers)
-    own = {name: headers.pop(name) for name in [name for name in headers if is_apart(str(name))]}
+    own = {
+        name: headers.pop(name) for name in [name for name in headers if name[:2] == "x-"] if is_apart(name)
+    }
     given = _mapping(message.properties)
     found: dict[str, Any] = {
         "content_type": message.content_type or JSON,
@@ -235,14 +238,20 @@ class _Anything(_Compressed):
 def with_way_back(message: Any, queue: str) -> Any:
     """*message* of kombu's, which can be put back into *queue* where it does not say itself where it came
     from."""
-    info = _mapping(message.delivery_info)
-    if not all(isinstance(info.get(name), str) for name in ("exchange", "routing_key")):
-        message.delivery_info = {**info, "exchange": "", "routing_key": queue}
+    info = message.delivery_info
+    if not (
+        isinstance(info, Mapping)
+        and isinstance(info.get("exchange"), str)
+        and isinstance(info.get("routing_key"), str)
+    ):
+        message.delivery_info = {**_mapping(info), "exchange": "", "routing_key": queue}
     return message
 
 
 def _mapping(value: Any) -> dict[str, Any]:
     """*value* as a dict of its own, with names; an empty one for what is none."""
+    if type(value) is dict and {*map(type, value)} <= _NAMED:  # as JSON has it
+        return value.copy()
     return {str(name): item for name, item in value.items()} if isinstance(value, Mapping) else {}
 
 

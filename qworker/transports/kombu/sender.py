@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import kombu as untyped_kombu
 
 from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable, NotSupported
-from qworker.interrupts import apart
+from qworker.interrupts import NotOurTurn, apart, in_turn
 from qworker.transports.kombu.messages import Outgoing, of_envelope
 from qworker.transports.kombu.server import Server, close
 from qworker.transports.lease import Envelope, Sender
@@ -48,53 +47,61 @@ class KombuSender(Sender):
         return set(self._declared)
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
-        now = self._clock.now()
-        messages = [of_envelope(envelope, now) for envelope in envelopes]
+        messages = self._outgoing(envelopes)
         apart(lambda: self.send(messages, timeout))  # what kombu's transports lock is not ours to give back
+
+    def _outgoing(self, envelopes: Sequence[Envelope]) -> list[Outgoing]:
+        now = self._clock.now()
+        return [of_envelope(envelope, now) for envelope in envelopes]
 
     def send(self, messages: Sequence[Outgoing], timeout: float = 10.0) -> None:
         """Send *messages*. Raises BrokerUnavailable when some did not go out within *timeout* seconds."""
-        if not messages:
-            return
-        deadline = time.monotonic() + timeout
-        with self._publishing(timeout):
-            if self._producer is None:
-                self._producer = kombu.Producer(self._connection.channel())
-            for message in messages:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise BrokerUnavailable(
-                        f"{self._server.shown} took not all messages within {timeout:g} s"
-                    )
-                if message.queue not in self._declared:
-                    self._declared[message.queue] = self._server.declare(self._connection, message.queue)
-                self._producer.publish(
-                    message.body, exchange="", routing_key=message.queue, serializer=None, **message.options
-                )
-        self._notify()
+        if messages:
+            self._publishing(timeout, lambda: self._send_all(messages, timeout, time.monotonic() + timeout))
+            self._notify()
 
-    @contextmanager
-    def _publishing(self, timeout: float) -> Iterator[None]:
-        """The turn to publish, with a connection, whose errors come out as ours."""
-        with self._in_turn(timeout), self._server.errors(self._connection):
-            yield
+    def _send_all(self, messages: Sequence[Outgoing], timeout: float, deadline: float) -> None:
+        if self._producer is None:
+            self._producer = kombu.Producer(self._connection.channel())
+        for message in messages:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise BrokerUnavailable(f"{self._server.shown} took not all messages within {timeout:g} s")
+            if message.queue not in self._declared:
+                self._declared[message.queue] = self._server.declare(self._connection, message.queue)
+            self._producer.publish(
+                message.body, exchange="", routing_key=message.queue, serializer=None, **message.options
+            )
 
-    @contextmanager
-    def _in_turn(self, timeout: float) -> Iterator[None]:
-        """The turn to publish, with a connection; after whatever error the next has another."""
-        if not self._turn.acquire(timeout=timeout):
-            raise BrokerUnavailable(f"{self._server.shown} took no message within {timeout:g} s")
+    def _publishing(self, timeout: float, work: Callable[[], None]) -> None:
+        """Do *work* in our turn to publish, with a connection, whose errors come out as ours."""
+
+        def published() -> None:
+            with self._server.errors(self._connection):
+                work()
+
+        self._in_turn(timeout, published)
+
+    def _in_turn(self, timeout: float, work: Callable[[], None]) -> None:
+        """Do *work* in our turn to publish, with a connection; after whatever error the next has another."""
+        try:
+            in_turn(self._turn, timeout, self._connected, work)
+        except NotOurTurn:
+            raise BrokerUnavailable(f"{self._server.shown} took no message within {timeout:g} s") from None
+
+    def _connected(self, work: Callable[[], None]) -> None:
         try:
             if self._connection is None:
-                self._connection = self._server.connect()
+                connection = self._connect()
                 self._declared = {}
-            try:
-                yield
-            except BaseException:
-                self._drop()
-                raise
-        finally:
-            self._turn.release()
+                self._connection = connection
+            work()
+        except BaseException:
+            self._drop()
+            raise
+
+    def _connect(self) -> Any:
+        return self._server.connect()
 
     def _drop(self) -> None:
         connection, self._connection, self._producer = self._connection, None, None

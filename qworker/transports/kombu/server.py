@@ -25,6 +25,8 @@ kombu: Any = untyped_kombu
 
 DEAD = "qworker.dead"
 """The queue of dead letters."""
+FAILED = "qworker.failed"
+"""That of failed tasks, where the server keeps it within limits."""
 
 
 class Server(ABC):

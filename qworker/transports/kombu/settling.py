@@ -1,4 +1,4 @@
-"""What a message looks like that goes back changed, or to the dead letters.
+"""What a message looks like that goes back changed, or to the dead letters or the failed tasks.
 
 Comes from:  the consumer, with a settlement.
 Goes to:     the sender.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from qworker.transports.kombu.holdings import Held
 from qworker.transports.kombu.messages import Outgoing
-from qworker.transports.kombu.server import DEAD
+from qworker.transports.kombu.server import DEAD, FAILED
 from qworker.transports.lease import DeadLetter, Release
 from qworker.transports.own_headers import DELIVERIES, DIED, DUE, QUEUE, REASON, REDELIVERED, REQUEUED
 
@@ -36,11 +36,11 @@ def released(held: Held, release: Release) -> Held:
 
 
 def dead_lettered(held: Held, dead_letter: DeadLetter, now: float, make: Callable[..., Outgoing]) -> Outgoing:
-    """*held* as a dead letter. make: ``messages.of_leased`` or ``messages.packed``."""
+    """*held* as a dead letter, or as a failed task. make: ``messages.of_leased`` or ``messages.packed``."""
     own = {
         QUEUE: held.leased.queue,
         REASON: dead_letter.reason,
         DIED: now,
         DELIVERIES: held.leased.deliveries + dead_letter.counted,
     }
-    return make(held.leased, own, held.message_id, DEAD)
+    return make(held.leased, own, held.message_id, FAILED if dead_letter.failed else DEAD)

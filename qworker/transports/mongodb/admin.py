@@ -80,8 +80,12 @@ class MongoAdmin(Admin):
     def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
         state, order = _ORDERS[standing]
 
+        where: Document = {"q": queue, "s": state}
+        if state == LEASED:
+            where["owner"] = {"$exists": True}  # of which there is an index
+
         def work(found: Collections) -> tuple[list[Document], dict[int, str]]:
-            rows = list(found.message.find({"q": queue, "s": state}, {"body": 0}, sort=order, limit=limit))
+            rows = list(found.message.find(where, {"body": 0}, sort=order, limit=limit))
             owners = {row["owner"] for row in rows if "owner" in row}
             names = found.owner.find({"_id": {"$in": list(owners)}}, {"name": 1}) if owners else ()
             return rows, {each["_id"]: each["name"] for each in names}
@@ -96,8 +100,10 @@ class MongoAdmin(Admin):
         ]  # fmt: skip
 
     def purge(self, queue: str) -> int:
-        waiting = {"q": queue, "s": {"$in": [READY, DELAYED]}}
-        return self._server.run(lambda found: int(found.message.delete_many(waiting).deleted_count))
+        waiting = [{"q": queue, "s": state} for state in (READY, DELAYED)]  # each has an index of its own
+        return self._server.run(
+            lambda found: sum(int(found.message.delete_many(which).deleted_count) for which in waiting)
+        )
 
     def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
         return self._server.run(lambda found: letters.newest(found.dead, queue, limit))

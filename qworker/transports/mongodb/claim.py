@@ -100,9 +100,9 @@ def _take(
         mine = {"s": LEASED, "owner": generation}
         count = 0
         if ids:
-            count = found.message.update_many(
-                {"s": state, "$or": _as_read(documents)}, {"$set": mine}
-            ).modified_count
+            as_read = _as_read(documents)
+            which = as_read[0] if len(as_read) == 1 else {"_id": {"$in": ids}, "$or": as_read}
+            count = found.message.update_many({**which, "s": state}, {"$set": mine}).modified_count
         if count == len(ids) > 0:
             return documents
         if count:

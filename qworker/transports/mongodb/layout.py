@@ -53,8 +53,8 @@ _LETTERS: Sequence[tuple[Sequence[tuple[str, int]], Mapping[str, Any]]] = (
 )
 INDEXES: Mapping[str, Sequence[tuple[Sequence[tuple[str, int]], Mapping[str, Any]]]] = {
     "message": (
-        ((("q", 1), ("s", 1), ("u", 1), ("_id", 1)), {}),
-        ((("q", 1), ("s", 1), ("due", 1)), {}),
+        ((("q", 1), ("u", 1), ("_id", 1)), {"partialFilterExpression": {"s": READY}}),
+        ((("q", 1), ("due", 1)), {"partialFilterExpression": {"s": DELAYED}}),
         ((("owner", 1),), {"sparse": True}),
         ((("batch", 1),), {"sparse": True}),
     ),
@@ -63,7 +63,8 @@ INDEXES: Mapping[str, Sequence[tuple[Sequence[tuple[str, int]], Mapping[str, Any
     "revoked": (((("expires", 1),), {}),),
     "result": (((("expires", 1),), {"sparse": True}),),
 }
-"""By collection: keys and options of each."""
+"""By collection: keys and options of each. A message is in the index of those that wait as it does, and in no
+other: to be taken, it leaves one and enters that of owners."""
 
 _lock = threading.Lock()
 _last = 0

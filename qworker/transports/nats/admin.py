@@ -21,6 +21,10 @@ class NatsAdmin(RemoteAdmin):
 
     _server: NatsServer
 
+    @property
+    def purges_leased(self) -> bool:
+        return True
+
     def _names(self) -> set[str]:
         connection: Connection = self._server.connect()
         try:

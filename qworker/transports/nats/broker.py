@@ -23,6 +23,7 @@ from qworker.transports.nats.sender import NatsSender
 from qworker.transports.nats.server import Keeping, NatsServer
 from qworker.transports.nats.url import read_url
 from qworker.transports.visibility.consumer import RemoteConsumer
+from qworker.transports.visibility.failed import RemoteFailed
 from qworker.transports.wakeup import WakeupPipe
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ CAPABILITIES = Capabilities(
     dead_letters="a stream of their own, which the server keeps within the limits of the settings",
     delivery_count="in a header, when a worker sees the death of a process; the death of a whole worker is "
     "not counted",
-    note="What is delayed counts as leased, and a purge also deletes what is being run, should its worker "
-    "die. A message is at most `max_payload` (1 MB) long.",
+    note="What is delayed counts as ready until a worker has seen it, and as leased then. A purge also "
+    "deletes what is being run, should its worker die. A message is at most `max_payload` (1 MB) long.",
     lacks=frozenset(Capability) - {Capability.ETA, Capability.FANOUT, Capability.DEAD_LETTERS},
     in_part={Capability.DELIVERY_COUNT: "of processes, not of whole workers"},
 )
@@ -62,7 +63,8 @@ def nats_broker(
     wakeup = WakeupPipe()
     sender = NatsSender(server, clock, partial(wakeup.wake, NEWS))
     consumer = RemoteConsumer(server, sender, wakeup, clock, eta_limit)
-    return KombuBroker(url, sender, consumer, NatsAdmin(server, sender, known))
+    admin = NatsAdmin(server, sender, known)
+    return KombuBroker(url, sender, consumer, admin, RemoteFailed(admin, sender))
 
 
 def open_broker(url: str | None, conf: Settings) -> KombuBroker:
@@ -74,6 +76,8 @@ def open_broker(url: str | None, conf: Settings) -> KombuBroker:
         duplicate_seconds=options.get("duplicate_window", 30.0),
         dead_seconds=conf.dead_letter_expires,
         dead_max=conf.dead_letter_max,
+        failed_seconds=conf.failed_task_expires,
+        failed_max=conf.failed_task_max,
         revoke_seconds=conf.revoke_expires,
     )
     server = NatsServer(

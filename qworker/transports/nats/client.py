@@ -5,7 +5,8 @@ Goes to:     nats-py, which is written for asyncio.
 Thread:      any asks, and waits for the answer no longer than it says; what is in the loop belongs to its
              thread, which is the process's own: a forked child starts another.
 
-One journey to the thread and back takes 0.1 ms, so what goes in it is a batch. An exchange sends many
+One journey to the thread and back takes 0.1 ms and more, so what goes in it is a batch, and senders have a
+connection of another kind (``direct.py``). An exchange sends many
 messages at once, and counts the answers on one subscription that each connection has.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -124,32 +126,49 @@ async def _cancel_all() -> None:
 _loops = forgetful()
 
 
-class Connection:
-    """client: of nats-py, connected in *loop*, whose use has *begun* and ends with it. timeout: seconds for
-    an answer. api: what the subjects of JetStream's own interface begin with."""
+class Asked(ABC):
+    """What is asked of a server, and published to it. timeout: seconds for an answer. api: what the subjects
+    of JetStream's own interface begin with."""
+
+    max_payload: int
+    """Bytes of a message, at most."""
+
+    def __init__(self, timeout: float, api: str = "$JS.API") -> None:
+        self.timeout = timeout
+        self.api = api
+        self.declared: dict[str, str] = {}
+        """Streams that are known to be there, and when they were made."""
+        self.exchanges = 0
+        """How often the server was asked for something, and answered, or did not."""
+
+    @abstractmethod
+    def exchange(self, posts: Sequence[Post], timeout: float | None = None) -> list[Any]:
+        """Publish *posts*; return the answers to those that want one, as nats-py's messages. TimeoutError
+        when not all have come in time."""
+
+    def ask(self, operation: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What JetStream's interface answers to *operation*. Raises Refused when that is an error."""
+        data = b"" if request is None else json.dumps(request).encode()
+        (answer,) = self.exchange([Post(f"{self.api}.{operation}", data)])
+        return read_answer(answer)
+
+
+class Connection(Asked):
+    """client: of nats-py, connected in *loop*, whose use has *begun* and ends with it."""
 
     def __init__(
-        self,
-        loop: Loop,
-        begun: asyncio.AbstractEventLoop,
-        client: Any,
-        timeout: float,
-        api: str = "$JS.API",
+        self, loop: Loop, begun: asyncio.AbstractEventLoop, client: Any, timeout: float, api: str = "$JS.API"
     ) -> None:
+        super().__init__(timeout, api)
         self.loop = loop
         self._begun = begun
         self.client = client
-        self.timeout = timeout
-        self.api = api
+        self.max_payload = client.max_payload
         self._inbox: str = client.new_inbox()
         self._subscribed = False
         self._released = False
         self._expected: dict[str, tuple[dict[int, Any], int, asyncio.Future[None]]] = {}
         self._count = 0
-        self.declared: dict[str, str] = {}
-        """Streams that are known to be there, and when they were made."""
-        self.exchanges = 0
-        """How often the server was asked for something, and answered, or did not."""
 
     @property
     def reconnects(self) -> int:
@@ -157,17 +176,9 @@ class Connection:
         return int(self.client.stats["reconnects"])
 
     def exchange(self, posts: Sequence[Post], timeout: float | None = None) -> list[Any]:
-        """Publish *posts*; return the answers to those that want one, as nats-py's messages. TimeoutError
-        when not all have come in time."""
         seconds = self.timeout if timeout is None else timeout
         self.exchanges += 1
         return self.loop.run(self._exchange(posts, seconds), seconds + 1.0)
-
-    def ask(self, operation: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """What JetStream's interface answers to *operation*. Raises Refused when that is an error."""
-        data = b"" if request is None else json.dumps(request).encode()
-        (answer,) = self.exchange([Post(f"{self.api}.{operation}", data)])
-        return read_answer(answer)
 
     async def _exchange(self, posts: Sequence[Post], seconds: float) -> list[Any]:
         deadline = asyncio.get_running_loop().time() + seconds
@@ -233,8 +244,8 @@ class Connection:
 class Inbox:
     """Where messages are delivered that were asked for. Asked from one thread; interrupt() from any."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: Asked) -> None:
+        self._asked = connection
         self._subject = ""
         self._subscription: Any = None  # of the loop's thread, as all below
         self._requests = 0
@@ -244,6 +255,11 @@ class Inbox:
         self._arrived: deque[Any] = deque()
         self._news = asyncio.Event()
         self._interrupted = False
+
+    @property
+    def _connection(self) -> Connection:
+        assert isinstance(self._asked, Connection), "who only publishes has no thread in which messages come"
+        return self._asked
 
     def pull(self, subject: str, count: int, seconds: float) -> list[Any]:
         """Up to *count* messages from JetStream's *subject* for the next message of a consumer; waits for the

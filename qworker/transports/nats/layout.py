@@ -16,10 +16,13 @@ from hashlib import blake2b
 from string import ascii_letters, digits
 from typing import NamedTuple
 
+from qworker.transports.kombu.server import DEAD, FAILED
+
 _PLAIN = frozenset((ascii_letters + digits + "-_").encode())
 LONGEST = 120
 """Characters of a token, at most: a file system gives a name 255 bytes, and JetStream adds to it."""
 _DIGEST_BYTES = 16
+LETTERS = {DEAD: "dead", FAILED: "failed"}
 
 
 def token(queue: str) -> str:
@@ -38,9 +41,9 @@ class Layout(NamedTuple):
 
     stream: str
 
-    @property
-    def dead_stream(self) -> str:
-        return f"{self.stream}_dead"
+    def letters_stream(self, kind: str) -> str:
+        """Of letters of a *kind*: DEAD, FAILED."""
+        return f"{self.stream}_{LETTERS[kind]}"
 
     @property
     def revoked_stream(self) -> str:
@@ -54,9 +57,9 @@ class Layout(NamedTuple):
         """Of the messages of *queue*."""
         return f"{self.stream}.queue.{token(queue)}"
 
-    def dead_subject(self, queue: str) -> str:
-        """Of the dead letters of *queue*."""
-        return f"{self.stream}.dead.{token(queue)}"
+    def letter_subject(self, kind: str, queue: str | None) -> str:
+        """Of the letters of a *kind* that come from *queue*; None: from any."""
+        return f"{self.stream}.{LETTERS[kind]}.{'*' if queue is None else token(queue)}"
 
     def consumer(self, queue: str, made: str) -> str:
         """Of *queue*, in a stream that was *made* then. A server that has lost its data counts from one

@@ -19,8 +19,9 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from qworker.errors import PublishError
+from qworker.interrupts import let_pass
 from qworker.naming import task_ids
-from qworker.transports.nats.client import Connection, Inbox, Post, Refused, read_answer
+from qworker.transports.nats.client import Asked, Inbox, Post, Refused, read_answer
 from qworker.transports.visibility.queue import Count, Entry, Received, RemoteQueue
 
 ACK, RENEW = b"+ACK", b"+WPI"
@@ -53,7 +54,7 @@ class NatsQueue(RemoteQueue):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Asked,
         name: str,
         *,
         stream: str,
@@ -157,10 +158,10 @@ def _divided(messages: Sequence[Received]) -> tuple[list[Received], list[Receive
     return ours, gone
 
 
-def publish(connection: Connection, stream: str, posts: Sequence[Post]) -> None:
+def publish(connection: Asked, stream: str, posts: Sequence[Post]) -> None:
     """Publish *posts* to *stream*; it has stored them when this returns. What was not answered in time is
     sent again, once, under the same ids, and stored once. Raises PublishError for what it will never take."""
-    largest = connection.client.max_payload
+    largest = connection.max_payload
     for post in posts:
         if len(post.data) > largest:
             raise PublishError(
@@ -175,7 +176,8 @@ def publish(connection: Connection, stream: str, posts: Sequence[Post]) -> None:
         try:
             answers = connection.exchange(named, connection.timeout / TRIES)
             break
-        except (TimeoutError, ConnectionError):
+        except (TimeoutError, ConnectionError) as error:
+            let_pass(error)
             if not left:
                 raise
     for answer in answers:

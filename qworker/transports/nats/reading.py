@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from qworker.transports.nats.client import Connection, Inbox
+from qworker.transports.nats.client import Asked, Inbox
 
 FORGOTTEN_AFTER_SECONDS = 60
 
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 class Reading:
     """Of *stream*, from its beginning, or from what was stored at *start* or later (nanoseconds)."""
 
-    def __init__(self, connection: Connection, stream: str, start: int | None = None) -> None:
+    def __init__(self, connection: Asked, stream: str, start: int | None = None) -> None:
         self._connection = connection
         self._stream = stream
         self._inbox = Inbox(connection)

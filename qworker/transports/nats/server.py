@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
+from qworker.interrupts import let_pass
 from qworker.naming import install_command
 from qworker.transports.connect_errors import explained
-from qworker.transports.kombu.server import DEAD
-from qworker.transports.nats.client import Connection, Loop, Refused
-from qworker.transports.nats.dead_queue import DeadQueue
-from qworker.transports.nats.layout import Layout
+from qworker.transports.kombu.server import FAILED
+from qworker.transports.nats.client import Asked, Connection, Loop, Refused
+from qworker.transports.nats.direct import DirectConnection
+from qworker.transports.nats.layout import LETTERS, Layout
+from qworker.transports.nats.letters import LetterQueue
 from qworker.transports.nats.queue import NatsQueue
 from qworker.transports.nats.revocations import Revocations
 from qworker.transports.nats.url import Place
@@ -43,19 +45,28 @@ WAIT_SECONDS = 10.0
 class Keeping(NamedTuple):
     """What the streams are told. replicas: of each. duplicate_seconds: how long ids of messages are
     remembered. dead_seconds, dead_max: how long dead letters are kept, and how many of each queue.
-    revoke_seconds: how long revocations are."""
+    failed_seconds, failed_max: the same of failed tasks. revoke_seconds: how long revocations are."""
 
     replicas: int = 1
     duplicate_seconds: float = 30.0
     dead_seconds: float = 604800.0
     dead_max: int = 10000
+    failed_seconds: float = 604800.0
+    failed_max: int = 10000
     revoke_seconds: float = 86400.0
+
+    def of(self, kind: str) -> tuple[float, int]:
+        """For how many seconds letters of a *kind* are kept, and how many of each queue."""
+        if kind == FAILED:
+            return self.failed_seconds, self.failed_max
+        return self.dead_seconds, self.dead_max
 
 
 class NatsServer(RemoteServer):
     """lease_seconds: after which a dead worker's messages come back, when its consumer declares the queue."""
 
     wait_seconds = WAIT_SECONDS
+    letters = tuple(LETTERS)
 
     def __init__(
         self, url: str, place: Place, layout: Layout, keeping: Keeping, lease_seconds: float, timeout: float
@@ -78,21 +89,35 @@ class NatsServer(RemoteServer):
             client = self._loop.run(self._connected(said), self.timeout)
         except Exception as error:  # noqa: BLE001 - whatever nats-py raises here: there is no connection
             self._loop.end_use(begun)
-            # A server that refuses us closes at once, and what it says of that may be lost at some tries.
-            refusals = [text for text in said if any(word in text.lower() for word in REFUSING)]
-            text = [f"{type(error).__name__}: {error}".rstrip(": "), *said, *refusals][-1]
-            if not self._answered and refusals:
-                raise ConfigurationError(
-                    f"broker_url: {self.shown} refuses us: {text}; write the user and password, or the "
-                    "token, into the URL, before the @",
-                    setting="broker_url",
-                ) from None
-            raise BrokerUnavailable(f"{self.shown}: {explained(text)}") from None
+            raise self._meaning([f"{type(error).__name__}: {error}".rstrip(": "), *said]) from None
         except BaseException:
             self._loop.end_use(begun)
             raise
         self._answered = True
         return Connection(self._loop, begun, client, self.timeout)
+
+    def connect_directly(self) -> DirectConnection:
+        """A connection that only publishes and asks. Raises as connect() does."""
+        try:
+            connection = DirectConnection(self._place, self.timeout)
+        except (OSError, ValueError) as error:
+            let_pass(error)
+            raise self._meaning([f"{type(error).__name__}: {error}".rstrip(": ")]) from None
+        self._answered = True
+        return connection
+
+    def _meaning(self, said: Sequence[str]) -> ConfigurationError | BrokerUnavailable:
+        """Our error for what was *said* when there was no connection."""
+        # A server that refuses us closes at once, and what it says of that may be lost at some tries.
+        refusals = [text for text in said if any(word in text.lower() for word in REFUSING)]
+        text = [*said, *refusals][-1]
+        if not self._answered and refusals:
+            return ConfigurationError(
+                f"broker_url: {self.shown} refuses us: {text}; write the user and password, or the "
+                "token, into the URL, before the @",
+                setting="broker_url",
+            )
+        return BrokerUnavailable(f"{self.shown}: {explained(text)}")
 
     async def _connected(self, said: list[str]) -> Client:
         async def note(error: Exception) -> None:
@@ -120,7 +145,7 @@ class NatsServer(RemoteServer):
         return client
 
     @contextmanager
-    def errors(self, connection: Connection) -> Iterator[None]:
+    def errors(self, connection: Asked) -> Iterator[None]:
         try:
             yield
         except Refused as error:
@@ -128,24 +153,26 @@ class NatsServer(RemoteServer):
                 raise QueueGone(f"{self.shown}: {error}") from error
             raise BrokerUnavailable(f"{self.shown}: {error}") from error
         except (TimeoutError, nats_errors.Error, OSError, asyncio.CancelledError) as error:
+            let_pass(error)
             raise BrokerUnavailable(
                 f"{self.shown} does not answer: {type(error).__name__}: {error}".rstrip(": ")
             ) from error
 
     # -- declaring --
 
-    def declare(self, connection: Connection, queue: str) -> RemoteQueue:
+    def declare(self, connection: Asked, queue: str) -> RemoteQueue:
         layout, keeping = self.layout, self.keeping
-        if queue == DEAD:
+        if queue in LETTERS:
+            seconds, most = keeping.of(queue)
             self._declare_stream(
                 connection,
-                layout.dead_stream,
-                layout.dead_subject("x").rpartition(".")[0] + ".*",
+                layout.letters_stream(queue),
+                layout.letter_subject(queue, None),
                 retention="limits",
-                max_age=int(keeping.dead_seconds * 1e9),
-                max_msgs_per_subject=keeping.dead_max,
+                max_age=int(seconds * 1e9),
+                max_msgs_per_subject=most,
             )
-            return DeadQueue(connection, queue, layout)
+            return LetterQueue(connection, queue, layout)
         seconds, consumer = self._declare_consumer(connection, queue, change=False)
         return NatsQueue(
             connection,
@@ -156,7 +183,7 @@ class NatsServer(RemoteServer):
             lease_seconds=seconds,
         )
 
-    def sources(self, connection: Connection, queues: Sequence[RemoteQueue]) -> Sequence[Source]:
+    def sources(self, connection: Asked, queues: Sequence[RemoteQueue]) -> Sequence[Source]:
         """The queues, whose leases are from now on as long as this worker's."""
         for queue in queues:
             assert isinstance(queue, NatsQueue)
@@ -167,7 +194,7 @@ class NatsServer(RemoteServer):
         self.declare_revocations(connection)
         return Revocations(self.layout, connection, ring)
 
-    def declare_revocations(self, connection: Connection) -> None:
+    def declare_revocations(self, connection: Asked) -> None:
         """The stream of revocations, which there is from now on."""
         self._declare_stream(
             connection,
@@ -177,7 +204,7 @@ class NatsServer(RemoteServer):
             max_age=int(self.keeping.revoke_seconds * 1e9),
         )
 
-    def _declare_stream(self, connection: Connection, name: str, subject: str, **more: Any) -> str:
+    def _declare_stream(self, connection: Asked, name: str, subject: str, **more: Any) -> str:
         """Have the stream *name*; when it was made, in digits."""
         if name in connection.declared:
             return connection.declared[name]
@@ -214,7 +241,7 @@ class NatsServer(RemoteServer):
         made = connection.declared[name] = "".join(filter(str.isdigit, str(found["created"])))
         return made
 
-    def _declare_consumer(self, connection: Connection, queue: str, change: bool) -> tuple[float, str]:
+    def _declare_consumer(self, connection: Asked, queue: str, change: bool) -> tuple[float, str]:
         """Have the consumer of *queue*, and return its ack_wait, which is changed only if asked for, and its
         name."""
         layout, stream, seconds = self.layout, self.layout.stream, self._lease_seconds

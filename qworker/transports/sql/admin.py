@@ -72,7 +72,7 @@ class SQLAdmin(Admin):
         def work(link: Link) -> float | None:
             return earliest([link.ask(NEXT_DUE, (queue,))[0][0] for queue in queues])
 
-        return self._handle.run_locked(work)
+        return self._handle.look(work, None)
 
     def may_have_due_joins(self, now: float) -> bool:
         def work(link: Link) -> bool:
@@ -85,22 +85,22 @@ class SQLAdmin(Admin):
 
     def queues(self) -> list[QueueInfo]:
         found: dict[str, QueueInfo] = {}
-        for queue, state, count, oldest in self._handle.transact(lambda link: link.ask(QUEUES)):
+        for queue, state, count, oldest in self._handle.look(lambda link: link.ask(QUEUES), []):
             info = found.get(queue) or QueueInfo(queue)
             found[queue] = info._replace(**{state: count, "oldest": oldest or info.oldest})
         return sorted(found.values())
 
     def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
-        rows = self._handle.transact(lambda link: link.ask(PEEK[standing], (queue, limit)))
+        rows = self._handle.look(lambda link: link.ask(PEEK[standing], (queue, limit)), [])
         return [Peeked(queue, standing, -urgency, *more) for urgency, *more in rows]
 
     def purge(self, queue: str) -> int:
-        return self._handle.transact(lambda link: link.do(PURGE, (queue,)))
+        return self._handle.look(lambda link: link.do(PURGE, (queue,)), 0)
 
     def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
         where, values = ("", ()) if queue is None else (" WHERE queue = %s", (queue,))
         statement = f"{DEAD}{where} ORDER BY died_at DESC, tag DESC LIMIT %s"
-        rows = self._handle.transact(lambda link: link.ask(statement, (*values, limit)))
+        rows = self._handle.look(lambda link: link.ask(statement, (*values, limit)), [])
         return [Dead(*row) for row in rows]
 
     def dead_retry(self, tags: Sequence[int] | None = None) -> int:
@@ -116,13 +116,13 @@ class SQLAdmin(Admin):
             link.notify()
             return count
 
-        return self._handle.transact(work)
+        return self._handle.look(work, 0)
 
     def dead_discard(self, tags: Sequence[int] | None = None) -> int:
         def work(link: Link) -> int:
             return sum(link.do(DISCARD, (portion,)) for portion in _portions(link, tags))
 
-        return self._handle.transact(work)
+        return self._handle.look(work, 0)
 
     def push_dead(self, letters: Sequence[Dead]) -> None:
         def work(link: Link) -> None:
@@ -137,11 +137,11 @@ class SQLAdmin(Admin):
             link.notify()
             return flushed
 
-        return self._handle.transact(work)
+        return self._handle.look(work, 0)
 
     def workers(self) -> list[Presence]:
         now = None if self._uptime is None else self._uptime()
-        rows = self._handle.transact(lambda link: link.ask(WORKERS))
+        rows = self._handle.look(lambda link: link.ask(WORKERS), [])
         return [
             from_text(text or "", Presence(name, pid, tuple(queues.split("\n")), concurrency, started))
             for name, pid, queues, concurrency, started, boot, lock, until, clock, text in rows

@@ -73,6 +73,12 @@ class SQLBroker(Broker):
         self.registry = SQLRegistry(self._shared, family)
         _brokers.add(self)
 
+    @property
+    def missing(self) -> str | None:
+        """See Broker; the tables of the database count here. Raises BrokerUnavailable when it cannot be
+        asked."""
+        return self._shared.look(lambda link: None, f"table of qworker in {self.safe_url}")
+
     def _after_fork(self) -> None:
         """In a forked child: what the parent was about to publish, and the leases it holds, are not ours."""
         self.sender.after_fork()

@@ -36,7 +36,7 @@ class SQLFailed(FailedTasks):
     def kept(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
         where, values = ("", ()) if queue is None else (" WHERE queue = %s", (queue,))
         statement = f"{KEPT}{where} ORDER BY died_at DESC, tag DESC LIMIT %s"
-        rows = self._handle.transact(lambda link: link.ask(statement, (*values, limit)))
+        rows = self._handle.look(lambda link: link.ask(statement, (*values, limit)), [])
         return [Dead(*row) for row in rows]
 
     def send_again(self, calls: Sequence[Again]) -> int:
@@ -54,7 +54,7 @@ class SQLFailed(FailedTasks):
             link.notify()
             return count
 
-        return self._handle.transact(work)
+        return self._handle.look(work, 0)
 
     def discard(self, tags: Sequence[int] | None = None) -> int:
         def work(link: Link) -> int:
@@ -64,4 +64,4 @@ class SQLFailed(FailedTasks):
             portions = (list(chosen[start : start + PORTION]) for start in range(0, len(chosen), PORTION))
             return sum(link.do(DISCARD, (portion,)) for portion in portions)
 
-        return self._handle.transact(work)
+        return self._handle.look(work, 0)

@@ -22,6 +22,7 @@ from qworker.transports.sql.join_rows import JoinTables, record
 from qworker.transports.sql.schema import ADDITIONS, VERSION
 
 T = TypeVar("T")
+U = TypeVar("U")
 Row = tuple[Any, ...]
 MessageRow = tuple[Any, ...]
 """queue, urgency, due, state, sent, headers, properties, body."""
@@ -142,7 +143,11 @@ class Link(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Set the connection up, and make the tables; see ``schema.py``."""
+        """Set the connection up."""
+
+    @abstractmethod
+    def has_tables(self) -> bool:
+        """Whether the tables of ``schema.py`` are there, in whatever version."""
 
     @abstractmethod
     def create(self) -> None:
@@ -152,11 +157,11 @@ class Link(ABC):
     def add(self) -> None:
         """Make the additions to the tables that are not there, also beside others who do."""
 
-    def _make_tables(self, there: bool) -> None:
-        """create() them unless they are *there*, as this version has them; add() what they lack. Raises
+    def make_tables(self) -> None:
+        """create() them unless they are there, as this version has them; add() what they lack. Raises
         ConfigurationError for a newer one's."""
         version = rows = 0
-        if there:
+        if self.has_tables():
             found = self.ask("SELECT max(version), count(*) FROM qworker_schema")[0]
             version, rows = int(found[0] or 0), int(found[1])
         if version > VERSION:
@@ -227,7 +232,7 @@ class Link(ABC):
 
     @abstractmethod
     def make_results(self, table: str) -> None:
-        """Make a table of results as Celery makes it."""
+        """Make a table of results as Celery makes it for extended ones: see ``backends/sql_tables.py``."""
 
     @abstractmethod
     def upsert(self, table: str, columns: Sequence[str], rows: Sequence[Row], makes_ids: bool) -> None:
@@ -260,6 +265,18 @@ def _nothing(link: Link) -> None:
 
 def _prepared(link: Link) -> None:
     link.prepare()
+    link.make_tables()
+
+
+class _NoTables(Exception):
+    """There are no tables, and who looks makes none."""
+
+
+def _looked_at(link: Link) -> None:
+    link.prepare()
+    if not link.has_tables():
+        raise _NoTables
+    link.make_tables()  # what an older version has made may lack something
 
 
 class Handle:
@@ -286,8 +303,8 @@ class Handle:
         self.connections = 0
         """How many there were, with the one that is open."""
 
-    def open(self) -> Link:
-        """The connection, made if need be, with the tables in place."""
+    def open(self, prepare: Callable[[Link], None] | None = None) -> Link:
+        """The connection, made if need be, with the tables in place. prepare: in place of the usual."""
         if not self._whole and self._link is not None:
             self._drop(self._link)
         if self._link is None:
@@ -298,7 +315,7 @@ class Handle:
             try:
                 for attempt in range(TRIES):
                     try:
-                        self._prepare(link)
+                        (prepare or self._prepare)(link)
                         self._on_connect(link)
                         break
                     except link.errors as error:
@@ -310,13 +327,14 @@ class Handle:
             self.connections += 1
         return self._link
 
-    def run(self, work: Callable[[Link], T]) -> T:
+    def run(self, work: Callable[[Link], T], prepare: Callable[[Link], None] | None = None) -> T:
         """What *work* makes of the connection; it is called again when another transaction was in its way.
+        prepare: as of open().
 
         Raises BrokerUnavailable when the server does not answer, or refuses.
         """
         for attempt in range(TRIES):
-            link = self.open()
+            link = self.open(prepare)
             self._whole = False
             try:
                 found = work(link)
@@ -332,12 +350,12 @@ class Handle:
                 raise
         raise AssertionError("unreachable: the last try returns or raises")
 
-    def run_at_rest(self, work: Callable[[Link], T]) -> T:
+    def run_at_rest(self, work: Callable[[Link], T], prepare: Callable[[Link], None] | None = None) -> T:
         """run() on a connection that may have been at rest for long: where the server has closed it, on
         another."""
         if self._link is not None and self._whole and self._link.gone():
             self._drop(self._link)
-        return self.run(work)
+        return self.run(work, prepare)
 
     def _may_try_again(self, link: Link, error: Exception, attempt: int) -> None:
         """Return when another try may succeed, a little later; raise what is wrong otherwise."""
@@ -368,24 +386,32 @@ class Handle:
             self._link = None
         link.close()
 
-    def run_locked(self, work: Callable[[Link], T]) -> T:
+    def run_locked(self, work: Callable[[Link], T], prepare: Callable[[Link], None] | None = None) -> T:
         """run() for who shares the connection with other threads; BrokerUnavailable when they keep it for
         LOCK_SECONDS."""
         try:
-            return in_turn(self.lock, LOCK_SECONDS, self.run_at_rest, work)
+            return in_turn(self.lock, LOCK_SECONDS, self.run_at_rest, work, prepare)
         except NotOurTurn:
             raise BrokerUnavailable(
                 f"{self._url} was kept busy by other threads for {LOCK_SECONDS:g} s"
             ) from None
 
-    def transact(self, work: Callable[[Link], T]) -> T:
+    def transact(self, work: Callable[[Link], T], prepare: Callable[[Link], None] | None = None) -> T:
         """run_locked(), in one transaction."""
 
         def whole(link: Link) -> T:
             with link.transaction():
                 return work(link)
 
-        return self.run_locked(whole)
+        return self.run_locked(whole, prepare)
+
+    def look(self, work: Callable[[Link], T], nothing: U) -> T | U:
+        """transact(), for who looks at what is there, or changes it; *nothing* where no tables are, and none
+        are made."""
+        try:
+            return self.transact(work, _looked_at)
+        except _NoTables:
+            return nothing
 
     def close(self) -> None:
         """Let go of the connection; the next use opens another. Safe to call twice."""

@@ -159,7 +159,9 @@ class MySQLLink(Link):
     def prepare(self) -> None:
         self.do("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         self.do("SET SESSION innodb_lock_wait_timeout = 10")
-        self._make_tables(bool(self.ask("SHOW TABLES LIKE 'qworker\\_schema'")))
+
+    def has_tables(self) -> bool:
+        return bool(self.ask("SHOW TABLES LIKE 'qworker\\_schema'"))
 
     def create(self) -> None:
         with self._making():
@@ -345,7 +347,9 @@ class MySQLLink(Link):
             f"""CREATE TABLE IF NOT EXISTS {table} (id bigint AUTO_INCREMENT PRIMARY KEY,
             task_id varchar(155) UNIQUE, status varchar(50), result longblob, date_done datetime,
             traceback mediumtext,
-            children longblob, KEY ix_{table}_date_done (date_done)) {MYSQL_TABLE}"""
+            children longblob, name varchar(155), args longblob, kwargs longblob, worker varchar(155),
+            retries integer, queue varchar(155), stamps longblob,
+            KEY ix_{table}_date_done (date_done)) {MYSQL_TABLE}"""
         )
 
     def upsert(self, table: str, columns: Sequence[str], rows: Sequence[Row], makes_ids: bool) -> None:

@@ -133,7 +133,12 @@ class PostgreSQLLink(Link):
             # All that a worker asks has an index. What was planned while a table was small must do when it is
             # large.
         )
-        self._make_tables(self.ask("SELECT to_regclass('qworker_schema') IS NOT NULL")[0][0])
+
+    def has_tables(self) -> bool:
+        return bool(self.ask("SELECT to_regclass('qworker_schema') IS NOT NULL")[0][0])
+
+    def make_tables(self) -> None:
+        super().make_tables()
         self.table = f"qworker_{self.ask('SELECT to_regclass(%s)::oid', ('qworker_message',))[0][0]}"
 
     def create(self) -> None:
@@ -262,7 +267,8 @@ class PostgreSQLLink(Link):
             PRIMARY KEY,
             task_id varchar(155) UNIQUE, status varchar(50), result bytea, date_done timestamp,
             traceback text,
-            children bytea)"""
+            children bytea, name varchar(155), args bytea, kwargs bytea, worker varchar(155), retries integer,
+            queue varchar(155), stamps bytea)"""
         )
         self.do(f"CREATE INDEX IF NOT EXISTS ix_{table}_date_done ON {table} (date_done)")
 

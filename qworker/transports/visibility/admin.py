@@ -50,11 +50,11 @@ class RemoteAdmin(KombuAdmin):
         self._sender.send([_written(letter) for letter in letters])
 
     @contextmanager
-    def _dead_letters(self) -> Iterator[list[tuple[Received, Dead]]]:
+    def letters(self, kind: str) -> Iterator[list[tuple[Received, Dead]]]:
         """As KombuAdmin's, in batches."""
         taken: list[tuple[Received, Dead]] = []
         with self._administrating() as find:
-            letters: RemoteQueue = find(DEAD)
+            letters: RemoteQueue = find(kind)
             try:
                 while found := letters.receive(letters.batch, letters.look_seconds):
                     taken += [(message, dead(read(message))) for message in found]

@@ -23,7 +23,6 @@ from qworker.transports.kombu.consumer import NEWS, End, KombuConsumer
 from qworker.transports.kombu.holdings import Held
 from qworker.transports.kombu.messages import of_leased, packed
 from qworker.transports.kombu.sender import KombuSender
-from qworker.transports.kombu.server import DEAD
 from qworker.transports.kombu.settling import dead_lettered, released
 from qworker.transports.lease import Ack, Claim, DeadLetter, Release, Revocation
 from qworker.transports.own_headers import DUE
@@ -76,7 +75,8 @@ class RemoteConsumer(KombuConsumer):
         generation = super().register(name, queues, concurrency)
         connection = self._connection
         with self._server.errors(connection):
-            self._server.declare(connection, DEAD)  # said now, and not at the first dead letter
+            for kind in self._server.letters:  # said now, and not at the first letter
+                self._server.declare(connection, kind)
             self._heard = self._server.revocations(connection, self._notify)
         return generation
 

@@ -126,8 +126,10 @@ class Polls:
 
     def get(self, queue: str) -> Received | None:
         """A message of *queue* that has come; None when there is none."""
-        found = (poll.get(queue) for poll in self._polls)
-        return next((message for message in found if message is not None), None)
+        for poll in self._polls:
+            if message := poll.get(queue):
+                return message
+        return None
 
     @property
     def arrived(self) -> Iterator[Received]:

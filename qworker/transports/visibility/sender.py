@@ -29,29 +29,31 @@ class RemoteSender(KombuSender):
         """Send *messages*, a portion at a time. Raises BrokerUnavailable when the first was not taken at
         once, or another not within *timeout* seconds: who is told so in the middle will send all of them
         again."""
-        if not messages:
-            return
+        if messages:
+            self._in_turn(timeout, lambda: self._send_portions(messages, timeout))
+            self._notify()
+
+    def _send_portions(self, messages: Sequence[Outgoing], timeout: float) -> None:
         taken = 0
-        with self._in_turn(timeout):
-            for name in dict.fromkeys(message.queue for message in messages):
-                with self._server.errors(self._connection):
-                    queue = self._queue(name)
-                entries = (
-                    Entry(queue.text(message), self._delay(message, queue))
-                    for message in messages
-                    if message.queue == name
-                )
-                for portion in portions(queue, entries):
-                    try:
-                        self._send(name, portion, timeout if taken else 0.0)
-                    except BrokerUnavailable as error:
-                        if not taken:
-                            raise
-                        raise BrokerUnavailable(
-                            f"{error}; it had taken {taken} of {len(messages)} messages"
-                        ) from error
-                    taken += len(portion)
-        self._notify()
+        for name in dict.fromkeys(message.queue for message in messages):
+            with self._server.errors(self._connection):
+                queue = self._queue(name)
+            entries = (
+                Entry(queue.text(message), self._delay(message, queue))
+                for message in messages
+                if message.queue == name
+            )
+            for portion in portions(queue, entries):
+                try:
+                    self._send(name, portion, timeout if taken else 0.0)
+                except BrokerUnavailable as error:
+                    if not taken:
+                        raise
+                    let_pass(error)
+                    raise BrokerUnavailable(
+                        f"{error}; it had taken {taken} of {len(messages)} messages"
+                    ) from error
+                taken += len(portion)
 
     def _queue(self, name: str) -> RemoteQueue:
         if name not in self._declared:
@@ -67,9 +69,9 @@ class RemoteSender(KombuSender):
                 with self._server.errors(self._connection):
                     return self._queue(name).send(portion)
             except BrokerUnavailable as error:
+                let_pass(error)
                 if time.monotonic() + pause > end:
                     raise
-                let_pass(error)
                 if isinstance(error, QueueGone):
                     del self._declared[name]
             time.sleep(pause)

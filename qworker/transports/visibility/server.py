@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qworker.errors import BrokerUnavailable
-from qworker.transports.kombu.server import Server
+from qworker.transports.kombu.server import DEAD, Server
 from qworker.transports.lease import Revocation
 from qworker.transports.visibility.queue import RemoteQueue, Source
 
@@ -39,11 +39,14 @@ class RemoteServer(Server):
 
     wait_seconds: float
     """How long one receive() of a long poll waits."""
+    letters: Sequence[str] = (DEAD,)
+    """The kinds of letters that it keeps."""
 
     @abstractmethod
     def declare(self, connection: Any, queue: str) -> RemoteQueue:
-        """The queue, which there is from now on. Dead letters are in the queue DEAD; who looks at them has
-        them hidden from others for a while, and does not renew that."""
+        """The queue, which there is from now on. Dead letters are in the queue DEAD, failed tasks in FAILED
+        where the server keeps them; who looks at them has them hidden from others for a while, and does not
+        renew that."""
 
     def sources(self, connection: Any, queues: Sequence[RemoteQueue]) -> Sequence[Source]:
         """What is asked for messages of *queues*, by a thread each: the queues, or one source for all where

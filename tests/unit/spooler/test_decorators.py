@@ -299,7 +299,7 @@ def test_what_is_too_large_is_refused(configured: Path) -> None:
 
 def test_without_a_spooler_only_a_call_fails() -> None:
     f = decorators.spool(lambda env: None)
-    with pytest.raises(NoSpooler, match="spooler_directories"):
+    with pytest.raises(NoSpooler, match="set spooler or spooler_external"):
         f()
 
 

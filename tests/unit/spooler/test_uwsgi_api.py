@@ -54,7 +54,7 @@ def test_without_a_spooler_it_is_not_there(name: str) -> None:
     """As in a uWSGI without one; the error says what to set."""
     assert not hasattr(uwsgi, name)
     assert name not in dir(uwsgi)
-    with pytest.raises(NoSpooler, match="spooler_directories"):
+    with pytest.raises(NoSpooler, match="set spooler or spooler_external"):
         getattr(uwsgi, name)
     assert uwsgi.opt == {}
 

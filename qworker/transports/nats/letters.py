@@ -1,17 +1,17 @@
-"""The queue of dead letters: a stream of its own, which the server itself keeps within limits.
+"""Dead letters and failed tasks: a stream of each, which the server itself keeps within limits.
 
 Comes from:  ``server.py``.
 Goes to:     ``client.py``.
 Thread:      see RemoteQueue.
 
-Nobody takes dead letters out by looking at them: they are read, and deleted by their numbers.
+Nobody takes letters out by looking at them: they are read, and deleted by their numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qworker.transports.nats.client import Connection, Post, Refused, read_answer
+from qworker.transports.nats.client import Asked, Post, Refused, read_answer
 from qworker.transports.nats.layout import Layout
 from qworker.transports.nats.queue import BATCH, publish, written
 from qworker.transports.nats.reading import Reading
@@ -23,28 +23,31 @@ NO_MESSAGE = frozenset({10037, 10043, 10057})
 """What JetStream says when it is to delete what is not there."""
 
 
-class DeadQueue(RemoteQueue):
-    """See NatsQueue. A receive() goes on where the last one ended; who wants to begin anew declares the
-    queue anew."""
+class LetterQueue(RemoteQueue):
+    """See NatsQueue. name: the kind of the letters: DEAD, FAILED. A receive() goes on where the last one
+    ended; who wants to begin anew declares the queue anew."""
 
     batch = BATCH
 
-    def __init__(self, connection: Connection, name: str, layout: Layout) -> None:
+    def __init__(self, connection: Asked, name: str, layout: Layout) -> None:
         self.name = name
         self._connection = connection
         self._layout = layout
+        self._stream = layout.letters_stream(name)
         self._reading: Reading | None = None
 
     def send(self, entries: Sequence[Entry]) -> None:
         posts = []
         for text, _ in entries:
             queue = str(content(text).headers.get(QUEUE, ""))
-            posts.append(Post(self._layout.dead_subject(queue), text.encode("utf-8", "surrogatepass")))
-        publish(self._connection, self._layout.dead_stream, posts)
+            posts.append(
+                Post(self._layout.letter_subject(self.name, queue), text.encode("utf-8", "surrogatepass"))
+            )
+        publish(self._connection, self._stream, posts)
 
     def receive(self, count: int, seconds: float) -> list[Received]:
         if self._reading is None:
-            self._reading = Reading(self._connection, self._layout.dead_stream)
+            self._reading = Reading(self._connection, self._stream)
         return [
             Received(
                 self,
@@ -64,7 +67,7 @@ class DeadQueue(RemoteQueue):
         """They are where they were."""
 
     def delete(self, messages: Sequence[Received]) -> list[Received]:
-        subject = f"{self._connection.api}.STREAM.MSG.DELETE.{self._layout.dead_stream}"
+        subject = f"{self._connection.api}.STREAM.MSG.DELETE.{self._stream}"
         posts = [Post(subject, written({"seq": one.receipt, "no_erase": True})) for one in messages]
         return [
             one
@@ -73,11 +76,11 @@ class DeadQueue(RemoteQueue):
         ]
 
     def count(self) -> Count:
-        found = self._connection.ask(f"STREAM.INFO.{self._layout.dead_stream}")
+        found = self._connection.ask(f"STREAM.INFO.{self._stream}")
         return Count(int(found["state"]["messages"]))
 
     def purge(self) -> int:
-        return int(self._connection.ask(f"STREAM.PURGE.{self._layout.dead_stream}")["purged"])
+        return int(self._connection.ask(f"STREAM.PURGE.{self._stream}")["purged"])
 
 
 def _was_there(answer: object) -> bool:

@@ -1,12 +1,13 @@
-"""Dead letters in RabbitMQ: the queue ``qworker.dead``, looked through and put back.
+"""Letters in RabbitMQ: dead letters (the queue ``qworker.dead``) and failed tasks (``qworker.failed``),
+looked through and put back.
 
-Comes from:  ``admin.py``; ``consumer.py``, which sweeps.
+Comes from:  ``admin.py`` and ``failed.py``; ``consumer.py``, which sweeps.
 Goes to:     the server, over a link that is made for it; what is sent, by the publisher.
 Thread:      any.
 
 A queue can only be read by taking messages out of it. One reader at a time takes all of them, acknowledges
 those that are to go, and gives back the rest, to where they were, by closing its channel. All queues' letters
-are in this one, so that whoever administrates finds them without knowing every queue; the limit for each
+of a kind are in one, so that whoever administrates finds them without knowing every queue; the limit for each
 queue is kept by workers, who sweep.
 
 Headers that fill a frame leave no room there for a reason. They are moved to the beginning of the body then.
@@ -37,7 +38,7 @@ from qworker.transports.amqp.codec import (
 from qworker.transports.amqp.delays import PREFIX
 from qworker.transports.amqp.link import Link
 from qworker.transports.amqp.outgoing import Outgoing
-from qworker.transports.amqp.queues import DEAD, LONGEST_TIME, Queues
+from qworker.transports.amqp.queues import DEAD, FAILED, LONGEST_TIME, Queues
 from qworker.transports.amqp.server import Server
 from qworker.transports.lease import Dead
 from qworker.transports.own_headers import DELIVERIES, DIED, DUE, MOVED, QUEUE, REASON, REDELIVERED, outline
@@ -46,21 +47,23 @@ logger = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 0.1
 """How long to wait for another who looks through the dead letters."""
+KINDS = {DEAD: "dead letters", FAILED: "failed tasks"}
+"""What the letters in a queue are called."""
 SWEEP_SECONDS = 5.0
 LOOK_SECONDS = 3600.0
 """How often workers look for what is too old, where that is longer than the server can be told."""
 
 
 class Letter(NamedTuple):
-    """A dead letter in hand. number: of its delivery."""
+    """A letter in hand. number: of its delivery."""
 
     number: int
     dead: Dead
     priority: int
 
 
-class DeadLetters:
-    """All dead letters, in hand until the channel closes."""
+class Letters:
+    """All letters of a kind, in hand until the channel closes."""
 
     def __init__(self, link: Link, channel: int, letters: list[Letter], whole: bool) -> None:
         self._link = link
@@ -109,14 +112,15 @@ def _outline(message: Delivery) -> Letter:
 
 
 @contextmanager
-def all_dead_letters(
+def all_letters(
     server: Server,
+    kind: str,
     timeout: float | None = None,
     read: Callable[[Delivery], Letter] = _letter,
     wait: bool = True,
-) -> Iterator[DeadLetters]:
-    """Take all dead letters in hand, and give back what was not removed. BrokerUnavailable when another does
-    so, and has not ended within *timeout* seconds (None: the server's).
+) -> Iterator[Letters]:
+    """Take all letters of a *kind* (DEAD, FAILED) in hand, and give back what was not removed.
+    BrokerUnavailable when another does so, and has not ended within *timeout* seconds (None: the server's).
 
     wait: whether to wait for another at all.
     """
@@ -124,28 +128,37 @@ def all_dead_letters(
     link = server.connect(timeout)
     deadline = time.monotonic() + timeout
     try:
-        count = server.queues.look(link, DEAD) or 0
+        count = server.queues.look(link, kind) or 0
         found: list[Letter] = []
         link.on_message = lambda message: found.append(read(message))
-        channel = _consume(link, server.queues, deadline if wait else 0.0) if count else link.channel()
+        channel = _consume(link, server.queues, kind, deadline if wait else 0.0) if count else link.channel()
         while len(found) < count and (left := deadline - time.monotonic()) > 0:
             link.read(left)
-        yield DeadLetters(link, channel.channel_id, found, len(found) >= count)
+        yield Letters(link, channel.channel_id, found, len(found) >= count)
         link.call(channel.close)  # answered once the acks before it were carried out
     finally:
         link.close()
 
 
-def _consume(link: Link, queues: Queues, deadline: float) -> Any:
-    """A channel on which the dead letters come, and nobody else gets any."""
+def newest(server: Server, kind: str, queue: str | None, limit: int) -> list[Dead]:
+    """Return the newest *limit* letters of a *kind*, of all queues or of *queue*, newest first."""
+    with all_letters(server, kind) as found:
+        letters = [letter.dead for letter in found.letters if queue is None or letter.dead.queue == queue]
+    letters.reverse()
+    letters.sort(key=lambda letter: -letter.died_at)
+    return letters[:limit]
+
+
+def _consume(link: Link, queues: Queues, kind: str, deadline: float) -> Any:
+    """A channel on which the letters come, and nobody else gets any."""
     while True:
         channel = link.channel()
         try:
-            link.call(channel.basic_consume, queues.prefix + DEAD, exclusive=True)
+            link.call(channel.basic_consume, queues.prefix + kind, exclusive=True)
         except AccessRefused as error:
             if time.monotonic() + AGAIN_SECONDS >= deadline:
                 raise BrokerUnavailable(
-                    f"the dead letters are being looked through by another: try again ({error.reply_text})"
+                    f"the {KINDS[kind]} are being looked through by another: try again ({error.reply_text})"
                 ) from None
             time.sleep(AGAIN_SECONDS)
         else:
@@ -153,11 +166,13 @@ def _consume(link: Link, queues: Queues, deadline: float) -> Any:
 
 
 class Sweeper:
-    """Keeps the dead letters of each queue within their limits. To know which are over, all have to be looked
-    through; so that is done only when there are more than at the last time, by a tenth of a queue's limit."""
+    """Keeps the letters of a *kind* within the limits of each queue. To know which are over, all have to be
+    looked through; so that is done only when there are more than at the last time, by a tenth of a queue's
+    limit."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, kind: str) -> None:
         self._server = server
+        self._kind = kind
         self._kept = 0  # listener only, as all below
         self._look_at = 0.0
 
@@ -169,7 +184,7 @@ class Sweeper:
         if not stale and count <= max(most, self._kept + most // 10):
             return 0
         try:
-            with all_dead_letters(self._server, SWEEP_SECONDS, _outline, wait=False) as found:
+            with all_letters(self._server, self._kind, SWEEP_SECONDS, _outline, wait=False) as found:
                 if not found.whole:
                     return 0  # the newest were not seen: who is beyond them?
                 over = _over(found.letters, now - expires, most)
@@ -177,7 +192,7 @@ class Sweeper:
                 self._look_at = now + LOOK_SECONDS
                 return found.remove(over)
         except BrokerUnavailable as error:
-            logger.debug("the dead letters were not swept: %s", error)
+            logger.debug("the %s were not swept: %s", KINDS[self._kind], error)
             return 0
 
 
@@ -191,10 +206,16 @@ def _over(letters: Sequence[Letter], died_before: float, most: int) -> list[Lett
     return over
 
 
-def dead_lettered(
-    dead: Dead, queues: Queues, message_id: str, priority: int, more: Mapping[str, Any], frame_max: int
+def as_letter(
+    kind: str,
+    dead: Dead,
+    queues: Queues,
+    message_id: str,
+    priority: int,
+    more: Mapping[str, Any],
+    frame_max: int,
 ) -> Outgoing:
-    """The message of *dead* on its way to the dead letters. more: what else its headers are to hold."""
+    """The message of *dead* on its way to the letters of a *kind*. more: what else its headers hold."""
     most = largest_header(frame_max)
     own = {
         **more,
@@ -211,11 +232,11 @@ def dead_lettered(
         header = content_header(
             text, dead.properties, len(body), message_id, priority, {**own, MOVED: len(moved)}
         )
-    return Outgoing(queues.prefix + DEAD, header, body)
+    return Outgoing(queues.prefix + kind, header, body)
 
 
 def _moved_back(content: Content, body: bytes) -> tuple[str, bytes]:
-    """The headers, as text, and the body that a dead letter had before it became one."""
+    """The headers, as text, and the body that a letter had before it became one."""
     size = content.own.get(MOVED)
     if type(size) is not int or not 0 < size <= len(body):
         return content.text, body

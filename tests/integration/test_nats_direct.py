@@ -1,0 +1,187 @@
+"""The connection that publishes to NATS without another thread: what a server may say, and when it goes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qworker.conf import Settings
+from qworker.errors import ConfigurationError
+from qworker.transports import open_broker
+from qworker.transports.nats.client import Post, Refused
+from qworker.transports.nats.direct import DirectConnection
+from qworker.transports.nats.url import read_url
+from tests.acceptance.nats_server import Nats
+from tests.acceptance.private_servers import serving
+from tests.certificates import Certificates
+from tests.support.messages import envelope
+from tests.support.waiting import PATIENCE
+
+pytestmark = pytest.mark.integration
+Talk = Callable[[Any, str], None]
+"""What a server does with the file of a connection, and the subject on which it is to answer."""
+POSTS = [Post("s", b"one", {"Nats-Msg-Id": "1"}), Post("s", b"two", answered=False), Post("s", b"")]
+
+
+class Scripted:
+    """A server that greets each client, reads three messages, and goes on as the next of *talks* says."""
+
+    def __init__(self, *talks: Talk) -> None:
+        self.heard: list[bytes] = []
+        self.gone = threading.Semaphore(0)
+        """Released when a connection is closed."""
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"nats://me:secret@127.0.0.1:{self._listening.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, args=(talks,), daemon=True)
+        self._thread.start()
+
+    def _serve(self, talks: tuple[Talk, ...]) -> None:
+        for talk in talks:
+            connection, _ = self._listening.accept()
+            with connection, connection.makefile("rwb", buffering=0) as file:
+                file.write(b'INFO {"max_payload": 1000}\r\n')
+                self.heard += [file.readline(), file.readline(), file.readline()]
+                file.write(b"PONG\r\n")
+                talk(file, self.messages(file))
+            self.gone.release()
+
+    def messages(self, file: Any) -> str:
+        """Read three; return the subject without the number of the answer."""
+        first = file.readline()
+        self.heard += [first, *(file.readline() for _ in range(8))]
+        return str(first.split()[2].decode().rpartition(".")[0])
+
+    def close(self) -> None:
+        self._thread.join(PATIENCE)
+        self._listening.close()
+
+
+@pytest.fixture
+def scripted() -> Iterator[Callable[..., tuple[Scripted, DirectConnection]]]:
+    opened: list[Any] = []
+
+    def open_one(*talks: Talk) -> tuple[Scripted, DirectConnection]:
+        server = Scripted(*talks)
+        connection = DirectConnection(read_url(server.url), 5.0)
+        opened.extend([connection, server])
+        return server, connection
+
+    yield open_one
+    for each in opened:
+        each.release() if isinstance(each, DirectConnection) else each.close()
+
+
+Open = Callable[..., tuple[Scripted, DirectConnection]]
+
+
+def in_pieces(file: Any, data: bytes) -> None:
+    for code in data:
+        file.write(bytes([code]))
+
+
+def test_what_is_published_and_what_answers_it(scripted: Open) -> None:
+    """In whatever order and pieces that comes, and with whatever the server says of itself between."""
+
+    def talk(file: Any, subject: str) -> None:
+        refusal = b"NATS/1.0 503\r\nWhy: nobody\r\n\r\n"
+        told = f"PING\r\nINFO {{}}\r\n+OK\r\nMSG {subject}.1 1 3\r\nsec\r\nMSG _INBOX.old.1.0 1 1\r\nx\r\n"
+        told += f"HMSG {subject}.0 1 {len(refusal)} {len(refusal) + 4}\r\n"
+        in_pieces(file, told.encode() + refusal + b"fir\n\r\n")
+        assert file.readline() == b"PONG\r\n"
+
+    server, connection = scripted(talk)
+    first, second = connection.exchange(POSTS)
+    assert (first.headers, first.data) == ({"Status": "503", "Why": "nobody"}, b"fir\n")
+    assert (second.headers, second.data) == (None, b"sec")
+    connect, _, ping, *sent = server.heard
+    assert (json.loads(connect[8:])["user"], json.loads(connect[8:])["pass"]) == ("me", "secret")
+    assert ping == b"PING\r\n"
+    head = b"NATS/1.0\r\nNats-Msg-Id: 1\r\n\r\n"
+    assert sent[0].split()[0::3] == [b"HPUB", b"%d" % len(head)]
+    assert b"".join(sent[1:5]) == head + b"one\r\n"
+    assert sent[5:7] == [b"PUB s 3\r\n", b"two\r\n"]
+    assert sent[7].split()[::3] == [b"PUB", b"0"]
+    assert sent[8] == b"\r\n"
+    assert connection.max_payload == 1000
+
+
+def test_a_server_that_went_while_nothing_was_said(scripted: Open) -> None:
+    """As one does to whom nobody answers its pings."""
+
+    def answer(file: Any, subject: str) -> None:
+        file.write(f"MSG {subject}.0 1 1\r\na\r\nMSG {subject}.1 1 1\r\nb\r\n".encode())
+
+    server, connection = scripted(answer, answer)
+    for _ in range(2):
+        assert [each.data for each in connection.exchange(POSTS)] == [b"a", b"b"]
+        assert server.gone.acquire(timeout=PATIENCE)
+
+
+def test_an_error_ends_the_connection_and_the_next_exchange_has_another(scripted: Open) -> None:
+    def refuse(file: Any, subject: str) -> None:
+        file.write(f"-ERR 'Maximum Payload Violation'\r\nMSG {subject}.0 1 1\r\na\r\n".encode())
+
+    def answer(file: Any, subject: str) -> None:
+        file.write(f"MSG {subject}.1 1 1\r\nd\r\nMSG {subject}.0 1 1\r\nc\r\n".encode())
+
+    _, connection = scripted(refuse, answer)
+    with pytest.raises(ConnectionError, match="Maximum Payload Violation"):
+        connection.exchange(POSTS)
+    assert [each.data for each in connection.exchange(POSTS)] == [b"c", b"d"]
+
+
+def test_an_answer_that_does_not_come(scripted: Open) -> None:
+    over = threading.Event()
+
+    def be_silent(file: Any, subject: str) -> None:
+        over.wait(PATIENCE)
+
+    _, connection = scripted(be_silent)
+    with pytest.raises(TimeoutError):
+        connection.exchange(POSTS, timeout=0.2)
+    over.set()
+
+
+class Secure(Nats):
+    """By TLS alone."""
+
+    certificates: Certificates
+
+    def command(self) -> list[str]:
+        certificate, key = map(str, self.certificates.server)
+        return [*super().command(), "--tls", "--tlskey", key, "--tlscert", certificate]
+
+
+def test_publishing_by_tls(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    kind = type("Secure", (Secure,), {"certificates": certificates})
+    with serving("nats", kind) as server:
+        url = f"tls://qworker:s3cr3t@localhost:{server.port}?ssl_ca_certs={certificates.authority}"
+        with closing(open_broker(url, Settings({}))) as broker:
+            broker.sender.push([envelope("a", "q")])
+            broker.sender.push([envelope("b", "q")])
+            (info,) = broker.admin.queues()
+            assert (info.queue, info.ready) == ("q", 2)
+
+
+def test_who_is_not_let_in(tmp_path: Path) -> None:
+    with serving("nats", Nats) as server:
+        url = server.url.replace("s3cr3t", "wrong")
+        with closing(open_broker(url, Settings({}))) as broker, pytest.raises(ConfigurationError) as refused:
+            broker.sender.push([envelope("a", "q")])
+    assert "refuses us" in str(refused.value)
+    assert "wrong" not in str(refused.value)
+
+
+def test_jetstreams_refusals_are_read() -> None:
+    with serving("nats", Nats) as server, closing(open_broker(server.url, Settings({}))) as broker:
+        broker.sender.push([envelope("a", "q")])
+        with pytest.raises(Refused, match="not found"):
+            broker.sender._connection.ask("STREAM.INFO.none")
