@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -298,19 +296,6 @@ def test_a_module_of_tasks_that_is_none_is_told_with_its_setting(project, run, s
     result = run("call", "add")
     assert result.exit_code == 1
     assert f"Error: {setting} names 'tasks.mail': " in result.stderr
-
-
-def test_no_is_an_answer_and_no_interrupt(waiting, run, environment):
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "qworker", "purge"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=environment, stdin=theirs, **pipes) as asked:
-        os.write(ours, b"n\n")
-        _, errors = asked.communicate(timeout=PATIENCE)
-    os.close(ours)
-    os.close(theirs)
-    assert (asked.returncode, errors.splitlines()[-1]) == (1, "Nothing was done.")
-    assert len(json.loads(run("queues", "--json").stdout)) == 2
 
 
 def test_the_shell_hides_nothing_of_pythons(tasks, run):
