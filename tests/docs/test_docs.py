@@ -19,7 +19,7 @@ import pytest
 
 from tests.docs.pages import REPOSITORY, Block, Command, as_anywhere, blocks, commands, pages
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 100.0
 CODE_COLUMNS = 88
 RUN = {"python", "pycon", "console"}
 SHOWN = {"", "text", "toml", "ini", "json", "yaml", "sql", "sh", "mermaid", "dockerfile", "{eval-rst}"}

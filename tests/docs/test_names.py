@@ -40,7 +40,8 @@ BESIDES = {
 VARIABLES = {"APP", "SCHEDULE_ALLOW"}
 NO_MODULES = {
     "qworker.brokers",  # entry points
-    "qworker.dead", "qworker.delayed", "qworker.revoked", "qworker.worker", "qworker.workers",  # queues
+    "qworker.dead", "qworker.delayed", "qworker.failed", "qworker.revoked",  # queues and streams
+    "qworker.worker", "qworker.workers",  # the same
     "qworker.spooler.run",  # a task
 }  # fmt: skip
 
