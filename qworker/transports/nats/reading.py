@@ -1,6 +1,6 @@
 """Reading a stream from somewhere to its end, which takes nothing out of it.
 
-Comes from:  ``dead_queue.py``, ``revocations.py``.
+Comes from:  ``letters.py``, ``revocations.py``.
 Goes to:     ``client.py``; a consumer for each reading, which the server forgets.
 Thread:      one for each Reading.
 """
