@@ -149,6 +149,15 @@ def test_an_answer_that_does_not_come(scripted: Open) -> None:
     over.set()
 
 
+def test_what_is_no_nats(scripted: Open) -> None:
+    def nonsense(file: Any, subject: str) -> None:
+        file.write(f"MSG {subject}.0 1 one\r\n".encode())
+
+    _, connection = scripted(nonsense)
+    with pytest.raises(ConnectionError, match="no NATS server: 'MSG"):
+        connection.exchange(POSTS)
+
+
 class Secure(Nats):
     """By TLS alone."""
 

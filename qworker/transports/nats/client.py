@@ -6,8 +6,8 @@ Thread:      any asks, and waits for the answer no longer than it says; what is 
              thread, which is the process's own: a forked child starts another.
 
 One journey to the thread and back takes 0.1 ms and more, so what goes in it is a batch, and senders have a
-connection of another kind (``direct.py``). An exchange sends many
-messages at once, and counts the answers on one subscription that each connection has.
+connection of another kind (``direct.py``). An exchange sends many messages at once, and counts the answers on
+one subscription that each connection has.
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ from qworker.transports.nats.client import Asked, Post
 from qworker.transports.nats.url import Place
 
 CHUNK = 65536
+MAX_PAYLOAD = 1024**2
+"""Bytes, where a server does not say how large a message may be."""
 PAUSE_SECONDS = 0.05
 """Between two tries to connect again."""
 
@@ -178,23 +180,32 @@ class DirectConnection(Asked):
 
     def _next(self, end: float) -> Any:
         """What the server says next: a Told; what it says of itself, as a dict; "PONG"; or None."""
-        word, _, rest = self._line(end).partition(" ")
-        match word.upper():
-            case "MSG" | "HMSG":
-                words = rest.split()
-                size = int(words[-1])
-                payload = self._bytes(size + 2, end)[:size]
-                split = int(words[-2]) if word.upper() == "HMSG" else 0
-                return Told(words[0], _headers(payload[:split]) if split else None, payload[split:])
-            case "INFO":
-                return json.loads(rest)
-            case "PING":
-                self._send(b"PONG\r\n", end)
-            case "PONG":
-                return "PONG"
-            case "-ERR":
-                raise ConnectionError(f"nats: {rest.strip().strip(chr(39))}")
+        line = self._line(end)
+        word, _, rest = line.partition(" ")
+        try:
+            match word.upper():
+                case "MSG":
+                    return self._told(rest, False, end)
+                case "HMSG":
+                    return self._told(rest, True, end)
+                case "INFO":
+                    return {"max_payload": MAX_PAYLOAD, **json.loads(rest)}
+                case "PONG":
+                    return "PONG"
+        except (ValueError, IndexError, TypeError) as error:
+            let_pass(error)
+            raise ConnectionError(f"what answers is no NATS server: {line[:80]!r}") from error
+        if word.upper() == "PING":
+            self._send(b"PONG\r\n", end)
+        elif word.upper() == "-ERR":
+            raise ConnectionError("nats: " + rest.strip().strip("'"))
         return None
+
+    def _told(self, line: str, headed: bool, end: float) -> Told:
+        words = line.split()
+        size, split = int(words[-1]), int(words[-2]) if headed else 0
+        payload = self._bytes(size + 2, end)[:size]
+        return Told(words[0], _headers(payload[:split]) if headed else None, payload[split:])
 
     def _line(self, end: float) -> str:
         while (found := self._read.find(b"\r\n")) < 0:
