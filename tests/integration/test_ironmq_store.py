@@ -30,6 +30,7 @@ from tests.certificates import Certificates
 from tests.support.ironmq_server import TOKEN, IronMQ
 from tests.support.messages import envelope, ids
 from tests.support.receiving import receive
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 Open = Callable[..., KombuBroker]
@@ -346,6 +347,30 @@ def test_who_is_not_let_in(open_: Open, server: IronMQ) -> None:
     assert "s3cret" not in str(refused.value)
     with pytest.raises(ConfigurationError, match="path"):
         open_(f"{server.url()}/nowhere").consumer.register("w", ["q"], 1)
+
+
+def test_a_server_that_is_away_is_not_taken_for_back(open_: Open, server: IronMQ) -> None:
+    """A poll is under way again, and nobody knows yet what it will find."""
+    store = open_()
+    store.consumer.register("w", ["q"], 1)
+    store.consumer.lease(["q"], 1)
+    port = server.port
+    server.close()
+    store.consumer._connection.release()
+
+    def look_until_it_fails() -> None:
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            store.consumer.lease(["q"], 1)
+            store.consumer.wait(0.05)
+
+    with pytest.raises(BrokerUnavailable):
+        look_until_it_fails()
+    for _ in range(6):
+        with pytest.raises(BrokerUnavailable):
+            store.consumer.lease(["q"], 1)
+    with closing(IronMQ(port)), pytest.raises(LeaseLost, match="deleted"):  # which knows no queue
+        store.consumer.lease(["q"], 1)
 
 
 def test_a_server_that_is_away(open_: Open, server: IronMQ) -> None:

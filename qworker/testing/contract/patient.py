@@ -69,7 +69,7 @@ class PatientConsumer:
         plain = self._plain
         if timeout > 0 and plain._poll_seconds == math.inf:
             for poll in plain._polls:
-                poll.collect()
+                poll.collect(0)
                 poll._seconds = WAIT_SECONDS
                 poll.ask(poll.source.batch)
         return any(True for _ in plain._polls.arrived) or plain.wait(timeout, prefetch)

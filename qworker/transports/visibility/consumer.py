@@ -91,7 +91,7 @@ class RemoteConsumer(KombuConsumer):
     ) -> Claim:
         with self._leasing():
             self._renew()
-            self._polls.collect()
+            self._polls.collect(limit)
         claim = super().lease(queues, limit, delayed_limit, eta_window)
         # If it fails the next turn does it: what was taken must not be forgotten here.
         with suppress(BrokerUnavailable), self._leasing():

@@ -11,12 +11,16 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from qworker.transports.visibility.queue import Received, RemoteQueue, Source, by_queue
 
 FAREWELL_SECONDS = 1.0
 """How long the end waits for messages that are on their way to us."""
+LOOK_SECONDS = 1.0
+"""How long the first poll after a failure waits for messages."""
+ANSWER_SECONDS = 3.0
+"""How long who collects waits for its answer."""
 
 
 class LongPoll:
@@ -31,7 +35,9 @@ class LongPoll:
         self._seconds = seconds
         self._ring = ring
         self._under_way = self._abandoned = False
-        self._orders: SimpleQueue[int] = SimpleQueue()
+        self._failed = False
+        """Whether the last answer was an error."""
+        self._orders: SimpleQueue[tuple[int, float]] = SimpleQueue()
         self._answers: SimpleQueue[list[Received] | Exception] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"poll {source.name}", daemon=True)
         self._thread.start()
@@ -40,17 +46,35 @@ class LongPoll:
         """Wait for up to *room* messages, unless that is under way, or some have come that nobody has got."""
         if not self._under_way and not any(self._arrived.values()):
             self._under_way = True
-            self._orders.put(min(room, self.source.batch))
+            seconds = min(LOOK_SECONDS, self._seconds) if self._failed else self._seconds
+            self._orders.put((min(room, self.source.batch), seconds))
 
-    def collect(self) -> None:
-        """Take in what has come. Raises what went wrong instead."""
+    def collect(self, room: int) -> None:
+        """Take in what has come. Raises what went wrong instead.
+
+        After that it asks anew, for up to *room* messages, and waits for the answer: as long as nobody knows
+        that the server is there again, nobody is told so.
+        """
+        if self._failed and room > 0:
+            self.ask(room)
+            if self._under_way:
+                try:
+                    self._take(self._answers.get(timeout=ANSWER_SECONDS))
+                except Empty:
+                    raise TimeoutError("there is no answer yet") from None
+        self._take_all()
+
+    def _take_all(self) -> None:
         while not self._answers.empty():
-            self._under_way = False
-            answer = self._answers.get()
-            if isinstance(answer, Exception):
-                raise answer
-            for message in answer:
-                self._arrived[message.queue.name].append(message)
+            self._take(self._answers.get())
+
+    def _take(self, answer: list[Received] | Exception) -> None:
+        self._under_way = False
+        self._failed = isinstance(answer, Exception)
+        if isinstance(answer, Exception):
+            raise answer
+        for message in answer:
+            self._arrived[message.queue.name].append(message)
 
     @property
     def arrived(self) -> Iterator[Received]:
@@ -70,7 +94,7 @@ class LongPoll:
 
     def close(self) -> None:
         """Ask no more; join() waits for what is under way."""
-        self._orders.put(0)
+        self._orders.put((0, 0.0))
         self.source.interrupt()
 
     def join(self, seconds: float) -> None:
@@ -80,16 +104,19 @@ class LongPoll:
         self._thread.join(max(0.0, seconds))
         self._abandoned = self._thread.is_alive()
         try:
-            self.collect()
+            self._take_all()
         except Exception:  # noqa: BLE001 - whatever it was: nothing has come
             pass
 
     def _run(self) -> None:
-        while room := self._orders.get():
+        while True:
+            room, seconds = self._orders.get()
+            if not room:
+                return
             answer: list[Received] | Exception
             asked = time.monotonic()
             try:
-                answer = self.source.receive(room, self._seconds)
+                answer = self.source.receive(room, seconds)
                 # They were hidden at an unknown moment of the wait: when nobody waited for long, at its
                 # beginning.
                 hidden = max(asked, time.monotonic() - 1.0)
@@ -119,10 +146,10 @@ class Polls:
         for poll in self._polls:
             poll.ask(room)
 
-    def collect(self) -> None:
-        """Take in what has come. Raises what went wrong instead."""
+    def collect(self, room: int) -> None:
+        """Take in what has come. Raises what went wrong instead; see LongPoll."""
         for poll in self._polls:
-            poll.collect()
+            poll.collect(room)
 
     def get(self, queue: str) -> Received | None:
         """A message of *queue* that has come; None when there is none."""
