@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,18 @@ def test_what_is_no_nats(scripted: Open) -> None:
     _, connection = scripted(nonsense)
     with pytest.raises(ConnectionError, match="no NATS server: 'MSG"):
         connection.exchange(POSTS)
+
+
+def test_what_never_ends_its_line(scripted: Open) -> None:
+    def stream(file: Any, subject: str) -> None:
+        with suppress(OSError):
+            for _ in range(400):
+                file.write(b"x" * 65536)
+
+    _, connection = scripted(stream)
+    with pytest.raises(ConnectionError, match="no NATS server: b'xxx"):
+        connection.exchange(POSTS)
+    assert len(connection._read) == 0
 
 
 class Secure(Nats):

@@ -29,6 +29,8 @@ from qworker.transports.nats.url import Place
 CHUNK = 65536
 MAX_PAYLOAD = 1024**2
 """Bytes, where a server does not say how large a message may be."""
+LONGEST_LINE = 65536
+"""Bytes; INFO, the longest that a server writes, has some thousands."""
 PAUSE_SECONDS = 0.05
 """Between two tries to connect again."""
 
@@ -209,6 +211,8 @@ class DirectConnection(Asked):
 
     def _line(self, end: float) -> str:
         while (found := self._read.find(b"\r\n")) < 0:
+            if len(self._read) > LONGEST_LINE:
+                raise ConnectionError(f"what answers is no NATS server: {bytes(self._read[:80])!r}")
             self._fill(end)
         line = self._read[:found].decode("utf-8", "replace")
         del self._read[: found + 2]
