@@ -24,6 +24,7 @@ METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric("noop_rate", "noop", "drain no-op tasks", "tasks/s", "higher"),
+        Metric("emptied_rate", "emptied", "drain no-op tasks, none left", "tasks/s", "higher"),
         Metric("stored_rate", "stored", "drain, results stored", "tasks/s", "higher"),
         Metric("enqueue_rate", "enqueue", "enqueue, one call at a time", "calls/s", "higher"),
         Metric("bulk_rate", "bulk", "enqueue in bulk, 500 at a time", "calls/s", "higher"),

@@ -167,6 +167,16 @@ def await_kept(adapter: ModuleType, patience: float) -> dict[str, Any]:
     return {"at": time.monotonic_ns()}
 
 
+def await_empty(adapter: ModuleType, patience: float) -> dict[str, Any]:
+    """Wait until the broker has no message left. Answers the monotonic time of that, in nanoseconds."""
+    until = time.monotonic() + patience
+    while adapter.left():
+        if time.monotonic() > until:
+            raise TimeoutError(f"messages are left after {patience:.0f} s")
+        time.sleep(0.01)
+    return {"at": time.monotonic_ns()}
+
+
 def finish(adapter: ModuleType) -> dict[str, Any]:
     """Remove what `prepare` made outside the cell's directory."""
     getattr(adapter, "finish", lambda: None)()
@@ -175,7 +185,7 @@ def finish(adapter: ModuleType) -> dict[str, Any]:
 
 COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     function.__name__: function
-    for function in (prepare, fill, send, one_by_one, schedule, workflow, await_kept, finish)
+    for function in (prepare, fill, send, one_by_one, schedule, workflow, await_kept, await_empty, finish)
 }
 
 

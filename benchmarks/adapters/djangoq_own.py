@@ -12,6 +12,7 @@ from benchmarks.adapters.services import STORED
 django.setup()
 # Its models can be imported only when Django is set up.
 async_task = importlib.import_module("django_q.tasks").async_task
+get_broker = importlib.import_module("django_q.brokers").get_broker
 
 
 def prepare() -> None:
@@ -22,3 +23,8 @@ def prepare() -> None:
 def send(task: str, *args: Any) -> None:
     """Enqueue one call."""
     async_task(f"benchmarks.bodies.{task}", *args, save=STORED)
+
+
+def left() -> int:
+    """How many messages the broker has."""
+    return int(get_broker().queue_size())

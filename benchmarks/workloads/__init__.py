@@ -10,6 +10,7 @@ Workload = Callable[[Cell], dict[str, float]]
 
 WORKLOADS: dict[str, Workload] = {
     "noop": drain.noop,
+    "emptied": drain.emptied,
     "stored": drain.stored,
     "enqueue": drain.enqueue,
     "bulk": drain.bulk,

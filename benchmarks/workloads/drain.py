@@ -34,6 +34,14 @@ def noop(cell: Cell) -> dict[str, float]:
     return {"noop_rate": (len(runs) - 1) / _span(runs)}
 
 
+def emptied(cell: Cell) -> dict[str, float]:
+    """The same, until the broker has no message left: who runs tasks faster than it deletes them is not
+    done."""
+    runs = _drain(cell, "noop", cell.count(20_000))
+    empty = cell.ask("await_empty", patience=120.0)["at"]
+    return {"emptied_rate": len(runs) / ((empty - min(run.first for run in runs)) / 1e9)}
+
+
 def stored(cell: Cell) -> dict[str, float]:
     """The same, each task's return value kept in the peer's result store."""
     runs = _drain(cell, "stored", cell.count(20_000))
