@@ -8,9 +8,10 @@ from typing import Any
 from celery import Celery, canvas
 
 from benchmarks import bodies
-from benchmarks.adapters import own_database
+from benchmarks.adapters import nats_streams, own_database
 from benchmarks.adapters.services import (
     BROKER,
+    NATS_URL,
     RABBITMQ_URL,
     REDIS_URL,
     SQS_REGION,
@@ -20,6 +21,7 @@ from benchmarks.adapters.services import (
     drop_mongodb,
     mongodb_url,
     own_name,
+    plain_name,
 )
 from benchmarks.adapters.workflows import workflows
 from qworker.transports import register
@@ -32,6 +34,9 @@ def _urls() -> dict[str, str]:
             register()  # we are not installed in Celery's environment
             return {"broker": f"qworker+{url}"}
         return {"broker": f"sqla+{url.replace('postgresql:', 'postgresql+psycopg:')}"}
+    if BROKER == "NATS":
+        register()
+        return {"broker": f"qworker+{NATS_URL}"}
     if BROKER == "SQS":
         return {"broker": SQS_URL}
     if BROKER == "MongoDB":
@@ -51,6 +56,8 @@ app = Celery("benchmarks", **_urls())
 app.conf.broker_connection_retry_on_startup = True
 if BROKER == "SQS":
     app.conf.broker_transport_options = {"region": SQS_REGION, "is_secure": False}
+if BROKER == "NATS":
+    app.conf.broker_transport_options = {"stream": plain_name()}
 if BROKER:
     app.conf.task_default_queue = own_name()
 TASKS = {
@@ -64,7 +71,7 @@ def prepare() -> None:
     """Make the queue, and in SQLite the tables: the workers would race for them otherwise."""
     if BROKER == "PostgreSQL":
         own_database.make()
-    elif BROKER != "MongoDB" and BROKER:
+    elif BROKER not in ("", "MongoDB", "NATS"):
         finish()
     with app.connection_for_write() as connection:
         queue = app.amqp.queues[app.conf.task_default_queue]
@@ -89,6 +96,9 @@ def finish() -> None:
     if BROKER == "MongoDB":
         app.pool.force_close_all()
         drop_mongodb()
+    if BROKER == "NATS":
+        app.pool.force_close_all()
+        nats_streams.delete(plain_name())
     if BROKER == "RabbitMQ":
         with app.connection_for_write() as connection:
             connection.default_channel.queue_delete(app.conf.task_default_queue)

@@ -1,6 +1,10 @@
 """Peers on NATS JetStream, whose streams are files."""
 
-from benchmarks.peer import Peer, qworker
+from pathlib import Path
+
+from benchmarks.peer import Peer, celery, qworker
+
+HERE = Path(__file__).parents[2]
 
 _WORKLOADS = ("noop", "enqueue", "latency")
 
@@ -22,5 +26,15 @@ ROWS = (
         server="NATS",
         note="PullBasedJetStreamBroker, 100 messages a fetch (1 by default), async bodies; acknowledges "
         "after the task; each publish is confirmed",
+    ),
+    celery(
+        "celery-nats-qworker",
+        "NATS",
+        requirements=("celery==5.7.0", "nats-py==2.16.0", f"--editable={HERE}"),  # which registers nats://
+        workloads=_WORKLOADS,
+        most={"noop": 5_000},
+        environment={"BENCHMARK_TRANSPORT": "qworker"},
+        note="Celery's own worker, prefork, on `qworker+nats://`, the only transport of NATS that there is "
+        "for it; acknowledges when a task begins",
     ),
 )  # fmt: skip
