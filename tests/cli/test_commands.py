@@ -275,6 +275,10 @@ def test_what_a_broker_does_not_tell_of_queues_is_left_empty(tasks, run):
         "from qworker import QWorker\n"
         f"app = QWorker('plain', broker_url='filesystem://', broker_transport_options={folders})\n"
     )
+    assert run("queues", "-A", "plain").stdout == (
+        "No message is ready in any queue of filesystem://. This broker does not tell what is delayed or "
+        "being run.\n"
+    )
     assert run("call", "-A", "plain", "--by-name", "anything").exit_code == 0
     (info,) = json.loads(run("queues", "-A", "plain", "--json").stdout)
     assert (info["queue"], info["ready"], info["dead"]) == ("celery", 1, 0)
