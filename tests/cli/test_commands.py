@@ -156,6 +156,12 @@ def test_call_refuses(tasks, run, arguments, code, words):
     assert sent() == []
 
 
+def test_call_says_once_that_no_worker_is_there(tasks, run, monkeypatch, caplog):
+    monkeypatch.setattr("qworker.results.waiting.HINT_AFTER", 0.01)
+    result = run("call", "add", "1", "2", "--wait", "--timeout", "0.2")
+    assert (result.exit_code, (result.stderr + caplog.text).count("No worker")) == (3, 1)
+
+
 def test_call_says_when_no_result_came_in_time(tasks, run):
     result = run("call", "add", "1", "2", "--wait", "--timeout", "0.05")
     assert result.exit_code == 3
