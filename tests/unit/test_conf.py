@@ -497,6 +497,20 @@ def test_an_option_that_a_route_does_not_have_is_told(make):
     ]
 
 
+def test_that_solo_runs_one_task_at_a_time_is_told(make):
+    conf = make(worker_pool="solo")
+    assert conf.problems() == []
+    conf.command_line({"worker_concurrency": 1})
+    assert conf.problems() == []
+    conf.command_line({"worker_concurrency": 4})
+    assert [str(problem) for problem in conf.problems()] == [
+        "worker_concurrency is 4 and has no effect: the pool solo runs one task after the other; prefork and "
+        "threads run more (command line)"
+    ]
+    conf.command_line({"worker_pool": "threads"})
+    assert conf.problems() == []
+
+
 def test_the_old_name_of_a_setting_leads_to_the_new_one(make):
     with pytest.raises(KeyError, match="it is broker_url here"):
         make()["BROKER_URL"]
