@@ -144,7 +144,7 @@ def test_call_can_send_what_this_app_does_not_know(tasks, run):
         (["add", "1", "2", "--eta", "yesterday"], 2, "2027-01-31T08:00:00+01:00"),
         (["add", "1", "2", "--expires", "never"], 2, "2027-01-31T08:00:00+01:00"),
         (["add", "1", "2", "--priority", "10"], 2, "0<=x<=9"),
-        (["add", "1", "2", "-Q", "a b"], 2, "queue name"),
+        (["add", "1", "2", "-Q", "a b"], 2, "'a b' must be a queue name of letters, digits"),
         (["add", "1", "2", "--serializer", "nonsense"], 1, "nonsense"),
         ([], 2, "Missing argument 'TASK'"),
     ],
