@@ -32,6 +32,7 @@ from qworker.cli.result import EXIT_NOT_READY, refuse_to_ask, show
 from qworker.errors import NotSupported, ResultTimeout
 from qworker.naming import near
 from qworker.results.result import AsyncResult
+from qworker.results.waiting import wait_for
 from qworker.tasks.task import Task
 
 _DURATION = SettingValue("worker_shutdown_timeout")
@@ -142,8 +143,9 @@ def call(
         warn_without_worker(choice.app, result.queue)
         return 0
     try:
-        warn_without_worker(choice.app, result.queue)
-        result.get(timeout=timeout, propagate=False)
+        warned = warn_without_worker(choice.app, result.queue)
+        if not result.ignored:
+            result.keep(wait_for(choice.app, result.id, result.queue, timeout, hinted=warned))
     except ResultTimeout:
         click.echo(f"Error: no result after {timeout:g} s{_later(choice.app, result.id)}", err=True)
         if as_json:
@@ -179,14 +181,17 @@ def _send(
         raise click.UsageError(str(error)) from None
 
 
-def warn_without_worker(app: QWorker, queue: str | None) -> None:
-    """Say on standard error when no worker consumes the queue that a task was just sent to."""
+def warn_without_worker(app: QWorker, queue: str | None) -> bool:
+    """Say on standard error when no worker consumes the queue that a task was just sent to. Return whether
+    it was said."""
     if "workers" in app.broker.lacks:
-        return
+        return False
     names = {name for worker in app.broker.admin.workers() for name in worker.queues}
-    if queue is not None and queue not in names:
-        start = f"qworker start{queues_option(app, queue)}"
-        click.echo(f"No worker works on queue {queue!r} now. Start one with: {start}", err=True)
-        in_use = queues_in_use(app)
-        if guesses := [] if queue in in_use else near(queue, sorted({*names, *in_use})):
-            click.echo(f"Did you mean {' or '.join(map(repr, guesses))}?", err=True)
+    if queue is None or queue in names:
+        return False
+    start = f"qworker start{queues_option(app, queue)}"
+    click.echo(f"No worker works on queue {queue!r} now. Start one with: {start}", err=True)
+    in_use = queues_in_use(app)
+    if guesses := [] if queue in in_use else near(queue, sorted({*names, *in_use})):
+        click.echo(f"Did you mean {' or '.join(map(repr, guesses))}?", err=True)
+    return True

@@ -244,8 +244,11 @@ def writable(directory: Path, clock: Clock) -> Iterator[Finding]:
 
 
 def results(choice: AppChoice) -> Iterator[Finding]:
-    """Whether the result store can be used. The error names the extra to install."""
+    """Whether the result store can be used. The error names the extra to install, or is the broker's, from
+    which follows where results are."""
     conf, place = choice.app.conf, choice.app.stores.place
+    if conf.result_backend is None:
+        _ = choice.app.broker  # raises what is then told once
     if place.why_none and conf.result_backend is None and not conf.task_ignore_result:
         what, _, advice = place.why_none.partition(": ")
         yield Finding("warning", what, f"{advice}; or task_ignore_result = True if nobody asks for any")

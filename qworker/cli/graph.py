@@ -81,12 +81,11 @@ def graph(
 
 
 def _app(option: str | None, url: str | None) -> QWorker:
-    if url is None:
-        return open_app(option, tasks=False).app
-    if option is None:
-        return QWorker("graph", backend=url, set_as_current=False)
-    app = open_app(option, tasks=False).app
-    app.conf.result_backend = url
+    if option is None and url is not None:
+        app = QWorker("graph", set_as_current=False)
+    else:
+        app = open_app(option, tasks=False).app
+    app.conf.command_line({"result_backend": url}, "option -b")
     return app
 
 

@@ -14,7 +14,7 @@ import click
 
 from qworker.cli.names import slips
 from qworker.cli.options import QUEUE_NAMES, SettingValue, app_option, open_app
-from qworker.cli.output import count, print_table
+from qworker.cli.output import count, on_screen, print_table
 from qworker.cli.purge import confirm
 from qworker.conf import Settings, mask_urls
 from qworker.errors import ConfigurationError
@@ -92,8 +92,8 @@ def _run(
     total: int,
     conf: Settings,
 ) -> Report:
-    """The move, with a bar on a terminal and some lines elsewhere."""
-    if not sys.stderr.isatty():
+    """The move, with a bar on a terminal that has a cursor, and some lines elsewhere."""
+    if not on_screen(errors=True):
         reported = 0
 
         def tell(moved: int) -> None:

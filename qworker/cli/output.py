@@ -19,9 +19,10 @@ import click
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
-def on_screen() -> bool:
-    """Whether standard output is a terminal whose cursor can be moved."""
-    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+def on_screen(errors: bool = False) -> bool:
+    """Whether standard output is a terminal whose cursor can be moved. errors: standard error, instead."""
+    stream = sys.stderr if errors else sys.stdout
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def print_json(value: Any) -> None:

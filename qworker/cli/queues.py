@@ -40,13 +40,22 @@ def queues(app: str | None, names: tuple[str, ...] | None, watch: bool, every: f
             return Picture([told], [])
         rows = _rows(application, names)
         if not rows:
-            return Picture([f"All queues of {mask_urls(application.broker.url)} are empty."], rows)
+            return Picture([_nothing(application)], rows)
         cells = [(*(row[key] for key in _KEYS), age(row["oldest_age"]), row["workers"]) for row in rows]
         return Picture(table(_HEADS, cells, right="ready delayed running dead oldest workers"), rows)
 
     if not nothing_there(application):
         doubt_queues(application, names)
     show(look, as_json, watch, every)
+
+
+def _nothing(app: QWorker) -> str:
+    """What is known when no queue holds anything that the broker tells of."""
+    where = mask_urls(app.broker.url)
+    if "counts" in app.broker.lacks:
+        untold = "This broker does not tell what is delayed or being run."
+        return f"No message is ready in any queue of {where}. {untold}"
+    return f"All queues of {where} are empty."
 
 
 def _rows(app: QWorker, names: tuple[str, ...] | None) -> list[dict[str, Any]]:

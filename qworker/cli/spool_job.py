@@ -17,7 +17,8 @@ import click
 from qworker.cli.options import Checked, SettingValue
 from qworker.cli.output import visible
 from qworker.clock import SYSTEM_CLOCK, parse_iso
-from qworker.errors import ConfigurationError
+from qworker.errors import ConfigurationError, SpoolError
+from qworker.spooler.names import priority_name
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -26,6 +27,13 @@ def _moment(text: str) -> float | datetime:
     try:
         return float(text) if text.replace(".", "", 1).isdecimal() else parse_iso(text)
     except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _priority(text: str) -> str:
+    try:
+        return priority_name(text)
+    except SpoolError as error:
         raise ConfigurationError(str(error)) from None
 
 
@@ -47,7 +55,10 @@ def job_options(command: _F) -> _F:
                 help="How long until it is due.",
             ),
             click.option(
-                "--priority", default="", metavar="NUMBER", help="The priority: the directory it goes into."
+                "--priority",
+                type=Checked("number", _priority),
+                default="",
+                help="The priority: the directory it goes into.",
             ),
             click.option(
                 "--body", type=click.File("rb"), help="File that has the body; - for standard input."

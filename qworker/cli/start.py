@@ -61,7 +61,12 @@ def _setting(name: str) -> SettingValue:
 @click.option(
     "-Q", "--queues", type=QUEUE_NAMES, help="Queues to work on, with commas; default: all of task_queues."
 )
-@click.option("-P", "--pool", type=click.Choice(["prefork", "threads", "solo"]), help="What runs tasks.")
+@click.option(
+    "-P",
+    "--pool",
+    type=click.Choice(["prefork", "threads", "solo"]),
+    help="What runs tasks; solo runs one at a time, whatever -c says.",
+)
 @click.option(
     "--prefetch-multiplier", type=_setting("prefetch_multiplier"), help="Messages held for each process."
 )

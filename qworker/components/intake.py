@@ -74,7 +74,9 @@ class Intake:
             self._refuse(request, Outcome(COPY, text=reason))
             return None
         if request.task.max_deliveries and requests.poison(leased, request.task.max_deliveries):
-            how = f"it was running at each of {leased.deliveries} deaths of its process or worker"
+            deaths = leased.deliveries
+            which = f"each of {deaths} deaths" if deaths > 1 else "the death"
+            how = f"it was running at {which} of its process or worker"
             return self._drop(request, Outcome(POISONED, text=how), finished=False)
         revocation = self._state.revoked.get(request.id)
         if revocation is not None:
@@ -90,8 +92,8 @@ class Intake:
             signals.task_received.send(request.task, request=request)
         if request.is_suspect:
             logger.warning(
-                "Task %s[%s] has met with %d deaths, so it runs apart from others",
-                request.name, request.id, leased.deliveries,
+                "Task %s[%s] has met with %d %s, so it runs apart from others",
+                request.name, request.id, leased.deliveries, "death" if leased.deliveries == 1 else "deaths",
             )  # fmt: skip
         logger.debug("Task %s[%s] received", request.name, request.id)
         return request

@@ -182,6 +182,12 @@ def _advice(conf: Values) -> Iterator[Finding]:
             "machine"
         )
         yield "accept_content", message, "warning"
+    if conf["worker_pool"] == "solo" and (conf["worker_concurrency"] or 1) > 1:
+        message = (
+            f"worker_concurrency is {conf['worker_concurrency']} and has no effect: the pool solo runs one "
+            "task after the other; prefork and threads run more"
+        )
+        yield "worker_concurrency", message, "note"
     if conf["worker_soft_shutdown_timeout"] and not conf["worker_shutdown_timeout"]:
         message = "worker_shutdown_timeout is 0: a worker that is told to stop interrupts its tasks at once"
         yield "worker_shutdown_timeout", message, "note"

@@ -245,6 +245,14 @@ def _mapping(value: Any) -> dict[str, Any]:
 def _queue(value: Any) -> str:
     name = _text(value)
     if not valid_queue_name(name):
+        raise ValueError("must be a queue name of letters, digits, dots, dashes and underscores")
+    return name
+
+
+def _queue_within(value: Any) -> str:
+    """One of the queue names in a value."""
+    name = _text(value)
+    if not valid_queue_name(name):
         raise ValueError(f"has the queue name {name[:80]!r}; use letters, digits, dot, dash, underscore")
     return name
 
@@ -315,7 +323,7 @@ def _queues(value: Any) -> dict[str, dict[str, Any]]:
                 "kinds fanout and headers): each message goes to one queue; give every worker a queue of its "
                 "own and call for each"
             )
-        if queues.setdefault(_queue(name), dict(options)) != dict(options):
+        if queues.setdefault(_queue_within(name), dict(options)) != dict(options):
             raise ValueError(f"declares queue {name!r} twice with different options")
     return queues
 
@@ -345,9 +353,9 @@ def _routes(value: Any) -> list[Any]:
         if isinstance(router, Mapping):
             for pattern, route in router.items():
                 if not isinstance(route, Mapping):
-                    _queue(getattr(route, "name", route))
+                    _queue_within(getattr(route, "name", route))
                 elif "queue" in route:
-                    _queue(getattr(route["queue"], "name", route["queue"]))
+                    _queue_within(getattr(route["queue"], "name", route["queue"]))
                 if not (isinstance(pattern, str) or hasattr(pattern, "match")):
                     raise ValueError(
                         f"has a pattern {pattern!r} that is neither text nor a regular expression"

@@ -76,18 +76,18 @@ def wait_for(
     task_id: str,
     queue: str | None,
     timeout: float | None,
-    interval: float,
-    on_interval: Callable[[], Any] | None,
+    interval: float = 0.5,
+    on_interval: Callable[[], Any] | None = None,
     looked: int | None = None,
+    hinted: bool = False,
 ) -> Meta:
     """Return the metadata of the task once it has ended. timeout: seconds, None for ever. looked: what the
-    watcher's mark() said before somebody looked for it.
+    watcher's mark() said before somebody looked for it. hinted: it has been told that no worker is there.
 
     Raises ResultTimeout when it has not ended by then.
     """
     clock, backend = app.clock, app.backend
     started = clock.monotonic()
-    hinted = False
     while True:
         waited = clock.monotonic() - started
         left = None if timeout is None else timeout - waited

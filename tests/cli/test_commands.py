@@ -144,7 +144,7 @@ def test_call_can_send_what_this_app_does_not_know(tasks, run):
         (["add", "1", "2", "--eta", "yesterday"], 2, "2027-01-31T08:00:00+01:00"),
         (["add", "1", "2", "--expires", "never"], 2, "2027-01-31T08:00:00+01:00"),
         (["add", "1", "2", "--priority", "10"], 2, "0<=x<=9"),
-        (["add", "1", "2", "-Q", "a b"], 2, "queue name"),
+        (["add", "1", "2", "-Q", "a b"], 2, "'a b' must be a queue name of letters, digits"),
         (["add", "1", "2", "--serializer", "nonsense"], 1, "nonsense"),
         ([], 2, "Missing argument 'TASK'"),
     ],
@@ -154,6 +154,12 @@ def test_call_refuses(tasks, run, arguments, code, words):
     assert (result.exit_code, result.stdout) == (code, "")
     assert words in result.stderr
     assert sent() == []
+
+
+def test_call_says_once_that_no_worker_is_there(tasks, run, monkeypatch, caplog):
+    monkeypatch.setattr("qworker.results.waiting.HINT_AFTER", 0.01)
+    result = run("call", "add", "1", "2", "--wait", "--timeout", "0.2")
+    assert (result.exit_code, (result.stderr + caplog.text).count("No worker")) == (3, 1)
 
 
 def test_call_says_when_no_result_came_in_time(tasks, run):
@@ -274,6 +280,10 @@ def test_what_a_broker_does_not_tell_of_queues_is_left_empty(tasks, run):
     Path("plain.py").write_text(
         "from qworker import QWorker\n"
         f"app = QWorker('plain', broker_url='filesystem://', broker_transport_options={folders})\n"
+    )
+    assert run("queues", "-A", "plain").stdout == (
+        "No message is ready in any queue of filesystem://. This broker does not tell what is delayed or "
+        "being run.\n"
     )
     assert run("call", "-A", "plain", "--by-name", "anything").exit_code == 0
     (info,) = json.loads(run("queues", "-A", "plain", "--json").stdout)

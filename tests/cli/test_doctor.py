@@ -152,6 +152,7 @@ def test_stores_that_cannot_be_used_are_told_once(project, run, setting, words):
     result = run("doctor", "--json")
     assert result.exit_code == 1
     assert sum(words in error for error in what(result)) == 1
+    assert not any("results are not kept" in warning for warning in what(result, "warning"))
 
 
 def test_a_directory_that_cannot_be_written(tmp_path):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +61,38 @@ def test_they_are_retried_and_discarded(tasks, run, fail):
     assert all("retries" not in message.headers or '"retries":0' in message.headers for message in sent)
     assert "--yes" in run("failed", "discard", "--all").stderr
     assert run("failed", "discard", "--all", "--yes").stdout == "Deleted 2 failed tasks.\n"
+
+
+def test_moments_in_json_are_as_the_page_of_commands_says(begun, run, fail, dead_letter, succeed):
+    page = Path(__file__).parents[2].joinpath("docs", "reference", "cli.md").read_text(encoding="utf-8")
+    line = next(line for line in page.splitlines() if line.startswith("Moments in `--json`"))
+    numbers, texts = (set(re.findall("`([a-z]+)`", part)) for part in line.split("ISO 8601"))
+    dead_letter(1)
+    fail("one")
+    succeed("good", status="SUCCESS", result=5, date_done="2026-03-01T08:00:00+00:00")
+    run("call", "add", "1", "2")
+    run("call", "add", "1", "2", "--countdown", "1h")
+    find_app("tasks").app.broker.consumer.register("w@here", [], 1)
+    Path("jobs").mkdir()
+    run("spool", "add", "jobs", "a=b")
+    run("beat", "add", "hourly", "tasks.add", "--every", "1h")
+    moments = {
+        "queues": (["queues"], lambda found: found[0]["oldest"]),
+        "tasks": (["tasks"], lambda found: found[0]["sent"]),
+        "workers": (["workers"], lambda found: found[0]["started"]),
+        "delayed": (["delayed", "list"], lambda found: found[0]["next_due"]),
+        "spool": (["spool", "ls", "jobs"], lambda found: found[0]["due"]),
+        "dead": (["dead", "list"], lambda found: found[0]["died_at"]),
+        "failed": (["failed", "list"], lambda found: found[0]["failed_at"]),
+        "result": (["result", "good"], lambda found: found["date_done"]),
+        "beat": (["beat", "list"], lambda found: found["entries"][0]["next_due"]),
+    }
+    assert moments.keys() == numbers | texts
+    for name, (arguments, read) in moments.items():
+        moment = read(json.loads(run(*arguments, "--json").stdout))
+        assert isinstance(moment, float if name in numbers else str), name
+        if name in texts:
+            assert datetime.fromisoformat(moment).tzinfo
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,8 @@ def test_two_forms_at_once_are_refused(tasks, run):
     assert run("graph", "--dot", "--json", "a").exit_code == 2
 
 
-def test_another_result_store_can_be_named(begun, run, shell, tmp_path):
+@pytest.mark.parametrize("variable", ["", "sqlite:///elsewhere.db"])
+def test_another_result_store_can_be_named(begun, run, shell, tmp_path, monkeypatch, variable):
     from qworker import QWorker
 
     url = f"sqlite:///{tmp_path}/other.db"
@@ -166,9 +167,18 @@ def test_another_result_store_can_be_named(begun, run, shell, tmp_path):
     other.backend.store("a", other.backend.meta("a", "SUCCESS", 1))
     other.close()
     assert shell("graph", "a").returncode == 3
+    if variable:
+        monkeypatch.setenv("QWORKER_RESULT_BACKEND", variable)
     alone = run("graph", "-b", url, "a")
     assert (alone.exit_code, alone.stdout) == (0, "task  a  SUCCESS\n")
     assert run("graph", "-A", "tasks", "--result-backend", url, "a").exit_code == 0
+
+
+@pytest.mark.parametrize("app", [(), ("-A", "tasks")])
+def test_a_result_store_that_is_none_is_told_with_its_option(tasks, run, app):
+    result = run("graph", *app, "-b", "nonsense", "a")
+    assert result.exit_code == 1
+    assert "and is 'nonsense' (option -b)" in result.stderr
 
 
 def test_results_that_are_kept_nowhere_are_one_sentence(tasks, run):

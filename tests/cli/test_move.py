@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import subprocess
+import sys
 import time
 
 import pytest
@@ -58,6 +62,24 @@ def test_a_move(old, run):
     assert held("sqlite:///new.db")["3"].due > time.time() + 3000
     again = run(*MOVE, "--yes")
     assert again.stdout == "There is nothing to move.\n"
+
+
+@pytest.mark.parametrize("terminal", ["xterm", "dumb"])
+def test_a_terminal_has_a_bar_if_it_has_a_cursor(old, environment, terminal):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "qworker", *MOVE, "--yes"]
+    environment = {**environment, "TERM": terminal}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=theirs) as process:
+        os.close(theirs)
+        seen = b""
+        try:
+            while more := os.read(ours, 65536):
+                seen += more
+        except OSError:
+            pass  # the end, on Linux
+        assert process.communicate()[0].splitlines()[-1] == b"Moved 3 messages."
+    os.close(ours)
+    assert (b"Moving" in seen, b"\x1b" in seen) == (terminal == "xterm",) * 2
 
 
 def test_nothing_is_moved_unasked(old, run):

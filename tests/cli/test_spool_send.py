@@ -66,7 +66,7 @@ def test_it_is_signed_with_the_key_of_a_file(run, server, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("k=v", "--priority", "../x"), 1, "a priority is the name of a directory"),
+        (("k=v", "--priority", "../x"), 2, "a priority is the name of a directory"),
         (("k=v", "--spooler", "/nowhere"), 1, "refused the job"),
         (("k=v", "priority=../x"), 1, "refused the job"),
         (("k=v", "at=soon"), 1, "refused the job"),

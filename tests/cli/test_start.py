@@ -67,6 +67,13 @@ def test_signals_that_stop(tasks, start, number):
     assert "Traceback" not in "\n".join(worker.lines)
 
 
+def test_solo_says_that_it_runs_one_whatever_the_concurrency(tasks, start):
+    worker = start("-P", "solo", "-c", "4")
+    worker.says("worker_concurrency is 4 and has no effect: the pool solo runs one task after the other")
+    worker.says("pool solo × 1")
+    assert worker.stop() == 0
+
+
 def test_log_file_json_and_pid_file(tasks, start, shell):
     worker = start(
         "-A", "tasks", "-n", "w1", "-f", "%n.log", "--log-json", "--pidfile", "%n.pid", "-l", "info"

@@ -201,9 +201,9 @@ def test_values_are_converted_when_unambiguous(make, name, given, expected):
         ("worker_pool", "gevent", "one of prefork, threads, solo"),
         ("accept_content", 5, "list"),
         ("accept_content", [5], "list of names"),
-        ("task_default_queue", "a b", "queue name"),
+        ("task_default_queue", "a b", "must be a queue name of letters, digits"),
         ("task_queues", ["a", {"name": "a", "x": 1}], "twice"),
-        ("task_queues", {"a#*": {}}, "queue name"),
+        ("task_queues", {"a#*": {}}, "has the queue name 'a#*'"),
         ("task_queues", {"a": 5}, "no mapping"),
         ("task_queues", [5], "name each queue"),
         ("task_queues", "{", "JSON"),
@@ -495,6 +495,20 @@ def test_an_option_that_a_route_does_not_have_is_told(make):
     assert messages(conf, "warning") == [
         "task_routes gives 'a.*' an option 'queu', which has no effect; did you mean queue?"
     ]
+
+
+def test_that_solo_runs_one_task_at_a_time_is_told(make):
+    conf = make(worker_pool="solo")
+    assert conf.problems() == []
+    conf.command_line({"worker_concurrency": 1})
+    assert conf.problems() == []
+    conf.command_line({"worker_concurrency": 4})
+    assert [str(problem) for problem in conf.problems()] == [
+        "worker_concurrency is 4 and has no effect: the pool solo runs one task after the other; prefork and "
+        "threads run more (command line)"
+    ]
+    conf.command_line({"worker_pool": "threads"})
+    assert conf.problems() == []
 
 
 def test_the_old_name_of_a_setting_leads_to_the_new_one(make):
