@@ -296,6 +296,7 @@ _PROMISED = (
     ("priority", "priorities"),
     ("fanout", "revoking"),
     ("dead_letters", "dead letters"),
+    ("failed_tasks", "failed tasks"),
     ("delivery_count", "deliveries counted"),
 )
 _SHOWN = (

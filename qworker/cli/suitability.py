@@ -20,6 +20,7 @@ from qworker.naming import own_tasks
 from qworker.transports.capabilities import (
     DELIVERY_COUNT,
     ETA,
+    FAILED_TASKS,
     FANOUT,
     PRIORITY,
     Capabilities,
@@ -77,8 +78,9 @@ def _features(choice: AppChoice, capabilities: Capabilities) -> Iterator[Problem
         (ETA, capabilities.eta),
         (DELIVERY_COUNT, capabilities.delivery_count),
         (FANOUT, capabilities.fanout),
+        (FAILED_TASKS, capabilities.failed_tasks),
     ):
-        if lack not in capabilities.lacks:
+        if lack not in capabilities.lacks or (lack == FAILED_TASKS and not choice.app.conf.task_keep_failed):
             continue
         users = used.get(lack)
         if users:
@@ -100,6 +102,7 @@ _NAMES = {
     ETA: "countdown, ETA and retries",
     FANOUT: "revoking tasks",
     DELIVERY_COUNT: "counting deliveries",
+    FAILED_TASKS: "failed tasks",
 }
 
 

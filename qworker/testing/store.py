@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.testing.memory_queues import MemoryQueues, Message, Owner
+from qworker.transports.capabilities import FAILED_TASKS
 from qworker.transports.lease import (
     Again,
     Claim,
@@ -84,6 +85,7 @@ class MemoryStore(Undivided):
         self._turn_of_queues = 0
         self._building.handles.append(self)
         self.failed = MemoryFailed(self) if keeps_failed else None
+        self.lacks = frozenset() if keeps_failed else frozenset({FAILED_TASKS})
 
     def another(self) -> MemoryStore:
         """Return a second handle of the same broker, as another process would open it."""

@@ -34,16 +34,24 @@ class Capability(StrEnum):
     """A push that raises has stored no message."""
     PEEK = "peek"
     """``Admin.peek()`` shows messages where they lie."""
+    FAILED_TASKS = "failed_tasks"
+    """``Broker.failed`` keeps the messages of tasks that have failed for good."""
 
 
-ETA, PRIORITY, FANOUT, DEAD_LETTERS, DELIVERY_COUNT, WORKERS, RESULTS, COUNTS, WHOLE_PUSH, PEEK = Capability
+ETA, PRIORITY, FANOUT, DEAD_LETTERS, DELIVERY_COUNT, WORKERS, *_more = Capability
+RESULTS, COUNTS, WHOLE_PUSH, PEEK, FAILED_TASKS = _more
+
+
+NOWHERE = "kept nowhere, but `task_acks_on_failure_or_timeout = False` makes dead letters of them"
+"""What becomes of failed tasks where they have no place."""
 
 
 class Capabilities(NamedTuple):
     """accepted: what it means that ``delay()`` returned. redelivered: how a dead worker's messages come back.
-    eta, priority, fanout (revoke), dead_letters, delivery_count: how it is done, or what happens instead
-    where the broker lacks it. note: what else one should know. lacks: what it cannot do, or only in part.
-    in_part: what of that it can do, in a few words; what is not named there it cannot do at all."""
+    eta, priority, fanout (revoke), dead_letters, delivery_count, failed_tasks: how it is done, or what
+    happens instead where the broker lacks it. note: what else one should know. lacks: what it cannot do, or
+    only in part. in_part: what of that it can do, in a few words; what is not named there it cannot do at
+    all."""
 
     name: str
     schemes: tuple[str, ...]
@@ -55,6 +63,7 @@ class Capabilities(NamedTuple):
     dead_letters: str
     delivery_count: str
     note: str = ""
+    failed_tasks: str = NOWHERE
     lacks: frozenset[Capability] = frozenset()
     in_part: Mapping[Capability, str] = MappingProxyType({})
 
@@ -107,6 +116,7 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         priority="0 to 9",
         fanout="a table, read by all workers, also those that start later",
         dead_letters="a table",
+        failed_tasks="a table",
         delivery_count="counted for what was running, whether a process or a whole worker died",
         note="One host; not on a network file system. A new file can be read by its owner alone; chmod lets "
         "others in.",
@@ -121,6 +131,7 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         priority="0 to 9",
         fanout="kept for all workers, also those that start later",
         dead_letters="kept in the server",
+        failed_tasks="kept in the server",
         delivery_count="counted for every death",
         note="A failover loses what was not replicated. `maxmemory-policy` must be noeviction.",
     ),
@@ -134,6 +145,7 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         priority="0 to 9",
         fanout="a table, read by all workers, also those that start later",
         dead_letters="a table",
+        failed_tasks="a table",
         delivery_count="counted for what was running, whether a process or a whole worker died",
         note="`app.publishing_in(session)` publishes within the caller's own transaction.",
     ),
@@ -148,6 +160,7 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         priority="0 to 9",
         fanout="a collection, read by all workers, also those that start later",
         dead_letters="a collection",
+        failed_tasks="a collection",
         delivery_count="counted for what was running, whether a process or a whole worker died",
         note="Results are stored in the transaction of the ack on a replica set, and before it on a single "
         "server, where a worker that dies in between runs the task again. A change stream wakes idle "
@@ -165,6 +178,7 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         priority="0 to 9 in queues declared with `x-max-priority` (set task_queue_max_priority)",
         fanout="a stream `qworker.revoked`, read by all workers, also those that start later (RabbitMQ 3.9)",
         dead_letters="the queue `qworker.dead`",
+        failed_tasks="the queue `qworker.failed`; who sends one again sends it first and deletes it then",
         delivery_count="in a header, for what was running when a process died, or a worker on the same "
         "machine; quorum queues also count every return",
         note="The server ends a consumer that holds a message for longer than its `consumer_timeout` (30 "
@@ -239,7 +253,7 @@ CAPABILITIES: tuple[Capabilities, ...] = (
         delivery_count="in an attribute of the file, when a worker sees the death of a process; the death of "
         "a whole worker is not counted",
         note="One host. uWSGI's spooler and ours read and write the same directory; see Spool directories.",
-        lacks=frozenset({FANOUT, DELIVERY_COUNT, WORKERS, RESULTS, WHOLE_PUSH, PEEK}),
+        lacks=frozenset({FANOUT, DELIVERY_COUNT, WORKERS, RESULTS, WHOLE_PUSH, PEEK, FAILED_TASKS}),
         in_part=_PROCESSES_ONLY,
     ),
 )
@@ -286,6 +300,7 @@ UNKNOWN = Capabilities(
     (),
     *("as its package says",) * 7,
     note="Its module has no `CAPABILITIES`; what it lacks its `Broker.lacks` says.",
+    failed_tasks="as its package says",
 )
 
 

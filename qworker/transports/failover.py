@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from qworker.conf import mask_urls
 from qworker.errors import BrokerUnavailable, LeaseLost
-from qworker.transports.capabilities import RESULTS
+from qworker.transports.capabilities import FAILED_TASKS, RESULTS
 from qworker.transports.lease import (
     Admin,
     Broker,
@@ -348,7 +348,7 @@ class FailoverBroker(Broker):
         self.url = ";".join(broker.url for broker in brokers)
         # Results go to a store of their own: what is in the one broker would not be found by who asks the
         # other.
-        self.lacks = frozenset({RESULTS}).union(*(broker.lacks for broker in brokers))
+        self.lacks = frozenset({RESULTS, FAILED_TASKS}).union(*(broker.lacks for broker in brokers))
         self.lowest_first = any(broker.lowest_first for broker in brokers)
         self.silent_seconds = min(broker.silent_seconds for broker in brokers)
         shared = Brokers(brokers, strategy)

@@ -14,7 +14,7 @@ from typing import Any
 from qworker.clock import SYSTEM_CLOCK
 from qworker.testing.contract import Assumption, Place
 from qworker.testing.contract.patient import patient
-from qworker.transports.capabilities import ETA, FANOUT
+from qworker.transports.capabilities import ETA, FAILED_TASKS, FANOUT
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.nats.broker import nats_broker
 from qworker.transports.nats.client import Connection, Refused
@@ -31,7 +31,7 @@ class NatsPlace(Place):
     """TEST_CLOCK: delays run on the server's clock, which no test can move; tests/integration/
     test_nats_store.py waits for them. UNMARKED: whatever comes back is marked as redelivered."""
 
-    lacks = LACKS - {ETA, FANOUT} | {Assumption.TEST_CLOCK, Assumption.UNMARKED}
+    lacks = LACKS - {ETA, FANOUT, FAILED_TASKS} | {Assumption.TEST_CLOCK, Assumption.UNMARKED}
     cannot = {
         "test_a_purge_leaves_what_runs": "a purge takes all of a subject",
         "test_revocations_expire": "the server drops them, by its own clock",

@@ -40,11 +40,13 @@ CAPABILITIES = Capabilities(
     priority="none: first come, first served",
     fanout="a stream, read by all workers, also those that start later",
     dead_letters="a stream of their own, which the server keeps within the limits of the settings",
+    failed_tasks="a stream like that; who sends one again sends it first and deletes it then",
     delivery_count="in a header, when a worker sees the death of a process; the death of a whole worker is "
     "not counted",
     note="What is delayed counts as ready until a worker has seen it, and as leased then. A purge also "
     "deletes what is being run, should its worker die. A message is at most `max_payload` (1 MB) long.",
-    lacks=frozenset(Capability) - {Capability.ETA, Capability.FANOUT, Capability.DEAD_LETTERS},
+    lacks=frozenset(Capability)
+    - {Capability.ETA, Capability.FANOUT, Capability.DEAD_LETTERS, Capability.FAILED_TASKS},
     in_part={Capability.DELIVERY_COUNT: "of processes, not of whole workers"},
 )
 OPTIONS = {"stream": str, "replicas": int, "duplicate_window": float}

@@ -17,8 +17,12 @@ from qworker.testing.contract.fixtures import Open, generation, take
 from qworker.testing.contract.messages import message, names
 from qworker.testing.contract.place import Assumption, Place
 from qworker.testing.contract.waiting import until
-from qworker.transports.capabilities import COUNTS, RESULTS
+from qworker.transports.capabilities import COUNTS, FAILED_TASKS, RESULTS
 from qworker.transports.lease import Ack, Broker, Dead, DeadLetter, Envelope, Release, Store
+
+
+def test_who_has_no_place_for_failed_tasks_lacks_it(store: Broker) -> None:
+    assert (store.failed is None) == (FAILED_TASKS in store.lacks)
 
 
 @asks(COUNTS)
