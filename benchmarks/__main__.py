@@ -5,6 +5,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, or 1 when a cell failed, 2 for a wrong command line."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given or ["run"])
+    if options.command in (_run, _growth, _schedulers, _report) and find_spec("matplotlib") is None:
+        # Said before anything is measured, and not after forty minutes.
+        print(
+            'matplotlib, which draws the charts, is not installed: pip install -e ".[bench]"', file=sys.stderr
+        )
+        return 2
     return int(options.command(options))
 
 

@@ -48,6 +48,8 @@ def command_line_page() -> str:
         + "Everything below is also in `qworker --help` and `qworker COMMAND --help`. "
         "Without `--app` a command looks for the app itself: the variable `QWORKER_APP`, `[tool.qworker]` in "
         "`pyproject.toml`, then a single `tasks.py` or package here; and says which it took and why.\n\n"
+        "`qworker worker` is `qworker start`, and `-A` may stand before the command, as Celery's users type "
+        "them. Commands and options that Celery alone has say what there is instead.\n\n"
         "Moments in `--json` are epoch seconds in `queues`, `tasks`, `workers`, `delayed` and `spool`, and "
         "text of ISO 8601 in `failed`, `dead`, `result` and `beat`.\n"
     ]

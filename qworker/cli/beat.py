@@ -131,7 +131,7 @@ def show(name: str, app: str | None, as_json: bool) -> None:
     show_default=True,
     help="How many.",
 )
-@click.option("--after", type=Instant(), help="From this time on; default: now.")
+@click.option("--after", type=Instant(), help="Due times after this one; default: now.")
 @app_option
 @json_option
 def preview(

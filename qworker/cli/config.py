@@ -69,6 +69,7 @@ def check(app: str | None, connect: bool, as_json: bool) -> int:
         with suppress(QWorkerError):  # a store that cannot be opened has been told
             problems += beat_examined.problems(choice)
         problems += _connected(choice) if connect else []
+    problems = list(dict.fromkeys(problems))  # what cannot be opened is seen by each who looks
     wrong = [problem for problem in problems if problem.severity != "note"]
     if as_json:
         print_json([problem._asdict() for problem in problems])

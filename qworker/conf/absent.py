@@ -97,6 +97,10 @@ APP_OVERRIDES = {
 }
 """What a subclass of the app cannot change by defining it."""
 
+_ON_COMMIT = (
+    "within `with app.publishing_in(connection):` calls are sent by the commit, where the broker is the "
+    "database; else transaction.on_commit(partial(task.delay, …)) of Django's sends them after it"
+)
 TASK = {
     "abstract": "a subclass of qworker.Task is no task before it is registered",
     "add_trail": "a task's calls are remembered by themselves, as task.request.children",
@@ -108,6 +112,8 @@ TASK = {
     "Request": _HOOKS,
     "Strategy": _HOOKS,
     "add_around": _HOOKS,
+    "apply_async_on_commit": _ON_COMMIT,
+    "delay_on_commit": _ON_COMMIT,
     "pop_request": "call task.apply() to run it with a request",
     "push_request": "call task.apply() to run it with a request",
     "request_stack": "task.request is the request of the task that is running",

@@ -33,9 +33,10 @@ class BrokerSettings:
     broker_use_ssl: Any = declare(
         kinds.TLS,
         None,
-        "TLS to a broker that is Redis or RabbitMQ: true, or a mapping of options as in Celery, such as "
-        "`ssl_ca_certs`, `ssl_certfile` and `ssl_keyfile`, with `ssl_` before them or without. Certificates "
-        "and host names are checked unless `ssl_cert_reqs` or `ssl_check_hostname` says otherwise.",
+        "TLS to a broker that is Redis, RabbitMQ, NATS or IronMQ: true, or a mapping of options as in "
+        "Celery, such as `ssl_ca_certs`, `ssl_certfile` and `ssl_keyfile`, with `ssl_` before them or "
+        "without. Certificates and host names are checked unless `ssl_cert_reqs` or `ssl_check_hostname` "
+        "says otherwise.",
     )
     broker_connection_timeout: float = declare(
         kinds.DURATION, 4.0, "How long connecting to the broker may take.", minimum=0.1

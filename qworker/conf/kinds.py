@@ -97,7 +97,7 @@ def _url(value: Any) -> str:
     match = _URL.match(text)
     if match is None:
         raise ValueError('must be a URL such as "sqlite:///path/to/file.db"')
-    host = text[match.end() :].partition("/")[0].rpartition("@")[2]
+    host = text[match.end() :].partition("/")[0].rpartition("@")[2].partition("?")[0]
     if text.startswith(("sqlite:", "db+sqlite:")) or host.endswith("]") or "," in host or ";" in host:
         return text  # a path, an address without a port, or several hosts: nothing to judge here
     _, colon, port = host.rpartition(":")

@@ -49,6 +49,9 @@ MYSQL = Spelling(
     "a URL with no ssl_ parameters",
     "mysql://USER:PASSWORD@HOST/DATABASE",
 )
+NATS = Spelling(
+    "ssl_ca_certs", "ssl_certfile and ssl_keyfile", "tls://", "nats://", "nats://USER:PASSWORD@HOST"
+)
 IRONMQ = Spelling(
     "ssl_ca_certs",
     "ssl_certfile and ssl_keyfile",
@@ -174,6 +177,15 @@ def unreadable(files: Iterable[tuple[str, str]]) -> str:
         except OSError as error:
             return f"{option} names {path}, which cannot be read: {error.strerror}"
     return ""
+
+
+def refuse_setting(use_ssl: Any, instead: str) -> None:
+    """ConfigurationError when *use_ssl*, the value of broker_use_ssl, asks for TLS to a broker that does
+    not go by it: nothing may go unencrypted that was to be encrypted. instead: what is to be written."""
+    if use_ssl:
+        raise ConfigurationError(
+            f"broker_use_ssl is for Redis, RabbitMQ, NATS and IronMQ: {instead}", setting="broker_use_ssl"
+        )
 
 
 def check_libpq(parameters: Mapping[str, Any], setting: str) -> None:

@@ -46,6 +46,9 @@ _VERIFY = {
 }
 _SCHEMES = ("rediss", "valkeys", "amqps")
 _AMQP = ("amqp", "amqps", "pyamqp")
+_SPELLED = tuple(f"ssl_{name}" for name in (*_OPTIONS, "server_hostname"))
+_KOMBU = ("heartbeat", "login_method", "connect_timeout")
+"""Parameters of RabbitMQ's URL that kombu knows; the settings say the same to our own transport."""
 _REDIS = ("redis", "rediss", "valkey", "valkeys", "sentinel")
 
 
@@ -197,6 +200,25 @@ def own_name(use_ssl: Any, host: str) -> tuple[Any, str]:
     return rest or bool(use_ssl), str(names[0]) if names else host
 
 
+def of_rabbitmq(url: str, use_ssl: Any, host: str) -> tuple[Tls | None, str, dict[str, str]]:
+    """What is asked for a URL of RabbitMQ on *host*: by TLS, under which name in its certificate, and the
+    parameters that are not of TLS. ConfigurationError for those that there are none of."""
+    start, _, query = url.partition("?")
+    asked, others = divided(parse_qsl(query))
+    for name in others:
+        if name not in _KOMBU:
+            guesses = near(name, (*_SPELLED, *_KOMBU))
+            hint = (
+                f"did you mean {guesses[0]}?" if guesses else f"there are {', '.join((*_SPELLED, *_KOMBU))}"
+            )
+            raise ConfigurationError(
+                f"broker_url: RabbitMQ's URL has no parameter {name!r}; {hint}", setting="broker_url"
+            )
+    use_ssl, certified = own_name(use_ssl, host)
+    certified = asked.pop("ssl_server_hostname", certified)
+    return tls_of(start.partition(":")[0], asked, use_ssl), certified, others
+
+
 def for_kombu(url: str, use_ssl: Any) -> tuple[str, Any]:
     """*url* and *use_ssl* as kombu's Connection takes them, so that the same is asked for as by our own
     transports."""
@@ -204,11 +226,12 @@ def for_kombu(url: str, use_ssl: Any) -> tuple[str, Any]:
     scheme = start.partition(":")[0]
     if scheme not in (*_AMQP, *_REDIS):
         return url, use_ssl or False
-    parameters, others = divided(parse_qsl(query))
     name = urlsplit(start).hostname or "127.0.0.1"
     if scheme in _AMQP:
-        use_ssl, name = own_name(use_ssl, name)
-    tls = tls_of(scheme, parameters, use_ssl)
+        tls, name, others = of_rabbitmq(url, use_ssl, name)
+    else:
+        parameters, others = divided(parse_qsl(query))
+        tls = tls_of(scheme, parameters, use_ssl)
     if tls is None:
         return url, False
     tls.checked("broker_url")

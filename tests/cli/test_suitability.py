@@ -264,3 +264,8 @@ def test_stores_that_keep_no_schedules_are_told(check):
     wrong = check("beat_store='mongodb://user:secret@h'")
     assert [(severity, setting) for severity, setting, _ in wrong] == [("error", "beat_store")]
     assert "secret" not in wrong[0][2]
+
+
+def test_what_two_looks_find_is_told_once(check):
+    settings = "broker='mongodb://127.0.0.1:1/db', backend='disabled://', broker_use_ssl=True"
+    assert len(about(check(settings, "", "--connect"), "error", "broker_use_ssl is for")) == 1

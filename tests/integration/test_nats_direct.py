@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from qworker.conf import Settings
-from qworker.errors import ConfigurationError
+from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports import open_broker
 from qworker.transports.nats.client import Post, Refused
 from qworker.transports.nats.direct import DirectConnection
@@ -180,16 +180,54 @@ class Secure(Nats):
         return [*super().command(), "--tls", "--tlskey", key, "--tlscert", certificate]
 
 
-def test_publishing_by_tls(tmp_path: Path) -> None:
+def test_by_tls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     certificates = Certificates(tmp_path)
     kind = type("Secure", (Secure,), {"certificates": certificates})
     with serving("nats", kind) as server:
         url = f"tls://qworker:s3cr3t@localhost:{server.port}?ssl_ca_certs={certificates.authority}"
-        with closing(open_broker(url, Settings({}))) as broker:
+        settings = Settings({"broker_url": url})
+        with closing(open_broker(settings.broker_url, settings)) as broker:
             broker.sender.push([envelope("a", "q")])
             broker.sender.push([envelope("b", "q")])
             (info,) = broker.admin.queues()
             assert (info.queue, info.ready) == ("q", 2)
+            server.kill()
+            with pytest.raises(BrokerUnavailable):
+                broker.admin.queues()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+    with serving("nats", kind) as server:
+        other = f"tls://localhost:{server.port}?ssl_ca_certs={certificates.stranger}"
+        with closing(open_broker(other, Settings({}))) as broker:
+            for ask in (broker.admin.queues, lambda: broker.sender.push([envelope("a", "q")])):
+                with pytest.raises(BrokerUnavailable, match="by no authority that we know"):
+                    ask()
+
+
+def test_what_is_to_be_encrypted_goes_to_nobody_unencrypted() -> None:
+    """nats-py goes by what the server says, and would tell it the password."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        answering = threading.Thread(target=_without_tls, args=(listening, heard), daemon=True)
+        answering.start()
+        url = f"tls://qworker:s3cr3t@127.0.0.1:{port}"
+        with closing(open_broker(url, Settings({}))) as broker:
+            for ask in (broker.admin.queues, lambda: broker.sender.push([envelope("a", "q")])):
+                with pytest.raises(BrokerUnavailable, match="it speaks no TLS there"):
+                    ask()
+    assert heard
+    assert not [words for words in heard if b"CONNECT" in words or b"s3cr3t" in words]
+
+
+def _without_tls(listening: socket.socket, heard: list[bytes]) -> None:
+    """Greet each client as a server without TLS, and take what it says."""
+    with suppress(OSError):
+        while True:
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(b'INFO {"server_id":"s","version":"2.9.0","max_payload":1048576}\r\n')
+                heard.append(connection.recv(65536))
+                connection.sendall(b"-ERR 'Unknown Protocol Operation'\r\n")
 
 
 def test_who_is_not_let_in(tmp_path: Path) -> None:

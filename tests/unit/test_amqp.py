@@ -356,6 +356,16 @@ def test_tls_checks_the_servers_name_unless_told_otherwise(tmp_path: Path) -> No
     assert address_of("amqp://host/", {"check_hostname": False}).tls == Tls(check_hostname=False)
     assert address_of("amqp://10.0.0.1/", {"server_hostname": "host"}).name == "host"
     assert address_of("amqp://host/", {"server_hostname": None})[-2:] == (Tls(), "host")
+    assert address_of("amqps://10.0.0.1/?ssl_server_hostname=host", {"server_hostname": "no"}).name == "host"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("ca_certs", "did you mean ssl_ca_certs"), ("heart_beat", "heartbeat"), ("x", "there are")],
+)
+def test_a_parameter_that_there_is_none_of_is_not_passed_over(name: str, hint: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"no parameter '{name}'.*{hint}"):
+        address_of(f"amqps://host/?{name}=1")
 
 
 def test_queues_are_made_as_celery_makes_them_unless_told_otherwise() -> None:

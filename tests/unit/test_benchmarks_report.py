@@ -17,16 +17,19 @@ from benchmarks import (
 from benchmarks.__main__ import _chosen, _parser, main
 from benchmarks.adapters.services import SERVERS
 from benchmarks.bodies import RECORD
+from benchmarks.fault_page import HEAD
 from benchmarks.goals import TARGETS, Goal, Target
 from benchmarks.growth import CURVES
 from benchmarks.judgement import MISS, PASS, UNKNOWN, best_peer, judge, judge_all
 from benchmarks.metrics import METRICS
 from benchmarks.peer import EVERYTHING, WORKFLOWS
-from benchmarks.peers import PEERS
+from benchmarks.peers import GROUPS, PEERS
 from benchmarks.results import CellResult, Point, Results, Spread
 from benchmarks.run import describe, plan
 from benchmarks.summary import median, percentile
 from benchmarks.workloads import WORKLOADS
+
+REPOSITORY = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.one_python
 
@@ -379,3 +382,27 @@ def test_an_unknown_peer_is_refused_with_the_known_ones(capsys: pytest.CaptureFi
         main(["run", "--peers", "huey-sqlite,rabbit"])
     assert stopped.value.code == 2
     assert "unknown: rabbit; choose from qworker" in capsys.readouterr().err
+
+
+def test_the_page_names_every_group() -> None:
+    page = (REPOSITORY / "docs/explanation/benchmarks.md").read_text(encoding="utf-8")
+    named = re.search(r"`--groups` takes brokers \(([^)]*)\)", page)
+    assert named
+    assert set(re.findall(r"`(\w+)`", named[1])) == set(GROUPS)
+
+
+def test_what_draws_is_asked_for_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.__main__.find_spec", lambda name: None)
+    for command in (["run"], ["growth"], ["schedulers"], ["report", "none.json"]):
+        assert main(command) == 2
+        assert 'pip install -e ".[bench]"' in capsys.readouterr().err
+    assert main(["list"]) == 0
+
+
+def test_the_page_of_faults_begins_as_the_program_writes_it() -> None:
+    written = (REPOSITORY / "docs/explanation/faults.md").read_text(encoding="utf-8").split("\n## ")[0]
+    run = re.search(r"run on (\S+) \(([^)]*)\)", written)
+    assert run
+    assert written == HEAD.format(date=run[1], machine=run[2])

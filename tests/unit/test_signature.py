@@ -168,7 +168,9 @@ def test_what_a_signature_has_not_is_said(name: str) -> None:
         getattr(Signature("a"), name)
 
 
-@pytest.mark.parametrize("name", ["add_around", "send_event", "start_strategy"])
+@pytest.mark.parametrize(
+    "name", ["add_around", "delay_on_commit", "apply_async_on_commit", "send_event", "start_strategy"]
+)
 def test_what_a_task_has_not_is_said(name: str) -> None:
     add, _ = make_add()
     with pytest.raises(NotAvailable, match=rf"task\.{name} is not in qworker: "):

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from qworker.conf import Settings
 from qworker.errors import ConfigurationError
+from qworker.transports import open_broker
 from qworker.transports.connect_errors import POSTGRESQL, REDIS, check_libpq, explained, while_connecting
 from qworker.transports.tls import Tls, divided, for_kombu, tls_of
 from tests.certificates import Certificates
@@ -140,6 +142,22 @@ def test_a_locked_key_is_opened_by_its_password(certificates: Certificates, tmp_
         assert "ssl_password" in wrong.problem()
 
 
+@pytest.mark.parametrize(
+    ("url", "instead"),
+    [
+        ("postgresql://host/db", "sslmode=verify-full"),
+        ("mysql://host/db", "ssl_ca="),
+        ("mongodb://host/db", "tls=true"),
+        ("sqs+https://host/", "AWS_CA_BUNDLE"),
+        ("disque://host", "Disque speaks no TLS"),
+    ],
+)
+def test_who_does_not_go_by_the_setting_says_so_and_does_not_go_unencrypted(url: str, instead: str) -> None:
+    with pytest.raises(ConfigurationError, match="broker_use_ssl is for Redis, ") as refused:
+        open_broker(url, Settings({"broker_use_ssl": True}))
+    assert instead in str(refused.value)
+
+
 def test_parameters_of_a_url_are_divided() -> None:
     query = [("ssl_ca_certs", "/a"), ("socket_timeout", "3"), ("ssl", "true"), ("sslmode", "require")]
     assert divided(query) == (
@@ -169,6 +187,8 @@ def test_kombu_is_asked_for_the_same(certificates: Certificates) -> None:
     assert for_kombu("amqp://host/", named) == ("amqp://host/", {**strict, "server_hostname": "other"})
     lax = {"ca_certs": authority, "check_hostname": False}
     assert for_kombu("amqp://host/", lax) == ("amqp://host/", strict)
+    by_url = f"amqps://10.0.0.1/?ssl_ca_certs={authority}&ssl_server_hostname=other"
+    assert for_kombu(by_url, None) == ("amqps://10.0.0.1/", {**strict, "server_hostname": "other"})
     assert for_kombu("rediss://host/0", None) == ("rediss://host/0", Tls().for_redis())
     assert for_kombu("amqp://host/?heartbeat=3", None) == ("amqp://host/?heartbeat=3", False)
     assert for_kombu("sqs://host/", True) == ("sqs://host/", True)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from struct import Struct
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, urlencode
 
 import amqp
 from amqp import method_framing, transport
@@ -30,7 +29,7 @@ from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports.amqp.codec import DELIVER, Delivery, body_size, delivery, whole_delivery
 from qworker.transports.amqp.table import read_short
 from qworker.transports.connect_errors import RABBITMQ, explained, while_connecting
-from qworker.transports.tls import Tls, divided, own_name, tls_of
+from qworker.transports.tls import Tls, of_rabbitmq
 
 _HEAD = Struct(">BHI")
 _CONFIRM = Struct(">QB")
@@ -68,16 +67,13 @@ class Address(NamedTuple):
 def address_of(url: str, use_ssl: Any = None) -> Address:
     """The parts of *url*; use_ssl: as the setting broker_use_ssl. ConfigurationError when it cannot be
     understood, or names files of certificates that are of no use."""
-    start, _, query = url.partition("?")
-    asked, others = divided(parse_qsl(query))
     try:
-        parts = parse_url(f"{start}?{urlencode(others)}")
+        parts = parse_url(url.partition("?")[0])
         port = parts.get("port")
     except ValueError as error:
         raise ConfigurationError(f"broker_url: {mask_urls(url)}: {error}", setting="broker_url") from None
     host = parts.get("hostname") or "127.0.0.1"
-    use_ssl, name = own_name(use_ssl, host)
-    tls = tls_of(start.partition(":")[0], asked, use_ssl)
+    tls, name, _ = of_rabbitmq(url, use_ssl, host)
     if tls is not None:
         tls.checked("broker_url")
     return Address(

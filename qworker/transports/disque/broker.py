@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import ConfigurationError
+from qworker.transports.connect_errors import refuse_setting
 from qworker.transports.disque.admin import DisqueAdmin
 from qworker.transports.disque.queue import Options
 from qworker.transports.disque.server import WAIT_SECONDS, DisqueServer
@@ -35,6 +36,7 @@ def disque_broker(server: DisqueServer, clock: Clock = SYSTEM_CLOCK, **more: Any
 
 def open_broker(url: str | None, conf: Settings) -> KombuBroker:
     """The broker at *url* with the settings *conf*; it is connected to at the first use."""
+    refuse_setting(conf.broker_use_ssl, "Disque speaks no TLS; reach it through a tunnel")
     given = dict(conf.broker_transport_options)
     # The lease is renewed thrice in worker_lease_seconds, and must not end before that.
     options = options_of(given, math.ceil(conf.worker_lease_seconds))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import ConfigurationError
+from qworker.transports.connect_errors import refuse_setting
 from qworker.transports.forked import forgetful
 from qworker.transports.lease import Broker
 from qworker.transports.mongodb.admin import MongoAdmin
@@ -78,6 +79,7 @@ def open_broker(url: str | None, conf: Settings) -> MongoBroker:
     """The broker at *url* with the settings *conf*; it is connected at the first use."""
     if not url:
         raise ConfigurationError("broker_url names no server", setting="broker_url")
+    refuse_setting(conf.broker_use_ssl, "MongoDB is told in the URL, by ?tls=true&tlsCAFile=/path/to/ca.pem")
     return MongoBroker(
         url,
         options=conf.broker_transport_options,

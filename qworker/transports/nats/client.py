@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -29,6 +30,7 @@ AT_ONCE_SECONDS = 1.0
 count what was purged a moment ago."""
 GRACE_SECONDS = 2.0
 """How much longer than its own timeout a call is waited for."""
+THREAD = "nats"
 
 
 class Refused(Exception):
@@ -72,7 +74,7 @@ class Loop:
             self._users += 1
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_serve, args=(self._loop,), name="nats", daemon=True).start()
+                threading.Thread(target=_serve, args=(self._loop,), name=THREAD, daemon=True).start()
             return self._loop
 
     def end_use(self, begun: asyncio.AbstractEventLoop) -> None:
@@ -107,6 +109,15 @@ class Loop:
         if loop is None:
             raise ConnectionError("the connection is closed, or belongs to another process")
         return loop
+
+
+def _worth_telling(record: logging.LogRecord) -> bool:
+    """asyncio warns at the end of each connection that was encrypted after it was made, as NATS's are: it
+    means nothing, and nobody can do anything about it."""
+    return record.threadName != THREAD or not str(record.msg).startswith("returning true from eof_received()")
+
+
+logging.getLogger("asyncio").addFilter(_worth_telling)
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.interrupts import let_pass
 from qworker.naming import install_command
-from qworker.transports.connect_errors import explained
+from qworker.transports.connect_errors import NATS, explained, while_connecting
 from qworker.transports.kombu.server import FAILED
 from qworker.transports.nats.client import Asked, Connection, Loop, Refused
 from qworker.transports.nats.direct import DirectConnection
@@ -40,6 +40,16 @@ NO_STREAM, NO_CONSUMER, OTHERWISE_CONFIGURED, NO_JETSTREAM = 10059, 10014, 10058
 GONE = frozenset({NO_STREAM, NO_CONSUMER, 503, 409})
 REFUSING = ("authorization", "authentication", "credentials", "permissions")
 WAIT_SECONDS = 10.0
+
+
+class _Client(Client):
+    """nats-py encrypts when the server says that it wants it. Here it does, too, when we do: nothing goes
+    unencrypted to a server without TLS, or to whoever plays one."""
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and "tls" in self.options:
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
 
 
 class Keeping(NamedTuple):
@@ -117,13 +127,14 @@ class NatsServer(RemoteServer):
                 "token, into the URL, before the @",
                 setting="broker_url",
             )
-        return BrokerUnavailable(f"{self.shown}: {explained(text)}")
+        text = while_connecting(text, self._place.tls is not None)
+        return BrokerUnavailable(f"{self.shown}: {explained(text, NATS)}")
 
     async def _connected(self, said: list[str]) -> Client:
         async def note(error: Exception) -> None:
             said.append(f"{error}" or type(error).__name__)
 
-        client = Client()
+        client = _Client()
         tls = self._place.tls
         try:
             await client.connect(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf.secrets import mask_urls
 from qworker.errors import ConfigurationError
+from qworker.transports.connect_errors import refuse_setting
 from qworker.transports.forked import forgetful
 from qworker.transports.lease import Broker
 from qworker.transports.sql.admin import SQLAdmin
@@ -96,12 +97,11 @@ def open_broker(url: str | None, conf: Settings) -> SQLBroker:
     """The broker at *url* with the settings *conf*; it is connected at the first use."""
     if not url:
         raise ConfigurationError("broker_url names no database", setting="broker_url")
-    if conf.broker_use_ssl:
-        raise ConfigurationError(
-            "broker_use_ssl is for Redis and RabbitMQ: databases are told in the URL, PostgreSQL by "
-            "?sslmode=verify-full&sslrootcert=/path/to/ca.pem, MySQL and MariaDB by ?ssl_ca=/path/to/ca.pem",
-            setting="broker_use_ssl",
-        )
+    refuse_setting(
+        conf.broker_use_ssl,
+        "databases are told in the URL, PostgreSQL by ?sslmode=verify-full&sslrootcert=/path/to/ca.pem, "
+        "MySQL and MariaDB by ?ssl_ca=/path/to/ca.pem",
+    )
     names = conf.database_table_names
     return SQLBroker(
         url,

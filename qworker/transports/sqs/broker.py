@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from qworker.transports.connect_errors import refuse_setting
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.sqs.server import LEASE_SECONDS, SqsServer
 from qworker.transports.visibility.broker import remote_broker
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 
 def open_broker(url: str | None, conf: Settings) -> KombuBroker:
     """The broker at *url* with the settings *conf*; it is connected to at the first use."""
+    refuse_setting(
+        conf.broker_use_ssl,
+        "SQS is reached by HTTPS, as sqs:// or sqs+https://; AWS_CA_BUNDLE names the file of an authority of "
+        "your own",
+    )
     options = dict(conf.broker_transport_options)
     scheme, _, rest = (url or "").partition("://")
     if scheme.endswith("+https"):
