@@ -4,7 +4,7 @@ runs all workloads: some 40 minutes."""
 import argparse
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,12 @@ from benchmarks.schedulers import SCHEDULERS
 from benchmarks.workloads import WORKLOADS
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 0, or 1 when a cell failed, 2 for a wrong command line."""
+def main(arguments: Sequence[str] | None = None, find: Callable[[str], object | None] = find_spec) -> int:
+    """Run one command; the exit code is 0, or 1 when a cell failed, 2 for a wrong command line. find: tells
+    whether a package is installed."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given or ["run"])
-    if options.command in (_run, _growth, _schedulers, _report) and find_spec("matplotlib") is None:
+    if options.command in (_run, _growth, _schedulers, _report) and find("matplotlib") is None:
         # Said before anything is measured, and not after forty minutes.
         print(
             'matplotlib, which draws the charts, is not installed: pip install -e ".[bench]"', file=sys.stderr

@@ -391,14 +391,14 @@ def test_the_page_names_every_group() -> None:
     assert set(re.findall(r"`(\w+)`", named[1])) == set(GROUPS)
 
 
-def test_what_draws_is_asked_for_before_anything_is_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("benchmarks.__main__.find_spec", lambda name: None)
+def test_what_draws_is_asked_for_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    def nowhere(name: str) -> None:
+        """No package is installed."""
+
     for command in (["run"], ["growth"], ["schedulers"], ["report", "none.json"]):
-        assert main(command) == 2
+        assert main(command, find=nowhere) == 2
         assert 'pip install -e ".[bench]"' in capsys.readouterr().err
-    assert main(["list"]) == 0
+    assert main(["list"], find=nowhere) == 0
 
 
 def test_the_page_of_faults_begins_as_the_program_writes_it() -> None:
