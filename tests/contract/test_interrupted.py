@@ -225,8 +225,12 @@ class Cut:
         self.lost = False
         """It hit where Python itself can raise nothing: a finalizer, or a generator that is closed."""
         hook, sys.unraisablehook = sys.unraisablehook, self.unraisable
+        # Held here: between CPython's look at it and its call garbage may be collected, and a finalizer be
+        # cut short, which takes it off. What is called then is whatever lies in its place by now:
+        # "'traceback' object is not callable".
+        profile = self.profile
         try:
-            sys.setprofile(self.profile)
+            sys.setprofile(profile)
             try:
                 work()
             finally:
