@@ -236,7 +236,8 @@ def test_moving_there_and_back(remote: RemoteSite) -> None:
 
 @of(*KINDS, quick=("disque",))
 def test_the_command_line(kind: str, remote: RemoteSite) -> None:
-    assert "are empty" in remote.qworker("queues")
+    counted = not KINDS[kind].product
+    assert ("are empty" if counted else "No message is ready in any queue") in remote.qworker("queues")
     id = remote.send("work", 1, countdown=300)
     remote.send_many("work", [(number,) for number in range(7)])
     (row,) = json.loads(remote.qworker("queues", "--json"))
