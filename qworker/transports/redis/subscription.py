@@ -55,6 +55,11 @@ class Prefetch(NamedTuple):
     answer: Answer | None
 
 
+def _literal(text: str) -> str:
+    """*text* as a pattern of Redis that is it and nothing else."""
+    return "".join(f"\\{one}" if one in "*?[]^-\\" else one for one in text)
+
+
 class Subscription:
     """drained: whether the queues were empty when they were last looked into, and nothing has been announced
     since. Only then are BLMOVEs sent, which would end at once in a list that has something.
@@ -69,6 +74,7 @@ class Subscription:
         self._idle: list[Link] = []
         self._lists: tuple[tuple[str, int], ...] = ()
         self._channels: tuple[str, ...] = ()
+        self._all = False
         self._waker = WakeupPipe()
         self._heard = self._asked = 0.0
         self.blocks = True
@@ -77,16 +83,21 @@ class Subscription:
         self.prefetches: list[Prefetch] = []
 
     def open(self, queues: Sequence[str]) -> None:
-        """Listen for *queues*; raises BrokerUnavailable."""
+        """Listen for *queues*, or, where it is told none, for what our own publishers say of any; raises
+        BrokerUnavailable."""
         steps = {0, self._layout.usual} if len(queues) <= MOST_QUEUES else {0}
         self._lists = tuple((queue, step) for queue in queues for step in sorted(steps))
         self._channels = tuple(f"{self._layout.channels}{queue}" for queue in ("", *queues))
+        self._all = not queues
         self._waker.open()
         self.drop()
         self._subscribe()
 
     def _subscribe(self) -> None:
-        for reply in self._link.ask(pack(("SUBSCRIBE", *self._channels)), len(self._channels)):
+        order = ("PSUBSCRIBE", f"{_literal(self._layout.channels)}*") if self._all else (
+            "SUBSCRIBE", *self._channels
+        )  # fmt: skip
+        for reply in self._link.ask(pack(order), len(order) - 1):
             checked(self._link, reply)
         self._heard = self._asked = time.monotonic()
 
@@ -148,9 +159,10 @@ class Subscription:
         self._heard = time.monotonic()
         told = False
         for reply in replies:
-            if reply[0] == b"message":
-                queue = reply[1].decode()[len(self._layout.channels) :]
-                told = told or reply[2] != USUAL or (queue, self._layout.usual) not in self._blocked
+            if reply[0] in (b"message", b"pmessage"):
+                *_, channel, words = reply
+                queue = channel.decode()[len(self._layout.channels) :]
+                told = told or words != USUAL or (queue, self._layout.usual) not in self._blocked
         if told:
             self.drained = False
         return told
