@@ -150,19 +150,6 @@ def test_a_lost_connection_is_made_again(open_: Callable[..., Any], place: Redis
     assert names(store.consumer.lease(["q"], 1).messages) == ["b"]
 
 
-def test_who_registers_for_no_queue_is_told_of_all(open_: Callable[..., Any]) -> None:
-    """As the consumer behind kombu's channels does, which leases of whatever queue there comes to be."""
-    store = open_()
-    store.consumer.register("kombu@here", (), 0)
-    assert store.consumer.lease(["later"], 1).messages == []
-    assert not store.consumer.wait(0.05), "the queues are drained"
-    threading.Timer(0.1, lambda: store.sender.push([message("a", "later")])).start()
-    began = time.monotonic()
-    assert store.consumer.wait(20.0)
-    assert time.monotonic() - began < 10.0, "it was told, and did not wait for its time to be over"
-    assert names(store.consumer.lease(["later"], 1).messages) == ["a"]
-
-
 def test_an_idle_publisher_survives_what_the_server_closed(
     open_: Callable[..., Any], place: RedisPlace
 ) -> None:

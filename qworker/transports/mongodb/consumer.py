@@ -50,6 +50,9 @@ class MongoConsumer(LeaseConsumer):
     def _start_over(self) -> None:
         super()._start_over()
         self._queues: tuple[str, ...] = ()
+        """Those that the last claim looked into; before the first, those of our record."""
+        self._told_of: frozenset[str] = frozenset()
+        """Those that a change stream tells of: of our record, and all that were claimed of since."""
         self._forget_lease()
 
     def _forget_lease(self) -> None:
@@ -107,7 +110,7 @@ class MongoConsumer(LeaseConsumer):
         generation = self._server.run(work)
         revoked = self._revoked
         self._forget_lease()
-        self._revoked, self._queues = revoked, record.queues
+        self._revoked, self._queues, self._told_of = revoked, record.queues, frozenset(record.queues)
         return generation
 
     def _renew(self) -> None:
@@ -151,6 +154,7 @@ class MongoConsumer(LeaseConsumer):
             self._copy_running()
         if self._unsure:
             self._run(self._return_unknown)
+        self._ask_for(tuple(queues))
         taken: list[Document] = []
         try:
             next_due, last = self._run(
@@ -166,6 +170,15 @@ class MongoConsumer(LeaseConsumer):
         messages = [leased(document) for document in taken]
         self._held.update(message.tag for message in messages)
         return Claim(messages, next_due, last)
+
+    def _ask_for(self, queues: tuple[str, ...]) -> None:
+        """Wait for news of *queues* from now on, whatever we have registered for."""
+        if queues == self._queues:
+            return
+        self._queues = queues
+        if not self._told_of.issuperset(queues):
+            self._told_of |= frozenset(queues)
+            self._looking.tell_anew()
 
     def _take(
         self,
@@ -304,7 +317,7 @@ class MongoConsumer(LeaseConsumer):
             before, self._newest = self._newest, self._newest_of(found)
             news = self._newest > before
         if not news and revoked == told and found.replicated:
-            self._looking.watch(found.database, changes(found.names, self._queues, FIELD))
+            self._looking.watch(found.database, changes(found.names, sorted(self._told_of), FIELD))
         return news or revoked != told
 
     def _newest_of(self, found: Collections) -> int:

@@ -40,9 +40,14 @@ class Looking(WakeupPipe):
         self._news = True  # of all that was there before, nobody tells
 
     def close(self) -> None:
+        self.tell_anew()
+        super().close()
+
+    def tell_anew(self) -> None:
+        """What the server is to tell of has changed: what it was asked for ends."""
         self._watch.close()
         self._watch = Watch(self.published)
-        super().close()
+        self._news = True
 
     @property
     def is_due(self) -> bool:

@@ -37,6 +37,26 @@ def test_every_waiter_hears_of_a_push(open_: Open) -> None:
     assert [each.consumer.wait(30) for each in stores] == [True, True, True]
 
 
+@asks(Assumption.ANY_QUEUE)
+def test_who_registered_for_no_queue_hears_of_those_that_it_leases_of(open_: Open) -> None:
+    """As the consumer behind kombu's channels does, which leases of whatever queue there comes to be."""
+    store, publisher = open_(), open_()
+    own = store.consumer.register("w", (), 0)
+    for queues in (["a"], ["a", "b"], ["b", "c"]):
+        assert store.consumer.lease(queues, 10).messages == []
+        while store.consumer.wait(0.3):  # what was said before it has drained them
+            assert store.consumer.lease(queues, 10).messages == []
+        sending = threading.Timer(0.1, publisher.sender.push, [[message("x", queues[-1])]])
+        sending.start()
+        started = time.monotonic()
+        while not (found := store.consumer.lease(queues, 10).messages):
+            assert store.consumer.wait(30) is True, f"nobody told it of {queues[-1]}"
+        assert time.monotonic() - started < 20
+        sending.join()
+        assert names(found) == ["x"]
+        assert store.consumer.settle(own, [Ack(leased.tag) for leased in found]) == set()
+
+
 @asks(Assumption.ON_DEMAND)
 def test_what_comes_back_is_news_to_the_others(store: Broker, open_: Open) -> None:
     holder = open_()
