@@ -1,8 +1,9 @@
-"""An SQS of a test's own: moto's, which answers boto as Amazon does, and forgets all when it ends.
+"""An SQS of a test's own: moto's, which answers boto as Amazon does. It forgets all when it ends, unless
+it is to keep it.
 
 Comes from:  test_sqs.py, tests/integration/test_sqs_store.py and tests/contract/place_sqs.py; benchmarks, by
              ``python -m tests.acceptance.sqs_server --port N``.
-Goes to:     moto's server.
+Goes to:     moto_server.py.
 Thread:      the test's; the kernel kills a server whose test has died.
 """
 
@@ -14,6 +15,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -21,26 +23,17 @@ import boto3
 from tests.acceptance.private_servers import Server
 
 REGION = "us-east-1"
-QUICK = """
-import sys, time
-from moto.server import main
-from moto.sqs import models
-
-models.unix_time_millis = lambda: time.time() * 1000
-models.SQSBackend.is_message_valid_based_on_retention_period = lambda *given: True
-main(sys.argv[1:])
-"""
-"""moto's server. Of each message it asks how old it is, and counts all of the queue for that: with some
-hundred messages a call takes half a second."""
+PROGRAM = Path(__file__).with_name("moto_server.py")
 
 
 class Sqs(Server):
-    """port: to listen at; 0: one that is free."""
+    """port: to listen at; 0: one that is free. keeps: what was answered outlives the server, as Amazon's."""
 
     binary = "moto"
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, keeps: bool = False) -> None:
         self._wanted = port
+        self._keeps = keeps
         super().__init__()
 
     @property
@@ -52,11 +45,12 @@ class Sqs(Server):
         return f"http://127.0.0.1:{self.port}"
 
     def prepare(self) -> None:
-        """It keeps nothing."""
+        """It makes its file itself."""
         self.port = self._wanted or self.port
 
     def command(self) -> list[str]:
-        return [sys.executable, "-c", QUICK, "-H", "127.0.0.1", "-p", str(self.port)]
+        kept = ["--keep", str(self.directory / "queues")] if self._keeps else []
+        return [sys.executable, str(PROGRAM), *kept, "-H", "127.0.0.1", "-p", str(self.port)]
 
     def answers(self) -> bool:
         try:

@@ -69,7 +69,12 @@ KINDS = {
     "disque": Kind(Disque, "Disque", {"retry": 4, "wait_time_seconds": 5}, lasting=Disque),
     "ironmq": Kind(IronProcess, "IronMQ", {"wait_time_seconds": 1}, _lapse_at_once, lasting=IronProcess),
     "nats": Kind(Nats, "NATS JetStream", lasting=Nats),
-    "sqs": Kind(Sqs, "Amazon SQS", {"region": REGION, "visibility_timeout": 6}),
+    "sqs": Kind(
+        Sqs,
+        "Amazon SQS",
+        {"region": REGION, "visibility_timeout": 6},
+        lasting=lambda: Sqs(keeps=True),
+    ),
 }
 
 
