@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -886,6 +886,66 @@ def test_without_blmove_a_worker_looks_for_others_messages(server: Callable[...,
     assert store.consumer.wait(30) is True
     assert names(store.consumer.lease(["q"], 10).messages) == ["from another"]
     store.close()
+
+
+def test_who_waits_rests_and_hears_all_once_the_server_is_back(server: Callable[..., Redis]) -> None:
+    """It has kept its data, so that the lease stands and nobody registers anew."""
+    kept = server()
+    store, publisher = RedisBroker(kept.url), RedisBroker(kept.url)
+    with closing(store), closing(publisher):
+        store.consumer.register("w", ["q"], 1)
+        assert store.consumer.lease(["q"], 1).messages == []
+        assert store.consumer.wait(0.1) is False
+        kept.kill()
+        for _ in range(3):
+            with suppress(BrokerUnavailable):
+                store.consumer.wait(0.05)
+            with pytest.raises(BrokerUnavailable):
+                store.consumer.lease(["q"], 1)
+        kept.start()
+        with suppress(BrokerUnavailable):  # by a connection of before
+            store.consumer.lease(["q"], 1)
+        turns, began = 0, time.monotonic()
+        while time.monotonic() - began < 0.5:
+            assert store.consumer.lease(["q"], 1).messages == []
+            store.consumer.wait(0.1)
+            turns += 1
+        assert turns < 10, "it looks again and again instead of waiting"
+        threading.Timer(0.1, publisher.sender.revoke, [["nobody"]]).start()
+        began = time.monotonic()
+        assert store.consumer.wait(20) is True, "nobody told it that a task was called off"
+        assert time.monotonic() - began < 10
+
+
+def test_who_may_use_our_channels_alone_is_told_of_any_queue(server: Callable[..., Redis]) -> None:
+    """Also of those that nobody has registered for, as by a consumer of kombu's channels."""
+    strict = server()
+    strict.do("ACL", "SETUSER", "few", "on", ">pw", "~*", "resetchannels", "&qworker*", "+@all")
+    store = RedisBroker(strict.url.replace("redis://", "redis://few:pw@"))
+    with closing(store):
+        store.consumer.register("kombu@here", (), 0)
+        for queues in (["a"], ["a", "b"], ["b"]):
+            assert store.consumer.lease(queues, 1).messages == []
+            while store.consumer.wait(0.05):
+                assert store.consumer.lease(queues, 1).messages == []
+            threading.Timer(0.1, store.sender.push, [[message("x", queues[-1], priority=5)]]).start()
+            began = time.monotonic()
+            assert store.consumer.wait(20) is True
+            assert time.monotonic() - began < 10
+            assert names(store.consumer.lease(queues, 1).messages) == ["x"]
+
+
+def test_what_comes_to_a_queue_that_is_no_longer_claimed_wakes_nobody(open_: Callable[..., Any]) -> None:
+    """Though it stays there: else who has cancelled a consumer would look again and again."""
+    store, publisher = open_(), open_()
+    store.consumer.register("kombu@here", (), 0)
+    for queues in (["a", "b"], ["a"]):
+        assert store.consumer.lease(queues, 1).messages == []
+        store.consumer.wait(0.05)
+    publisher.sender.push([message("x", "b"), message("y", "b", priority=9)])
+    assert store.consumer.lease(["a"], 1).messages == []
+    assert store.consumer.wait(0.3) is False
+    assert names(store.consumer.lease(["b"], 1).messages) == ["y"]
 
 
 def test_large_messages_are_taken_few_at_a_time(open_: Callable[..., Any], place: RedisPlace) -> None:

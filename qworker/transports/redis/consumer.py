@@ -54,6 +54,7 @@ class RedisConsumer(LeaseConsumer):
     def _start_over(self) -> None:
         super()._start_over()
         self._queues: tuple[str, ...] = ()
+        """Those that the last claim looked into; before the first, those that we have registered for."""
         self._claims = Claims(self._layout, NOT_REGISTERED)
         self._reclaimer = Reclaimer(self._layout)
         self._restore_at = self._running_at = self._poll_at = 0.0
@@ -154,6 +155,8 @@ class RedisConsumer(LeaseConsumer):
     def _claim(self, queues: Sequence[str], limit: int, delayed_limit: int, until: float) -> Claim:
         if self.renewal_is_due():
             self.extend()
+        self._queues = tuple(queues)
+        self._subscription.listen_for(queues)
         self._return_orphaned()
         prefetched = [(each.queue, each.answer) for each in self._subscription.prefetches if each.answer]
         self._subscription.prefetches.clear()

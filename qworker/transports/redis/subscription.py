@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -55,11 +56,6 @@ class Prefetch(NamedTuple):
     answer: Answer | None
 
 
-def _literal(text: str) -> str:
-    """*text* as a pattern of Redis that is it and nothing else."""
-    return "".join(f"\\{one}" if one in "*?[]^-\\" else one for one in text)
-
-
 class Subscription:
     """drained: whether the queues were empty when they were last looked into, and nothing has been announced
     since. Only then are BLMOVEs sent, which would end at once in a list that has something.
@@ -72,9 +68,12 @@ class Subscription:
         self._blocked: dict[tuple[str, int], Blocked] = {}
         """By queue and step."""
         self._idle: list[Link] = []
+        self._queues: frozenset[str] = frozenset()
+        """What is listened for."""
         self._lists: tuple[tuple[str, int], ...] = ()
-        self._channels: tuple[str, ...] = ()
-        self._all = False
+        """Of these queues."""
+        self._channels: dict[str, None] = {}
+        """Of all that was ever listened for, in the order in which it was."""
         self._waker = WakeupPipe()
         self._heard = self._asked = 0.0
         self.blocks = True
@@ -83,22 +82,52 @@ class Subscription:
         self.prefetches: list[Prefetch] = []
 
     def open(self, queues: Sequence[str]) -> None:
-        """Listen for *queues*, or, where it is told none, for what our own publishers say of any; raises
-        BrokerUnavailable."""
-        steps = {0, self._layout.usual} if len(queues) <= MOST_QUEUES else {0}
-        self._lists = tuple((queue, step) for queue in queues for step in sorted(steps))
-        self._channels = tuple(f"{self._layout.channels}{queue}" for queue in ("", *queues))
-        self._all = not queues
+        """Listen for *queues*; raises BrokerUnavailable."""
+        self._channels = {self._channel(""): None}
+        self._choose(queues)
         self._waker.open()
         self.drop()
         self._subscribe()
 
+    def listen_for(self, queues: Sequence[str]) -> None:
+        """Listen for *queues*, and no others, from now on; raises BrokerUnavailable. Call it before they are
+        looked into: that is what mends a connection that broke."""
+        if len(self._queues) != len(queues) or not self._queues.issuperset(queues):
+            self._change_to(queues)
+        if self._is_cut_off():
+            self._subscribe()
+
+    def _change_to(self, queues: Sequence[str]) -> None:
+        known = len(self._channels)
+        self._choose(queues)
+        for place, blocked in list(self._blocked.items()):
+            if place not in self._lists:
+                blocked.link.close()
+                self._unanswered(place, blocked)
+        if len(self._channels) > known:
+            self._link.close()
+
+    def _is_cut_off(self) -> bool:
+        """Whether nothing that is announced comes here."""
+        return self._link.fileno() < 0
+
+    def _choose(self, queues: Sequence[str]) -> None:
+        self._queues = frozenset(queues)
+        steps = {0, self._layout.usual} if len(queues) <= MOST_QUEUES else {0}
+        self._lists = tuple((queue, step) for queue in queues for step in sorted(steps))
+        self._channels.update(dict.fromkeys(map(self._channel, queues)))
+        self.drained = False
+
+    def _channel(self, queue: str) -> str:
+        return f"{self._layout.channels}{queue}"
+
     def _subscribe(self) -> None:
-        order = ("PSUBSCRIBE", f"{_literal(self._layout.channels)}*") if self._all else (
-            "SUBSCRIBE", *self._channels
-        )  # fmt: skip
-        for reply in self._link.ask(pack(order), len(order) - 1):
-            checked(self._link, reply)
+        try:
+            for reply in self._link.ask(pack(("SUBSCRIBE", *self._channels)), len(self._channels)):
+                checked(self._link, reply)
+        except BaseException:
+            self._link.close()  # else it would pass for one that is subscribed
+            raise
         self._heard = self._asked = time.monotonic()
 
     def arm(self, claim: Callable[[str], tuple[bytes, Numbers]] | None) -> None:
@@ -135,10 +164,10 @@ class Subscription:
     def wait(self, timeout: float) -> bool | None:
         """Wait until there is something to lease (then True), wake() is called (None) or *timeout* seconds
         have passed (False)."""
-        self._see_to_silence()
-        if self._link.fileno() < 0:
+        if self._is_cut_off():
             self.drained = False
             return True
+        self._see_to_silence()
         files = (blocked.link.fileno() for blocked in self._blocked.values())
         words, events = self._waker.sleep(timeout, self._link.fileno(), *files)
         told = self._link.fileno() in events and self._hear()
@@ -159,10 +188,10 @@ class Subscription:
         self._heard = time.monotonic()
         told = False
         for reply in replies:
-            if reply[0] in (b"message", b"pmessage"):
-                *_, channel, words = reply
-                queue = channel.decode()[len(self._layout.channels) :]
-                told = told or words != USUAL or (queue, self._layout.usual) not in self._blocked
+            if reply[0] == b"message":
+                queue = reply[1].decode()[len(self._layout.channels) :]
+                if not queue or queue in self._queues:
+                    told = told or reply[2] != USUAL or (queue, self._layout.usual) not in self._blocked
         if told:
             self.drained = False
         return told
@@ -223,10 +252,8 @@ class Subscription:
     def _reconnect(self) -> None:
         self.drained = False  # what was announced meanwhile we have not heard
         self._link.close()
-        try:
+        with suppress(BrokerUnavailable):  # the next claim will say what is wrong
             self._subscribe()
-        except BrokerUnavailable:
-            self._link.close()  # the next claim will say what is wrong
 
     def wake(self) -> None:
         """End a wait(). Safe in a signal handler."""
