@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 
 from amqp.exceptions import ChannelError
@@ -28,8 +29,9 @@ from qworker.transports.amqp.deaths import Deaths
 from qworker.transports.amqp.finished import Finished
 from qworker.transports.amqp.inbox import Held, Inbox, Prefetch
 from qworker.transports.amqp.letters import Sweeper
+from qworker.transports.amqp.link import Link
 from qworker.transports.amqp.publisher import Publisher
-from qworker.transports.amqp.queues import DEAD, FAILED
+from qworker.transports.amqp.queues import DEAD, FAILED, NotServed
 from qworker.transports.amqp.republishing import Republishing
 from qworker.transports.amqp.revocations import RevokedStream
 from qworker.transports.amqp.server import Server
@@ -56,6 +58,8 @@ KEPT_SECONDS = 1.0
 """What is due later than that is not kept here, but goes back into a queue of delays."""
 GATHER_SECONDS = 0.01
 """While there is something left to be asked for, what comes in so much time is read in one go."""
+OPEN_SECONDS = 2.0
+"""After so long a stream that the server did not serve is asked for again."""
 GENERATIONS = count(1)
 
 
@@ -88,6 +92,9 @@ class AMQPConsumer(Consumer):
         self._finished = Finished()
         self._subscription: Subscription | None = None
         """The last one; its link is closed when the lease is lost."""
+        self._to_open: dict[str, Callable[[Link], None]] = {}
+        """What opens a stream that is not open yet, by what this worker lacks without it."""
+        self._open_at = 0.0
 
     def after_fork(self) -> None:
         """In a forked child: the parent's leases are not ours."""
@@ -133,8 +140,13 @@ class AMQPConsumer(Consumer):
         self.queues = tuple(queues)
         try:
             subscription = Subscription(self._server, link, self.queues, inbox, self._revoked)
-            self._revoked.open(link)
-            self._announcement.open(link, name, self.queues, concurrency)
+            self._to_open = {
+                "this worker hears of no revocations": self._revoked.open,
+                "`qworker workers` does not show this worker": partial(
+                    self._announcement.open, name=name, queues=self.queues, concurrency=concurrency
+                ),
+            }
+            self._open_streams(link, logger.warning)
         except ChannelError as error:
             link.drop()
             raise BrokerUnavailable(f"RabbitMQ at {link.address.shown}: {error}") from error
@@ -144,6 +156,18 @@ class AMQPConsumer(Consumer):
         self._subscription = subscription
         self._generation = next(GENERATIONS)
         return self._generation
+
+    def _open_streams(self, link: Link, log: Callable[..., None]) -> None:
+        """Open what was not opened yet. Tasks do not wait for it: a stream that was young when the server was
+        killed is not served any more, before somebody deletes it."""
+        self._open_at = time.monotonic() + OPEN_SECONDS
+        for lack, open_stream in list(self._to_open.items()):
+            try:
+                open_stream(link)
+            except NotServed as error:
+                log("%s as yet: %s; it is tried again every %g s", lack, error, OPEN_SECONDS)
+            else:
+                del self._to_open[lack]
 
     # -- leasing --
 
@@ -182,6 +206,8 @@ class AMQPConsumer(Consumer):
         with self._held() as subscription:
             subscription.read()
             subscription.link.tick()
+            if self._to_open and time.monotonic() >= self._open_at:
+                self._open_streams(subscription.link, logger.debug)
             self._announcement.tell_in_time()
             self._finished.alive()
             inbox = subscription.inbox

@@ -28,8 +28,24 @@ OURS = frozenset({DEAD, FAILED, REVOKED, WORKERS})
 """Queues of no tasks."""
 WORKERS_SECONDS = 600
 """So long the stream of workers keeps at least what they tell."""
+DOWN = "is down or inaccessible"
+"""What RabbitMQ says of a queue that it has and does not serve: its node has just begun, or has left the
+cluster. It calls that not found, too."""
 LONGEST_TIME = 3650 * 86400 * 1000
 """Milliseconds: RabbitMQ refuses queues whose messages are to live for longer."""
+
+
+class NotServed(BrokerUnavailable):
+    """The server knows this queue and does not serve it: its node has just begun, or is gone. It may pass."""
+
+
+def not_served(link: Link, queue: str, error: NotFound) -> NotServed:
+    """*queue*: as it is called in the server."""
+    return NotServed(
+        f"RabbitMQ at {link.address.shown} has the queue {queue!r} and does not serve it "
+        f"({error.reply_text}): if it stays so once all its nodes are up, it has lost what it kept of it, "
+        "and another virtual host helps"
+    )
 
 
 @dataclass(frozen=True)
@@ -78,8 +94,11 @@ class Queues:
         return given
 
     def declare(self, link: Link, queue: str) -> int:
-        """See that *queue* is there, bound as ``task_queues`` says; return how many messages are ready in
-        it."""
+        """See that *queue* is there, bound as ``task_queues`` says; return how many messages are ready in it.
+
+        Raises NotServed while the server has it and does not serve it, ConfigurationError when it cannot be
+        made.
+        """
         found = self.look(link, queue)
         options = self.declared.get(queue, {})
         bindings = _bindings(queue, options)
@@ -107,6 +126,8 @@ class Queues:
                 "configure it",
                 setting="broker_url",
             ) from None
+        except NotFound as error:  # of what is there: its node has just begun, or is gone
+            raise not_served(link, self.prefix + queue, error) from None
         except ChannelError as error:
             raise ConfigurationError(
                 f"queue {queue!r} cannot be made in RabbitMQ at {link.address.shown}: {error.reply_text}. "
@@ -127,11 +148,14 @@ class Queues:
         link.call(channel.close)
 
     def look(self, link: Link, queue: str) -> int | None:
-        """How many messages are ready in *queue*; None when there is no such queue."""
+        """How many messages are ready in *queue*; None when there is no such queue. Raises NotServed or
+        another BrokerUnavailable when there is, and nobody can see into it."""
         channel = link.channel()
         try:
             count = int(link.call(channel.queue_declare, self.prefix + queue, passive=True).message_count)
-        except NotFound:
+        except NotFound as error:
+            if DOWN in error.reply_text:
+                raise not_served(link, self.prefix + queue, error) from None
             return None
         except ChannelError as error:  # another's exclusive queue, or no right to see it
             raise BrokerUnavailable(f"queue {queue!r} at {link.address.shown}: {error.reply_text}") from None

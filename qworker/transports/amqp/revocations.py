@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from amqp.exceptions import ChannelError
+from amqp.exceptions import ChannelError, NotFound
 
 from qworker.errors import ConfigurationError
 from qworker.naming import task_id
@@ -24,7 +24,7 @@ from qworker.transports.amqp.codec import Delivery, ack_frame, content_header, r
 from qworker.transports.amqp.link import Link
 from qworker.transports.amqp.outgoing import Outgoing
 from qworker.transports.amqp.publisher import Publisher
-from qworker.transports.amqp.queues import REVOKED, Queues
+from qworker.transports.amqp.queues import REVOKED, Queues, not_served
 from qworker.transports.amqp.server import Server
 from qworker.transports.lease import Revocation
 
@@ -63,7 +63,8 @@ class RevokedStream:
         self._channel = 0
 
     def open(self, link: Link) -> None:
-        """Read the stream over *link*, and return when all that stands in it was read."""
+        """Read the stream over *link*, and return when all that stands in it was read. Raises NotServed while
+        the server has it and does not serve it: then it may be opened later."""
         queues = self._server.queues
         try:
             now = self._server.clock.now()
@@ -79,6 +80,8 @@ class RevokedStream:
                 CONSUMER,
                 arguments={"x-stream-offset": "first"},
             )
+        except NotFound as error:  # it was there a moment ago
+            raise not_served(link, queues.prefix + REVOKED, error) from None
         except (ConfigurationError, ChannelError) as error:
             logger.warning("this worker hears of no revocations: RabbitMQ has no streams here (%s)", error)
             return

@@ -61,7 +61,8 @@ class Announcement:
         """What the worker has told last; it goes along with the next announcement."""
 
     def open(self, link: Link, name: str, queues: Sequence[str], concurrency: int) -> None:
-        """Announce the worker, which lives as long as *link* does."""
+        """Announce the worker, which lives as long as *link* does. Raises NotServed while the server has the
+        stream of workers and does not serve it: then it may be opened later."""
         own = f"qworker.worker.{task_id()}"
         self._record, self._quiet_until = None, 0.0
         try:
