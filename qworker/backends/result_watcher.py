@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from qworker import states
 from qworker.backends.waiters import POLL_SECONDS, Attendant, Waiter
-from qworker.errors import DamagedResult
+from qworker.errors import BackendError, DamagedResult
 from qworker.interrupts import let_pass
 from qworker.transports.forked import forgetful
 from qworker.transports.wakeup import WakeupPipe
@@ -45,6 +45,10 @@ LINGER = 10.0
 """Seconds for which the thread of an Attendant stays when it has nothing to do."""
 STALLED = 1.5
 """After so many seconds without a word from the thread that leads, the others look for themselves."""
+OUTAGE_SECONDS = 20.0
+"""For so long a store that has answered may be away before those who wait are told, as with Celery on Redis,
+which tries twenty times, a second apart. Who begins to wait meanwhile is told at once: the first look is his
+own."""
 FIRST_RETRY, LAST_RETRY = 0.05, 30.0
 """Seconds after which a source that failed twice or more is opened again."""
 
@@ -81,11 +85,13 @@ class Watched(Protocol):
 
 
 class ResultWatcher:
-    """Watches *backend* for all who wait in this process. linger: seconds for which idle threads stay."""
+    """Watches *backend* for all who wait in this process. linger: seconds for which idle threads stay.
+    outage: seconds for which the store may be away."""
 
-    def __init__(self, backend: Watched, linger: float = LINGER) -> None:
+    def __init__(self, backend: Watched, linger: float = LINGER, outage: float = OUTAGE_SECONDS) -> None:
         self.backend = backend
         self.linger = linger
+        self._outage = outage
         self._start_anew()
         _watchers.add(self)
 
@@ -111,6 +117,8 @@ class ResultWatcher:
         """Infinite until many were looked for."""
         self._rested_at = 0.0
         self._served_at = 0.0
+        self._answered_at = -math.inf
+        """When the store was last looked at and has answered."""
         self._pause = QUICKEST
         self._closing: threading.Event | None = None
         """Set by any thread: to be set when the source is closed."""
@@ -150,7 +158,7 @@ class ResultWatcher:
                     # When the look of another thread has failed, our own tells why.
                     found.update(self.backend.read_many(ids) if isinstance(news, Exception) else news)
                 if not found and time.monotonic() - self._served_at > STALLED:
-                    found = self.backend.read_many(ids)
+                    found = self._own_look(ids)
                 if ended := readable(final(found)):
                     return ended
         finally:
@@ -183,7 +191,7 @@ class ResultWatcher:
                     # When the look of another thread has failed, our own tells why.
                     found.update(self.backend.read_many(missing) if isinstance(news, Exception) else news)
                 if not found and time.monotonic() - self._served_at > STALLED:
-                    found = self.backend.read_many(missing)
+                    found = self._own_look(missing)
                 if ended := {each: meta for each, meta in final(found).items() if each in missing}:
                     missing.difference_update(ended)
                     watched.difference_update(ended)
@@ -192,6 +200,15 @@ class ResultWatcher:
             self.leave(waiter)
         if missing and (ended := final(self.backend.read_many(missing))):
             yield ended  # at the last moment
+
+    def _own_look(self, ids: Collection[str]) -> dict[str, Found]:
+        """What is there of *ids*, for one who hears nothing from the thread that leads."""
+        try:
+            return self.backend.read_many(ids)
+        except BackendError:
+            if self._may_come_back():
+                return {}
+            raise
 
     def attend(self, waiter: Waiter, seconds: float) -> list[Mapping[str, Found] | Exception]:
         """The news of *waiter*, for which it waits up to so many seconds; it leads meanwhile, if nobody does.
@@ -281,11 +298,11 @@ class ResultWatcher:
         self._whole = False
         until = time.monotonic() + seconds
         try:
-            self._serve()
+            self._serve_or_bear()
             while leader.news.empty() and (now := time.monotonic()) < until:
                 file = -1 if self._source is None else self._source.fileno()
                 self._wakeup.sleep(min(until, self._look_at, self._look_at_many) - now, file)
-                self._serve()
+                self._serve_or_bear()
         except Exception as error:
             let_pass(error)
             self._look_at = self._look_at_many = time.monotonic() + SLOWEST
@@ -295,6 +312,21 @@ class ResultWatcher:
             self._whole = True
             raise
         self._whole = True
+
+    def _serve_or_bear(self) -> None:
+        """Serve all, unless the store has just gone away: then they are looked for again in a moment."""
+        try:
+            self._serve()
+        except BackendError as error:
+            if isinstance(error, DamagedResult) or not self._may_come_back():
+                raise
+            logger.debug("those who wait for results are not told yet: %s", error)
+            self._served_at = time.monotonic()
+            self._look_at = self._look_at_many = self._served_at + SLOWEST
+
+    def _may_come_back(self) -> bool:
+        """Whether the store has answered lately. Any thread."""
+        return time.monotonic() - self._answered_at < self._outage
 
     def _serve(self) -> None:
         """Look for what was told, for what was never looked for, and for everything when it is time to.
@@ -360,6 +392,7 @@ class ResultWatcher:
 
     def _look(self, ids: set[str], waiters: Sequence[Waiter]) -> None:
         ended = final(self.backend.read_many(ids))
+        self._answered_at = time.monotonic()
         for waiter in waiters if ended else ():
             if theirs := {task_id: found for task_id, found in ended.items() if task_id in waiter.ids}:
                 waiter.give(theirs)

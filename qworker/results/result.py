@@ -130,7 +130,8 @@ class AsyncResult(Generic[R]):
         may be missed; an exception is the dict that is stored. no_ack is there for Celery's sake.
 
         The worker's traceback is the cause (``__cause__``) of the exception. Raises ResultTimeout when it
-        took too long, TypeError for a timeout that is none, RuntimeError inside of a task unless
+        took too long, BackendError when the store does not answer, or goes away meanwhile and does not come
+        back within 20 seconds, TypeError for a timeout that is none, RuntimeError inside of a task unless
         disable_sync_subtasks is False, NotSupported when results are disabled. None, at once, for a call
         whose result is ignored.
         """
@@ -140,7 +141,7 @@ class AsyncResult(Generic[R]):
         if disable_sync_subtasks:
             refuse_to_wait_in_a_task()
         if self.parent is not None and follow_parents and propagate:
-            on_interval = all_of(partial(tree.raise_of_parents, self), on_interval)
+            on_interval = all_of(partial(tree.raise_of_parents, self, waiting=True), on_interval)
             tree.raise_of_parents(self)
         if on_message is not None and self._meta is None:
             on_interval = all_of(states_told(self.app, self.id, on_message), on_interval)

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from qworker import states
-from qworker.errors import IncompleteStream
+from qworker.errors import BackendError, DamagedResult, IncompleteStream
 
 if TYPE_CHECKING:
     from qworker.backends.base import Meta
@@ -171,11 +171,19 @@ def singles_before(result: Node) -> list[AsyncResult[Any]]:
     return [single for node in line(result) if node is not result for single in node._singles()]
 
 
-def raise_of_parents(result: Node) -> None:
-    """Raise the exception of a result before *result*, if one has failed; of the first, if several have."""
+def raise_of_parents(result: Node, waiting: bool = False) -> None:
+    """Raise the exception of a result before *result*, if one has failed; of the first, if several have.
+
+    waiting: somebody waits for *result*, and hears from there of a store that stays away.
+    """
     parents = [parent for parent in reversed(singles_before(result)) if not parent.ignored]
     unknown = [parent.id for parent in parents if parent._meta is None]
-    found = result.backend.get_many(unknown) if unknown else {}
+    try:
+        found = result.backend.get_many(unknown) if unknown else {}
+    except BackendError as error:
+        if not waiting or isinstance(error, DamagedResult):
+            raise
+        return
     for parent in parents:
         meta = parent._meta or found.get(parent.id)
         if meta is not None and meta["status"] in states.READY_STATES:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker import states
 from qworker.context import current_context
-from qworker.errors import ResultTimeout
+from qworker.errors import BackendError, DamagedResult, ResultTimeout
 from qworker.interrupts import let_pass
 
 if TYPE_CHECKING:
@@ -131,7 +131,12 @@ def states_told(app: QWorker, task_id: str, tell: Callable[[Meta], Any]) -> Call
     last: list[Meta] = []
 
     def look() -> None:
-        meta = app.backend.get(task_id)
+        try:
+            meta = app.backend.get(task_id)
+        except BackendError as error:
+            if isinstance(error, DamagedResult):
+                raise
+            return  # who waits hears of it when it lasts
         if meta is not None and [meta] != last and meta["status"] not in states.READY_STATES:
             last[:] = [meta]
             tell(meta)

@@ -557,6 +557,52 @@ def test_who_awaits_is_told_that_the_store_is_away(store: FakeStore) -> None:
     assert asyncio.run(ended(store.watcher, "a"))["result"] == "a"
 
 
+def test_who_waits_outlives_a_store_that_goes_away_for_a_while(store: FakeStore) -> None:
+    threads = [Thread(store.watcher, task_id) for task_id in ("a", "b")]
+    until(lambda: store.hears() and waiting(store, "a", "b"))
+    store.away = True
+    store.sources[-1].cut()
+    del store.looks[:]
+    until(lambda: len(store.looks) > 3)
+    late = threading.Event()
+    loop = threading.Thread(target=lambda: asyncio.run(ended(store.watcher, "a")) and late.set())
+    loop.start()
+    store.away = False
+    store.end("a")
+    store.end("b")
+    assert [thread.result() for thread in threads] == [["a"], ["b"]]
+    loop.join(PATIENCE)
+    assert late.is_set()
+
+
+def test_while_the_store_is_away_it_is_asked_now_and_then(store: FakeStore) -> None:
+    thread = Thread(store.watcher, "a")
+    until(lambda: waiting(store, "a"))
+    store.away = True
+    store.sources[-1].cut()
+    began = time.monotonic()
+    until(lambda: time.monotonic() - began > 1.0)
+    looks = sum(moment > began for moment in store.looked_at)
+    assert 2 <= looks < 12
+    store.away = False
+    store.end("a")
+    assert thread.result() == ["a"]
+
+
+def test_who_waits_is_told_of_a_store_that_stays_away(store: FakeStore) -> None:
+    watcher = ResultWatcher(store, outage=0.6)
+    threads = [Thread(watcher, task_id) for task_id in ("a", "b")]
+    until(lambda: watcher.waited_for() == {"a", "b"} and waiting_in(store, "a", "b"))
+    store.away = True
+    store.sources[-1].cut()
+    assert [type(thread.result()) for thread in threads] == [BackendError, BackendError]
+    watcher.close()
+
+
+def waiting_in(store: FakeStore, *ids: str) -> bool:
+    return set().union(*store.looks) >= set(ids)
+
+
 def test_promises_outlive_a_store_that_is_away(store: FakeStore, caplog: pytest.LogCaptureFixture) -> None:
     kept: list[Any] = []
     store.away = True
