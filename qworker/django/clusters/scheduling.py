@@ -39,7 +39,7 @@ from qworker.django.conf import conf, logger
 from qworker.django.execution import connections as task_connections
 from qworker.django.execution.calls import package_of, signed
 from qworker.django.models import Schedule
-from qworker.django.transports.packages import envelope_of
+from qworker.django.transports.packages import envelope_of, options_apart
 from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, PublishError, QWorkerError
 from qworker.interrupts import let_pass
 from qworker.transports.crash_points import CRASHING, crash_point
@@ -298,8 +298,7 @@ class Scheduler(ThreadComponent):
         time."""
         at = _seconds(due) + times * MICROSECOND
         task_id = uuid.uuid5(NAMESPACE, f"{self._scope}\0{row.pk}\0{round(at * 1e6)}").hex
-        kwargs = row.parse_kwargs()
-        options = dict(kwargs.pop("q_options", None) or {})
+        kwargs, options = options_apart(row.parse_kwargs())
         if row.intended_date_kwarg:
             kwargs[row.intended_date_kwarg] = due.isoformat()
         options.setdefault("group", row.name or str(row.pk))

@@ -51,7 +51,7 @@ class PackageTask(BaseTask[..., Any]):
     hears_of_ends = True
 
     def heard_of_end(self, context: Context, state: str, error: dict[str, Any]) -> None:
-        package = unpacked(context.args[0])
+        package = _taken(context.args[0])
         note(package, False, _text_of(error))
         _go_on(package)
         context.__dict__["package"] = package
@@ -65,7 +65,7 @@ def run_package(*given: Any, **more: Any) -> Any:
     """
     if len(given) != 1 or more or not isinstance(given[0], str):
         raise Reject("the message carries no package")
-    package = unpacked(given[0])
+    package = _taken(given[0])
     context = current_context()
     package["attempt"] = 1 if context is None else (context.retries or 0) + 1
     if context is not None:
@@ -92,6 +92,13 @@ def run_package(*given: Any, **more: Any) -> Any:
         return value
     finally:
         task_connections.end(callers)
+
+
+def _taken(text: str) -> Package:
+    """The package that was signed as *text*; who observes it is told which cluster has taken it."""
+    package = unpacked(text)
+    package["cluster"] = package.get("cluster") or conf.cluster_name
+    return package
 
 
 def _has_run_or_back(package: Package) -> bool:
