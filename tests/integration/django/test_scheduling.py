@@ -118,10 +118,15 @@ def test_the_options_of_a_schedule_reach_its_task(cluster: Cluster) -> None:
 
 def test_options_of_a_schedule_may_stand_among_its_keywords(cluster: Cluster) -> None:
     schedule("math.sqrt", 4, next_run=NOON, timeout=30, task_name="nightly", extra="word")
-    new(kwargs="save=False, group='mine', q_options={'group': 'math'}")
-    first, second = sorted(cluster.look(), key=lambda task: task["func"], reverse=True)
+    new(kwargs="save=False, group='mine', cluster='c', q_options={'group': 'math'}")
+    new(name="own", func="math.ceil", kwargs="hook='mine', group='mine'", hook="hooks.told")
+    first, second, third = sorted(cluster.look(), key=lambda task: task["func"], reverse=True)
     assert (first["timeout"], first["name"], first["kwargs"]) == (30, "nightly", {"extra": "word"})
-    assert (second["save"], second["group"], second["kwargs"]) == (False, "math", {"group": "mine"})
+    assert (second["save"], second["group"]) == (False, "math")
+    assert (third["hook"], third["group"]) == ("hooks.told", "own")
+    assert [task["kwargs"] for task in (second, third)] == [
+        {"group": "mine", "cluster": "c"}, {"group": "mine", "hook": "mine"}
+    ]  # fmt: skip
 
 
 def test_no_function_is_no_schedule() -> None:
