@@ -30,6 +30,7 @@ from qworker.errors import (
     Retry,
     SoftTimeLimitExceeded,
     Terminated,
+    TimeLimitExceeded,
 )
 from qworker.interrupts import let_pass
 from qworker.tasks.task import Task as BaseTask
@@ -183,4 +184,8 @@ def _text_of(error: Any) -> str:
     """An error as execution stores it, as text."""
     if not isinstance(error, dict):
         return str(error)
-    return f"{error.get('exc_type')}: {error.get('exc_message')}"
+    kind, said = error.get("exc_type"), error.get("exc_message")
+    words = ", ".join(map(str, said)) if isinstance(said, list | tuple) else str(said)
+    if kind == TimeLimitExceeded.__name__:
+        words = f"it took longer than {words} s"
+    return f"{kind}: {words}"
