@@ -61,9 +61,12 @@ def enqueue(
     """As async_task(), with args, kwargs and options apart."""
     package = package_of(func, args, kwargs, dict(options or {}))
     broker: Broker | None = package.pop("broker", None)
-    sync = package.pop("sync", None)
-    text = signed(package)
-    if sync if sync is not None else conf.sync:
+    if conf.sync:
+        package.setdefault("sync", True)
+    pre_enqueue.send(SENDER, task=package)
+    sync = package.pop("sync", False)  # what observes it may have said so
+    text = SignedPackage.dumps(package)
+    if sync:
         _run_here(text)
     else:
         (broker or get_broker(package.get("cluster"))).send(text, package)

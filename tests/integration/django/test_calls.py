@@ -180,6 +180,24 @@ def test_q_options_let_the_function_have_keywords_of_the_same_names() -> None:
     assert options == {"group": "math", "hook": None, "sync": True}  # the caller's dict stays as it was
 
 
+@pytest.mark.parametrize(("given", "told", "wish"), [({}, None, True), ({"sync": True}, True, False)])
+def test_who_observes_calls_sees_sync_and_may_change_it(given: Any, told: Any, wish: bool) -> None:
+    heard: list[Any] = []
+
+    def observer(task: dict[str, Any], **_: Any) -> None:
+        heard.append(task.get("sync"))
+        task["sync"] = wish
+
+    pre_enqueue.connect(observer)
+    try:
+        identity = async_task("math.sqrt", 4, **given)
+    finally:
+        pre_enqueue.disconnect(observer)
+    assert heard == [told]
+    assert (fetch(identity) is not None) == wish
+    assert OrmQ.objects.count() == (not wish)
+
+
 @pytest.mark.parametrize("options", [{}, None])
 def test_q_options_without_any_leave_the_others_what_they_are(options: Any) -> None:
     assert fetch(async_task(given, group="mine", sync=True, q_options=options)).group == "mine"
