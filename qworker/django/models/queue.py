@@ -27,6 +27,7 @@ from qworker.transports.sql.schema import DELAYED, LEASED, READY
 
 VIEW, OWNER_VIEW = "qworker_ormq", "qworker_ormq_owner"
 _OWN_COLUMNS = frozenset({"id", "name", "group", "func", "args", "kwargs"})
+NOT_SAVED = "a package is put into the queue by async_task() or Broker.enqueue(), and not by saving a row"
 _TRIGGERED = "sqlite"
 """The kind of database whose views are changed by triggers: it does not tell how many rows were changed."""
 
@@ -124,7 +125,7 @@ class OrmQ(models.Model):
         are sent, not saved.
         """
         if self._state.adding:
-            raise QWorkerError("a message is put into the queue by async_task(), and not by saving it")
+            raise QWorkerError(NOT_SAVED)
         changed: dict[str, Any] = {"key": self.key}
         if self._lock_was_set:
             changed |= {"state": self.state, "due": self.due, "owner": None}
@@ -159,6 +160,11 @@ class OrmQ(models.Model):
         except (ValueError, TypeError, RecursionError):
             return ""
         return package if isinstance(package, str) else ""
+
+    @payload.setter
+    def payload(self, _: str) -> None:
+        """Raises QWorkerError: a new message is sent, and not saved, and one that waits cannot be changed."""
+        raise QWorkerError(NOT_SAVED)
 
     @cached_property
     def task(self) -> dict[str, Any]:

@@ -142,6 +142,9 @@ def test_many_are_changed_at_once() -> None:
 def test_a_message_is_not_made_by_saving_it() -> None:
     with pytest.raises(QWorkerError, match="async_task"):
         OrmQ(key="default").save()
+    with pytest.raises(QWorkerError, match=r"Broker\.enqueue"):
+        OrmQ.objects.create(key="default", payload=SignedPackage.dumps(PACKAGE), lock=UNTIL)
+    assert OrmQ.objects.count() == 0
 
 
 def test_a_list_with_locks_is_one_query(django_assert_queries: Any) -> None:
