@@ -8,6 +8,7 @@ Thread:      whichever runs the task.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 from django.db import Error, InterfaceError, OperationalError
@@ -83,6 +84,7 @@ def run_package(*given: Any, **more: Any) -> Any:
         if isinstance(error, Error):
             task_connections.drop_broken()
         if _comes_again(package):
+            _show_meanwhile(package)
             task: Any = get_current_task()
             raise task.retry(exc=error, countdown=conf.retry, max_retries=None, throw=False) from error
         _go_on_or_back(package)
@@ -170,6 +172,13 @@ def _patiently(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return work(*args, **kwargs)
     except Error as error:
         raise BackendError(f"the database does not answer: {error}") from error
+
+
+def _show_meanwhile(package: Package) -> None:
+    """Keep a failure that comes again where it is asked for, as the database does: it may come for ever."""
+    if package.get("cached") and not package.get("iter_count"):
+        with suppress(BackendError):  # nothing is lost: it is told at its end
+            cached.put(package)
 
 
 def _comes_again(package: Package) -> bool:
