@@ -19,9 +19,9 @@ from qworker.django.brokers import Broker, get_broker
 from qworker.django.conf import conf
 from qworker.django.execution import cached as cache
 from qworker.django.execution.calls import async_task
+from qworker.django.function_names import function_name
 from qworker.django.models import Schedule, Task
 from qworker.django.several import Chain, Iter, async_chain, async_iter
-from qworker.django.transports.packages import function_name
 from qworker.django.waiting import fetching
 from qworker.django.waiting.cached_calls import (
     count_group_cached,

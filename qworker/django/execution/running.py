@@ -26,9 +26,10 @@ from django.utils.module_loading import import_string
 from qworker.django.conf import conf, logger
 from qworker.django.execution import connections as task_connections
 from qworker.django.execution.reporters import report_error
+from qworker.django.function_names import function_name
 from qworker.django.signals import post_execute_in_worker, pre_execute
 from qworker.django.signing import PROTOCOL, SignedPackage
-from qworker.django.transports.packages import Package, function_name
+from qworker.django.transports.packages import Package
 from qworker.errors import EncodeError, Reject
 from qworker.interrupts import let_pass
 from qworker.safe_repr import safe_repr, storable

@@ -20,6 +20,7 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
 from qworker.django.conf import conf
+from qworker.django.function_names import function_name
 from qworker.django.models.display import shown_as
 from qworker.django.signing import SignedPackage
 from qworker.errors import QWorkerError
@@ -182,10 +183,7 @@ class OrmQ(models.Model):
     def func(self) -> str | None:
         """The function: its dotted path; None for a message that has no package."""
         function = self.task.get("func")
-        if callable(function):
-            name = getattr(function, "__qualname__", type(function).__qualname__)
-            return f"{getattr(function, '__module__', '')}.{name}"
-        return None if function is None else str(function)
+        return function_name(function) if callable(function) else None if function is None else str(function)
 
     @shown_as(_("Task id"))
     def task_id(self) -> str | None:

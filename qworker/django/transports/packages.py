@@ -10,11 +10,11 @@ cluster is taken for one of ours: the cluster's name salts the signature.
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from qworker.django.function_names import function_name
 from qworker.errors import InvalidTaskMessage
 from qworker.message.protocol import NO_EMBED_JSON
 from qworker.transports.lease import Envelope
@@ -47,19 +47,6 @@ def options_apart(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
         if name in kwargs and name not in options:
             options[name] = kwargs.pop(name)
     return kwargs, options
-
-
-def function_name(func: str | Callable[..., Any]) -> str:
-    """Return what a package's function is called: dotted text, or what repr() says of what has no name."""
-    if isinstance(func, str):
-        return func
-    owner = getattr(func, "__self__", None)
-    if not inspect.isclass(owner):
-        owner = getattr(func, "__objclass__", None)  # of str.upper and its like
-    if owner is not None:
-        return f"{owner.__module__}.{owner.__qualname__}.{getattr(func, '__name__', '')}"
-    module, name = getattr(func, "__module__", None), getattr(func, "__qualname__", None)
-    return f"{module}.{name}" if module and name else repr(func)
 
 
 def envelope_of(

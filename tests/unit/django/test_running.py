@@ -13,8 +13,9 @@ from qworker.django.execution import endings
 from qworker.django.execution.calls import package_of, signed
 from qworker.django.execution.running import located, run
 from qworker.django.execution.work import run_package
+from qworker.django.function_names import function_name
 from qworker.django.signals import post_execute, post_execute_in_worker, pre_execute
-from qworker.django.transports.packages import UNLIMITED, envelope_of, function_name
+from qworker.django.transports.packages import UNLIMITED, envelope_of
 from qworker.errors import EncodeError
 
 
