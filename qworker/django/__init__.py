@@ -7,8 +7,8 @@ them.
 Modules and packages, in reading order: ``apps`` (how it is installed, under one of two labels). The
 settings: ``settings``, ``conf`` (what the rest imports of them), ``checks`` (what Django's check says).
 What is kept: ``models``, ``migrations``, ``tables``. A task as a message: ``humanhash`` (names of tasks),
-``signing``, ``signals`` (what happens to a task), ``transports``, ``brokers``. A task runs: ``execution``,
-``project`` (the app of a project). A cluster: ``clusters``, ``status``, ``cluster``, ``management``. Those
-who watch it: ``monitoring``, ``monitor``. What callers use: ``waiting``, ``several``, ``tasks``. What
-people see: ``admin``.
+``function_names``, ``signing``, ``signals`` (what happens to a task), ``transports``, ``brokers``. A task
+runs: ``execution``, ``project`` (the app of a project). A cluster: ``clusters``, ``status``, ``cluster``,
+``management``. Those who watch it: ``monitoring``, ``monitor``. What callers use: ``waiting``, ``several``,
+``tasks``. What people see: ``admin``.
 """

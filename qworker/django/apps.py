@@ -19,7 +19,9 @@ from django.db.models.signals import post_migrate, pre_migrate
 from qworker.context import set_default_maker
 from qworker.django import checks
 from qworker.django.conf import conf
+from qworker.django.settings.keys import KEYS
 from qworker.django.tables import predecessor
+from qworker.errors import ConfigurationError
 from qworker.naming import import_object
 
 
@@ -33,8 +35,12 @@ class QWorkerConfig(AppConfig):
 
     @property
     def verbose_name(self) -> str:
-        """The heading in the admin, which is the setting ``label``."""
-        return str(conf.label)
+        """The heading in the admin, which is the setting ``label``. Where that is wrong, its default: the
+        checks tell of it once Django is set up."""
+        try:
+            return str(conf.label)
+        except ConfigurationError:
+            return str(KEYS["label"].default)
 
     def ready(self) -> None:
         checks.register()

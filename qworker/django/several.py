@@ -150,10 +150,10 @@ class Chain:
 
     def append(self, func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> int:
         """Add a call, with arguments as async_task() takes them; return how many there are. What came of a
-        run before is forgotten."""
+        run before is in no group any more."""
         self.chain.append((func, args, kwargs))
         if self.started:
-            fetching.delete_group(self.group, True, self.cached)
+            fetching.delete_group(self.group, cached=self.cached)
             self.started = False
         return self.length()
 

@@ -19,9 +19,9 @@ from qworker.django.brokers import Broker, get_broker
 from qworker.django.conf import conf
 from qworker.django.execution import cached as cache
 from qworker.django.execution.calls import async_task
+from qworker.django.function_names import function_name
 from qworker.django.models import Schedule, Task
 from qworker.django.several import Chain, Iter, async_chain, async_iter
-from qworker.django.transports.packages import function_name
 from qworker.django.waiting import fetching
 from qworker.django.waiting.cached_calls import (
     count_group_cached,
@@ -59,7 +59,8 @@ def result_group(
 def fetch_group(
     group_id: str, failures: bool = True, wait: int = 0, count: int | None = None, cached: Any = None
 ) -> Any:
-    """Return the tasks of a group: a queryset, or a list from the cache. As result_group()."""
+    """Return the tasks of a group, as result_group(): a queryset, which may be empty; or a list from the
+    cache, None for nothing."""
     return fetching.members(group_id, failures, wait, count, cached)
 
 
@@ -118,7 +119,7 @@ def schedule(func: str, *args: Any, **kwargs: Any) -> Schedule:
     - repeats (number): so often; -1 for ever, 0 never.
     - next_run (datetime): first, or next; now, when it is not told.
     - cluster (text): the name of the cluster; intended_date_kwarg (text): the keyword that gets the due time.
-    - q_options (dict): options of async_task().
+    - q_options (dict): options of async_task(); also directly, as there.
 
     Raises IntegrityError for a name that another has, ValidationError for what is none.
     """
@@ -126,10 +127,9 @@ def schedule(func: str, *args: Any, **kwargs: Any) -> Schedule:
     first = given.pop("next_run", None)
     if first is not None:
         given["next_run"] = getattr(first, "datetime", first)  # a time of the library arrow has one
-    options = kwargs.pop("q_options", None)
-    if options:
-        kwargs["q_options"] = options
-    made = Schedule(func=function_name(func), args=args or None, kwargs=kwargs or None, **given)
+    if not kwargs.get("q_options", True):
+        del kwargs["q_options"]
+    made = Schedule(func=func and function_name(func), args=args, kwargs=kwargs, **given)
     if made.hook is not None:
         made.hook = function_name(made.hook)
     name = given.get("name")

@@ -256,6 +256,18 @@ until(lambda: queue_size() == 0)
     assert found == {"task": [False, 3, "xxx"], "once": [False, 1]}
 
 
+def test_a_cached_failure_that_comes_again_is_seen_meanwhile(tmp_path: Path) -> None:
+    with (project := place(tmp_path, ack_failures=False, retry=3600)).cluster():
+        found = project.script(
+            """
+identity = async_task("tasks.fails", cached=True, group="cached")
+task = until(lambda: fetch(identity, cached=True))
+found["task"] = [task.success, task.attempt_count, count_group("cached", cached=True)]
+"""
+        )
+    assert found == {"task": [False, 1, 1]}
+
+
 def test_a_cluster_works_off_a_broker_of_the_projects_own(tmp_path: Path) -> None:
     project = place(tmp_path, broker_class="tasks.Files")
     with project.cluster():

@@ -206,7 +206,7 @@ def test_a_task_that_takes_too_long_is_ended_and_its_worker_replaced(
 ) -> None:
     success, text = found["timeout"]
     assert success is False
-    assert text.startswith("TimeLimitExceeded")
+    assert text.startswith("TimeLimitExceeded: it took longer than ")
     assert found["restarts"] >= 1
 
 

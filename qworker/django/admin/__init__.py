@@ -7,6 +7,8 @@ functions people may schedule), ``schedule_form`` (what may be saved by whom), `
 (what a message tells of its task), ``queue`` (what waits, where the database is the broker).
 """
 
+from contextlib import suppress
+
 from django.contrib import admin
 
 from qworker.django.admin.queue import QueueAdmin
@@ -14,11 +16,13 @@ from qworker.django.admin.results import FailAdmin, TaskAdmin
 from qworker.django.admin.schedules import ScheduleAdmin
 from qworker.django.conf import conf
 from qworker.django.models import Failure, OrmQ, Schedule, Success
+from qworker.errors import ConfigurationError
 
 __all__ = ["FailAdmin", "QueueAdmin", "ScheduleAdmin", "TaskAdmin"]
 
 admin.site.register(Success, TaskAdmin)
 admin.site.register(Failure, FailAdmin)
 admin.site.register(Schedule, ScheduleAdmin)
-if conf.broker == "orm":
-    admin.site.register(OrmQ, QueueAdmin)
+with suppress(ConfigurationError):  # of which the checks tell
+    if conf.broker == "orm":
+        admin.site.register(OrmQ, QueueAdmin)

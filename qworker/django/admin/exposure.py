@@ -51,7 +51,7 @@ def is_exposed(path: str) -> bool:
 
 
 def is_harmless(options: Mapping[str, Any]) -> bool:
-    """Whether the options of a task (``q_options``) name nothing that is called, but for hooks that are
+    """Whether the options of a task name nothing that is called, but for hooks that are
     exposed."""
     hook = options.get("hook")
     return options.keys() <= _HARMLESS and (hook is None or (isinstance(hook, str) and is_exposed(hook)))

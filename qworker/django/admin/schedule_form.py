@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy as _
 
 from qworker.django.admin.exposure import exposed_names, is_exposed, is_harmless
 from qworker.django.models import Schedule, literals
+from qworker.django.transports.packages import options_apart
 from qworker.errors import InvalidSchedule
 
 CALLED = ("func", "hook")
@@ -85,7 +86,9 @@ class ScheduleForm(forms.ModelForm):
     def _options_are_harmless(kwargs: str) -> bool:
         """Whether the options among the arguments name nothing that is called."""
         try:
-            options = literals.keywords(kwargs).get("q_options")
+            given = literals.keywords(kwargs)
         except InvalidSchedule:
             return True  # the model says so, and nothing is saved
-        return options is None or (isinstance(options, dict) and is_harmless(options))
+        if not isinstance(given.get("q_options") or {}, dict):
+            return False
+        return is_harmless(options_apart(given)[1])

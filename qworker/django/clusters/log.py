@@ -18,8 +18,8 @@ from qworker import signals
 from qworker.django.clusters.affinity import pin
 from qworker.django.conf import logger, prepare_logger
 from qworker.django.execution.running import SENDER
+from qworker.django.function_names import function_name
 from qworker.django.signals import post_execute, post_spawn
-from qworker.django.transports.packages import function_name
 
 SHOWN = 500
 """Characters of a failure that a line shows."""

@@ -39,7 +39,7 @@ from qworker.django.conf import conf, logger
 from qworker.django.execution import connections as task_connections
 from qworker.django.execution.calls import package_of, signed
 from qworker.django.models import Schedule
-from qworker.django.transports.packages import envelope_of
+from qworker.django.transports.packages import envelope_of, options_apart
 from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, PublishError, QWorkerError
 from qworker.interrupts import let_pass
 from qworker.transports.crash_points import CRASHING, crash_point
@@ -298,13 +298,9 @@ class Scheduler(ThreadComponent):
         time."""
         at = _seconds(due) + times * MICROSECOND
         task_id = uuid.uuid5(NAMESPACE, f"{self._scope}\0{row.pk}\0{round(at * 1e6)}").hex
-        kwargs = row.parse_kwargs()
-        options = dict(kwargs.pop("q_options", None) or {})
+        kwargs, options = _call_of(row)
         if row.intended_date_kwarg:
             kwargs[row.intended_date_kwarg] = due.isoformat()
-        options.setdefault("group", row.name or str(row.pk))
-        if row.hook:
-            options.setdefault("hook", row.hook)
         package = package_of(row.func, row.parse_args(), kwargs, {**options, "id": task_id, "slot": at})
         text = signed(package)
         envelopes: list[Envelope] = [envelope_of(text, package, package.get("cluster") or conf.cluster_name)]
@@ -322,6 +318,16 @@ class Scheduler(ThreadComponent):
             logger.debug("the lease of the schedules was not given back: %s", error)
         self._store.close()
         close_old_connections()
+
+
+def _call_of(row: Schedule) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The keywords of the function of *row*, and the options of its tasks. A group and a cluster are the
+    schedule's, or in ``q_options``: else a keyword of that name is the function's."""
+    given = row.parse_kwargs()
+    options = {"group": row.name or str(row.pk), "cluster": None, **dict(given.get("q_options") or {})}
+    if row.hook:
+        options.setdefault("hook", row.hook)
+    return options_apart({**given, "q_options": options})
 
 
 def _dues(row: Schedule, now: datetime) -> Iterator[datetime]:

@@ -33,6 +33,8 @@ from qworker.errors import BackendError
 from qworker.interrupts import let_pass
 from qworker.safe_repr import safe_repr
 
+SHORTEST_SECONDS = 1.0
+"""What is kept for less than that, some caches never keep."""
 FINISHED_SECONDS = 86400.0
 """For so long a part is known that comes again after all were collected."""
 
@@ -55,7 +57,7 @@ def key(name: str, *more: object) -> str:
 
 def seconds_of(cached: Any) -> float | None:
     """Return for how many seconds the option *cached* keeps a result; None for ever."""
-    return None if cached is True else float(cached)
+    return None if cached is True else max(SHORTEST_SECONDS, float(cached))
 
 
 def put(package: Package) -> int:

@@ -7,6 +7,7 @@ Thread:      any.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,20 +32,21 @@ def async_task(func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> str
     """Have a cluster call ``func(*args, **kwargs)``; return the id of the task, 32 hexadecimal digits.
 
     func: dotted text, or a function that can be pickled. Of *kwargs* these are options, and do not reach the
-    function; ``q_options``, a dict, has them instead:
+    function; ``q_options``, a dict, may have them, too, and goes before keywords of the same names, which are
+    then the function's:
 
     - hook: dotted text or a function, called with the ``Task`` when it has ended, well or not.
     - group (text): what it is collected under.
     - save (bool): whether a success is kept. None: as the settings say.
-    - timeout (seconds): after so long its process is killed. None: as the settings say.
+    - timeout (seconds): after so long its process is killed. None: as the settings say; -1: never.
     - sync (bool): run it here and now.
     - cached (True or seconds): keep the result in the cache, and not in the database.
     - ack_failure (bool): False: when it fails it is delivered again.
     - broker: a Broker to use. cluster (text): the name of another cluster.
     - task_name (text): its name, in place of one that is made up.
 
-    Raises ValueError for a group or a name of more than 100 characters, and what the broker raises that
-    cannot take it.
+    Raises ValueError for a group or a name of more than 100 characters and for seconds that are none, and
+    what the broker raises that cannot take it.
     """
     keywords, options = options_apart(kwargs)
     return enqueue(func, args, keywords, options)
@@ -59,9 +61,12 @@ def enqueue(
     """As async_task(), with args, kwargs and options apart."""
     package = package_of(func, args, kwargs, dict(options or {}))
     broker: Broker | None = package.pop("broker", None)
-    sync = package.pop("sync", None)
-    text = signed(package)
-    if sync if sync is not None else conf.sync:
+    if conf.sync:
+        package.setdefault("sync", True)
+    pre_enqueue.send(SENDER, task=package)
+    sync = package.pop("sync", False)  # what observes it may have said so
+    text = SignedPackage.dumps(package)
+    if sync:
         _run_here(text)
     else:
         (broker or get_broker(package.get("cluster"))).send(text, package)
@@ -76,6 +81,7 @@ def package_of(
     name, identity = uuid()
     for option in ("group", "task_name", "cluster"):
         _check_text(option, options.get(option))
+    _check_seconds(options)
     package: Package = {
         "id": options.pop("id", None) or identity,
         "name": options.pop("task_name", None) or name,
@@ -100,6 +106,21 @@ def _check_text(option: str, value: Any) -> None:
             f"{option} is {safe_repr(value, 80)}: it has at most {LONGEST} characters, no NUL and no lone "
             "surrogate"
         )
+
+
+def _check_seconds(options: Mapping[str, Any]) -> None:
+    timeout, cached = options.get("timeout"), options.get("cached")
+    if timeout is not None and not (isinstance(timeout, int | float) and math.isfinite(timeout)):
+        raise ValueError(f"timeout is {safe_repr(timeout, 80)}: it is a number of seconds, -1 for no limit")
+    if cached and not _is_positive(cached):
+        raise ValueError(f"cached is {safe_repr(cached, 80)}: it is True, or a positive number of seconds")
+
+
+def _is_positive(value: Any) -> bool:
+    try:
+        return 0 < float(value) < math.inf
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def signed(package: Package) -> str:

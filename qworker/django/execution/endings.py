@@ -18,12 +18,11 @@ from uuid import UUID, uuid5
 
 from django.db import Error, router
 from django.utils import timezone
-from django.utils.module_loading import import_string
 
 from qworker import states
 from qworker.django.execution import cached
 from qworker.django.execution import connections as task_connections
-from qworker.django.execution.running import is_kept, note, observe, values_of
+from qworker.django.execution.running import is_kept, located, note, observe, values_of
 from qworker.django.models import Task
 from qworker.django.signals import post_execute
 from qworker.django.transports import task_rows
@@ -99,7 +98,7 @@ def _call_hook(package: Package) -> None:
     callers = task_connections.in_transaction()
     try:
         hook = package["hook"]
-        call = import_string(hook) if isinstance(hook, str) else hook
+        call = located(hook) if isinstance(hook, str) else hook
         call(Task(**values))
     except (Exception, SystemExit) as error:
         let_pass(error)
@@ -146,7 +145,6 @@ def _collect(package: Package, tasks: list[Task]) -> None:
         **package,
         "id": package["group"],
         "args": [task.args for task in tasks],
-        "kwargs": {},
         "result": lost or [task.result for task in tasks],
         "success": not lost and all(task.success for task in tasks),
         "started": min([task.started for task in tasks], default=package["started"]),

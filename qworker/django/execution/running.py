@@ -8,10 +8,13 @@ Thread:      whichever runs the task.
 from __future__ import annotations
 
 import asyncio
+import builtins
 import inspect
 import pickle
+import sys
 import traceback as traces
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -23,9 +26,10 @@ from django.utils.module_loading import import_string
 from qworker.django.conf import conf, logger
 from qworker.django.execution import connections as task_connections
 from qworker.django.execution.reporters import report_error
+from qworker.django.function_names import function_name
 from qworker.django.signals import post_execute_in_worker, pre_execute
 from qworker.django.signing import PROTOCOL, SignedPackage
-from qworker.django.transports.packages import Package, function_name
+from qworker.django.transports.packages import Package
 from qworker.errors import EncodeError, Reject
 from qworker.interrupts import let_pass
 from qworker.safe_repr import safe_repr, storable
@@ -57,9 +61,12 @@ def unpacked(text: str) -> Package:
 
 def run(package: Package) -> Any:
     """Call the function of *package*; note in it how that ended. Raises what the function raises."""
+    func: Callable[..., Any] | None = None
     try:
-        func = _resolved(package["func"])
-        pre_execute.send(SENDER, func=func, task=package)
+        try:
+            func = _resolved(package["func"])
+        finally:
+            pre_execute.send(SENDER, func=func, task=package)
         value = func(*package["args"], **package["kwargs"])
         if inspect.iscoroutine(value):
             value = asyncio.run(_awaited(value))
@@ -70,6 +77,7 @@ def run(package: Package) -> Any:
     except BaseException as error:
         note(package, False, _said(error))
         report_error()
+        observe(post_execute_in_worker, func=func, task=package)
         raise
     note(package, True, value)
     observe(post_execute_in_worker, func=func, task=package)
@@ -168,5 +176,25 @@ def _text(field: str, value: Any) -> str | None:
 
 
 def _resolved(func: Any) -> Callable[..., Any]:
-    found: Callable[..., Any] = import_string(func) if isinstance(func, str) else func
+    found: Callable[..., Any] = located(func) if isinstance(func, str) else func
     return found
+
+
+def located(path: str) -> Any:
+    """Return what the dotted *path* leads to: in a module, in a class of one, or among Python's builtins.
+
+    Raises ImportError when there is no such thing.
+    """
+    try:
+        return import_string(path)
+    except ImportError:
+        # It has loaded the modules on the way, as far as they are modules.
+        names = path.split(".")
+        loaded = (end for end in range(len(names) - 1, 0, -1) if ".".join(names[:end]) in sys.modules)
+        end = next(loaded, 0)
+        start = sys.modules[".".join(names[:end])] if end else builtins
+        try:
+            return reduce(getattr, names[end:], start)
+        except AttributeError:
+            pass  # the error above says more
+        raise

@@ -8,6 +8,7 @@ Thread:      whichever runs the task.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 from django.db import Error, InterfaceError, OperationalError
@@ -30,6 +31,7 @@ from qworker.errors import (
     Retry,
     SoftTimeLimitExceeded,
     Terminated,
+    TimeLimitExceeded,
 )
 from qworker.interrupts import let_pass
 from qworker.tasks.task import Task as BaseTask
@@ -51,7 +53,7 @@ class PackageTask(BaseTask[..., Any]):
     hears_of_ends = True
 
     def heard_of_end(self, context: Context, state: str, error: dict[str, Any]) -> None:
-        package = unpacked(context.args[0])
+        package = _taken(context.args[0])
         note(package, False, _text_of(error))
         _go_on(package)
         context.__dict__["package"] = package
@@ -65,7 +67,7 @@ def run_package(*given: Any, **more: Any) -> Any:
     """
     if len(given) != 1 or more or not isinstance(given[0], str):
         raise Reject("the message carries no package")
-    package = unpacked(given[0])
+    package = _taken(given[0])
     context = current_context()
     package["attempt"] = 1 if context is None else (context.retries or 0) + 1
     if context is not None:
@@ -82,6 +84,7 @@ def run_package(*given: Any, **more: Any) -> Any:
         if isinstance(error, Error):
             task_connections.drop_broken()
         if _comes_again(package):
+            _show_meanwhile(package)
             task: Any = get_current_task()
             raise task.retry(exc=error, countdown=conf.retry, max_retries=None, throw=False) from error
         _go_on_or_back(package)
@@ -92,6 +95,13 @@ def run_package(*given: Any, **more: Any) -> Any:
         return value
     finally:
         task_connections.end(callers)
+
+
+def _taken(text: str) -> Package:
+    """The package that was signed as *text*; who observes it is told which cluster has taken it."""
+    package = unpacked(text)
+    package["cluster"] = package.get("cluster") or conf.cluster_name
+    return package
 
 
 def _has_run_or_back(package: Package) -> bool:
@@ -164,6 +174,13 @@ def _patiently(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         raise BackendError(f"the database does not answer: {error}") from error
 
 
+def _show_meanwhile(package: Package) -> None:
+    """Keep a failure that comes again where it is asked for, as the database does: it may come for ever."""
+    if package.get("cached") and not package.get("iter_count"):
+        with suppress(BackendError):  # nothing is lost: it is told at its end
+            cached.put(package)
+
+
 def _comes_again(package: Package) -> bool:
     """Whether the failed *package* is delivered again: not unless failures are not acknowledged."""
     if package.get("ack_failure", conf.ack_failures):
@@ -176,4 +193,8 @@ def _text_of(error: Any) -> str:
     """An error as execution stores it, as text."""
     if not isinstance(error, dict):
         return str(error)
-    return f"{error.get('exc_type')}: {error.get('exc_message')}"
+    kind, said = error.get("exc_type"), error.get("exc_message")
+    words = ", ".join(map(str, said)) if isinstance(said, list | tuple) else str(said)
+    if kind == TimeLimitExceeded.__name__:
+        words = f"it took longer than {words} s"
+    return f"{kind}: {words}"

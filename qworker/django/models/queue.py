@@ -20,6 +20,7 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
 from qworker.django.conf import conf
+from qworker.django.function_names import function_name
 from qworker.django.models.display import shown_as
 from qworker.django.signing import SignedPackage
 from qworker.errors import QWorkerError
@@ -27,6 +28,7 @@ from qworker.transports.sql.schema import DELAYED, LEASED, READY
 
 VIEW, OWNER_VIEW = "qworker_ormq", "qworker_ormq_owner"
 _OWN_COLUMNS = frozenset({"id", "name", "group", "func", "args", "kwargs"})
+NOT_SAVED = "a package is put into the queue by async_task() or Broker.enqueue(), and not by saving a row"
 _TRIGGERED = "sqlite"
 """The kind of database whose views are changed by triggers: it does not tell how many rows were changed."""
 
@@ -124,7 +126,7 @@ class OrmQ(models.Model):
         are sent, not saved.
         """
         if self._state.adding:
-            raise QWorkerError("a message is put into the queue by async_task(), and not by saving it")
+            raise QWorkerError(NOT_SAVED)
         changed: dict[str, Any] = {"key": self.key}
         if self._lock_was_set:
             changed |= {"state": self.state, "due": self.due, "owner": None}
@@ -160,6 +162,11 @@ class OrmQ(models.Model):
             return ""
         return package if isinstance(package, str) else ""
 
+    @payload.setter
+    def payload(self, _: str) -> None:
+        """Raises QWorkerError: a new message is sent, and not saved, and one that waits cannot be changed."""
+        raise QWorkerError(NOT_SAVED)
+
     @cached_property
     def task(self) -> dict[str, Any]:
         """What the package holds, by name. {} for a message that has none; where it cannot be read, an id
@@ -176,10 +183,7 @@ class OrmQ(models.Model):
     def func(self) -> str | None:
         """The function: its dotted path; None for a message that has no package."""
         function = self.task.get("func")
-        if callable(function):
-            name = getattr(function, "__qualname__", type(function).__qualname__)
-            return f"{getattr(function, '__module__', '')}.{name}"
-        return None if function is None else str(function)
+        return function_name(function) if callable(function) else None if function is None else str(function)
 
     @shown_as(_("Task id"))
     def task_id(self) -> str | None:

@@ -14,6 +14,7 @@ than the time that it was due last.
 
 from __future__ import annotations
 
+import re
 from calendar import monthrange
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 ONCE, MINUTES, HOURLY, DAILY, WEEKLY, BIWEEKLY = "O", "I", "H", "D", "W", "BW"
 MONTHLY, BIMONTHLY, QUARTERLY, YEARLY, CRON = "M", "BM", "Q", "Y", "C"
 """The kinds of schedules, as they are stored."""
+
+LASTS = (59, 23, 31, 12, 6)
+"""The greatest number of each field of a crontab: minute, hour, day of the month, month, day of the week."""
+DAYS_LAST = (31, 6)
+"""Those of the two that name days."""
+OPEN_STEP = re.compile(r"^(\w+)/(\d+)$")
 
 DAYS = {DAILY: 1, WEEKLY: 7, BIWEEKLY: 14}
 MONTHS = {MONTHLY: 1, BIMONTHLY: 2, QUARTERLY: 3, YEARLY: 12}
@@ -76,10 +83,22 @@ def _stepped(kind: str, wall: datetime) -> datetime:
 
 
 def crontab_of(text: str, zone: tzinfo = UTC) -> crontab:
-    """Read five fields. Raises InvalidSchedule for what is no crontab."""
+    """Read five fields. Raises InvalidSchedule for what is no crontab.
+
+    As in django-q2, ``5/10`` is ``5-59/10`` in the field of the minutes, and ``?`` any day.
+    """
     from qworker.beat.crontab import crontab
 
+    fields = str(text).split()
+    if len(fields) == len(LASTS):
+        text = " ".join(_spelt_out(field, last) for field, last in zip(fields, LASTS, strict=True))
     return crontab.from_text(text, tz=zone)
+
+
+def _spelt_out(field: str, last: int) -> str:
+    if field == "?" and last in DAYS_LAST:
+        return "*"
+    return ",".join(OPEN_STEP.sub(rf"\1-{last}/\2", part) for part in field.split(","))
 
 
 def _next_of_cron(cron: str | None, due: datetime, zone: tzinfo | None) -> datetime:

@@ -103,7 +103,7 @@ def _described(text: str) -> packages.Package:
     letter of it."""
     try:
         package: packages.Package = SignedPackage.loads(text)
-        packages.function_name(package["func"])
+        packages.envelope_of(text, package, "")
     except Exception as error:  # noqa: BLE001 - it may be anything, and the others are moved
         logger.warning("a package is moved that cannot be read: %s", error)
         return {"id": uuid4().hex, "func": "unreadable"}

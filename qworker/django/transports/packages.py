@@ -11,9 +11,10 @@ cluster is taken for one of ours: the cluster's name salts the signature.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from qworker.django.function_names import function_name
 from qworker.errors import InvalidTaskMessage
 from qworker.message.protocol import NO_EMBED_JSON
 from qworker.transports.lease import Envelope
@@ -31,24 +32,21 @@ OPTIONS = (
 """Keywords of async_task() that are its own, and not the function's."""
 
 
+UNLIMITED = 1_000_000_000
+"""Seconds, which are thirty years: in a message, no limit means that of the cluster."""
+
+
 def options_apart(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the keywords of a function, and the options of its call, out of those that were *given*.
 
-    With ``q_options`` all options are in there, and every other keyword is the function's.
+    What is in ``q_options`` goes before a keyword of that name, which is then the function's.
     """
     kwargs = dict(given)
-    options = kwargs.pop("q_options", None)
-    if options is None:
-        options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
-    return kwargs, dict(options)
-
-
-def function_name(func: str | Callable[..., Any]) -> str:
-    """Return what a package's function is called: dotted text, or what repr() says of what has no name."""
-    if isinstance(func, str):
-        return func
-    name = getattr(func, "__qualname__", None)
-    return f"{func.__module__}.{name}" if name else repr(func)
+    options = dict(kwargs.pop("q_options", None) or {})
+    for name in OPTIONS:
+        if name in kwargs and name not in options:
+            options[name] = kwargs.pop(name)
+    return kwargs, options
 
 
 def envelope_of(
@@ -59,7 +57,7 @@ def envelope_of(
     - package: what *text* was made of.
     - due: epoch seconds before which it is not to run; None: at once.
     """
-    identity, timeout = package["id"], package.get("timeout")
+    identity = package["id"]
     name = function_name(package["func"])
     headers = {
         "lang": "py",
@@ -67,7 +65,7 @@ def envelope_of(
         "id": identity,
         "root_id": identity,
         "shadow": name[:256],
-        "timelimit": [timeout if timeout and timeout > 0 else None, None],
+        "timelimit": [_limit_of(package.get("timeout")), None],
         "argsrepr": f"({package.get('name', '')!r},)",
         "kwargsrepr": "{}",
     }
@@ -75,6 +73,11 @@ def envelope_of(
         headers["eta"] = None
     body = f"[[{json.dumps(text)}],{{}},{NO_EMBED_JSON}]".encode()
     return Envelope(queue, json.dumps(headers, separators=(",", ":")), None, body, priority, due)
+
+
+def _limit_of(timeout: float | None) -> float | None:
+    """What a message has as the limit for *timeout*, of which a negative one means none at all."""
+    return min(timeout, UNLIMITED) if timeout and timeout > 0 else UNLIMITED if timeout else None
 
 
 def text_of(body: bytes) -> str:

@@ -105,6 +105,8 @@ def test_a_pattern_leads_to_nothing_that_its_modules_import(func: str) -> None:
         {"kwargs": "q_options={'sync': True}"},
         {"kwargs": "q_options=[('hook', 'os.abort')]"},
         {"kwargs": "{'q_options': {'iter_count': 3}}"},
+        {"kwargs": "hook='os.abort'"},
+        {"kwargs": "chain=[('os.abort', ())], q_options={'timeout': 3}"},
     ],
     ids=lambda fields: str(fields),
 )

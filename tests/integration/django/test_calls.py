@@ -6,6 +6,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from django.test.utils import CaptureQueriesContext
 
 from qworker.django import tasks
 from qworker.django.brokers import get_broker
+from qworker.django.execution import cached as cached_results
 from qworker.django.models import OrmQ, Schedule, Task
 from qworker.django.signals import pre_enqueue
 from qworker.django.tasks import (
@@ -112,8 +114,7 @@ def test_results_are_asked_for_by_id_or_name() -> None:
 def test_a_task_may_have_a_name_of_its_own() -> None:
     async_task("math.sqrt", 9, task_name="nine", sync=True)
     async_task("math.sqrt", 16, q_options={"task_name": "sixteen"}, sync=True)
-    assert result("nine") == 3
-    assert OrmQ.objects.count() == 1  # of the second the options are in q_options, and sync is none of them
+    assert (result("nine"), result("sixteen")) == (3, 4)
 
 
 @pytest.mark.parametrize("value", [0, "", False, [], None])
@@ -172,12 +173,52 @@ def test_options_reach_no_function() -> None:
 
 
 def test_q_options_let_the_function_have_keywords_of_the_same_names() -> None:
-    options = {"group": "math", "sync": True}
-    task = fetch(async_task(given, group="mine", hook="mine", timeout=7, q_options=options))
-    assert task.group == "math"
-    assert task.hook is None
-    assert task.result == ((), {"group": "mine", "hook": "mine", "timeout": 7})
-    assert options == {"group": "math", "sync": True}  # the caller's dict stays as it was
+    options = {"group": "math", "hook": None, "sync": True}
+    task = fetch(async_task(given, group="mine", hook="mine", task_name="seven", q_options=options))
+    assert (task.group, task.hook, task.name) == ("math", None, "seven")
+    assert task.result == ((), {"group": "mine", "hook": "mine"})
+    assert options == {"group": "math", "hook": None, "sync": True}  # the caller's dict stays as it was
+
+
+@pytest.mark.parametrize(("given", "told", "wish"), [({}, None, True), ({"sync": True}, True, False)])
+def test_who_observes_calls_sees_sync_and_may_change_it(given: Any, told: Any, wish: bool) -> None:
+    heard: list[Any] = []
+
+    def observer(task: dict[str, Any], **_: Any) -> None:
+        heard.append(task.get("sync"))
+        task["sync"] = wish
+
+    pre_enqueue.connect(observer)
+    try:
+        identity = async_task("math.sqrt", 4, **given)
+    finally:
+        pre_enqueue.disconnect(observer)
+    assert heard == [told]
+    assert (fetch(identity) is not None) == wish
+    assert OrmQ.objects.count() == (not wish)
+
+
+@pytest.mark.parametrize("options", [{}, None])
+def test_q_options_without_any_leave_the_others_what_they_are(options: Any) -> None:
+    assert fetch(async_task(given, group="mine", sync=True, q_options=options)).group == "mine"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"timeout": "3"}, {"timeout": float("nan")}, {"timeout": timedelta(seconds=3)}, {"cached": -1},
+     {"cached": "soon"}, {"cached": float("inf")}, {"cached": [1]}],
+    ids=str,
+)  # fmt: skip
+def test_seconds_that_are_none_are_refused_where_the_call_stands(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name} is .* number of seconds"):
+        async_task("math.sqrt", 4, **options)
+    assert OrmQ.objects.count() == 0
+
+
+def test_less_than_a_second_in_the_cache_is_one() -> None:
+    assert cached_results.seconds_of(0.2) == 1
+    assert cached_results.seconds_of(-1) == 1  # it would be put back again and again, as no cache keeps it
 
 
 def test_a_timeout_goes_with_the_package(seen: list[dict[str, Any]]) -> None:
@@ -439,6 +480,7 @@ def test_a_hook_of_an_iterable_is_ignored_and_its_options_are_not(seen: list[dic
     assert heard == []
     assert [task["timeout"] for task in seen] == [5, 6, 6]
     assert result(identity) == [((1,), {"a": 2}), ((2,), {"a": 2})]
+    assert fetch(identity).kwargs == {"a": 2}
 
 
 def test_parts_that_the_cache_has_thrown_away_fail_the_whole() -> None:
@@ -506,7 +548,9 @@ def test_a_chain_object_is_filled_run_and_filled_again(cached: bool) -> None:
     assert sorted(chain.result()) == [-1, 1]
     assert chain.current() == 2
     assert len(chain.fetch(failures=False, wait=10)) == 2
+    before = [task.id for task in chain.fetch()]
     assert chain.append("math.sqrt", 4) == 3  # the results are gone
+    assert all(fetch(each, cached=cached) for each in before)  # and their tasks are not
     assert (chain.result(), chain.started) == (None, False)
     assert not count_group(group, cached=cached)
     chain.run()

@@ -59,6 +59,8 @@ def test_a_message_shows_its_package() -> None:
 
 def test_a_function_is_shown_by_its_path() -> None:
     assert message({**PACKAGE, "func": json.dumps}).func() == "json.dumps"
+    assert message({**PACKAGE, "func": datetime.now}).func() == "datetime.datetime.now"
+    assert message({**PACKAGE, "func": str.upper}).func() == "builtins.str.upper"
 
 
 def test_a_package_that_cannot_be_read_names_the_error() -> None:
@@ -139,9 +141,17 @@ def test_many_are_changed_at_once() -> None:
     assert OrmQ.objects.filter(key="elsewhere").count() == 2
 
 
+def test_a_package_of_the_predecessor_is_moved_whatever_its_timeout_is() -> None:
+    """Of django-q2 nobody looks at it before a worker does, which then dies."""
+    assert [message({**PACKAGE, "timeout": odd}).name() for odd in ("3", [3], -1)] == ["four-words"] * 3
+
+
 def test_a_message_is_not_made_by_saving_it() -> None:
     with pytest.raises(QWorkerError, match="async_task"):
         OrmQ(key="default").save()
+    with pytest.raises(QWorkerError, match=r"Broker\.enqueue"):
+        OrmQ.objects.create(key="default", payload=SignedPackage.dumps(PACKAGE), lock=UNTIL)
+    assert OrmQ.objects.count() == 0
 
 
 def test_a_list_with_locks_is_one_query(django_assert_queries: Any) -> None:

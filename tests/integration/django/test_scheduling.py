@@ -116,6 +116,32 @@ def test_the_options_of_a_schedule_reach_its_task(cluster: Cluster) -> None:
     }  # fmt: skip
 
 
+def test_options_of_a_schedule_may_stand_among_its_keywords(cluster: Cluster) -> None:
+    schedule("math.sqrt", 4, next_run=NOON, timeout=30, task_name="nightly", extra="word")
+    new(kwargs="save=False, group='mine', cluster='c', q_options={'group': 'math'}")
+    new(name="own", func="math.ceil", kwargs="hook='mine', group='mine'", hook="hooks.told")
+    first, second, third = sorted(cluster.look(), key=lambda task: task["func"], reverse=True)
+    assert (first["timeout"], first["name"], first["kwargs"]) == (30, "nightly", {"extra": "word"})
+    assert (second["save"], second["group"]) == (False, "math")
+    assert (third["hook"], third["group"]) == ("hooks.told", "own")
+    assert [task["kwargs"] for task in (second, third)] == [
+        {"group": "mine", "cluster": "c"}, {"group": "mine", "hook": "mine"}
+    ]  # fmt: skip
+
+
+def test_no_function_is_no_schedule() -> None:
+    with pytest.raises(ValidationError, match="func"):
+        schedule(None)
+    assert Schedule.objects.count() == 0
+
+
+def test_arguments_are_kept_as_the_text_of_a_tuple_and_a_dict() -> None:
+    row = again(schedule("math.sqrt"))
+    assert (row.args, row.kwargs) == ("()", "{}")
+    row = again(schedule("math.copysign", 1, 2, extra="word"))
+    assert (row.args, row.kwargs) == ("(1, 2)", "{'extra': 'word'}")
+
+
 def test_schedules_of_other_clusters_are_left_to_them(cluster: Cluster) -> None:
     for name in (None, "", "default", "other"):
         new(func="math.sqrt", args="4", kwargs=f"{{'of': {name!r}}}", cluster=name)

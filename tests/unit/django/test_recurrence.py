@@ -69,7 +69,25 @@ def test_a_crontab_counts_from_when_it_was_due() -> None:
     assert next_run("C", datetime(2024, 3, 30, 4), None, cron="0 4 * * *") == datetime(2024, 3, 31, 4)
 
 
-@pytest.mark.parametrize("cron", [None, "", "* *", "0 0 30 2 *"])
+@pytest.mark.parametrize(
+    ("cron", "same"),
+    [
+        ("5/10 * * * *", "5,15,25,35,45,55 * * * *"),
+        ("0 3/5 * * *", "0 3,8,13,18,23 * * *"),
+        ("0 0 3/10 feb/4 ?", "0 0 3,13,23 2,6,10 *"),
+        ("1,20/20 * * * *", "1,20,40 * * * *"),
+        ("0 0 ? * mon/2", "0 0 * * 1,3,5"),
+    ],
+)
+def test_steps_without_an_end_and_any_day_are_those_of_django_q2(cron: str, same: str) -> None:
+    first, second = local(2024, 1, 1), local(2024, 1, 1)
+    for _ in range(30):
+        first = next_run("C", first, AMSTERDAM, cron=cron)
+        second = next_run("C", second, AMSTERDAM, cron=same)
+        assert first == second
+
+
+@pytest.mark.parametrize("cron", [None, "", "* *", "0 0 30 2 *", "? * * * *", "70/5 * * * *", "x/5 * * * *"])
 def test_no_crontab(cron: str | None) -> None:
     with pytest.raises(InvalidSchedule):
         next_run("C", local(2024, 1, 1), AMSTERDAM, cron=cron)

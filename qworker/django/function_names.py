@@ -1,0 +1,25 @@
+"""function_names: what a function is called in tables and logs, and how it is found again.
+
+Comes from:  whoever calls a function, schedules it, or shows what waits.
+Goes to:     rows, messages and logs.
+Thread:      any; pure.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+
+def function_name(func: str | Callable[..., Any]) -> str:
+    """Return what a package's function is called: dotted text, or what repr() says of what has no name."""
+    if isinstance(func, str):
+        return func
+    owner = getattr(func, "__self__", None)
+    if not inspect.isclass(owner):
+        owner = getattr(func, "__objclass__", None)  # of str.upper and its like
+    if owner is not None:
+        return f"{owner.__module__}.{owner.__qualname__}.{getattr(func, '__name__', '')}"
+    module, name = getattr(func, "__module__", None), getattr(func, "__qualname__", None)
+    return f"{module}.{name}" if module and name else repr(func)
