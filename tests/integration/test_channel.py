@@ -817,6 +817,80 @@ def test_a_shared_queue_stays_for_those_who_are_left(connect: Connect, store: SQ
     assert queue_names(store) == set()
 
 
+@pytest.mark.parametrize("how", ["close channel", "close connection"])
+def test_what_comes_before_the_first_consumer_is_kept(
+    connect: Connect, store: SQLiteBroker, how: str
+) -> None:
+    sender, mine = connect(), Queue("mine", Exchange("mine"), routing_key="k", auto_delete=True)
+    with sender.channel() as channel:
+        Producer(channel, mine.exchange, "k").publish("early", declare=[mine])
+    if how == "close connection":
+        sender.release()
+    consumer = connect()
+    inbox = Inbox(consumer, mine, settle="ack")
+    Producer(connect(), mine.exchange, "k").publish("late")
+    assert inbox.drain(2) == ["early", "late"]
+    inbox.consumer.cancel()
+    assert queue_names(store) == set()
+
+
+def test_a_queue_stays_for_the_other_channels_of_a_connection(connect: Connect, store: SQLiteBroker) -> None:
+    connection = connect()
+    first, second = (Inbox(connection, subscriber("mine"), settle="ack") for _ in range(2))
+    first.consumer.cancel()
+    Producer(connect(), EVENTS).publish("event")
+    assert second.drain(1) == ["event"]
+    second.consumer.cancel()
+    assert queue_names(store) == set()
+
+
+def test_a_consumer_that_comes_later_keeps_the_bindings(connect: Connect, store: SQLiteBroker) -> None:
+    first, second = (Inbox(connect(), subscriber("mine"), settle="ack") for _ in range(2))
+    first.consumer.cancel()
+    Producer(connect(), EVENTS).publish("event")
+    assert second.drain(1) == ["event"]
+    second.consumer.cancel()
+    assert queue_names(store) == set()
+
+
+def test_who_only_sends_keeps_no_queue(connect: Connect, store: SQLiteBroker) -> None:
+    inbox = Inbox(connect(), subscriber("mine"), settle="ack")
+    Producer(connect(), EVENTS).publish("event", declare=[subscriber("mine")])
+    assert inbox.drain(1) == ["event"]
+    inbox.consumer.cancel()
+    assert queue_names(store) == set()
+
+
+def test_an_exclusive_queue_goes_with_its_connection(connect: Connect, store: SQLiteBroker) -> None:
+    connection = connect()
+    with connection.channel() as channel:
+        Producer(channel).publish("x", routing_key="mine", declare=[queue("mine", exclusive=True)])
+    assert connection.default_channel.basic_get("mine", no_ack=True).payload == "x"
+    connection.release()
+    assert queue_names(store) == set()
+
+
+def test_a_declaration_counts_what_waits(connect: Connect) -> None:
+    with connect() as connection:
+        declared = queue()(connection.default_channel)
+        assert declared.queue_declare().message_count == 0
+        publish(connection, "a", "b")
+        assert declared.queue_declare().message_count == 2
+
+
+def test_a_queue_with_delayed_messages_is_not_empty(connect: Connect, store: SQLiteBroker) -> None:
+    with connect() as connection:
+        declared = queue()(connection.default_channel)
+        declared.declare()
+        publish(connection, "later", headers={"eta": "2999-01-01T00:00:00+00:00"})
+        declared.delete(if_empty=True)
+        (info,) = store.admin.depths(["q"])
+        assert info.delayed == 1
+        declared.delete()
+        (info,) = store.admin.depths(["q"])
+        assert info.delayed == 0
+
+
 def test_a_durable_queue_stays(connect: Connect, store: SQLiteBroker) -> None:
     connection = connect()
     Inbox(connection, queue())

@@ -197,3 +197,46 @@ def test_what_others_put_there_stops_nobody(entry: str, expires: float | None) -
     assert exchanges.table("e") == []
     exchanges.tidy(lambda queue: None)
     exchanges.forget("q")
+
+
+def test_a_queue_waits_for_its_first_consumer_and_goes_with_the_last() -> None:
+    registry, clock = LocalRegistry(), Clock()
+    sender, first, second, other = (Exchanges(registry, clock) for _ in range(4))
+    sender.declare_until_left("q", None, exclusive=False)
+    sender.bind("e", "k", "", "q")
+    clock.now += 365 * 86400.0
+    assert other.tidy(lambda queue: None) == []
+    assert other.table_now("e") == [("k", "", "q")]
+    for one in (first, second):
+        one.declare_until_left("q", None, exclusive=False)
+        one.bind("e", "k", "", "q")
+        one.consume("q")
+        assert one.ours() == ["q"]
+    assert not first.leave("q")
+    assert other.table_now("e") == [("k", "", "q")]
+    clock.now += LIFE_SECONDS + 1  # the second one has died
+    assert other.table_now("e") == []
+    assert other.tidy(lambda queue: None) == ["q"]
+    assert registry.entries() == {}
+
+
+def test_a_queue_waits_no_longer_than_its_declaration_says() -> None:
+    registry, clock = LocalRegistry(), Clock()
+    sender, other = Exchanges(registry, clock), Exchanges(registry, clock)
+    sender.declare_until_left("q", 1000.0, exclusive=False)
+    sender.bind("e", "k", "", "q")
+    clock.now += 999
+    assert other.tidy(lambda queue: None) == []
+    clock.now += 2
+    assert other.tidy(lambda queue: None) == ["q"]
+    assert registry.entries() == {}
+
+
+def test_what_was_declared_to_stay_stays_when_a_consumer_leaves() -> None:
+    registry, clock = LocalRegistry(), Clock()
+    durable, passing = Exchanges(registry, clock), Exchanges(registry, clock)
+    durable.declare("q", temporary=False)
+    passing.declare_until_left("q", None, exclusive=False)
+    passing.consume("q")
+    assert not passing.leave("q")
+    assert durable.has("q")

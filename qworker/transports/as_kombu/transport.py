@@ -96,11 +96,21 @@ class Transport(virtual.Transport):  # type: ignore[misc]
             self._loop = None
         super().close_connection(connection)
         try:
+            self._leave_queues()
             self.courier.stop()
             self.broker.close()
         except TransportError as error:
             logger.warning("the connection closed without a word to the broker: %s", error)
         self._pipe.close()
+
+    def _leave_queues(self) -> None:
+        """What was to go with this connection goes, unless others want it."""
+        if not self.courier.is_alive():
+            return
+        for queue in self.exchanges.ours():
+            if self.exchanges.leave(queue):
+                self.exchanges.forget(queue)
+                self.courier.purge(queue)
 
     def drain_events(self, connection: Transport, timeout: float | None = None) -> None:
         """Deliver one message, waiting for it up to *timeout* seconds (None: for ever); then
