@@ -248,6 +248,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if queue is None or queue in self._active_queues:
             return
         self._inbox.callbacks.pop(queue, None)
+        self._courier.leave(queue)
         if self._exchanges.goes_when_left(queue):
             self._leave(queue)
 

@@ -126,13 +126,24 @@ class Courier:
         def take() -> Delivery | None:
             if delivery := self.desk.take(queue, inbox):
                 return delivery
-            while leased := self._consumer.lease([queue], 1).messages:
+            while leased := self._consumer.look(queue).messages:
                 for delivery in self._read(leased, {queue: inbox}):
                     self.desk.hold(inbox, delivery.tag)
                     return delivery
+                self._settle()  # what nobody is to have
             return None
 
         return self.desk.ask(take)
+
+    def leave(self, queue: str) -> None:
+        """Nobody here consumes *queue* any more: let others have what comes of it. Waits for nothing."""
+
+        def unbind() -> None:
+            if not self.desk.is_consumed(queue):
+                self._consumer.unbind(queue)
+
+        if self.is_alive():
+            self.desk.order(unbind)
 
     def purge(self, queue: str) -> int:
         """Delete what waits in *queue*, here and in the broker; return how many messages that were."""
@@ -271,9 +282,10 @@ class Courier:
                 failed = each.deliveries + each.requeued
                 if 0 < self._terms.max_deliveries <= failed:
                     self._unsettled.append(DeadLetter(each.tag, f"delivered {failed} times in vain"))
-                else:
-                    inbox = by_queue[each.queue]
+                elif inbox := by_queue.get(each.queue):
                     deliveries.append(Delivery(each.tag, each.queue, envelope_of(each), inbox))
+                else:  # it was taken before it was due, when somebody wanted such
+                    self._unsettled.append(Release(each.tag))
             except InvalidTaskMessage as error:
                 logger.error("message %d in %s cannot be read: %s", each.tag, each.queue, error)
                 self._unsettled.append(DeadLetter(each.tag, f"InvalidTaskMessage: {error}"))
