@@ -374,7 +374,7 @@ class Admin(ABC):
     def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
         """How each of *queues* stands, whether it holds anything or not. Cheap enough for every few
         seconds."""
-        found = {info.queue: info for info in self.queues()}
+        found = {info.queue: info for info in self.queues()} if queues else {}
         return [found.get(queue) or QueueInfo(queue) for queue in queues]
 
     @abstractmethod

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from kombu import Connection, Consumer, Exchange, Producer, Queue
+from kombu.exceptions import OperationalError
 
 from qworker.transports import register
 from tests.compat.kombu_places import PLACES
@@ -145,3 +146,25 @@ def test_what_falls_due_when_nobody_wants_it_comes_back(connect: Connect) -> Non
     publish(sending, now, "third")
     assert inbox.drain(3)[2:] == ["third"]
     assert Inbox(connect(), soon).drain(1) == ["later"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://127.0.0.1:1/0",
+        "postgresql://user@127.0.0.1:1/name",
+        "mysql://user@127.0.0.1:1/name",
+        "mongodb://127.0.0.1:1/name",
+        "nats://127.0.0.1:1",
+        "disque://127.0.0.1:1",
+        "ironmq+http://project:token@127.0.0.1:1",
+        "sqs://key:secret@127.0.0.1:1",
+    ],
+)
+def test_who_connects_hears_that_nobody_listens(url: str) -> None:
+    register()
+    with (
+        Connection(f"qworker+{url}", connect_timeout=0.5) as connection,
+        pytest.raises(OperationalError, match=r"127\.0\.0\.1"),
+    ):
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)

@@ -870,14 +870,6 @@ def test_an_exclusive_queue_goes_with_its_connection(connect: Connect, store: SQ
     assert queue_names(store) == set()
 
 
-def test_a_declaration_counts_what_waits(connect: Connect) -> None:
-    with connect() as connection:
-        declared = queue()(connection.default_channel)
-        assert declared.queue_declare().message_count == 0
-        publish(connection, "a", "b")
-        assert declared.queue_declare().message_count == 2
-
-
 def test_a_queue_with_delayed_messages_is_not_empty(connect: Connect, store: SQLiteBroker) -> None:
     with connect() as connection:
         declared = queue()(connection.default_channel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -55,6 +56,26 @@ def test_a_password_is_not_shown() -> None:
     connection = Connection("qworker+postgresql://user:secret@host/name")
     assert "secret" not in connection.as_uri()
     assert connection.as_uri(include_password=True) == "qworker+postgresql://user:secret@host/name"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "qworker+postgresql://user:secr%40et@host/name?sslmode=require",
+        "qworker+redis://:secret@host/3",
+        "qworker+mongodb://user:secret@one,two/name?replicaSet=rs",
+        "redis://host/3",
+    ],
+)
+def test_a_password_is_a_part_of_its_own(url: str) -> None:
+    """Celery's worker tells all but that part to whoever asks for its statistics."""
+    connection = Connection(url, transport="qworker" if "+" not in url else None)
+    copies = [connection, connection.clone(), pickle.loads(pickle.dumps(connection)).clone()]
+    for copy in copies:
+        told = {name: value for name, value in copy.info().items() if name != "password"}
+        assert "secr" not in str(told)
+        assert url_of(copy) == url.removeprefix("qworker+")
+        assert copy.as_uri(include_password=True).removeprefix("qworker+") == url.removeprefix("qworker+")
 
 
 def test_options_are_settings_of_ours_or_of_the_broker() -> None:

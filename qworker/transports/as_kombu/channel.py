@@ -100,11 +100,12 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return to_rabbitmq_queue_arguments(arguments or {}, **kwargs)
 
     def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:
+        """Messages are counted when that is all that is asked for."""
         if passive:
             return super().queue_declare(queue, passive, **kwargs)
         queue = queue or f"amq.gen-{uuid.uuid4()}"
         self._new_queue(queue, **kwargs)
-        return queue_declare_ok_t(queue, self._size(queue), 0)
+        return queue_declare_ok_t(queue, 0, 0)
 
     def _new_queue(
         self, queue: str, auto_delete: bool = False, exclusive: bool = False, **kwargs: Any
