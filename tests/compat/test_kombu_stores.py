@@ -168,3 +168,26 @@ def test_who_connects_hears_that_nobody_listens(url: str) -> None:
         pytest.raises(OperationalError, match=r"127\.0\.0\.1"),
     ):
         connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+
+
+def test_a_connection_that_was_cut_tells_what_was_settled_when_it_closes(tmp_path: Path) -> None:
+    register()
+    place = PLACES["postgresql"](tmp_path)
+    mine = queue("q")
+    try:
+        with Connection(f"qworker+{place.url}") as connection:
+            inbox = Inbox(connection, mine, ack=False, prefetch=2)
+            publish(connection, mine, "acknowledged", "held")
+            inbox.drain(2)
+            inbox.consumer.cancel()
+            connection.default_channel.queue_declare(mine.name, passive=True)  # all is said by now
+            place.cut()
+            inbox.messages[0].ack()
+        with Connection(f"qworker+{place.url}") as connection:
+            left = mine(connection.channel())
+            message = left.get()
+            assert (message.payload, message.delivery_info.get("redelivered")) == ("held", True)
+            assert left.get() is None
+            message.ack()
+    finally:
+        place.clear()

@@ -205,14 +205,15 @@ class Courier:
             self._wait_for_broker(error)
 
     def _wait_for_broker(self, error: BrokerUnavailable) -> None:
-        """Pause, if the lease may still stand by the time the broker is back."""
+        """Pause, if the lease may still stand by the time the broker is back. At the end it is tried once
+        more, for what failed may have been a connection that was cut long ago."""
         silent = time.monotonic() - self._answered_at
         settlements, errands = self.desk.orders()
         self._unsettled += settlements
         _refuse(errands, error)
-        if self._ending or silent > self._terms.lease_seconds:
+        if (self._ending and self._pause) or silent > self._terms.lease_seconds:
             raise error
-        if not self._pause:
+        if not (self._pause or self._ending):
             logger.warning("the broker does not answer, and is tried again: %s", error)
         self.desk.have_news()
         self._pause = min(max(self._pause * 2, RETRY_SECONDS[0]), RETRY_SECONDS[1])
