@@ -87,6 +87,21 @@ def test_what_waits_is_got_at_once(connect: Connect) -> None:
         message.ack()
 
 
+def test_properties_come_as_they_were_sent(connect: Connect) -> None:
+    sent = {
+        "correlation_id": "c",
+        "reply_to": "r",
+        "timestamp": 1234567890,
+        "type": "t",
+        "app_id": "a",
+        "user_id": "u",
+    }
+    publish(connect(), queue("q"), "x", **sent)
+    message = queue("q")(connect().channel()).get()
+    message.ack()
+    assert {name: message.properties.get(name) for name in sent} == sent
+
+
 def test_who_got_one_message_takes_no_other(connect: Connect) -> None:
     getting, sending = connect(), connect()
     mine, other = queue("q")(getting.channel()), queue("other")
