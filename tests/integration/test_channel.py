@@ -678,6 +678,27 @@ def test_a_fanout_reaches_every_subscriber(connect: Connect) -> None:
         assert [inbox.drain(1) for inbox in inboxes] == [["to all"], ["to all"]]
 
 
+@pytest.mark.parametrize(
+    ("kind", "bound", "sent", "arrive"),
+    [
+        ("fanout", "", ["a", "b.c"], ["a", "b.c"]),
+        ("topic", "a.*", ["a.b", "b.b", "a.c"], ["a.b", "a.c"]),
+        ("direct", "a", ["a", "b", "a"], ["a", "a"]),
+    ],
+)
+def test_who_publishes_need_not_know_the_kind_of_exchange(
+    connect: Connect, kind: str, bound: str, sent: list[str], arrive: list[str]
+) -> None:
+    """As Celery publishes to a Broadcast, which it does not declare."""
+    sender = Producer(connect())
+    sender.publish("nobody", exchange="news", routing_key="a")
+    inbox = Inbox(connect(), Queue("mine", Exchange("news", type=kind), routing_key=bound))
+    for key in sent:
+        sender.publish(key, exchange="news", routing_key=key)
+    assert inbox.drain(len(arrive)) == arrive
+    assert inbox.drain_all() == arrive
+
+
 def test_an_unbound_queue_gets_nothing_more(connect: Connect) -> None:
     exchange = Exchange("all", type="fanout")
     with connect() as connection:

@@ -25,7 +25,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 
 from qworker.errors import LeaseLost, TransportError
 from qworker.transports.as_kombu.envelopes import due_time, encoded_of
-from qworker.transports.as_kombu.exchanges import Binding
+from qworker.transports.as_kombu.exchanges import EVERYTHING, Binding, matching
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release, Settlement
 
 if TYPE_CHECKING:
@@ -163,7 +163,10 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         exchange = exchange or "amq.direct"
-        key, pattern, bound = self.typeof(exchange).prepare_bind(queue, exchange, routing_key, arguments)
+        kind = self.typeof(exchange)
+        key, pattern, bound = kind.prepare_bind(queue, exchange, routing_key, arguments)
+        if kind.type == "fanout":
+            pattern = EVERYTHING
         self._exchanges.bind(exchange, key or "", pattern or "", bound)
 
     def queue_unbind(
@@ -187,6 +190,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         """The queues that get what is published so."""
         if not exchange:
             return [routing_key]
+        if exchange not in self.state.exchanges:
+            return self._lookup_undeclared(exchange, routing_key)
         kind = self.typeof(exchange)
         # Events come by the hundred, by topic; what goes to everybody is rare, and for those there are now.
         table = self._exchanges.table_now if kind.type == "fanout" else self._exchanges.table
@@ -196,6 +201,13 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if not found and not self._exchanges.shared and kind.type == "direct":
             return [routing_key]  # nobody could tell us of a binding: better there than nowhere
         return list(dict.fromkeys(found))
+
+    def _lookup_undeclared(self, exchange: str, routing_key: str) -> list[str]:
+        """The same where only others know what kind of exchange it is: their bindings tell that."""
+        found = matching(self._exchanges.table(exchange), routing_key)
+        if not found or any(pattern == EVERYTHING for _, pattern, _ in self._exchanges.table(exchange)):
+            found = matching(self._exchanges.table_now(exchange), routing_key)
+        return found if found or self._exchanges.shared else [routing_key]
 
     # -- publishing --
 

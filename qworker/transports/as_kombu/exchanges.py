@@ -13,11 +13,12 @@ consumer stays until the first has come, so that what is sent to it before is no
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from qworker.transports.registry import LocalRegistry, Registry
@@ -25,6 +26,8 @@ from qworker.transports.registry import LocalRegistry, Registry
 Binding = tuple[str, str, str]
 """``(routing_key, pattern, queue)``: a row of an exchange's table as kombu has it."""
 
+EVERYTHING = ".*"
+"""The pattern of a fanout's bindings."""
 KNOWN_SECONDS = 1.0
 """For so long what was read is believed, unless this connection changes it."""
 LIFE_SECONDS = 120.0
@@ -246,6 +249,16 @@ def _view(entries: dict[str, float | None], now: float) -> _View:
             if binding not in tables[rest[0]]:
                 tables[rest[0]].append(binding)
     return _View(queues, dict(tables))
+
+
+def matching(table: Iterable[Binding], routing_key: str) -> list[str]:
+    """The queues that *table* has for *routing_key*: by their pattern, or else by their key."""
+    found = [
+        queue
+        for key, pattern, queue in table
+        if (re.match(pattern, routing_key) if pattern else key == routing_key)
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _later(expires: float | None, other: float | None) -> float | None:
