@@ -16,7 +16,7 @@ from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports import SCHEMES, broker_urls, open_broker, register
 from qworker.transports.as_kombu.desk import Desk
-from qworker.transports.as_kombu.exchanges import KNOWN_SECONDS, LIFE_SECONDS, Exchanges
+from qworker.transports.as_kombu.exchanges import KNOWN_SECONDS, LIFE_SECONDS, Exchanges, matching
 from qworker.transports.as_kombu.options import max_deliveries_of, settings_of, url_of
 from qworker.transports.known_options import KNOWN
 from qworker.transports.redis.layout import layout
@@ -261,3 +261,12 @@ def test_what_was_declared_to_stay_stays_when_a_consumer_leaves() -> None:
     passing.consume("q")
     assert not passing.leave("q")
     assert durable.has("q")
+
+
+def test_a_pattern_that_is_none_binds_nothing() -> None:
+    registry = LocalRegistry()
+    exchanges = Exchanges(registry, Clock())
+    registry.put({'["binding", "e", "k", "(", "q", ""]': None})
+    exchanges.bind("e", "a.*", r"^a\.[^\.]+$", "q")
+    assert matching(exchanges.table("e"), "a.b") == ["q"]
+    assert exchanges.table("e") == [("a.*", r"^a\.[^\.]+$", "q")]

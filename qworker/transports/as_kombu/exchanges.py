@@ -246,9 +246,18 @@ def _view(entries: dict[str, float | None], now: float) -> _View:
             queues[rest[0]] = _later(expires, queues.get(rest[0], 0.0))
         elif kind == "binding":
             binding = (rest[1], rest[2], rest[3])
-            if binding not in tables[rest[0]]:
+            if binding not in tables[rest[0]] and _can_match(rest[2]):
                 tables[rest[0]].append(binding)
     return _View(queues, dict(tables))
+
+
+def _can_match(pattern: str) -> bool:
+    """Whether *pattern* is one: anybody may write to the registry."""
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError):
+        return False
+    return True
 
 
 def matching(table: Iterable[Binding], routing_key: str) -> list[str]:
