@@ -45,6 +45,10 @@ def test_a_connection_may_go_on_to_the_next_of_several() -> None:
     assert url_of(connection) == "redis://host:6379/3"
     connection.switch(second)
     assert url_of(connection) == second.removeprefix("qworker+")
+    assert "other" in connection.as_uri()
+    assert "word" not in connection.as_uri()
+    connection.switch("qworker+redis://host:6379/3")
+    assert url_of(connection) == "redis://host:6379/3"
 
 
 def test_rabbitmq_needs_none_of_us() -> None:

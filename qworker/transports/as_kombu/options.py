@@ -72,7 +72,7 @@ def part(client: Any) -> None:
 def whole(client: Any, url: str) -> str:
     """*url* of a kombu connection, with its password."""
     user = _user_of(url)
-    if not isinstance(client.password, str) or ":" in user:
+    if not isinstance(client.password, str) or ":" in user or "://" not in url:
         return url
     start = url.index("://") + len("://")
     return f"{url[:start]}{user}:{client.password}@{url[start:].removeprefix(f'{user}@')}"
