@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -464,6 +464,32 @@ with Consumer(connection, [Queue("q")], callbacks=[receive]):
         victim.stdout.close()
         assert inbox.drain(2) == ["a", "b"]
         assert inbox[0].delivery_info["redelivered"] is True
+
+
+@pytest.mark.parametrize("published", [0, 1])
+def test_who_dies_is_told_of_when_it_held_something(
+    connect: Connect, url: str, caplog: pytest.LogCaptureFixture, published: int
+) -> None:
+    script = f"""
+import os
+from kombu import Connection, Queue
+from qworker.transports import register
+register()
+channel = Connection({url!r}).channel()
+Queue("q", channel=channel).get()
+os._exit(1)
+"""
+    connection = connect()
+    publish(connection, *range(published))
+    subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=False, timeout=60)
+    with caplog.at_level(logging.INFO):
+        inbox = Inbox(connection, queue("q"), settle="ack")
+        while "is dead" not in caplog.text:
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=0.1)
+    (record,) = [each for each in caplog.records if "is dead" in each.message]
+    assert record.levelno == (logging.WARNING if published else logging.INFO)
+    assert len(inbox.drain(published)) == published
 
 
 def test_a_death_is_counted_of_what_a_consumer_had(connect: Connect, url: str, store: SQLiteBroker) -> None:

@@ -297,7 +297,8 @@ class Courier:
         self._housekeep_at = now + HOUSEKEEPING_SECONDS
         self.desk.have_news()  # look once in a while: who published may have died before it could notify
         for dead in self._consumer.reclaim():
-            logger.warning("%s is dead: %d of its messages are back", dead.name, dead.returned)
+            level = logging.WARNING if dead.returned else logging.INFO  # a client that ended held nothing
+            logger.log(level, "%s is dead: %d of its messages are back", dead.name, dead.returned)
         if now >= self._renew_at:
             self._renew_at = now + RENEW_SECONDS
             self._exchanges.renew()
