@@ -283,6 +283,15 @@ class Consumer(ABC):
         dead: register again.
         """
 
+    def look(self, queue: str) -> Claim:
+        """One message of *queue* that is due, if the server has one now. lease() may find that only later,
+        and take what comes meanwhile; this does not. It may be one of another queue that was taken before."""
+        return self.lease([queue], 1)
+
+    def unbind(self, queue: str) -> None:  # noqa: B027 - most take nothing that was not asked for
+        """Take no more of *queue* until lease() or look() names it again; what has come, and was not given
+        out, goes back."""
+
     @abstractmethod
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
         """Carry out *settlements* in one step; return the tags that were ours no longer."""
@@ -365,7 +374,7 @@ class Admin(ABC):
     def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
         """How each of *queues* stands, whether it holds anything or not. Cheap enough for every few
         seconds."""
-        found = {info.queue: info for info in self.queues()}
+        found = {info.queue: info for info in self.queues()} if queues else {}
         return [found.get(queue) or QueueInfo(queue) for queue in queues]
 
     @abstractmethod

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -466,6 +466,32 @@ with Consumer(connection, [Queue("q")], callbacks=[receive]):
         assert inbox[0].delivery_info["redelivered"] is True
 
 
+@pytest.mark.parametrize("published", [0, 1])
+def test_who_dies_is_told_of_when_it_held_something(
+    connect: Connect, url: str, caplog: pytest.LogCaptureFixture, published: int
+) -> None:
+    script = f"""
+import os
+from kombu import Connection, Queue
+from qworker.transports import register
+register()
+channel = Connection({url!r}).channel()
+Queue("q", channel=channel).get()
+os._exit(1)
+"""
+    connection = connect()
+    publish(connection, *range(published))
+    subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=False, timeout=60)
+    with caplog.at_level(logging.INFO):
+        inbox = Inbox(connection, queue("q"), settle="ack")
+        while "is dead" not in caplog.text:
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=0.1)
+    (record,) = [each for each in caplog.records if "is dead" in each.message]
+    assert record.levelno == (logging.WARNING if published else logging.INFO)
+    assert len(inbox.drain(published)) == published
+
+
 def test_a_death_is_counted_of_what_a_consumer_had(connect: Connect, url: str, store: SQLiteBroker) -> None:
     """Not of what it had settled, or had yet to be given; and what it had too often is given up."""
     script = f"""
@@ -678,6 +704,27 @@ def test_a_fanout_reaches_every_subscriber(connect: Connect) -> None:
         assert [inbox.drain(1) for inbox in inboxes] == [["to all"], ["to all"]]
 
 
+@pytest.mark.parametrize(
+    ("kind", "bound", "sent", "arrive"),
+    [
+        ("fanout", "", ["a", "b.c"], ["a", "b.c"]),
+        ("topic", "a.*", ["a.b", "b.b", "a.c"], ["a.b", "a.c"]),
+        ("direct", "a", ["a", "b", "a"], ["a", "a"]),
+    ],
+)
+def test_who_publishes_need_not_know_the_kind_of_exchange(
+    connect: Connect, kind: str, bound: str, sent: list[str], arrive: list[str]
+) -> None:
+    """As Celery publishes to a Broadcast, which it does not declare."""
+    sender = Producer(connect())
+    sender.publish("nobody", exchange="news", routing_key="a")
+    inbox = Inbox(connect(), Queue("mine", Exchange("news", type=kind), routing_key=bound))
+    for key in sent:
+        sender.publish(key, exchange="news", routing_key=key)
+    assert inbox.drain(len(arrive)) == arrive
+    assert inbox.drain_all() == arrive
+
+
 def test_an_unbound_queue_gets_nothing_more(connect: Connect) -> None:
     exchange = Exchange("all", type="fanout")
     with connect() as connection:
@@ -815,6 +862,72 @@ def test_a_shared_queue_stays_for_those_who_are_left(connect: Connect, store: SQ
     assert left.drain(1) == ["event"]
     second.release()
     assert queue_names(store) == set()
+
+
+@pytest.mark.parametrize("how", ["close channel", "close connection"])
+def test_what_comes_before_the_first_consumer_is_kept(
+    connect: Connect, store: SQLiteBroker, how: str
+) -> None:
+    sender, mine = connect(), Queue("mine", Exchange("mine"), routing_key="k", auto_delete=True)
+    with sender.channel() as channel:
+        Producer(channel, mine.exchange, "k").publish("early", declare=[mine])
+    if how == "close connection":
+        sender.release()
+    consumer = connect()
+    inbox = Inbox(consumer, mine, settle="ack")
+    Producer(connect(), mine.exchange, "k").publish("late")
+    assert inbox.drain(2) == ["early", "late"]
+    inbox.consumer.cancel()
+    assert queue_names(store) == set()
+
+
+def test_a_queue_stays_for_the_other_channels_of_a_connection(connect: Connect, store: SQLiteBroker) -> None:
+    connection = connect()
+    first, second = (Inbox(connection, subscriber("mine"), settle="ack") for _ in range(2))
+    first.consumer.cancel()
+    Producer(connect(), EVENTS).publish("event")
+    assert second.drain(1) == ["event"]
+    second.consumer.cancel()
+    assert queue_names(store) == set()
+
+
+def test_a_consumer_that_comes_later_keeps_the_bindings(connect: Connect, store: SQLiteBroker) -> None:
+    first, second = (Inbox(connect(), subscriber("mine"), settle="ack") for _ in range(2))
+    first.consumer.cancel()
+    Producer(connect(), EVENTS).publish("event")
+    assert second.drain(1) == ["event"]
+    second.consumer.cancel()
+    assert queue_names(store) == set()
+
+
+def test_who_only_sends_keeps_no_queue(connect: Connect, store: SQLiteBroker) -> None:
+    inbox = Inbox(connect(), subscriber("mine"), settle="ack")
+    Producer(connect(), EVENTS).publish("event", declare=[subscriber("mine")])
+    assert inbox.drain(1) == ["event"]
+    inbox.consumer.cancel()
+    assert queue_names(store) == set()
+
+
+def test_an_exclusive_queue_goes_with_its_connection(connect: Connect, store: SQLiteBroker) -> None:
+    connection = connect()
+    with connection.channel() as channel:
+        Producer(channel).publish("x", routing_key="mine", declare=[queue("mine", exclusive=True)])
+    assert connection.default_channel.basic_get("mine", no_ack=True).payload == "x"
+    connection.release()
+    assert queue_names(store) == set()
+
+
+def test_a_queue_with_delayed_messages_is_not_empty(connect: Connect, store: SQLiteBroker) -> None:
+    with connect() as connection:
+        declared = queue()(connection.default_channel)
+        declared.declare()
+        publish(connection, "later", headers={"eta": "2999-01-01T00:00:00+00:00"})
+        declared.delete(if_empty=True)
+        (info,) = store.admin.depths(["q"])
+        assert info.delayed == 1
+        declared.delete()
+        (info,) = store.admin.depths(["q"])
+        assert info.delayed == 0
 
 
 def test_a_durable_queue_stays(connect: Connect, store: SQLiteBroker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports import SCHEMES, broker_urls, open_broker, register
 from qworker.transports.as_kombu.desk import Desk
-from qworker.transports.as_kombu.exchanges import KNOWN_SECONDS, LIFE_SECONDS, Exchanges
+from qworker.transports.as_kombu.exchanges import KNOWN_SECONDS, LIFE_SECONDS, Exchanges, matching
 from qworker.transports.as_kombu.options import max_deliveries_of, settings_of, url_of
 from qworker.transports.known_options import KNOWN
 from qworker.transports.redis.layout import layout
@@ -44,6 +45,10 @@ def test_a_connection_may_go_on_to_the_next_of_several() -> None:
     assert url_of(connection) == "redis://host:6379/3"
     connection.switch(second)
     assert url_of(connection) == second.removeprefix("qworker+")
+    assert "other" in connection.as_uri()
+    assert "word" not in connection.as_uri()
+    connection.switch("qworker+redis://host:6379/3")
+    assert url_of(connection) == "redis://host:6379/3"
 
 
 def test_rabbitmq_needs_none_of_us() -> None:
@@ -55,6 +60,26 @@ def test_a_password_is_not_shown() -> None:
     connection = Connection("qworker+postgresql://user:secret@host/name")
     assert "secret" not in connection.as_uri()
     assert connection.as_uri(include_password=True) == "qworker+postgresql://user:secret@host/name"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "qworker+postgresql://user:secr%40et@host/name?sslmode=require",
+        "qworker+redis://:secret@host/3",
+        "qworker+mongodb://user:secret@one,two/name?replicaSet=rs",
+        "redis://host/3",
+    ],
+)
+def test_a_password_is_a_part_of_its_own(url: str) -> None:
+    """Celery's worker tells all but that part to whoever asks for its statistics."""
+    connection = Connection(url, transport="qworker" if "+" not in url else None)
+    copies = [connection, connection.clone(), pickle.loads(pickle.dumps(connection)).clone()]
+    for copy in copies:
+        told = {name: value for name, value in copy.info().items() if name != "password"}
+        assert "secr" not in str(told)
+        assert url_of(copy) == url.removeprefix("qworker+")
+        assert copy.as_uri(include_password=True).removeprefix("qworker+") == url.removeprefix("qworker+")
 
 
 def test_options_are_settings_of_ours_or_of_the_broker() -> None:
@@ -197,3 +222,55 @@ def test_what_others_put_there_stops_nobody(entry: str, expires: float | None) -
     assert exchanges.table("e") == []
     exchanges.tidy(lambda queue: None)
     exchanges.forget("q")
+
+
+def test_a_queue_waits_for_its_first_consumer_and_goes_with_the_last() -> None:
+    registry, clock = LocalRegistry(), Clock()
+    sender, first, second, other = (Exchanges(registry, clock) for _ in range(4))
+    sender.declare_until_left("q", None, exclusive=False)
+    sender.bind("e", "k", "", "q")
+    clock.now += 365 * 86400.0
+    assert other.tidy(lambda queue: None) == []
+    assert other.table_now("e") == [("k", "", "q")]
+    for one in (first, second):
+        one.declare_until_left("q", None, exclusive=False)
+        one.bind("e", "k", "", "q")
+        one.consume("q")
+        assert one.ours() == ["q"]
+    assert not first.leave("q")
+    assert other.table_now("e") == [("k", "", "q")]
+    clock.now += LIFE_SECONDS + 1  # the second one has died
+    assert other.table_now("e") == []
+    assert other.tidy(lambda queue: None) == ["q"]
+    assert registry.entries() == {}
+
+
+def test_a_queue_waits_no_longer_than_its_declaration_says() -> None:
+    registry, clock = LocalRegistry(), Clock()
+    sender, other = Exchanges(registry, clock), Exchanges(registry, clock)
+    sender.declare_until_left("q", 1000.0, exclusive=False)
+    sender.bind("e", "k", "", "q")
+    clock.now += 999
+    assert other.tidy(lambda queue: None) == []
+    clock.now += 2
+    assert other.tidy(lambda queue: None) == ["q"]
+    assert registry.entries() == {}
+
+
+def test_what_was_declared_to_stay_stays_when_a_consumer_leaves() -> None:
+    registry, clock = LocalRegistry(), Clock()
+    durable, passing = Exchanges(registry, clock), Exchanges(registry, clock)
+    durable.declare("q", temporary=False)
+    passing.declare_until_left("q", None, exclusive=False)
+    passing.consume("q")
+    assert not passing.leave("q")
+    assert durable.has("q")
+
+
+def test_a_pattern_that_is_none_binds_nothing() -> None:
+    registry = LocalRegistry()
+    exchanges = Exchanges(registry, Clock())
+    registry.put({'["binding", "e", "k", "(", "q", ""]': None})
+    exchanges.bind("e", "a.*", r"^a\.[^\.]+$", "q")
+    assert matching(exchanges.table("e"), "a.b") == ["q"]
+    assert exchanges.table("e") == [("a.*", r"^a\.[^\.]+$", "q")]

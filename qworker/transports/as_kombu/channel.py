@@ -7,8 +7,8 @@ Thread:      as kombu has it: a channel belongs to one thread, but may be acked 
 What a consumer was given is a lease: it comes back when it is rejected with requeue, when the channel closes,
 and when the process dies; never because its work takes long. A message refused for good becomes a dead
 letter. Priority 9 is the most urgent. A task whose ETA says its time zone waits in the broker until it is
-due; any other ETA is left to the consumer. Queues that are exclusive or auto-deleted go with the connection
-that declared them.
+due; any other ETA is left to the consumer. A queue that is exclusive goes with the connection that declared
+it, and one that is auto-deleted with its last consumer; where nobody can tell that, it stays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 
 from qworker.errors import LeaseLost, TransportError
 from qworker.transports.as_kombu.envelopes import due_time, encoded_of
-from qworker.transports.as_kombu.exchanges import Binding
+from qworker.transports.as_kombu.exchanges import EVERYTHING, Binding, matching
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release, Settlement
 
 if TYPE_CHECKING:
@@ -91,10 +91,6 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         self._courier = connection.courier
         self._desk = connection.courier.desk
         self._inbox = self._desk.open()
-        self._until_cancelled: set[str] = set()
-        """Queues of ours that go with their last consumer."""
-        self._owned: set[str] = set()
-        """Queues that go when we do."""
         self._gone: set[str] = set()
         """Queues that have gone, though not what we hold of them."""
 
@@ -114,13 +110,13 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     def _new_queue(
         self, queue: str, auto_delete: bool = False, exclusive: bool = False, **kwargs: Any
     ) -> None:
-        temporary = auto_delete or exclusive
-        if temporary:
+        if exclusive:
             self._courier.start()  # which keeps it up
-            self._owned.add(queue)
-            if auto_delete:
-                self._until_cancelled.add(queue)
-        self._exchanges.declare(queue, temporary)
+        if auto_delete and (exclusive or self._exchanges.shared):
+            expires = (kwargs.get("arguments") or {}).get("x-expires")
+            self._exchanges.declare_until_left(queue, expires and expires / 1000, exclusive)
+        else:
+            self._exchanges.declare(queue, exclusive)
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
         if not self._exchanges.shared or self._exchanges.has(queue):
@@ -138,23 +134,25 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
         self._exchanges.forget(queue)
         self._purge(queue)
-        self._owned.discard(queue)
-        self._until_cancelled.discard(queue)
 
     def _leave(self, queue: str) -> None:
-        """A queue that was to go with us: it goes, unless others want it."""
+        """A queue that was to go with its last consumer: it goes, unless others want it."""
+        if self._desk.is_consumed(queue):
+            return
         self._desk.ask(lambda: None)  # what had arrived of it has gone back by then
         if self._exchanges.leave(queue):
             self._delete(queue)
             self._gone.add(queue)
-        self._owned.discard(queue)
-        self._until_cancelled.discard(queue)
 
     def queue_delete(
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
     ) -> None:
-        if not (if_empty and self._size(queue)):
-            self._delete(queue)
+        """if_empty: not when messages wait in it, be it for their time."""
+        if if_empty:
+            (info,) = self._broker.admin.depths([queue])
+            if info.ready or info.delayed or self._desk.arrived(queue):
+                return
+        self._delete(queue)
 
     def queue_bind(
         self,
@@ -165,7 +163,10 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         exchange = exchange or "amq.direct"
-        key, pattern, bound = self.typeof(exchange).prepare_bind(queue, exchange, routing_key, arguments)
+        kind = self.typeof(exchange)
+        key, pattern, bound = kind.prepare_bind(queue, exchange, routing_key, arguments)
+        if kind.type == "fanout":
+            pattern = EVERYTHING
         self._exchanges.bind(exchange, key or "", pattern or "", bound)
 
     def queue_unbind(
@@ -189,6 +190,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         """The queues that get what is published so."""
         if not exchange:
             return [routing_key]
+        if exchange not in self.state.exchanges:
+            return self._lookup_undeclared(exchange, routing_key)
         kind = self.typeof(exchange)
         # Events come by the hundred, by topic; what goes to everybody is rare, and for those there are now.
         table = self._exchanges.table_now if kind.type == "fanout" else self._exchanges.table
@@ -198,6 +201,13 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if not found and not self._exchanges.shared and kind.type == "direct":
             return [routing_key]  # nobody could tell us of a binding: better there than nowhere
         return list(dict.fromkeys(found))
+
+    def _lookup_undeclared(self, exchange: str, routing_key: str) -> list[str]:
+        """The same where only others know what kind of exchange it is: their bindings tell that."""
+        found = matching(self._exchanges.table(exchange), routing_key)
+        if not found or any(pattern == EVERYTHING for _, pattern, _ in self._exchanges.table(exchange)):
+            found = matching(self._exchanges.table_now(exchange), routing_key)
+        return found if found or self._exchanges.shared else [routing_key]
 
     # -- publishing --
 
@@ -226,6 +236,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
     ) -> None:
         self._courier.start()
+        self._exchanges.consume(queue)
         super().basic_consume(
             queue, no_ack, self._forgetting(callback) if no_ack else callback, consumer_tag, **kwargs
         )
@@ -233,7 +244,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         self._changed_queues()
 
     def _changed_queues(self) -> None:
-        alone = self._owned.issuperset(self._active_queues)
+        alone = set(self._exchanges.ours()).issuperset(self._active_queues)
         self._desk.change(self._inbox, self._active_queues, ahead=AHEAD if alone else 1)
 
     def _forgetting(self, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -250,7 +261,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if queue is None or queue in self._active_queues:
             return
         self._inbox.callbacks.pop(queue, None)
-        if queue in self._until_cancelled:
+        self._courier.leave(queue)
+        if self._exchanges.goes_when_left(queue):
             self._leave(queue)
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
@@ -287,8 +299,6 @@ class Channel(virtual.Channel):  # type: ignore[misc]
                 super().close()
                 self._desk.close(self._inbox)
             if self._courier.is_alive():
-                for queue in list(self._owned):
-                    self._leave(queue)
                 for queue in self._gone:
                     if not self._exchanges.has(queue):
                         self._purge(queue)

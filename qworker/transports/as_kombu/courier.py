@@ -126,13 +126,24 @@ class Courier:
         def take() -> Delivery | None:
             if delivery := self.desk.take(queue, inbox):
                 return delivery
-            while leased := self._consumer.lease([queue], 1).messages:
+            while leased := self._consumer.look(queue).messages:
                 for delivery in self._read(leased, {queue: inbox}):
                     self.desk.hold(inbox, delivery.tag)
                     return delivery
+                self._settle()  # what nobody is to have
             return None
 
         return self.desk.ask(take)
+
+    def leave(self, queue: str) -> None:
+        """Nobody here consumes *queue* any more: let others have what comes of it. Waits for nothing."""
+
+        def unbind() -> None:
+            if not self.desk.is_consumed(queue):
+                self._consumer.unbind(queue)
+
+        if self.is_alive():
+            self.desk.order(unbind)
 
     def purge(self, queue: str) -> int:
         """Delete what waits in *queue*, here and in the broker; return how many messages that were."""
@@ -194,14 +205,15 @@ class Courier:
             self._wait_for_broker(error)
 
     def _wait_for_broker(self, error: BrokerUnavailable) -> None:
-        """Pause, if the lease may still stand by the time the broker is back."""
+        """Pause, if the lease may still stand by the time the broker is back. At the end it is tried once
+        more, for what failed may have been a connection that was cut long ago."""
         silent = time.monotonic() - self._answered_at
         settlements, errands = self.desk.orders()
         self._unsettled += settlements
         _refuse(errands, error)
-        if self._ending or silent > self._terms.lease_seconds:
+        if (self._ending and self._pause) or silent > self._terms.lease_seconds:
             raise error
-        if not self._pause:
+        if not (self._pause or self._ending):
             logger.warning("the broker does not answer, and is tried again: %s", error)
         self.desk.have_news()
         self._pause = min(max(self._pause * 2, RETRY_SECONDS[0]), RETRY_SECONDS[1])
@@ -271,9 +283,10 @@ class Courier:
                 failed = each.deliveries + each.requeued
                 if 0 < self._terms.max_deliveries <= failed:
                     self._unsettled.append(DeadLetter(each.tag, f"delivered {failed} times in vain"))
-                else:
-                    inbox = by_queue[each.queue]
+                elif inbox := by_queue.get(each.queue):
                     deliveries.append(Delivery(each.tag, each.queue, envelope_of(each), inbox))
+                else:  # it was taken before it was due, when somebody wanted such
+                    self._unsettled.append(Release(each.tag))
             except InvalidTaskMessage as error:
                 logger.error("message %d in %s cannot be read: %s", each.tag, each.queue, error)
                 self._unsettled.append(DeadLetter(each.tag, f"InvalidTaskMessage: {error}"))
@@ -284,7 +297,8 @@ class Courier:
         self._housekeep_at = now + HOUSEKEEPING_SECONDS
         self.desk.have_news()  # look once in a while: who published may have died before it could notify
         for dead in self._consumer.reclaim():
-            logger.warning("%s is dead: %d of its messages are back", dead.name, dead.returned)
+            level = logging.WARNING if dead.returned else logging.INFO  # a client that ended held nothing
+            logger.log(level, "%s is dead: %d of its messages are back", dead.name, dead.returned)
         if now >= self._renew_at:
             self._renew_at = now + RENEW_SECONDS
             self._exchanges.renew()

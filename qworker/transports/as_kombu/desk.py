@@ -134,6 +134,11 @@ class Desk:
                 self._remove(delivery)
                 self._settlements.append(Release(delivery.tag))
 
+    def is_consumed(self, queue: str) -> bool:
+        """Whether any channel consumes *queue*."""
+        with self.changed:
+            return any(queue in inbox.queues for inbox in self.inboxes)
+
     def settle(self, inbox: Inbox, settlements: Sequence[Settlement]) -> None:
         """Have *settlements* made. Raises LeaseLost when what they are about has gone back meanwhile."""
         with self.changed:
@@ -171,15 +176,21 @@ class Desk:
         """Whether next() would not wait."""
         return bool(self._arrived or self.failure)
 
-    def ask(self, work: Callable[[], T], seconds: float = ASK_SECONDS) -> T:
-        """What *work* returns on the courier's thread, after all that was settled before. Raises what it
-        raises, what the connection has failed by, and BrokerUnavailable after so many *seconds*."""
+    def order(self, work: Callable[[], T]) -> Future[T]:
+        """Have *work* done on the courier's thread, after all that was settled before. Raises what the
+        connection has failed by."""
         answer: Future[T] = Future()
         with self.changed:
             if self.failure is not None:
                 raise self.failure
             self._errands.append((work, answer))
             self.tell()
+        return answer
+
+    def ask(self, work: Callable[[], T], seconds: float = ASK_SECONDS) -> T:
+        """What *work* returns on the courier's thread, after all that was settled before. Raises what it
+        raises, what the connection has failed by, and BrokerUnavailable after so many *seconds*."""
+        answer = self.order(work)
         try:
             return answer.result(seconds)
         except FutureTimeout:

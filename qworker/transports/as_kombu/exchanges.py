@@ -6,17 +6,19 @@ Goes to:     ``Broker.registry``; where there is none, what this connection has 
 Thread:      any.
 
 A queue that goes with its user (of events, of replies) lapses unless that one keeps it up, and so do its
-bindings. When it has lapsed, whoever tidies up next deletes what was left in it.
+bindings. When it has lapsed, whoever tidies up next deletes what was left in it. One that goes with its last
+consumer stays until the first has come, so that what is sent to it before is not lost.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from qworker.transports.registry import LocalRegistry, Registry
@@ -24,6 +26,8 @@ from qworker.transports.registry import LocalRegistry, Registry
 Binding = tuple[str, str, str]
 """``(routing_key, pattern, queue)``: a row of an exchange's table as kombu has it."""
 
+EVERYTHING = ".*"
+"""The pattern of a fanout's bindings."""
 KNOWN_SECONDS = 1.0
 """For so long what was read is believed, unless this connection changes it."""
 LIFE_SECONDS = 120.0
@@ -31,6 +35,10 @@ LIFE_SECONDS = 120.0
 RENEW_SECONDS = 30.0
 FOREVER = ""
 """The owner of what stays."""
+UNUSED = "-"
+"""The owner of what stays until its first consumer has come."""
+UNUSED_SECONDS = 10 * 365 * 86400.0
+"""For how long that is, unless its declaration says so."""
 
 
 class _View(NamedTuple):
@@ -53,6 +61,11 @@ class Exchanges:
         self._lock = threading.Lock()
         self._ours: dict[str, set[str]] = {}  # under _lock
         """Entries of the queues that go with us."""
+        self._unused: dict[str, tuple[float, set[str]]] = {}  # under _lock
+        """Of the queues that will go with their consumers, of which we have none yet: for how long they stay,
+        and their entries."""
+        self._until_left: set[str] = set()  # under _lock
+        """The queues that go with their last consumer."""
         self._view = _View({}, {})  # replaced as a whole
         self._believed_until = 0.0
 
@@ -61,6 +74,7 @@ class Exchanges:
         self._lock = threading.Lock()  # who held it is not here
         self._name = uuid.uuid4().hex
         self._ours = {}
+        self._unused = {}
 
     # -- queues --
 
@@ -74,6 +88,48 @@ class Exchanges:
         elif self._read().queues.get(queue, 0.0) is not None:
             self._put([_entry("queue", queue, FOREVER)], temporary)
 
+    def declare_until_left(self, queue: str, seconds: float | None, exclusive: bool) -> None:
+        """Make *queue*, which goes when its last consumer does. Until the first comes it stays, though no
+        longer than so many *seconds* (None: as long as that takes). exclusive: it goes with us, too."""
+        with self._lock:
+            self._until_left.add(queue)
+        if exclusive:
+            self.declare(queue, temporary=True)
+            return
+        entry = _entry("queue", queue, UNUSED)
+        known = queue in self._fresh().queues
+        with self._lock:
+            if queue in self._ours:
+                return
+            known = known and queue not in self._unused
+            life = max(LIFE_SECONDS, UNUSED_SECONDS if seconds is None else seconds)
+            self._unused[queue] = (life, {entry})
+        if not known:
+            self._put_for([entry], life)
+
+    def consume(self, queue: str) -> None:
+        """We have a consumer of *queue*: if it was to go with that, it goes with us from now on."""
+        with self._lock:
+            _, known = self._unused.pop(queue, (0.0, set()))
+        if not known:
+            return
+        waiting = {entry for entry in self._registry.entries() if _is_unused(entry, queue)}
+        ours = {_entry(*_parsed(entry)[:-1], self._name) for entry in waiting | known}
+        with self._lock:
+            self._ours[queue] = ours
+        self._put(list(ours), temporary=True)
+        self._registry.drop(waiting)
+
+    def goes_when_left(self, queue: str) -> bool:
+        """Whether *queue* goes with its last consumer."""
+        with self._lock:
+            return queue in self._until_left
+
+    def ours(self) -> list[str]:
+        """The queues that go with us."""
+        with self._lock:
+            return list(self._ours)
+
     def has(self, queue: str) -> bool:
         """Whether *queue* was declared."""
         return queue in self._fresh().queues
@@ -83,6 +139,8 @@ class Exchanges:
         it holds is deleted once more when it lapses, right after that."""
         with self._lock:
             self._ours.pop(queue, None)
+            self._unused.pop(queue, None)
+            self._until_left.discard(queue)
         self._registry.drop(entry for entry in self._registry.entries() if _queue_of(entry) == queue)
         self._registry.put({_entry("gone", queue, FOREVER): self._clock() + 2 * KNOWN_SECONDS})
         self._believed_until = 0.0
@@ -100,12 +158,15 @@ class Exchanges:
         """Let *queue* have what is published to *exchange* with such a routing key."""
         with self._lock:
             temporary = queue in self._ours
-            owner = self._name if temporary else FOREVER
+            life, waiting = self._unused.get(queue, (None, set()))
+            owner = self._name if temporary else UNUSED if waiting else FOREVER
             entry = _entry("binding", exchange, routing_key, pattern, queue, owner)
             if temporary:
                 self._ours[queue].add(entry)
+            elif waiting:
+                waiting.add(entry)
         if temporary or (routing_key, pattern, queue) not in self.table(exchange):
-            self._put([entry], temporary)
+            self._put([entry], temporary) if life is None else self._put_for([entry], life)
 
     def unbind(self, exchange: str, routing_key: str | None = None, queue: str | None = None) -> None:
         """End bindings of *exchange*; None: whatever the routing key or queue is."""
@@ -116,7 +177,7 @@ class Exchanges:
             if matches and routing_key in (None, rest[1]) and queue in (None, rest[3]):
                 gone.add(entry)
         with self._lock:
-            for entries in self._ours.values():
+            for entries in (*self._ours.values(), *(waiting for _, waiting in self._unused.values())):
                 entries -= gone
         self._registry.drop(gone)
         self._believed_until = 0.0
@@ -157,7 +218,10 @@ class Exchanges:
         return queues
 
     def _put(self, entries: Sequence[str], temporary: bool) -> None:
-        expires = self._clock() + LIFE_SECONDS if temporary and self.shared else None
+        self._put_for(entries, LIFE_SECONDS if temporary and self.shared else None)
+
+    def _put_for(self, entries: Sequence[str], seconds: float | None) -> None:
+        expires = None if seconds is None else self._clock() + seconds
         self._registry.put(dict.fromkeys(entries, expires))
         self._believed_until = 0.0
 
@@ -182,9 +246,28 @@ def _view(entries: dict[str, float | None], now: float) -> _View:
             queues[rest[0]] = _later(expires, queues.get(rest[0], 0.0))
         elif kind == "binding":
             binding = (rest[1], rest[2], rest[3])
-            if binding not in tables[rest[0]]:
+            if binding not in tables[rest[0]] and _can_match(rest[2]):
                 tables[rest[0]].append(binding)
     return _View(queues, dict(tables))
+
+
+def _can_match(pattern: str) -> bool:
+    """Whether *pattern* is one: anybody may write to the registry."""
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError):
+        return False
+    return True
+
+
+def matching(table: Iterable[Binding], routing_key: str) -> list[str]:
+    """The queues that *table* has for *routing_key*: by their pattern, or else by their key."""
+    found = [
+        queue
+        for key, pattern, queue in table
+        if (re.match(pattern, routing_key) if pattern else key == routing_key)
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _later(expires: float | None, other: float | None) -> float | None:
@@ -207,6 +290,10 @@ def _parsed(entry: str) -> list[str]:
     if isinstance(parts, list) and all(isinstance(part, str) for part in parts):
         return parts if parts and _LENGTHS.get(parts[0]) == len(parts) else [""]
     return [""]
+
+
+def _is_unused(entry: str, queue: str) -> bool:
+    return _queue_of(entry) == queue and _parsed(entry)[-1] == UNUSED
 
 
 def _queue_of(entry: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def url_of(client: Any) -> str:
     """The URL of a broker of ours in a kombu connection. After a failover that holds it in pieces: then it is
     the one among its alternates that has these pieces."""
     if client.hostname and "://" in client.hostname:
-        return _allowed(client.hostname.removeprefix(PREFIX))
+        return _allowed(whole(client, client.hostname.removeprefix(PREFIX)))
     for url in client.alt or ():
         pieces = parse_url(url)
         if all(getattr(client, name) == pieces[name] for name in _COMPARED if pieces.get(name) is not None):
@@ -56,6 +57,30 @@ def url_of(client: Any) -> str:
         "a connection to a broker of qworker's needs its whole URL, such as qworker+postgresql://host/name",
         setting="broker_url",
     )
+
+
+def part(client: Any) -> None:
+    """Let the password be one part of a kombu connection, and the URL without it another: Celery sends all
+    but the password to whoever asks for its statistics."""
+    url = client.hostname or ""
+    user, colon, password = _user_of(url).partition(":")
+    if colon and not client.password:
+        client.hostname = url.replace(f"{user}:{password}@", f"{user}@", 1)
+        client.password = password
+
+
+def whole(client: Any, url: str) -> str:
+    """*url* of a kombu connection, with its password."""
+    user = _user_of(url)
+    if not isinstance(client.password, str) or ":" in user or "://" not in url:
+        return url
+    start = url.index("://") + len("://")
+    return f"{url[:start]}{user}:{client.password}@{url[start:].removeprefix(f'{user}@')}"
+
+
+def _user_of(url: str) -> str:
+    """What stands before the host of *url*: a user and a password; "" for nothing."""
+    return re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0].rpartition("@")[0]
 
 
 _COMPARED = ("hostname", "port", "userid", "virtual_host")

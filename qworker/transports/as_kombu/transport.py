@@ -22,7 +22,7 @@ from qworker.transports.as_kombu.channel import Channel
 from qworker.transports.as_kombu.courier import Courier, Terms
 from qworker.transports.as_kombu.desk import Delivery
 from qworker.transports.as_kombu.exchanges import Exchanges
-from qworker.transports.as_kombu.options import max_deliveries_of, settings_of, url_of
+from qworker.transports.as_kombu.options import max_deliveries_of, part, settings_of, url_of, whole
 from qworker.transports.lease import Broker, Release
 from qworker.transports.wakeup import WakeupPipe
 
@@ -49,6 +49,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
+        part(client)
         self._loop: Any = None
         self._pipe = WakeupPipe()
         self._open()
@@ -78,6 +79,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
         prefix = f"{self.client.uri_prefix}+" if self.client.uri_prefix else ""
+        uri = whole(self.client, uri)
         return prefix + (uri if include_password else mask_urls(uri))
 
     def establish_connection(self) -> Transport:
@@ -85,6 +87,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
             self._open()
         # Connects: what is wrong with the broker is said now.
         self.broker.admin.next_due(["celery"])
+        self.broker.admin.depths([])  # some servers are not asked for the one, and some not for the other
         super().establish_connection()
         return self
 
@@ -96,11 +99,21 @@ class Transport(virtual.Transport):  # type: ignore[misc]
             self._loop = None
         super().close_connection(connection)
         try:
+            self._leave_queues()
             self.courier.stop()
             self.broker.close()
         except TransportError as error:
             logger.warning("the connection closed without a word to the broker: %s", error)
         self._pipe.close()
+
+    def _leave_queues(self) -> None:
+        """What was to go with this connection goes, unless others want it."""
+        if not self.courier.is_alive():
+            return
+        for queue in self.exchanges.ours():
+            if self.exchanges.leave(queue):
+                self.exchanges.forget(queue)
+                self.courier.purge(queue)
 
     def drain_events(self, connection: Transport, timeout: float | None = None) -> None:
         """Deliver one message, waiting for it up to *timeout* seconds (None: for ever); then

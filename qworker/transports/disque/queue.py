@@ -176,10 +176,14 @@ class AllQueues(Source):
 
     name = "disque"
     batch = BATCH
+    look_seconds = DisqueQueue.look_seconds
 
     def __init__(self, cluster: Cluster, queues: Sequence[DisqueQueue]) -> None:
         self._cluster = cluster
         self._queues = {queue.name.encode(): queue for queue in queues}
+
+    def serves(self, queue: str) -> bool:
+        return queue.encode() in self._queues
 
     def receive(self, count: int, seconds: float) -> list[Received]:
         return received(self._cluster, self._queues, count, seconds)

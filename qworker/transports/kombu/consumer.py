@@ -11,14 +11,14 @@ limit. What comes beyond that goes to the end of its queue, and nothing more is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any, NamedTuple
 
 from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.transports.kombu.holdings import Held, Holdings
-from qworker.transports.kombu.messages import leased, of_leased, read, with_way_back
+from qworker.transports.kombu.messages import of_leased
 from qworker.transports.kombu.sender import KombuSender
 from qworker.transports.kombu.server import Server
 from qworker.transports.kombu.settling import dead_lettered, released
@@ -34,7 +34,7 @@ from qworker.transports.lease import (
     Settlement,
     Store,
 )
-from qworker.transports.own_headers import DUE, KEPT
+from qworker.transports.own_headers import DUE
 from qworker.transports.wakeup import WakeupPipe
 
 NEWS = b"n"
@@ -157,12 +157,7 @@ class KombuConsumer(Consumer):
 
     def _get(self, queue: str) -> Held | None:
         message = self._fetch(queue)
-        if message is None:
-            return None
-        content = read(with_way_back(message, queue))
-        tag = self._holdings.new_tag(content.tag)
-        own = {name: value for name, value in content.own.items() if name in KEPT}
-        return Held(message, leased(queue, content, tag), own, content.message_id)
+        return None if message is None else self._holdings.of(message, queue)
 
     def _fetch(self, queue: str) -> Any:
         """A message of kombu's; None when there is none."""
@@ -291,13 +286,10 @@ class KombuConsumer(Consumer):
         self._forget_all()
         if connection is None:
             return
-        try:
-            with self._server.errors(connection):
-                for held in everything:
-                    held.message.requeue()
-                connection.release()
-        except BrokerUnavailable:
-            pass  # it is gone already
+        with suppress(BrokerUnavailable), self._server.errors(connection):  # or it is gone already
+            for held in everything:
+                held.message.requeue()
+            connection.release()
 
     def close(self) -> None:
         """Close what deregister() leaves open."""

@@ -13,7 +13,9 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
 
+from qworker.transports.kombu.messages import leased, read, with_way_back
 from qworker.transports.lease import Leased
+from qworker.transports.own_headers import KEPT
 
 FULL_SECONDS = 1.0
 """How long nothing more is got once as many messages wait here as may."""
@@ -93,6 +95,13 @@ class Holdings:
         """Forget *held*, which is acknowledged or gone."""
         self.leased.pop(held.leased.tag, None)
         self._tags.discard(held.leased.tag)
+
+    def of(self, message: Any, queue: str) -> Held:
+        """*message*, which came from *queue*, under a tag of its own."""
+        content = read(with_way_back(message, queue))
+        tag = self.new_tag(content.tag)
+        own = {name: value for name, value in content.own.items() if name in KEPT}
+        return Held(message, leased(queue, content, tag), own, content.message_id)
 
     def everything(self) -> list[Held]:
         """All that is here."""

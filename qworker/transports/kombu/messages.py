@@ -38,6 +38,7 @@ virtual: Any = import_module("kombu.transport.virtual")  # which has no types
 COMPRESSION = "compression"
 MOST_UNPACKED = 64 * 1024**2
 _NAMED = frozenset({str})
+_GIVEN = ("correlation_id", "reply_to", "timestamp", "type", "app_id", "user_id")
 _NAMES = ("correlation_id", "reply_to", "message_id", "timestamp", "type", "app_id", "user_id")
 
 
@@ -91,7 +92,7 @@ def outgoing(
     }
     if properties is None and type(headers.get("id")) is str:
         options["correlation_id"] = headers["id"]
-    options.update({name: given[name] for name in ("correlation_id", "reply_to", "type") if given.get(name)})
+    options.update({name: given[name] for name in _GIVEN if given.get(name)})
     return Outgoing(queue, body, options)
 
 

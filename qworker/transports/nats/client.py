@@ -90,7 +90,12 @@ class Loop:
 
     def run(self, work: Coroutine[Any, Any, Answer], seconds: float) -> Answer:
         """What *work* returns or raises. TimeoutError when that takes longer than so many *seconds*."""
-        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, seconds), self._running())
+        try:
+            loop = self._running()
+        except ConnectionError:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, seconds), loop)
         try:
             return future.result(seconds + GRACE_SECONDS)
         except BaseException:

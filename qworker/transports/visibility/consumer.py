@@ -15,6 +15,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from qworker.clock import Clock
@@ -26,9 +27,9 @@ from qworker.transports.kombu.sender import KombuSender
 from qworker.transports.kombu.settling import dead_lettered, released
 from qworker.transports.lease import Ack, Claim, DeadLetter, Release, Revocation
 from qworker.transports.own_headers import DUE
-from qworker.transports.visibility.long_poll import LongPoll, Polls
+from qworker.transports.visibility.long_poll import Polls, give_back
 from qworker.transports.visibility.parting import Parting, goes_back, part, partings_of
-from qworker.transports.visibility.queue import Received, RemoteQueue, by_queue
+from qworker.transports.visibility.queue import Received, RemoteQueue
 from qworker.transports.visibility.renewal import Renewal
 from qworker.transports.visibility.server import Heard, QueueGone, RemoteServer
 from qworker.transports.wakeup import WakeupPipe
@@ -82,9 +83,9 @@ class RemoteConsumer(KombuConsumer):
 
     def _bind(self, connection: Any, queues: Sequence[str]) -> None:
         super()._bind(connection, queues)
-        sources = self._server.sources(connection, [self._bound[queue] for queue in queues]) if queues else ()
-        seconds = self._server.wait_seconds
-        self._polls = Polls([*self._polls, *(LongPoll(each, seconds, self._notify) for each in sources)])
+        if queues:
+            sources = self._server.sources(connection, [self._bound[queue] for queue in queues])
+            self._polls.add(sources, self._server.wait_seconds, self._notify)
 
     def lease(
         self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
@@ -98,8 +99,23 @@ class RemoteConsumer(KombuConsumer):
             self._part_with_the_early()
         room = limit - len(claim.messages)
         if room > 0 and not self._holdings.full:
-            self._polls.ask(room)
+            self._polls.ask(room, queues)
         return claim._replace(last_revocation=None) if self._heard.has_news else claim
+
+    def look(self, queue: str) -> Claim:
+        with self._leasing() as connection:
+            self._bind(connection, [] if queue in self._bound else [queue])
+            self._renew()
+            self._polls.look(queue)
+        claim = super().lease([queue], 1)
+        with suppress(BrokerUnavailable), self._leasing():
+            self._part_with_the_early()
+        return claim
+
+    def unbind(self, queue: str) -> None:
+        with self._leasing():
+            for name in self._polls.unbind(queue, list(self._bound)):
+                del self._bound[name]
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         if self._connection is None:
@@ -122,9 +138,7 @@ class RemoteConsumer(KombuConsumer):
             self._polls.lose(gone)
 
     def _everything(self) -> Iterator[Received]:
-        for held in self._holdings.everything():
-            yield held.message
-        yield from self._polls.arrived
+        return chain((held.message for held in self._holdings.everything()), self._polls.arrived)
 
     # -- what goes back --
 
@@ -191,13 +205,10 @@ class RemoteConsumer(KombuConsumer):
             return
         polls.close()
         held = list(self._everything())
-        try:
-            with self._server.errors(connection):
-                self._part_with_the_early()
-                for queue, batch in by_queue(held):
-                    queue.give_back(batch)
-        except BrokerUnavailable:
-            pass  # they come back when they are hidden no longer
+        # If it fails they come back when they are hidden no longer.
+        with suppress(BrokerUnavailable), self._server.errors(connection):
+            self._part_with_the_early()
+            give_back(held)
         self._polls = Polls()
         self._forget_all()
         polls.see_off({message.queue for message in held})

@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from qworker.transports.visibility.queue import Received, RemoteQueue, Source, by_queue
@@ -48,6 +49,16 @@ class LongPoll:
             self._under_way = True
             seconds = min(LOOK_SECONDS, self._seconds) if self._failed else self._seconds
             self._orders.put((min(room, self.source.batch), seconds))
+
+    def look(self) -> None:
+        """Have the answer of the server, what it has or that it has nothing, unless it is asked already, or
+        something has come that nobody has got. Raises what went wrong."""
+        if self._under_way or any(self._arrived.values()):
+            return
+        self._under_way = True
+        self._orders.put((1, self.source.look_seconds))
+        with suppress(Empty):
+            self._take(self._answers.get(timeout=ANSWER_SECONDS))
 
     def collect(self, room: int) -> None:
         """Take in what has come. Raises what went wrong instead.
@@ -97,6 +108,11 @@ class LongPoll:
         self._orders.put((0, 0.0))
         self.source.interrupt()
 
+    def abandon(self) -> None:
+        """Ask no more, and let others have what has come and what is on its way."""
+        self._abandoned = True
+        self._orders.put((0, 0.0))
+
     def join(self, seconds: float) -> None:
         """Take in what is on its way, but do not wait for longer than that. What comes later is shown to
         others again, or, when this process has ended by then, hidden for as long as the server hides what it
@@ -112,7 +128,7 @@ class LongPoll:
         while True:
             room, seconds = self._orders.get()
             if not room:
-                return
+                break
             answer: list[Received] | Exception
             asked = time.monotonic()
             try:
@@ -123,28 +139,58 @@ class LongPoll:
                 for message in answer:
                     message.hidden_from(hidden)
                 if self._abandoned:
-                    for queue, messages in by_queue(answer):
-                        queue.give_back(messages)
+                    give_back(answer)
                     return
             except Exception as error:  # noqa: BLE001 - collect() raises it where it is understood
                 answer = error
             self._answers.put(answer)
             self._ring()
+        if self._abandoned:
+            with suppress(Exception):  # whatever it is: they come back when they are hidden no longer
+                self._take_all()
+                give_back(self.arrived)
+
+
+def give_back(messages: Iterable[Received]) -> None:
+    """Let others have *messages*."""
+    for queue, batch in by_queue(messages):
+        queue.give_back(batch)
 
 
 class Polls:
     """All the polls of a consumer."""
 
-    def __init__(self, polls: Sequence[LongPoll] = ()) -> None:
-        self._polls = polls
+    def __init__(self) -> None:
+        self._polls: list[LongPoll] = []
+
+    def add(self, sources: Iterable[Source], seconds: float, ring: Callable[[], None]) -> None:
+        """Poll *sources*, too."""
+        self._polls += [LongPoll(source, seconds, ring) for source in sources]
 
     def __iter__(self) -> Iterator[LongPoll]:
         return iter(self._polls)
 
-    def ask(self, room: int) -> None:
-        """Have each wait for up to *room* messages."""
+    def ask(self, room: int, queues: Sequence[str]) -> None:
+        """Have each that serves one of *queues* wait for up to *room* messages."""
         for poll in self._polls:
-            poll.ask(room)
+            if any(map(poll.source.serves, queues)):
+                poll.ask(room)
+
+    def look(self, queue: str) -> None:
+        """Have what the server has of *queue* now, if nothing has come yet. Raises what went wrong."""
+        for poll in self._polls:
+            if poll.source.serves(queue):
+                poll.collect(0)
+                poll.look()
+
+    def unbind(self, queue: str, bound: Iterable[str]) -> list[str]:
+        """Poll for *queue* no more, and let others have what has come; return which of the *bound* queues
+        nobody polls for any more by that."""
+        leaving = [poll for poll in self._polls if poll.source.serves(queue)]
+        self._polls = [poll for poll in self._polls if poll not in leaving]
+        for poll in leaving:
+            poll.abandon()
+        return [name for name in bound if any(poll.source.serves(name) for poll in leaving)]
 
     def collect(self, room: int) -> None:
         """Take in what has come. Raises what went wrong instead; see LongPoll."""

@@ -92,6 +92,12 @@ class Source(ABC):
     name: str
     batch: int
     """The most messages that go in one call, to the server or from it."""
+    look_seconds = 0.0
+    """For how long receive() is to wait where it must not miss a message that is there."""
+
+    @abstractmethod
+    def serves(self, queue: str) -> bool:
+        """Whether messages of the queue of that name come from here."""
 
     @abstractmethod
     def receive(self, count: int, seconds: float) -> list[Received]:
@@ -113,8 +119,9 @@ class RemoteQueue(Source):
     due later goes back so where it can, and is sent anew where it cannot."""
     portion_bytes = 2**20
     """The most text in one send()."""
-    look_seconds = 0.0
-    """For how long receive() is to wait where it must not miss a message that is there."""
+
+    def serves(self, queue: str) -> bool:
+        return queue == self.name
 
     def text(self, message: Outgoing) -> str:
         """*message* as it is sent."""
