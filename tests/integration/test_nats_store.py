@@ -17,10 +17,12 @@ import pytest
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
+from qworker.testing.contract.patient import patient
 from qworker.transports import open_broker
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
 from qworker.transports.nats.client import Connection, Post
+from qworker.transports.visibility.queue import RemoteQueue
 from tests.acceptance.nats_server import Nats
 from tests.acceptance.private_servers import free_port, serving
 from tests.acceptance.proxy import Proxy
@@ -139,6 +141,24 @@ def test_calls_are_few(open_: Open, place: NatsPlace) -> None:
         ended += len(found)
     assert place.count() == 0
     assert (sum(connection.exchanges for connection in connections) - before) / 1000 < 0.4
+
+
+def test_the_suite_waits_for_what_is_stored_and_not_given_out_yet(
+    open_: Open, place: NatsPlace, anybody: Connection
+) -> None:
+    """JetStream may answer that there is nothing for a millisecond more."""
+    told: list[str] = []
+
+    def on_its_way(queue: RemoteQueue) -> bool:
+        told.append(queue.name)
+        if len(told) == 1:
+            anybody.exchange([Post(place.layout.subject("q"), b"late")])
+        return len(told) == 1
+
+    store = patient(open_(), on_its_way)
+    store.consumer.register("w", ["q"], 1)
+    assert [message.body for message in store.consumer.lease(["q"], 9).messages] == [b"late"]
+    assert told == ["q", "q"]
 
 
 # -- the server's clock --
