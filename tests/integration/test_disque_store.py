@@ -191,6 +191,14 @@ def test_what_is_refused_is_said(
         store.sender.push([message("m", "q")])
 
 
+def test_of_many_only_what_was_refused_is_added_again(server: DisqueServer, store: KombuBroker) -> None:
+    """As where a node fills up in the midst of them."""
+    store.sender.push([message("first", "q")])
+    server.fault(refuse=2, text="PAUSED Queue paused in input, try later")
+    store.sender.push([message(str(number), "q") for number in range(5)])
+    assert [info.ready for info in store.admin.queues()] == [1 + 5]
+
+
 def test_a_full_queue_takes_no_more(server: DisqueServer) -> None:
     with closing(opened(server.url, maxlen=2)) as store:
         store.sender.push([message("m", "q"), message("n", "q")])

@@ -16,7 +16,7 @@ from qworker.transports.kombu.consumer import End
 from qworker.transports.kombu.holdings import Held
 from qworker.transports.lease import Release
 from qworker.transports.own_headers import DUE
-from qworker.transports.visibility.queue import by_queue
+from qworker.transports.visibility.queue import NotAll, Received, RemoteQueue, by_queue
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +58,18 @@ def part(partings: Sequence[Parting]) -> Iterator[Parting]:
         kinds.setdefault(parting.delay, {})[id(parting.held.message)] = parting
     for delay, ones in kinds.items():
         for queue, batch in by_queue(parting.held.message for parting in ones.values()):
-            if delay is None:
-                for lost in queue.delete(batch):
-                    logger.warning("message %s of %s ended after its lease; it may "
-                                   "run again", lost.delivery_tag, queue.name)  # fmt: skip
-            else:
-                queue.give_back(batch, delay)
+            try:
+                _end(queue, batch, delay)
+            except NotAll as error:
+                yield from (ones[id(message)] for message in error.divide(batch)[0])
+                raise error.reason from error
             yield from (ones[id(message)] for message in batch)
+
+
+def _end(queue: RemoteQueue, batch: Sequence[Received], delay: int | None) -> None:
+    if delay is not None:
+        queue.give_back(batch, delay)
+        return
+    for lost in queue.delete(batch):
+        logger.warning("message %s of %s ended after its lease; it may "
+                       "run again", lost.delivery_tag, queue.name)  # fmt: skip

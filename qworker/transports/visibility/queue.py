@@ -5,8 +5,8 @@ Goes to:     the server, by the calls that each transport writes for it.
 Thread:      its user's; but receive(), which a LongPoll calls in a thread of its own, and interrupt(), which
              is called meanwhile.
 
-What the methods raise is what the transport's library raises, and PublishError; ``Server.errors`` makes
-errors of ours of it.
+What the methods raise is what the transport's library raises, PublishError, and NotAll; ``Server.errors``
+makes errors of ours of it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,24 @@ from qworker.transports.kombu.messages import Outgoing
 from qworker.transports.visibility.text import content, written
 
 Item = TypeVar("Item")
+
+
+class NotAll(OSError):
+    """Some of what was given to one call was not carried out, and the rest was: only *left*, the places of
+    those, are to be given to it again. reason: what would have been raised if it had been all."""
+
+    def __init__(self, left: Iterable[int], reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.left = frozenset(left)
+        self.reason = reason
+
+    def divide(self, given: Sequence[Item]) -> tuple[list[Item], list[Item]]:
+        """Those of *given* that were carried out, and those that were not."""
+        done: list[Item] = []
+        left: list[Item] = []
+        for place, item in enumerate(given):
+            (left if place in self.left else done).append(item)
+        return done, left
 
 
 class Entry(NamedTuple):
@@ -122,12 +140,13 @@ class RemoteQueue(Source):
 
     @abstractmethod
     def send(self, entries: Sequence[Entry]) -> None:
-        """Raises PublishError when the server will never take one of them. What else it raises says that it
-        did not take all."""
+        """Raises PublishError when the server will never take one of them, and NotAll when it has taken the
+        others. What else it raises says that it did not take all."""
 
     @abstractmethod
     def renew(self, messages: Sequence[Received]) -> list[Received]:
-        """Hide *messages* of this queue from now on for longer; return those that are not ours any more."""
+        """Hide *messages* of this queue from now on for longer; return those that are not ours any more.
+        This and the next two raise NotAll when they know that only some have failed."""
 
     @abstractmethod
     def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
