@@ -13,7 +13,7 @@ from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.transports import open_broker
 from qworker.transports.kombu.broker import KombuBroker
-from qworker.transports.lease import Ack, DeadLetter, Leased
+from qworker.transports.lease import Ack, DeadLetter, Leased, Release
 from tests.support.disque_server import DisqueServer
 from tests.support.messages import message
 
@@ -151,6 +151,23 @@ def test_who_leaves_gives_back_what_is_run_once_at_most(server: DisqueServer, st
     assert len(got(store, 1)) == 1
     store.consumer.deregister()
     assert server.ask("QLEN", "q") == 1
+
+
+def test_what_may_have_been_given_back_is_not_given_back_again(server: DisqueServer) -> None:
+    """It would be queued for a third while somebody runs it."""
+    with closing(opened(server.url, retry=60)) as store, closing(opened(server.url, retry=60)) as other:
+        own = store.consumer.register("w@test", ["q"], 1)
+        store.sender.push([message("m", "q")])
+        (taken,) = got(store, 1)
+        store.consumer._polls.close()  # so that it does not ask for it itself
+        server.fault(drop=1)
+        with pytest.raises(BrokerUnavailable):
+            store.consumer.settle(own, [Release(taken.tag)])
+        other.consumer.register("x@test", ["q"], 1)
+        assert len(got(other, 1)) == 1
+        other.consumer._polls.close()
+        assert store.consumer.settle(own, [Release(taken.tag)]) == set()
+        assert [info.ready for info in other.admin.queues()] == [0]
 
 
 def test_who_asks_often_has_no_job_looked_at(server: DisqueServer, store: KombuBroker) -> None:

@@ -25,11 +25,11 @@ from qworker.transports.nats.client import Connection, Post
 from qworker.transports.visibility.queue import RemoteQueue
 from tests.acceptance.nats_server import Nats
 from tests.acceptance.private_servers import free_port, serving
-from tests.acceptance.proxy import Proxy
+from tests.acceptance.proxy import REFUSE, Proxy
 from tests.contract.place_nats import NatsPlace
 from tests.support.messages import envelope, ids
 from tests.support.receiving import receive
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.integration
 Open = Callable[..., KombuBroker]
@@ -263,6 +263,53 @@ def test_a_server_that_stops_answering(open_: Open, place: NatsPlace) -> None:
         proxy.heal()
         assert store.consumer.settle(own, [Ack(message.tag)]) == set()
         assert place.count() == 0
+
+
+def test_what_may_have_been_given_back_is_not_given_back_again(open_: Open, place: NatsPlace) -> None:
+    """JetStream would take it from who has it by now, and a third would run it, too."""
+    with Proxy(urlsplit(place.url).port or 4222) as proxy:
+        store, other, third = open_(at(place.url, proxy.port), timeout=1.0), open_(), open_()
+        own = store.consumer.register("w", ["q"], 1)
+        theirs = other.consumer.register("other", ["q"], 1)
+        store.sender.push([envelope("a", "q"), envelope("b", "q")])
+        kept, message = receive(store, 2, "q")
+        proxy.down.lost = True
+        with pytest.raises(BrokerUnavailable, match="does not answer"):
+            store.consumer.settle(own, [Release(message.tag)])
+        (again,) = receive(other, 1, "q")
+        proxy.heal()
+        assert store.consumer.settle(own, [Release(message.tag)]) == set()
+        store.consumer.deregister()
+        third.consumer.register("third", ["q"], 1)
+        assert [one.tag for one in receive(third, 1, "q")] == [kept.tag]
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end:
+            assert third.consumer.lease(["q"], 1).messages == []
+            third.consumer.wait(0.1)
+        assert other.consumer.settle(theirs, [Ack(again.tag)]) == set()
+
+
+def test_who_could_not_give_back_does_so_when_it_is_connected_again(open_: Open, place: NatsPlace) -> None:
+    with Proxy(urlsplit(place.url).port or 4222) as proxy:
+        store, other = open_(at(place.url, proxy.port), timeout=1.0, lease=60.0), open_(lease=60.0)
+        own = store.consumer.register("w", ["q"], 1)
+        other.consumer.register("other", ["q"], 1)
+        store.sender.push([envelope("a", "q")])
+        (message,) = receive(store, 1, "q")
+        proxy.mode = REFUSE
+        proxy.cut()
+        until(lambda: not store.consumer._connection.client.is_connected)
+        with pytest.raises(BrokerUnavailable):
+            store.consumer.settle(own, [Release(message.tag)])
+        proxy.heal()
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                assert store.consumer.settle(own, [Release(message.tag)]) == set()
+                break
+            except BrokerUnavailable:
+                assert time.monotonic() < deadline
+        assert [one.tag for one in receive(other, 1, "q")] == [message.tag]
 
 
 def test_a_stream_that_was_deleted(open_: Open, place: NatsPlace) -> None:

@@ -197,6 +197,25 @@ def test_of_a_batch_only_what_was_throttled_is_given_back_again(
     assert moto.counts(queue) == (BATCH // 2, 0, 0)
 
 
+def test_what_may_have_been_given_back_is_not_given_back_again(
+    open_: Open, faults: SqsFaults, moto: Sqs, queue: str
+) -> None:
+    """It would be taken from who has it by now."""
+    store, other = open_(), open_()
+    own = store.consumer.register("w", [queue], 1)
+    theirs = other.consumer.register("x", [queue], 1)
+    store.sender.push(messages(queue, 1))
+    (message,) = receive(store, 1, queue)
+    faults.fail("ChangeMessageVisibilityBatch", "half", times=2)
+    with pytest.raises(BrokerUnavailable):
+        store.consumer.settle(own, [Release(message.tag)])
+    (again,) = receive(other, 1, queue)
+    assert store.consumer.settle(own, [Release(message.tag)]) == set()
+    assert moto.counts(queue) == (0, 0, 1)
+    assert other.consumer.settle(theirs, [Ack(again.tag)]) == set()
+    assert moto.counts(queue) == (0, 0, 0)
+
+
 def test_of_many_it_is_told_how_many_were_taken(
     open_: Open, faults: SqsFaults, moto: Sqs, queue: str
 ) -> None:

@@ -103,7 +103,7 @@ class DisqueQueue(RemoteQueue):
                 replies, node = self._cluster.ask(commands, again=False)
             except BrokerUnavailable as error:
                 let_pass(error)
-                raise NotAll(left, error) from error
+                raise NotAll(left, error) from None
             failed = [
                 (place, reply)
                 for place, reply in zip(left, replies, strict=True)
@@ -140,7 +140,7 @@ class DisqueQueue(RemoteQueue):
         ours = [one for one in messages if one.receipt.until >= now]
         never = [one for one in ours if once(one.receipt.job)]  # Disque does not queue these again
         for node, ones in _by_node([one for one in ours if not once(one.receipt.job)]).items():
-            self._cluster.ask([("NACK", *(one.receipt.job for one in ones))], node=node)
+            self._cluster.ask([("NACK", *(one.receipt.job for one in ones))], node=node, again=False)
         if never:
             self._anew(never)
 
@@ -153,7 +153,7 @@ class DisqueQueue(RemoteQueue):
                 try:
                     self._add([(job["body"], *way)])
                 except NotAll as refused:
-                    raise refused.reason from refused
+                    raise refused.reason from refused.reason.__cause__
                 self._cluster.ask([("FASTACK", job["id"])])
 
     def delete(self, messages: Sequence[Received]) -> list[Received]:

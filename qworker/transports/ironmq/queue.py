@@ -127,7 +127,7 @@ class IronQueue(RemoteQueue):
                     gone.append(place)
             except (HTTPError, OSError) as error:
                 let_pass(error)
-                raise NotAll([*gone, *range(place, len(messages))], error) from error
+                raise NotAll([*gone, *range(place, len(messages))], error) from None
         return [messages[place] for place in gone]
 
     def _delete_one(self, message: Received) -> bool:

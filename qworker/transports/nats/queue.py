@@ -22,7 +22,7 @@ from qworker.errors import PublishError
 from qworker.interrupts import let_pass
 from qworker.naming import task_ids
 from qworker.transports.nats.client import Asked, Inbox, Post, Refused, read_answer
-from qworker.transports.visibility.queue import Count, Entry, Received, RemoteQueue
+from qworker.transports.visibility.queue import Count, Entry, NotAll, Received, RemoteQueue
 
 ACK, RENEW = b"+ACK", b"+WPI"
 LONGEST_RETURN = 365 * 86400
@@ -117,7 +117,11 @@ class NatsQueue(RemoteQueue):
     def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
         word = f'-NAK {{"delay": {int(delay * 1e9)}}}' if delay else "-NAK"
         self._forget(messages)
-        self._tell(_divided(messages)[0], word.encode())
+        try:
+            self._tell(_divided(messages)[0], word.encode())
+        except ConnectionError as error:
+            let_pass(error)
+            raise NotAll(range(len(messages)), error) from None  # nothing was sent
 
     def delete(self, messages: Sequence[Received]) -> list[Received]:
         ours, gone = _divided(messages)

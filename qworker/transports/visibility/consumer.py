@@ -27,7 +27,7 @@ from qworker.transports.kombu.settling import dead_lettered, released
 from qworker.transports.lease import Ack, Claim, DeadLetter, Release, Revocation
 from qworker.transports.own_headers import DUE
 from qworker.transports.visibility.long_poll import LongPoll, Polls
-from qworker.transports.visibility.parting import Parting, goes_back, part, partings_of
+from qworker.transports.visibility.parting import Parting, give_back, goes_back, part, partings_of
 from qworker.transports.visibility.queue import Received, RemoteQueue, by_queue
 from qworker.transports.visibility.renewal import Renewal
 from qworker.transports.visibility.server import Heard, QueueGone, RemoteServer
@@ -195,7 +195,7 @@ class RemoteConsumer(KombuConsumer):
             with self._server.errors(connection):
                 self._part_with_the_early()
                 for queue, batch in by_queue(held):
-                    queue.give_back(batch)
+                    give_back(queue, batch)
         except BrokerUnavailable:
             pass  # they come back when they are hidden no longer
         self._polls = Polls()

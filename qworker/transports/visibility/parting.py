@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -59,17 +60,34 @@ def part(partings: Sequence[Parting]) -> Iterator[Parting]:
     for delay, ones in kinds.items():
         for queue, batch in by_queue(parting.held.message for parting in ones.values()):
             try:
-                _end(queue, batch, delay)
+                if delay is None:
+                    _delete(queue, batch)
+                else:
+                    give_back(queue, batch, delay)
             except NotAll as error:
                 yield from (ones[id(message)] for message in error.divide(batch)[0])
-                raise error.reason from error
+                raise error.reason from error.reason.__cause__
             yield from (ones[id(message)] for message in batch)
 
 
-def _end(queue: RemoteQueue, batch: Sequence[Received], delay: int | None) -> None:
-    if delay is not None:
-        queue.give_back(batch, delay)
-        return
+def _delete(queue: RemoteQueue, batch: Sequence[Received]) -> None:
     for lost in queue.delete(batch):
         logger.warning("message %s of %s ended after its lease; it may "
                        "run again", lost.delivery_tag, queue.name)  # fmt: skip
+
+
+def give_back(queue: RemoteQueue, batch: Sequence[Received], delay: int = 0) -> None:
+    """As RemoteQueue.give_back, but what may have been given back before, others may have by now. If it was
+    not, it comes back when its lease is over."""
+    now = time.monotonic()
+    places = [place for place, message in enumerate(batch) if message.is_kept(now)]
+    if not places:
+        return
+    try:
+        queue.give_back([batch[place] for place in places], delay)
+    except NotAll as error:
+        raise NotAll((places[place] for place in error.left), error.reason) from None
+    except BaseException:
+        for place in places:
+            batch[place].may_be_back(now + delay)
+        raise

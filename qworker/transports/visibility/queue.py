@@ -11,6 +11,7 @@ makes errors of ours of it.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -24,7 +25,8 @@ Item = TypeVar("Item")
 
 class NotAll(OSError):
     """Some of what was given to one call was not carried out, and the rest was: only *left*, the places of
-    those, are to be given to it again. reason: what would have been raised if it had been all."""
+    those, are to be given to it again. reason: what would have been raised if it had been all. It is raised
+    from nothing, so that its reason can be raised from it without a circle."""
 
     def __init__(self, left: Iterable[int], reason: Exception) -> None:
         super().__init__(str(reason))
@@ -67,7 +69,7 @@ class Received:
 
     __slots__ = (
         "acknowledged", "body", "content_encoding", "content_type", "delivery_info", "delivery_tag",
-        "headers", "lease_seconds", "properties", "queue", "receipt", "renew_at",
+        "headers", "lease_seconds", "properties", "queue", "receipt", "renew_at", "returns_at",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +88,8 @@ class Received:
         self.lease_seconds = lease_seconds
         self.renew_at = 0.0
         """The monotonic time at which it is to be hidden for longer."""
+        self.returns_at = math.inf
+        """That at which others may have it, for it may have been given back: it is not known whether."""
         self.acknowledged = False
         self.headers = found.headers
         self.properties = found.properties
@@ -98,6 +102,20 @@ class Received:
     def hidden_from(self, moment: float) -> None:
         """It was received, or renewed, at the monotonic time *moment*."""
         self.renew_at = moment + self.lease_seconds / 3
+
+    def may_be_back(self, moment: float) -> None:
+        """It was given back, so that others have it from the monotonic time *moment* on, or it was not."""
+        self.returns_at = min(self.returns_at, moment)
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether it may have been given back."""
+        return self.returns_at < math.inf
+
+    def is_kept(self, moment: float) -> bool:
+        """Whether nobody else can have it at *moment* because it was given back. To do that again would take
+        it from them."""
+        return moment < self.returns_at
 
     def ack(self) -> None:
         """It is to be deleted; who received it does that, with others."""

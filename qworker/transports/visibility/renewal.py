@@ -31,12 +31,13 @@ class Renewal:
             return set()
         self._look_at = now + LOOK_SECONDS
         gone: set[int] = set()
-        for queue, stale in by_queue(message for message in messages if now >= message.renew_at):
+        stale_ones = (one for one in messages if now >= one.renew_at and not one.is_in_doubt)
+        for queue, stale in by_queue(stale_ones):
             try:
                 gone.update(map(id, queue.renew(stale)))
             except NotAll as error:
                 _hidden(error.divide(stale)[0], now)
-                raise error.reason from error
+                raise error.reason from error.reason.__cause__
             _hidden(stale, now)
         return gone
 

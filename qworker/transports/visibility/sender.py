@@ -65,7 +65,7 @@ class RemoteSender(KombuSender):
                     except NotAll as refused:
                         done, portion = refused.divide(portion)
                         taken += len(done)
-                        raise refused.reason from refused
+                        raise refused.reason from refused.reason.__cause__
             except BrokerUnavailable as error:
                 let_pass(error)
                 if not taken:
