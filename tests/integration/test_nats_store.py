@@ -312,6 +312,47 @@ def test_who_could_not_give_back_does_so_when_it_is_connected_again(open_: Open,
         assert [one.tag for one in receive(other, 1, "q")] == [message.tag]
 
 
+def test_a_full_stream_loses_nothing(open_: Open, place: NatsPlace, anybody: Connection) -> None:
+    """Somebody has limited it, and its first messages were in the way of the last."""
+    stream = place.layout.stream
+    subjects = place.layout.subject("x").rpartition(".")[0] + ".*"
+    old = {"name": stream, "subjects": [subjects], "retention": "workqueue", "discard": "old"}
+    anybody.ask(f"STREAM.CREATE.{stream}", {**old, "storage": "file", "max_bytes": 3000})
+    store = open_()
+    own = store.consumer.register("w", ["q"], 1)
+    sent = 0
+
+    def fill() -> None:
+        nonlocal sent
+        while sent < 20:
+            store.sender.push([envelope(str(sent), "q", body=b"x" * 300)])
+            sent += 1
+
+    with pytest.raises(BrokerUnavailable, match="maximum bytes exceeded"):
+        fill()
+    found = receive(store, sent, "q")
+    assert ids(found) == list(map(str, range(sent)))
+    store.consumer.settle(own, [Ack(message.tag) for message in found])
+    store.sender.push([envelope("room", "q")])
+    assert ids(receive(store, 1, "q")) == ["room"]
+
+
+def test_what_a_slow_server_has_is_not_taken_for_nothing(open_: Open, place: NatsPlace) -> None:
+    """Revocations, of which nobody would hear later, and letters."""
+    with Proxy(urlsplit(place.url).port or 4222) as proxy:
+        store = open_(at(place.url, proxy.port), timeout=10.0)
+        own = store.consumer.register("w", ["q"], 1)
+        store.sender.push([envelope(str(number), "q") for number in range(5)])
+        found = receive(store, 5, "q")
+        store.consumer.settle(own, [DeadLetter(message.tag, "why") for message in found])
+        store.sender.revoke(["a", "b"])
+        proxy.down.delay = 1.3
+        assert [revocation.task_id for revocation in store.consumer.revoked_since(0)[1]] == ["a", "b"]
+        assert len(store.admin.dead()) == 5
+        assert store.admin.dead_discard() == 5
+        assert store.admin.dead() == []
+
+
 def test_a_stream_that_was_deleted(open_: Open, place: NatsPlace) -> None:
     store = open_()
     store.consumer.register("w", ["q"], 1)

@@ -246,7 +246,9 @@ class NatsServer(RemoteServer):
             if error.code != OTHERWISE_CONFIGURED:
                 raise
             there = connection.ask(f"STREAM.INFO.{name}")["config"]
-            ours = ("subjects", "num_replicas", "duplicate_window", "max_age", "max_msgs_per_subject")
+            ours = (
+                "subjects", "num_replicas", "duplicate_window", "max_age", "max_msgs_per_subject", "discard",
+            )  # fmt: skip
             change = {key: wanted[key] for key in ours if key in wanted}
             found = connection.ask(f"STREAM.UPDATE.{name}", {**there, **change})
         made = connection.declared[name] = "".join(filter(str.isdigit, str(found["created"])))
@@ -257,7 +259,8 @@ class NatsServer(RemoteServer):
         name."""
         layout, stream, seconds = self.layout, self.layout.stream, self._lease_seconds
         subjects = layout.subject("x").rpartition(".")[0] + ".*"
-        made = self._declare_stream(connection, stream, subjects, retention="workqueue")
+        # Should somebody limit the stream, who sends is told that it is full, and what is in it stays.
+        made = self._declare_stream(connection, stream, subjects, retention="workqueue", discard="new")
         name = layout.consumer(queue, made)
         try:
             there = connection.ask(f"CONSUMER.INFO.{stream}.{name}")["config"]
