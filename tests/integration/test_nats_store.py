@@ -22,6 +22,7 @@ from qworker.transports import open_broker
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
 from qworker.transports.nats.client import Connection, Post
+from qworker.transports.nats.queue import BATCH
 from qworker.transports.visibility.queue import RemoteQueue
 from tests.acceptance.nats_server import Nats
 from tests.acceptance.private_servers import free_port, serving
@@ -248,6 +249,26 @@ def test_what_was_not_answered_is_sent_again_and_stored_once(open_: Open, place:
         store.sender.push([envelope("second", "q")])
         assert proxy.up.count > before
         assert place.count() == 2
+
+
+def test_a_portion_that_is_sent_again_is_stored_once(open_: Open, place: NatsPlace) -> None:
+    """Both tries of it were not answered. What is sent with it had been taken, so that it is tried again."""
+    with Proxy(urlsplit(place.url).port or 4222) as proxy:
+        store = open_(at(place.url, proxy.port), timeout=1.0)
+        store.sender.push([envelope("first", "q")])
+        before = place.count()
+        end = 0.0
+
+        def unanswered() -> bool:
+            nonlocal end
+            if not end and place.count() > before + BATCH:  # the second portion is there
+                end = time.monotonic() + 1.2
+            return time.monotonic() < end
+
+        proxy.down.lose_when(unanswered)
+        store.sender.push([envelope(str(number), "q") for number in range(2 * BATCH)])
+        assert end
+        assert place.count() == before + 2 * BATCH
 
 
 def test_a_server_that_stops_answering(open_: Open, place: NatsPlace) -> None:

@@ -216,6 +216,16 @@ def test_what_may_have_been_given_back_is_not_given_back_again(
     assert moto.counts(queue) == (0, 0, 0)
 
 
+def test_fifo_queues_store_once_what_was_sent_again(
+    open_: Open, faults: SqsFaults, moto: Sqs, queue: str
+) -> None:
+    """The answer was lost, and so were those to boto's own tries."""
+    store, name = open_(), f"{queue}.fifo"
+    faults.fail("SendMessageBatch", "half", times=4, after=1)
+    store.sender.push(messages(name, 2 * BATCH))
+    assert moto.counts(name) == (2 * BATCH, 0, 0)
+
+
 def test_of_many_it_is_told_how_many_were_taken(
     open_: Open, faults: SqsFaults, moto: Sqs, queue: str
 ) -> None:

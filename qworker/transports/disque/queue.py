@@ -84,7 +84,7 @@ class DisqueQueue(RemoteQueue):
         return self._options.retry
 
     def send(self, entries: Sequence[Entry]) -> None:
-        self._add([(text.encode(), *_way(self._options, delay)) for text, delay in entries])
+        self._add([(text.encode(), *_way(self._options, delay)) for text, delay, _ in entries])
 
     def again(self, body: bytes) -> Command:
         """The command that adds a job anew, to be queued when its retry has passed."""

@@ -52,7 +52,7 @@ class IronQueue(RemoteQueue):
             self._client.call("PUT", self._path, {"queue": {}})
 
     def send(self, entries: Sequence[Entry]) -> None:
-        messages = [{"body": text, "delay": delay} for text, delay in entries]
+        messages = [{"body": text, "delay": delay} for text, delay, _ in entries]
         try:
             answer = self._client.call("POST", f"{self._path}/messages", {"messages": messages})
         except IronError as error:

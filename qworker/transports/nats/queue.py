@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
 from qworker.errors import PublishError
 from qworker.interrupts import let_pass
-from qworker.naming import task_ids
 from qworker.transports.nats.client import Asked, Inbox, Post, Refused, read_answer
 from qworker.transports.visibility.queue import Count, Entry, NotAll, Received, RemoteQueue
 
@@ -76,7 +75,8 @@ class NatsQueue(RemoteQueue):
         publish(
             self._connection,
             self._stream,
-            [Post(self._subject, text.encode("utf-8", "surrogatepass")) for text, _ in entries],
+            [Post(self._subject, entry.text.encode("utf-8", "surrogatepass")) for entry in entries],
+            [entry.id for entry in entries],
         )
 
     def receive(self, count: int, seconds: float) -> list[Received]:
@@ -162,9 +162,10 @@ def _divided(messages: Sequence[Received]) -> tuple[list[Received], list[Receive
     return ours, gone
 
 
-def publish(connection: Asked, stream: str, posts: Sequence[Post]) -> None:
+def publish(connection: Asked, stream: str, posts: Sequence[Post], ids: Iterable[str]) -> None:
     """Publish *posts* to *stream*; it has stored them when this returns. What was not answered in time is
-    sent again, once, under the same ids, and stored once. Raises PublishError for what it will never take."""
+    sent again, once, under the same *ids*, and stored once. Raises PublishError for what it will never
+    take."""
     largest = connection.max_payload
     for post in posts:
         if len(post.data) > largest:
@@ -172,9 +173,7 @@ def publish(connection: Asked, stream: str, posts: Sequence[Post]) -> None:
                 f"a message of {len(post.data)} bytes is larger than the server takes ({largest}): raise its "
                 "max_payload, or send less"
             )
-    headers = [
-        {"Nats-Msg-Id": id, "Nats-Expected-Stream": stream} for id, _ in zip(task_ids(), posts, strict=False)
-    ]
+    headers = [{"Nats-Msg-Id": id, "Nats-Expected-Stream": stream} for id, _ in zip(ids, posts, strict=False)]
     named = [post._replace(headers=own) for post, own in zip(posts, headers, strict=True)]
     for left in reversed(range(TRIES)):
         try:

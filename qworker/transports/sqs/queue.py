@@ -16,7 +16,6 @@ from typing import Any
 from botocore.exceptions import ClientError, ParamValidationError
 
 from qworker.errors import PublishError
-from qworker.naming import task_id
 from qworker.transports.kombu.messages import Outgoing
 from qworker.transports.visibility.queue import Count, Entry, NotAll, Received, RemoteQueue
 
@@ -60,8 +59,8 @@ class SqsQueue(RemoteQueue):
 
     def send(self, entries: Sequence[Entry]) -> None:
         numbered = [
-            {"Id": str(number), "MessageBody": text, **self._way(delay)}
-            for number, (text, delay) in enumerate(entries)
+            {"Id": str(number), "MessageBody": entry.text, **self._way(entry)}
+            for number, entry in enumerate(entries)
         ]
         try:
             answer = self.client.send_message_batch(QueueUrl=self.url, Entries=numbered)
@@ -76,10 +75,10 @@ class SqsQueue(RemoteQueue):
         if failed:
             raise NotAll(_places(failed), OSError(_said("send_message_batch", failed[0])))
 
-    def _way(self, delay: int) -> dict[str, Any]:
+    def _way(self, entry: Entry) -> dict[str, Any]:
         if self.fifo:
-            return {"MessageGroupId": "default", "MessageDeduplicationId": task_id()}
-        return {"DelaySeconds": delay}
+            return {"MessageGroupId": "default", "MessageDeduplicationId": entry.id}
+        return {"DelaySeconds": entry.delay}
 
     def receive(self, count: int, seconds: float) -> list[Received]:
         answer = self.client.receive_message(

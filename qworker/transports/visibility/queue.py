@@ -44,10 +44,11 @@ class NotAll(OSError):
 
 class Entry(NamedTuple):
     """What is to be sent. delay: whole seconds until it can be received; 0 up to the queue's
-    longest_delay."""
+    longest_delay. id: the same, and its own, at each try; a server may store it once by that."""
 
     text: str
     delay: int
+    id: str
 
 
 class Count(NamedTuple):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from qworker.errors import BrokerUnavailable
 from qworker.interrupts import let_pass
+from qworker.naming import task_ids
 from qworker.transports.kombu.messages import Outgoing
 from qworker.transports.kombu.sender import KombuSender
 from qworker.transports.own_headers import DUE
@@ -35,12 +36,13 @@ class RemoteSender(KombuSender):
 
     def _send_portions(self, messages: Sequence[Outgoing], timeout: float) -> None:
         taken = 0
+        ids = task_ids()
         for name in dict.fromkeys(message.queue for message in messages):
             with self._server.errors(self._connection):
                 queue = self._queue(name)
             entries = (
-                Entry(queue.text(message), self._delay(message, queue))
-                for message in messages
+                Entry(queue.text(message), self._delay(message, queue), id)
+                for message, id in zip(messages, ids, strict=False)
                 if message.queue == name
             )
             for portion in portions(queue, entries):
