@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -22,7 +24,7 @@ from qworker.transports import open_broker
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
 from qworker.transports.nats.client import Connection, Post
-from qworker.transports.nats.queue import BATCH
+from qworker.transports.nats.queue import BATCH, NatsQueue
 from qworker.transports.visibility.queue import RemoteQueue
 from tests.acceptance.nats_server import Nats
 from tests.acceptance.private_servers import free_port, serving
@@ -233,6 +235,61 @@ def test_who_was_silent_for_too_long_acknowledges_nothing(
     assert place.count() == 1
     assert quick.consumer.settle(theirs, [Ack(again.tag)]) == set()
     assert place.count() == 0
+
+
+FROZEN = """
+import sys
+from qworker.conf import Settings
+from qworker.transports import open_broker
+
+url, stream, lease = sys.argv[1:]
+store = open_broker(url, Settings({
+    "broker_transport_options": {"stream": stream}, "worker_lease_seconds": float(lease)
+}))
+store.consumer.register("frozen", ["q"], 1)
+print("registered", flush=True)
+while True:
+    for message in store.consumer.lease(["q"], 1).messages:
+        print("has", message.body.decode(), flush=True)
+    store.consumer.wait(0.2)
+"""
+
+
+def test_who_was_frozen_does_not_run_what_was_given_to_it_meanwhile(
+    open_: Open, place: NatsPlace, anybody: Connection
+) -> None:
+    """It lay in its socket for longer than the lease, and another has it by then."""
+    lease, frozen_seconds = 2.0, 6.0
+    command = [sys.executable, "-c", FROZEN, place.url, place.layout.stream, str(lease)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as frozen:
+        assert frozen.stdout is not None
+        other = open_(lease=lease)
+        try:
+            assert frozen.stdout.readline() == "registered\n"
+            queue = place.server().declare(anybody, "q")
+            until(lambda: _waits(queue))
+            os.kill(frozen.pid, signal.SIGSTOP)
+            end = time.monotonic() + frozen_seconds
+            other.sender.push([envelope("a", "q", body=b"a")])
+            own = other.consumer.register("other", ["q"], 1)
+            (message,) = receive(other, 1, "q")
+            while time.monotonic() < end:
+                other.consumer.extend()
+                other.consumer.wait(0.1)
+            os.kill(frozen.pid, signal.SIGCONT)
+            other.sender.push([envelope("b", "q", body=b"b")])
+            assert frozen.stdout.readline() == "has b\n"
+            assert other.consumer.settle(own, [Ack(message.tag)]) == set()
+            assert place.count() == 1
+        finally:
+            frozen.kill()
+
+
+def _waits(queue: RemoteQueue) -> bool:
+    """Whether somebody waits for a message of *queue*."""
+    assert isinstance(queue, NatsQueue)
+    found = queue._connection.ask(f"CONSUMER.INFO.{queue._stream}.{queue._consumer}")
+    return int(found["num_waiting"]) > 0
 
 
 # -- when the server errs --

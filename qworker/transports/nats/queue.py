@@ -35,13 +35,9 @@ DELIVERED_AT = {9: 4, 11: 6, 12: 6}
 
 
 class Delivery(Received):
-    """expires: the monotonic time until which it is ours. hidden_from() moves it."""
+    """A message that JetStream gave to us, as long as somebody here has it."""
 
-    __slots__ = ("__weakref__", "expires")
-
-    def hidden_from(self, moment: float) -> None:
-        super().hidden_from(moment)
-        self.expires = moment + self.lease_seconds
+    __slots__ = ("__weakref__",)
 
 
 class NatsQueue(RemoteQueue):
@@ -158,7 +154,7 @@ def _divided(messages: Sequence[Received]) -> tuple[list[Received], list[Receive
     ours: list[Received] = []
     gone: list[Received] = []
     for one in messages:
-        (ours if not isinstance(one, Delivery) or now < one.expires else gone).append(one)
+        (ours if now < one.expires else gone).append(one)
     return ours, gone
 
 

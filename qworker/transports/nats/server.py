@@ -75,7 +75,6 @@ class Keeping(NamedTuple):
 class NatsServer(RemoteServer):
     """lease_seconds: after which a dead worker's messages come back, when its consumer declares the queue."""
 
-    wait_seconds = WAIT_SECONDS
     letters = tuple(LETTERS)
 
     def __init__(
@@ -87,6 +86,7 @@ class NatsServer(RemoteServer):
         self.keeping = keeping
         self._place = place
         self._lease_seconds = lease_seconds
+        self.wait_seconds = min(WAIT_SECONDS, lease_seconds / 2)
         self._loop = Loop()
         self._answered = False
 

@@ -7,6 +7,7 @@ Thread:      the listener's, but for _run().
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import defaultdict, deque
@@ -15,10 +16,14 @@ from queue import Empty, SimpleQueue
 
 from qworker.transports.visibility.queue import Received, RemoteQueue, Source, by_queue
 
+logger = logging.getLogger(__name__)
+
 FAREWELL_SECONDS = 1.0
 """How long the end waits for messages that are on their way to us."""
 LOOK_SECONDS = 1.0
 """How long the first poll after a failure waits for messages."""
+LATE_SECONDS = 2.0
+"""How long an answer may be on its way."""
 ANSWER_SECONDS = 3.0
 """How long who collects waits for its answer."""
 
@@ -73,7 +78,11 @@ class LongPoll:
         self._failed = isinstance(answer, Exception)
         if isinstance(answer, Exception):
             raise answer
-        for message in answer:
+        now = time.monotonic()
+        ours = [message for message in answer if now < message.expires]
+        if len(ours) < len(answer):
+            logger.warning("%d messages came too late; others have them", len(answer) - len(ours))
+        for message in ours:
             self._arrived[message.queue.name].append(message)
 
     @property
@@ -117,9 +126,7 @@ class LongPoll:
             asked = time.monotonic()
             try:
                 answer = self.source.receive(room, seconds)
-                # They were hidden at an unknown moment of the wait: when nobody waited for long, at its
-                # beginning.
-                hidden = max(asked, time.monotonic() - 1.0)
+                hidden = _hidden_from(asked, seconds, time.monotonic())
                 for message in answer:
                     message.hidden_from(hidden)
                 if self._abandoned:
@@ -130,6 +137,13 @@ class LongPoll:
                 answer = error
             self._answers.put(answer)
             self._ring()
+
+
+def _hidden_from(asked: float, seconds: float, now: float) -> float:
+    """When what was *asked* for then, with the server to wait for so many *seconds*, and is here *now*, was
+    hidden at the earliest. That was at an unknown moment of the wait. Whoever gets an answer so late that the
+    server cannot have waited for so long did not run meanwhile, and the answer lay there."""
+    return asked if now - asked > seconds + LATE_SECONDS else max(asked, now - 1.0)
 
 
 class Polls:

@@ -70,7 +70,7 @@ class Received:
 
     __slots__ = (
         "acknowledged", "body", "content_encoding", "content_type", "delivery_info", "delivery_tag",
-        "headers", "lease_seconds", "properties", "queue", "receipt", "renew_at", "returns_at",
+        "expires", "headers", "lease_seconds", "properties", "queue", "receipt", "renew_at", "returns_at",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +89,8 @@ class Received:
         self.lease_seconds = lease_seconds
         self.renew_at = 0.0
         """The monotonic time at which it is to be hidden for longer."""
+        self.expires = math.inf
+        """That until which it is hidden from others."""
         self.returns_at = math.inf
         """That at which others may have it, for it may have been given back: it is not known whether."""
         self.acknowledged = False
@@ -103,6 +105,7 @@ class Received:
     def hidden_from(self, moment: float) -> None:
         """It was received, or renewed, at the monotonic time *moment*."""
         self.renew_at = moment + self.lease_seconds / 3
+        self.expires = moment + self.lease_seconds
 
     def may_be_back(self, moment: float) -> None:
         """It was given back, so that others have it from the monotonic time *moment* on, or it was not."""
