@@ -187,6 +187,11 @@ class IronMQ:
                     return kind
             return ""
 
+    def heal(self) -> None:
+        """Nothing more goes wrong."""
+        with self._news:
+            self._faults.clear()
+
     def expire(self) -> None:
         """All reservations end now."""
         with self._news:
