@@ -64,8 +64,10 @@ def nats(directory: Path) -> Iterator[Server]:
 
         parts = urlsplit(place.url)
         url = parts._replace(netloc=f"{parts.hostname}:{proxy.port}").geturl()
-        yield Server(url, {"stream": place.layout.stream}, err, proxy.heal)
-    place.clear()
+        try:
+            yield Server(url, {"stream": place.layout.stream}, err, proxy.heal)
+        finally:
+            place.clear()
 
 
 @contextmanager
