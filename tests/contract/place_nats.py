@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import closing, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from qworker.clock import SYSTEM_CLOCK
 from qworker.testing.contract import Assumption, Place
 from qworker.testing.contract.patient import patient
+from qworker.testing.contract.waiting import until
 from qworker.transports.capabilities import ETA, FAILED_TASKS, FANOUT
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.nats.broker import nats_broker
@@ -25,6 +27,23 @@ from tests.contract.place_kombu import LACKS
 from tests.servers import require
 
 LEASE_SECONDS = 30.0
+STAYS = "qworker-tests"
+
+
+@cache
+def hold_directory(url: str) -> None:
+    """Have a stream at *url* that stays. JetStream (2.9.10) removes the directory of all streams with the
+    last one, and then cannot make the one that another test asks for at that moment."""
+    server = NatsServer(url, read_url(url), Layout(STAYS), Keeping(), 1.0, 5.0)
+    with closing(Closing(server.connect())) as held:
+
+        def made() -> bool:
+            with suppress(Refused):
+                held.ask(f"STREAM.CREATE.{STAYS}", {"name": STAYS, "subjects": [STAYS], "storage": "file"})
+                return True
+            return False
+
+        until(made)
 
 
 class NatsPlace(Place):
@@ -40,6 +59,7 @@ class NatsPlace(Place):
 
     def __init__(self, directory: Path) -> None:
         self.url = require("nats")
+        hold_directory(self.url)
         self.layout = Layout(f"t{hashlib.sha1(str(directory).encode()).hexdigest()[:16]}")
 
     def server(self, **keeping: Any) -> NatsServer:
@@ -48,7 +68,18 @@ class NatsPlace(Place):
     def open(self, **options: Any) -> KombuBroker:
         keeping = {"revoke_seconds": options["revoke_expires"]} if "revoke_expires" in options else {}
         server = self.server(**keeping)
-        return patient(nats_broker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK)))
+        store = nats_broker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK))
+        return patient(store, self._on_its_way)
+
+    def _on_its_way(self, queue: Any) -> bool:
+        """JetStream says that something is stored before it tells the consumer that gives it out."""
+        subject = self.layout.subject(queue.name)
+        with suppress(Refused):
+            asked = {"subjects_filter": subject}
+            found = queue._connection.ask(f"STREAM.INFO.{self.layout.stream}", asked)
+            stored = found["state"].get("subjects") or {}
+            return int(stored.get(subject, 0)) > int(queue.count().leased)
+        return False
 
     def count(self) -> int:
         with closing(Closing(self.server().connect())) as connection, suppress(Refused):

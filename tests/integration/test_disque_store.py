@@ -13,7 +13,7 @@ from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.transports import open_broker
 from qworker.transports.kombu.broker import KombuBroker
-from qworker.transports.lease import Ack, DeadLetter, Leased
+from qworker.transports.lease import Ack, DeadLetter, Leased, Release
 from tests.support.disque_server import DisqueServer
 from tests.support.messages import message
 
@@ -153,6 +153,23 @@ def test_who_leaves_gives_back_what_is_run_once_at_most(server: DisqueServer, st
     assert server.ask("QLEN", "q") == 1
 
 
+def test_what_may_have_been_given_back_is_not_given_back_again(server: DisqueServer) -> None:
+    """It would be queued for a third while somebody runs it."""
+    with closing(opened(server.url, retry=60)) as store, closing(opened(server.url, retry=60)) as other:
+        own = store.consumer.register("w@test", ["q"], 1)
+        store.sender.push([message("m", "q")])
+        (taken,) = got(store, 1)
+        store.consumer._polls.close()  # so that it does not ask for it itself
+        server.fault(drop=1)
+        with pytest.raises(BrokerUnavailable):
+            store.consumer.settle(own, [Release(taken.tag)])
+        other.consumer.register("x@test", ["q"], 1)
+        assert len(got(other, 1)) == 1
+        other.consumer._polls.close()
+        assert store.consumer.settle(own, [Release(taken.tag)]) == set()
+        assert [info.ready for info in other.admin.queues()] == [0]
+
+
 def test_who_asks_often_has_no_job_looked_at(server: DisqueServer, store: KombuBroker) -> None:
     """depths() asks for the length of each queue, and queues() for all jobs, once."""
     store.sender.push([message("m", "q"), message("n", "q"), message("o", "r")])
@@ -189,6 +206,14 @@ def test_what_is_refused_is_said(
     server.fault(refuse=5, text=refusal)
     with pytest.raises(error, match=refusal.removeprefix("ERR ")):
         store.sender.push([message("m", "q")])
+
+
+def test_of_many_only_what_was_refused_is_added_again(server: DisqueServer, store: KombuBroker) -> None:
+    """As where a node fills up in the midst of them."""
+    store.sender.push([message("first", "q")])
+    server.fault(refuse=2, text="PAUSED Queue paused in input, try later")
+    store.sender.push([message(str(number), "q") for number in range(5)])
+    assert [info.ready for info in store.admin.queues()] == [1 + 5]
 
 
 def test_a_full_queue_takes_no_more(server: DisqueServer) -> None:

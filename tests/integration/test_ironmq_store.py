@@ -291,6 +291,27 @@ def test_a_busy_server_is_asked_again(open_: Open, server: IronMQ, fault: str) -
     assert server.size("project", "q") == 0
 
 
+def test_what_was_deleted_before_it_failed_is_not_taken_for_lost(
+    open_: Open, server: IronMQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of many is not ours any more, so that each is deleted by itself, and not all are at once."""
+    store, other = open_(), open_()
+    own, theirs = store.consumer.register("w", ["q"], 1), other.consumer.register("x", ["q"], 1)
+    store.sender.push([envelope(str(number), "q") for number in range(5)])
+    first = receive(store, 1, "q")[0]
+    server.expire()
+    assert [again.tag for again in receive(other, 1, "q")] == [first.tag]
+    messages = [first, *receive(store, 4, "q")]
+    other.consumer.settle(theirs, [Ack(first.tag)])
+    server.fail("drop", method="DELETE", after=3)  # the bulk, and two of the five
+    with pytest.raises(BrokerUnavailable):
+        store.consumer.settle(own, [Ack(message.tag) for message in messages])
+    assert server.size("project", "q") == 3
+    store.consumer.settle(own, [Ack(message.tag) for message in messages])
+    assert server.size("project", "q") == 0
+    assert caplog.text.count("may run again") == 1
+
+
 @pytest.mark.parametrize("fault", ["half", "drop", "nonsense"])
 def test_an_answer_that_is_none(open_: Open, server: IronMQ, fault: str) -> None:
     """It is not known what the server did. Nothing is lost, and no secret is told."""

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,17 +19,20 @@ import pytest
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
+from qworker.testing.contract.patient import patient
 from qworker.transports import open_broker
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
 from qworker.transports.nats.client import Connection, Post
+from qworker.transports.nats.queue import BATCH, NatsQueue
+from qworker.transports.visibility.queue import RemoteQueue
 from tests.acceptance.nats_server import Nats
 from tests.acceptance.private_servers import free_port, serving
-from tests.acceptance.proxy import Proxy
+from tests.acceptance.proxy import REFUSE, Proxy
 from tests.contract.place_nats import NatsPlace
 from tests.support.messages import envelope, ids
 from tests.support.receiving import receive
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.integration
 Open = Callable[..., KombuBroker]
@@ -141,6 +146,24 @@ def test_calls_are_few(open_: Open, place: NatsPlace) -> None:
     assert (sum(connection.exchanges for connection in connections) - before) / 1000 < 0.4
 
 
+def test_the_suite_waits_for_what_is_stored_and_not_given_out_yet(
+    open_: Open, place: NatsPlace, anybody: Connection
+) -> None:
+    """JetStream may answer that there is nothing for a millisecond more."""
+    told: list[str] = []
+
+    def on_its_way(queue: RemoteQueue) -> bool:
+        told.append(queue.name)
+        if len(told) == 1:
+            anybody.exchange([Post(place.layout.subject("q"), b"late")])
+        return len(told) == 1
+
+    store = patient(open_(), on_its_way)
+    store.consumer.register("w", ["q"], 1)
+    assert [message.body for message in store.consumer.lease(["q"], 9).messages] == [b"late"]
+    assert told == ["q", "q"]
+
+
 # -- the server's clock --
 
 
@@ -214,6 +237,61 @@ def test_who_was_silent_for_too_long_acknowledges_nothing(
     assert place.count() == 0
 
 
+FROZEN = """
+import sys
+from qworker.conf import Settings
+from qworker.transports import open_broker
+
+url, stream, lease = sys.argv[1:]
+store = open_broker(url, Settings({
+    "broker_transport_options": {"stream": stream}, "worker_lease_seconds": float(lease)
+}))
+store.consumer.register("frozen", ["q"], 1)
+print("registered", flush=True)
+while True:
+    for message in store.consumer.lease(["q"], 1).messages:
+        print("has", message.body.decode(), flush=True)
+    store.consumer.wait(0.2)
+"""
+
+
+def test_who_was_frozen_does_not_run_what_was_given_to_it_meanwhile(
+    open_: Open, place: NatsPlace, anybody: Connection
+) -> None:
+    """It lay in its socket for longer than the lease, and another has it by then."""
+    lease, frozen_seconds = 2.0, 6.0
+    command = [sys.executable, "-c", FROZEN, place.url, place.layout.stream, str(lease)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as frozen:
+        assert frozen.stdout is not None
+        other = open_(lease=lease)
+        try:
+            assert frozen.stdout.readline() == "registered\n"
+            queue = place.server().declare(anybody, "q")
+            until(lambda: _waits(queue))
+            os.kill(frozen.pid, signal.SIGSTOP)
+            end = time.monotonic() + frozen_seconds
+            other.sender.push([envelope("a", "q", body=b"a")])
+            own = other.consumer.register("other", ["q"], 1)
+            (message,) = receive(other, 1, "q")
+            while time.monotonic() < end:
+                other.consumer.extend()
+                other.consumer.wait(0.1)
+            os.kill(frozen.pid, signal.SIGCONT)
+            other.sender.push([envelope("b", "q", body=b"b")])
+            assert frozen.stdout.readline() == "has b\n"
+            assert other.consumer.settle(own, [Ack(message.tag)]) == set()
+            assert place.count() == 1
+        finally:
+            frozen.kill()
+
+
+def _waits(queue: RemoteQueue) -> bool:
+    """Whether somebody waits for a message of *queue*."""
+    assert isinstance(queue, NatsQueue)
+    found = queue._connection.ask(f"CONSUMER.INFO.{queue._stream}.{queue._consumer}")
+    return int(found["num_waiting"]) > 0
+
+
 # -- when the server errs --
 
 
@@ -230,6 +308,26 @@ def test_what_was_not_answered_is_sent_again_and_stored_once(open_: Open, place:
         assert place.count() == 2
 
 
+def test_a_portion_that_is_sent_again_is_stored_once(open_: Open, place: NatsPlace) -> None:
+    """Both tries of it were not answered. What is sent with it had been taken, so that it is tried again."""
+    with Proxy(urlsplit(place.url).port or 4222) as proxy:
+        store = open_(at(place.url, proxy.port), timeout=1.0)
+        store.sender.push([envelope("first", "q")])
+        before = place.count()
+        end = 0.0
+
+        def unanswered() -> bool:
+            nonlocal end
+            if not end and place.count() > before + BATCH:  # the second portion is there
+                end = time.monotonic() + 1.2
+            return time.monotonic() < end
+
+        proxy.down.lose_when(unanswered)
+        store.sender.push([envelope(str(number), "q") for number in range(2 * BATCH)])
+        assert end
+        assert place.count() == before + 2 * BATCH
+
+
 def test_a_server_that_stops_answering(open_: Open, place: NatsPlace) -> None:
     """What was held is still ours when it answers again, and settled by the same words."""
     with Proxy(urlsplit(place.url).port or 4222) as proxy:
@@ -243,6 +341,94 @@ def test_a_server_that_stops_answering(open_: Open, place: NatsPlace) -> None:
         proxy.heal()
         assert store.consumer.settle(own, [Ack(message.tag)]) == set()
         assert place.count() == 0
+
+
+def test_what_may_have_been_given_back_is_not_given_back_again(open_: Open, place: NatsPlace) -> None:
+    """JetStream would take it from who has it by now, and a third would run it, too."""
+    with Proxy(urlsplit(place.url).port or 4222) as proxy:
+        store, other, third = open_(at(place.url, proxy.port), timeout=1.0), open_(), open_()
+        own = store.consumer.register("w", ["q"], 1)
+        theirs = other.consumer.register("other", ["q"], 1)
+        store.sender.push([envelope("a", "q"), envelope("b", "q")])
+        kept, message = receive(store, 2, "q")
+        proxy.down.lost = True
+        with pytest.raises(BrokerUnavailable, match="does not answer"):
+            store.consumer.settle(own, [Release(message.tag)])
+        (again,) = receive(other, 1, "q")
+        proxy.heal()
+        assert store.consumer.settle(own, [Release(message.tag)]) == set()
+        store.consumer.deregister()
+        third.consumer.register("third", ["q"], 1)
+        assert [one.tag for one in receive(third, 1, "q")] == [kept.tag]
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end:
+            assert third.consumer.lease(["q"], 1).messages == []
+            third.consumer.wait(0.1)
+        assert other.consumer.settle(theirs, [Ack(again.tag)]) == set()
+
+
+def test_who_could_not_give_back_does_so_when_it_is_connected_again(open_: Open, place: NatsPlace) -> None:
+    with Proxy(urlsplit(place.url).port or 4222) as proxy:
+        store, other = open_(at(place.url, proxy.port), timeout=1.0, lease=60.0), open_(lease=60.0)
+        own = store.consumer.register("w", ["q"], 1)
+        other.consumer.register("other", ["q"], 1)
+        store.sender.push([envelope("a", "q")])
+        (message,) = receive(store, 1, "q")
+        proxy.mode = REFUSE
+        proxy.cut()
+        until(lambda: not store.consumer._connection.client.is_connected)
+        with pytest.raises(BrokerUnavailable):
+            store.consumer.settle(own, [Release(message.tag)])
+        proxy.heal()
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                assert store.consumer.settle(own, [Release(message.tag)]) == set()
+                break
+            except BrokerUnavailable:
+                assert time.monotonic() < deadline
+        assert [one.tag for one in receive(other, 1, "q")] == [message.tag]
+
+
+def test_a_full_stream_loses_nothing(open_: Open, place: NatsPlace, anybody: Connection) -> None:
+    """Somebody has limited it, and its first messages were in the way of the last."""
+    stream = place.layout.stream
+    subjects = place.layout.subject("x").rpartition(".")[0] + ".*"
+    old = {"name": stream, "subjects": [subjects], "retention": "workqueue", "discard": "old"}
+    anybody.ask(f"STREAM.CREATE.{stream}", {**old, "storage": "file", "max_bytes": 3000})
+    store = open_()
+    own = store.consumer.register("w", ["q"], 1)
+    sent = 0
+
+    def fill() -> None:
+        nonlocal sent
+        while sent < 20:
+            store.sender.push([envelope(str(sent), "q", body=b"x" * 300)])
+            sent += 1
+
+    with pytest.raises(BrokerUnavailable, match="maximum bytes exceeded"):
+        fill()
+    found = receive(store, sent, "q")
+    assert ids(found) == list(map(str, range(sent)))
+    store.consumer.settle(own, [Ack(message.tag) for message in found])
+    store.sender.push([envelope("room", "q")])
+    assert ids(receive(store, 1, "q")) == ["room"]
+
+
+def test_what_a_slow_server_has_is_not_taken_for_nothing(open_: Open, place: NatsPlace) -> None:
+    """Revocations, of which nobody would hear later, and letters."""
+    with Proxy(urlsplit(place.url).port or 4222) as proxy:
+        store = open_(at(place.url, proxy.port), timeout=10.0)
+        own = store.consumer.register("w", ["q"], 1)
+        store.sender.push([envelope(str(number), "q") for number in range(5)])
+        found = receive(store, 5, "q")
+        store.consumer.settle(own, [DeadLetter(message.tag, "why") for message in found])
+        store.sender.revoke(["a", "b"])
+        proxy.down.delay = 1.3
+        assert [revocation.task_id for revocation in store.consumer.revoked_since(0)[1]] == ["a", "b"]
+        assert len(store.admin.dead()) == 5
+        assert store.admin.dead_discard() == 5
+        assert store.admin.dead() == []
 
 
 def test_a_stream_that_was_deleted(open_: Open, place: NatsPlace) -> None:

@@ -16,7 +16,7 @@ from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports import open_broker
 from qworker.transports.kombu.broker import KombuBroker
-from qworker.transports.lease import Ack
+from qworker.transports.lease import Ack, Release
 from tests.acceptance.sqs_server import REGION, Sqs
 from tests.support.messages import envelope, ids
 from tests.support.receiving import receive
@@ -139,6 +139,91 @@ def test_of_many_each_is_stored_once_though_some_portions_are_refused(
     faults.fail("SendMessageBatch", fault, times=3, after=4)
     store.sender.push(messages(queue, 100))
     assert moto.counts(queue) == (100, 0, 0)
+
+
+def test_of_a_batch_only_what_was_throttled_is_sent_again(
+    open_: Open, faults: SqsFaults, moto: Sqs, queue: str
+) -> None:
+    store = open_()
+    faults.fail("SendMessageBatch", "partly", times=3)
+    store.sender.push(messages(queue, BATCH))
+    assert faults.entries == [10, 5, 3]
+    assert moto.counts(queue) == (BATCH, 0, 0)
+
+
+def test_of_a_batch_it_is_told_how_many_were_taken(
+    open_: Open, faults: SqsFaults, moto: Sqs, queue: str
+) -> None:
+    store = open_()
+    faults.fail("SendMessageBatch", "partly", then=["503"] * FOR_EVER)
+    with pytest.raises(BrokerUnavailable, match="it had taken 5 of 10 messages"):
+        store.sender.push(messages(queue, BATCH), timeout=0.5)
+    assert moto.counts(queue) == (5, 0, 0)
+
+
+def test_of_a_batch_only_what_was_throttled_is_deleted_again(
+    open_: Open, faults: SqsFaults, moto: Sqs, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_()
+    own = store.consumer.register("w", [queue], 1)
+    store.sender.push(messages(queue, BATCH))
+    tags = [message.tag for message in receive(store, BATCH, queue)]
+    faults.fail("DeleteMessageBatch", "partly", times=3)
+    for _ in range(3):
+        with pytest.raises(BrokerUnavailable, match="Slow down"):
+            store.consumer.settle(own, [Ack(tag) for tag in tags])
+    assert store.consumer.settle(own, [Ack(tag) for tag in tags]) == set()
+    assert faults.entries == [10, 5, 3]
+    assert "may run again" not in caplog.text
+    assert moto.counts(queue) == (0, 0, 0)
+
+
+def test_of_a_batch_only_what_was_throttled_is_given_back_again(
+    open_: Open, faults: SqsFaults, moto: Sqs, queue: str
+) -> None:
+    """The others may have the rest by now, and keep it."""
+    store, other = open_(), open_()
+    own = store.consumer.register("w", [queue], 1)
+    theirs = other.consumer.register("x", [queue], 1)
+    store.sender.push(messages(queue, BATCH))
+    tags = [message.tag for message in receive(store, BATCH, queue)]
+    faults.fail("ChangeMessageVisibilityBatch", "partly", times=1)
+    with pytest.raises(BrokerUnavailable, match="Slow down"):
+        store.consumer.settle(own, [Release(tag) for tag in tags])
+    taken = receive(other, BATCH // 2, queue)
+    assert store.consumer.settle(own, [Release(tag) for tag in tags]) == set()
+    assert moto.counts(queue)[0] == BATCH // 2
+    assert other.consumer.settle(theirs, [Ack(message.tag) for message in taken]) == set()
+    assert moto.counts(queue) == (BATCH // 2, 0, 0)
+
+
+def test_what_may_have_been_given_back_is_not_given_back_again(
+    open_: Open, faults: SqsFaults, moto: Sqs, queue: str
+) -> None:
+    """It would be taken from who has it by now."""
+    store, other = open_(), open_()
+    own = store.consumer.register("w", [queue], 1)
+    theirs = other.consumer.register("x", [queue], 1)
+    store.sender.push(messages(queue, 1))
+    (message,) = receive(store, 1, queue)
+    faults.fail("ChangeMessageVisibilityBatch", "half", times=2)
+    with pytest.raises(BrokerUnavailable):
+        store.consumer.settle(own, [Release(message.tag)])
+    (again,) = receive(other, 1, queue)
+    assert store.consumer.settle(own, [Release(message.tag)]) == set()
+    assert moto.counts(queue) == (0, 0, 1)
+    assert other.consumer.settle(theirs, [Ack(again.tag)]) == set()
+    assert moto.counts(queue) == (0, 0, 0)
+
+
+def test_fifo_queues_store_once_what_was_sent_again(
+    open_: Open, faults: SqsFaults, moto: Sqs, queue: str
+) -> None:
+    """The answer was lost, and so were those to boto's own tries."""
+    store, name = open_(), f"{queue}.fifo"
+    faults.fail("SendMessageBatch", "half", times=4, after=1)
+    store.sender.push(messages(name, 2 * BATCH))
+    assert moto.counts(name) == (2 * BATCH, 0, 0)
 
 
 def test_of_many_it_is_told_how_many_were_taken(

@@ -71,7 +71,7 @@ def send_undelayed(store: KombuBroker, messages: Sequence[Outgoing]) -> None:
     queues = store.consumer._bound
     for message in messages:
         queue = queues[message.queue]
-        queue.send([Entry(queue.text(message), 0)])
+        queue.send([Entry(queue.text(message), 0, "")])
 
 
 def test_messages_come_as_they_were_sent(open_: Open, server: Sqs, queue: str) -> None:

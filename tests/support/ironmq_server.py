@@ -102,7 +102,7 @@ class IronMQ:
         self.clock = clock
         self.projects: dict[str, dict[str, Queue]] = {}
         self.calls: Counter[str] = Counter()
-        self._faults: list[str] = []
+        self._faults: list[tuple[str, str]] = []
         self._news = threading.Condition()
         self._numbers = count(6_000_000_000_000_000_000 + time.monotonic_ns())
         self._order = count()
@@ -172,15 +172,25 @@ class IronMQ:
 
     # -- what tests do to it --
 
-    def fail(self, kind: str, times: int = 1) -> None:
-        """Get the next *times* requests wrong that change something."""
+    def fail(self, kind: str, times: int = 1, method: str = "", after: int = 0) -> None:
+        """Get the next *times* requests wrong that change something, or of those of *method*, after so many
+        that are got right."""
         assert kind in FAULTS, kind
         with self._news:
-            self._faults += [kind] * times
+            self._faults += [(method, "")] * after + [(method, kind)] * times
 
-    def next_fault(self) -> str | None:
+    def next_fault(self, method: str) -> str:
         with self._news:
-            return self._faults.pop(0) if self._faults else None
+            for place, (wanted, kind) in enumerate(self._faults):
+                if wanted in ("", method):
+                    del self._faults[place]
+                    return kind
+            return ""
+
+    def heal(self) -> None:
+        """Nothing more goes wrong."""
+        with self._news:
+            self._faults.clear()
 
     def expire(self) -> None:
         """All reservations end now."""
@@ -449,7 +459,7 @@ def _handler(server: IronMQ) -> type[BaseHTTPRequestHandler]:
 
         def handle_one(self) -> None:
             text = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            fault = None
+            fault = ""
             try:
                 given = json.loads(text or b"{}")
                 if self.path == "/stand-in":
@@ -461,7 +471,7 @@ def _handler(server: IronMQ) -> type[BaseHTTPRequestHandler]:
                         server.fail(given["fault"], given.get("count", 1))
                     self.say(200, {"calls": dict(server.calls)})
                     return
-                fault = server.next_fault() if self.command != "GET" else None
+                fault = server.next_fault(self.command) if self.command != "GET" else ""
                 if fault == "drop":
                     self.close_connection = True
                     self.connection.close()
@@ -478,7 +488,7 @@ def _handler(server: IronMQ) -> type[BaseHTTPRequestHandler]:
                 status, body = 400, {"msg": "JSON is malformed"}
             self.say(status, body, fault)
 
-        def say(self, status: int, body: Any, fault: str | None = None) -> None:
+        def say(self, status: int, body: Any, fault: str = "") -> None:
             text = b"<html>" if fault == "nonsense" else json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

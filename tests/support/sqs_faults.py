@@ -7,11 +7,13 @@ Thread:      one for each connection.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections import Counter
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -36,6 +38,8 @@ class SqsFaults:
 
     def __init__(self, target: str) -> None:
         self.calls: Counter[str] = Counter()
+        self.entries: list[int] = []
+        """How many were in each batch of which some failed."""
         self.delay = 0.0
         """Seconds before each answer."""
         self._faults: dict[str, list[str]] = {}
@@ -49,14 +53,18 @@ class SqsFaults:
     def url(self) -> str:
         return f"sqs://key:s3cr3t@127.0.0.1:{self.port}/"
 
-    def fail(self, operation: str, fault: str, times: int = 1, after: int = 0) -> None:
-        """Let *times* calls of *operation* ("*": of any) fail by *fault*, after so many have gone well."""
+    def fail(
+        self, operation: str, fault: str, times: int = 1, after: int = 0, then: Sequence[str] = ()
+    ) -> None:
+        """Let *times* calls of *operation* ("*": of any) fail by *fault*, after so many have gone well, and
+        the next ones by what comes *then*."""
         with self._lock:
-            self._faults[operation] = [""] * after + [fault] * times
+            self._faults[operation] = [""] * after + [fault] * times + list(then)
 
     def heal(self) -> None:
         with self._lock:
             self._faults.clear()
+            self.entries.clear()
         self.delay = 0.0
 
     def next_fault(self, operation: str) -> str:
@@ -82,7 +90,10 @@ def _handler(faults: SqsFaults, target: str) -> type[BaseHTTPRequestHandler]:
             if fault == "drop":
                 self.close_connection = True
                 return
-            status, body = ANSWERS[fault] if fault in ANSWERS else self._forward(given)
+            if fault == "partly":
+                status, body = self._forward_some(given)
+            else:
+                status, body = ANSWERS[fault] if fault in ANSWERS else self._forward(given)
             self.send_response(status)
             self.send_header("Content-Type", "application/x-amz-json-1.0")
             self.send_header("Content-Length", str(len(body)))
@@ -91,8 +102,26 @@ def _handler(faults: SqsFaults, target: str) -> type[BaseHTTPRequestHandler]:
             if fault == "half":
                 self.close_connection = True
 
+        def _forward_some(self, given: bytes) -> tuple[int, bytes]:
+            """Of a batch every second entry is throttled."""
+            asked = json.loads(given)
+            entries = asked["Entries"]
+            faults.entries.append(len(entries))
+            throttled = [
+                {"Id": one["Id"], "Code": "RequestThrottled", "Message": "Slow down", "SenderFault": False}
+                for one in entries[::2]
+            ]
+            found: dict[str, Any] = {}
+            if entries[1::2]:
+                status, body = self._forward(json.dumps({**asked, "Entries": entries[1::2]}).encode())
+                if status != 200:
+                    return status, body
+                found = json.loads(body)
+            return 200, json.dumps({**found, "Failed": [*found.get("Failed", ()), *throttled]}).encode()
+
         def _forward(self, given: bytes) -> tuple[int, bytes]:
             request = urllib.request.Request(f"{target}{self.path}", given, dict(self.headers))
+            request.remove_header("Content-length")  # it may be less than what came
             try:
                 with urllib.request.urlopen(request, timeout=60.0) as answer:
                     return answer.status, answer.read()

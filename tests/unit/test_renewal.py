@@ -113,3 +113,12 @@ def test_what_was_not_renewed_is_tried_again(clock: Monotonic) -> None:
     clock.now += LOOK_SECONDS
     renewal.renew(messages)
     assert queue.renewed == [["a"]]
+
+
+def test_what_may_have_been_given_back_is_not_renewed(clock: Monotonic) -> None:
+    """It would be renewed for who has it by then."""
+    renewal, queue = Renewal(clock), Queue("q")
+    messages = [queue.given(id, 0.0) for id in "ab"]
+    messages[0].may_be_back(clock.now + 600.0)
+    renewal.renew(messages)
+    assert queue.renewed == [["b"]]

@@ -21,11 +21,12 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from qworker.errors import BrokerUnavailable, PublishError
+from qworker.interrupts import let_pass
 from qworker.transports.disque.job import Hold, fields, once, waits
 from qworker.transports.disque.link import Command, Refusal
 from qworker.transports.disque.nodes import Answer, Cluster, refused
 from qworker.transports.disque.url import Address
-from qworker.transports.visibility.queue import Count, Entry, Received, RemoteQueue, Source
+from qworker.transports.visibility.queue import Count, Entry, NotAll, Received, RemoteQueue, Source
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class DisqueQueue(RemoteQueue):
         return self._options.retry
 
     def send(self, entries: Sequence[Entry]) -> None:
-        self._add([(text.encode(), *_way(self._options, delay)) for text, delay in entries])
+        self._add([(text.encode(), *_way(self._options, delay)) for text, delay, _ in entries])
 
     def again(self, body: bytes) -> Command:
         """The command that adds a job anew, to be queued when its retry has passed."""
@@ -91,26 +92,36 @@ class DisqueQueue(RemoteQueue):
         return ("ADDJOB", self.name, body, REPLICATE_MILLISECONDS, *_way(options, options.retry))
 
     def _add(self, jobs: Sequence[tuple[Any, ...]]) -> None:
-        left = list(jobs)
+        left = list(range(len(jobs)))
         nodes = len(self._cluster.addresses())
         for _ in range(nodes + 1):
-            commands = [("ADDJOB", self.name, body, REPLICATE_MILLISECONDS, *way) for body, *way in left]
-            replies, node = self._cluster.ask(commands, again=False)
+            commands = [
+                ("ADDJOB", self.name, body, REPLICATE_MILLISECONDS, *way)
+                for body, *way in (jobs[place] for place in left)
+            ]
+            try:
+                replies, node = self._cluster.ask(commands, again=False)
+            except BrokerUnavailable as error:
+                let_pass(error)
+                raise NotAll(left, error) from None
             failed = [
-                (job, reply) for job, reply in zip(left, replies, strict=True) if isinstance(reply, Refusal)
+                (place, reply)
+                for place, reply in zip(left, replies, strict=True)
+                if isinstance(reply, Refusal)
             ]
             if not failed:
                 return
-            elsewhere = [job for job, reply in failed if any(refused(reply, word) for word in ELSEWHERE)]
+            elsewhere = [place for place, reply in failed if any(refused(reply, word) for word in ELSEWHERE)]
             refusal = failed[0][1]
             if len(elsewhere) < len(failed):
                 break
             left = elsewhere
             self._cluster.leave(node)
         unfit = not any(refused(refusal, word) for word in LATER) and FULL not in str(refusal)
-        raise (PublishError if unfit else BrokerUnavailable)(
-            f"Disque took {len(failed)} of {len(jobs)} jobs for {self.name} not: {refusal}"
-        )
+        text = f"Disque took {len(failed)} of {len(jobs)} jobs for {self.name} not: {refusal}"
+        if unfit:
+            raise PublishError(text)
+        raise NotAll([place for place, _ in failed], BrokerUnavailable(text))
 
     def receive(self, count: int, seconds: float) -> list[Received]:
         return received(self._cluster, {self.name.encode(): self}, count, seconds)
@@ -129,7 +140,7 @@ class DisqueQueue(RemoteQueue):
         ours = [one for one in messages if one.receipt.until >= now]
         never = [one for one in ours if once(one.receipt.job)]  # Disque does not queue these again
         for node, ones in _by_node([one for one in ours if not once(one.receipt.job)]).items():
-            self._cluster.ask([("NACK", *(one.receipt.job for one in ones))], node=node)
+            self._cluster.ask([("NACK", *(one.receipt.job for one in ones))], node=node, again=False)
         if never:
             self._anew(never)
 
@@ -139,7 +150,10 @@ class DisqueQueue(RemoteQueue):
             if isinstance(told, list):
                 job = fields(told)
                 way = ("RETRY", 0, "REPLICATE", 1, "TTL", max(1, job["ttl"]))
-                self._add([(job["body"], *way)])
+                try:
+                    self._add([(job["body"], *way)])
+                except NotAll as refused:
+                    raise refused.reason from refused.reason.__cause__
                 self._cluster.ask([("FASTACK", job["id"])])
 
     def delete(self, messages: Sequence[Received]) -> list[Received]:

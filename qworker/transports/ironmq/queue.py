@@ -14,8 +14,9 @@ from typing import Any
 from urllib.parse import quote
 
 from qworker.errors import PublishError
-from qworker.transports.ironmq.client import Client, IronError
-from qworker.transports.visibility.queue import Count, Entry, Received, RemoteQueue
+from qworker.interrupts import let_pass
+from qworker.transports.ironmq.client import Client, HTTPError, IronError
+from qworker.transports.visibility.queue import Count, Entry, NotAll, Received, RemoteQueue
 
 LONGEST_DELAY = 604_800
 """Seconds for which IronMQ keeps a message to itself, at most, and any message at all unless it is told
@@ -51,7 +52,7 @@ class IronQueue(RemoteQueue):
             self._client.call("PUT", self._path, {"queue": {}})
 
     def send(self, entries: Sequence[Entry]) -> None:
-        messages = [{"body": text, "delay": delay} for text, delay in entries]
+        messages = [{"body": text, "delay": delay} for text, delay, _ in entries]
         try:
             answer = self._client.call("POST", f"{self._path}/messages", {"messages": messages})
         except IronError as error:
@@ -115,8 +116,19 @@ class IronQueue(RemoteQueue):
         except IronError as error:  # one of them is not ours any more; it does not say which
             if error.status not in GONE:
                 raise
-            return [one for one in messages if not self._delete_one(one)]
+            return self._delete_each(messages)
         return []
+
+    def _delete_each(self, messages: Sequence[Received]) -> list[Received]:
+        gone: list[int] = []
+        for place, message in enumerate(messages):
+            try:
+                if not self._delete_one(message):
+                    gone.append(place)
+            except (HTTPError, OSError) as error:
+                let_pass(error)
+                raise NotAll([*gone, *range(place, len(messages))], error) from None
+        return [messages[place] for place in gone]
 
     def _delete_one(self, message: Received) -> bool:
         try:

@@ -44,7 +44,9 @@ CAPABILITIES = Capabilities(
     delivery_count="in a header, when a worker sees the death of a process; the death of a whole worker is "
     "not counted",
     note="What is delayed counts as ready until a worker has seen it, and as leased then. A purge also "
-    "deletes what is being run, should its worker die. A message is at most `max_payload` (1 MB) long.",
+    "deletes what is being run, should its worker die. A message is at most `max_payload` (1 MB) long. "
+    "JetStream writes down in the background what was acknowledged: of what was so in the last moment before "
+    "the server is killed, some comes again.",
     lacks=frozenset(Capability)
     - {Capability.ETA, Capability.FANOUT, Capability.DEAD_LETTERS, Capability.FAILED_TASKS},
     in_part={Capability.DELIVERY_COUNT: "of processes, not of whole workers"},

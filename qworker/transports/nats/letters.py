@@ -38,12 +38,12 @@ class LetterQueue(RemoteQueue):
 
     def send(self, entries: Sequence[Entry]) -> None:
         posts = []
-        for text, _ in entries:
+        for text, *_ in entries:
             queue = str(content(text).headers.get(QUEUE, ""))
             posts.append(
                 Post(self._layout.letter_subject(self.name, queue), text.encode("utf-8", "surrogatepass"))
             )
-        publish(self._connection, self._stream, posts)
+        publish(self._connection, self._stream, posts, [entry.id for entry in entries])
 
     def receive(self, count: int, seconds: float) -> list[Received]:
         if self._reading is None:

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
 from qworker.errors import PublishError
 from qworker.interrupts import let_pass
-from qworker.naming import task_ids
 from qworker.transports.nats.client import Asked, Inbox, Post, Refused, read_answer
-from qworker.transports.visibility.queue import Count, Entry, Received, RemoteQueue
+from qworker.transports.visibility.queue import Count, Entry, NotAll, Received, RemoteQueue
 
 ACK, RENEW = b"+ACK", b"+WPI"
 LONGEST_RETURN = 365 * 86400
@@ -36,13 +35,9 @@ DELIVERED_AT = {9: 4, 11: 6, 12: 6}
 
 
 class Delivery(Received):
-    """expires: the monotonic time until which it is ours. hidden_from() moves it."""
+    """A message that JetStream gave to us, as long as somebody here has it."""
 
-    __slots__ = ("__weakref__", "expires")
-
-    def hidden_from(self, moment: float) -> None:
-        super().hidden_from(moment)
-        self.expires = moment + self.lease_seconds
+    __slots__ = ("__weakref__",)
 
 
 class NatsQueue(RemoteQueue):
@@ -76,7 +71,8 @@ class NatsQueue(RemoteQueue):
         publish(
             self._connection,
             self._stream,
-            [Post(self._subject, text.encode("utf-8", "surrogatepass")) for text, _ in entries],
+            [Post(self._subject, entry.text.encode("utf-8", "surrogatepass")) for entry in entries],
+            [entry.id for entry in entries],
         )
 
     def receive(self, count: int, seconds: float) -> list[Received]:
@@ -117,7 +113,11 @@ class NatsQueue(RemoteQueue):
     def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
         word = f'-NAK {{"delay": {int(delay * 1e9)}}}' if delay else "-NAK"
         self._forget(messages)
-        self._tell(_divided(messages)[0], word.encode())
+        try:
+            self._tell(_divided(messages)[0], word.encode())
+        except ConnectionError as error:
+            let_pass(error)
+            raise NotAll(range(len(messages)), error) from None  # nothing was sent
 
     def delete(self, messages: Sequence[Received]) -> list[Received]:
         ours, gone = _divided(messages)
@@ -154,13 +154,14 @@ def _divided(messages: Sequence[Received]) -> tuple[list[Received], list[Receive
     ours: list[Received] = []
     gone: list[Received] = []
     for one in messages:
-        (ours if not isinstance(one, Delivery) or now < one.expires else gone).append(one)
+        (ours if now < one.expires else gone).append(one)
     return ours, gone
 
 
-def publish(connection: Asked, stream: str, posts: Sequence[Post]) -> None:
+def publish(connection: Asked, stream: str, posts: Sequence[Post], ids: Iterable[str]) -> None:
     """Publish *posts* to *stream*; it has stored them when this returns. What was not answered in time is
-    sent again, once, under the same ids, and stored once. Raises PublishError for what it will never take."""
+    sent again, once, under the same *ids*, and stored once. Raises PublishError for what it will never
+    take."""
     largest = connection.max_payload
     for post in posts:
         if len(post.data) > largest:
@@ -168,9 +169,7 @@ def publish(connection: Asked, stream: str, posts: Sequence[Post]) -> None:
                 f"a message of {len(post.data)} bytes is larger than the server takes ({largest}): raise its "
                 "max_payload, or send less"
             )
-    headers = [
-        {"Nats-Msg-Id": id, "Nats-Expected-Stream": stream} for id, _ in zip(task_ids(), posts, strict=False)
-    ]
+    headers = [{"Nats-Msg-Id": id, "Nats-Expected-Stream": stream} for id, _ in zip(ids, posts, strict=False)]
     named = [post._replace(headers=own) for post, own in zip(posts, headers, strict=True)]
     for left in reversed(range(TRIES)):
         try:

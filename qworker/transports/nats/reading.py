@@ -7,6 +7,7 @@ Thread:      one for each Reading.
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -48,15 +49,28 @@ class Reading:
             }
         request = {"stream_name": stream, "config": config}
         self._consumer = str(connection.ask(f"CONSUMER.CREATE.{stream}", request)["name"])
+        self._count = 0
 
     def read(self, count: int) -> list[Entry]:
-        """Up to *count* more; [] at the end."""
+        """Up to *count* more; [] at the end. TimeoutError when nothing comes, and there is more."""
         next_message = f"{self._connection.api}.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
+        end = time.monotonic() + self._connection.timeout
+        while not (found := self._inbox.pull(next_message, count, 0)) and self._inbox.silent:
+            if not self._has_more():
+                break
+            if time.monotonic() >= end:
+                raise TimeoutError(f"what stream {self._stream} holds does not come")
+        self._count += len(found)
         return [
-            Entry(int(words[-4]), int(words[-2]), found.subject, found.data)
-            for found in self._inbox.pull(next_message, count, 0)
-            if (words := found.reply.split("."))
+            Entry(int(words[-4]), int(words[-2]), one.subject, one.data)
+            for one in found
+            if (words := one.reply.split("."))
         ]
+
+    def _has_more(self) -> bool:
+        """Whether the server has something that has not come here; it may be on its way."""
+        found = self._connection.ask(f"CONSUMER.INFO.{self._stream}.{self._consumer}")
+        return int(found["delivered"]["consumer_seq"]) > self._count or int(found["num_pending"]) > 0
 
     def rest(self) -> list[Entry]:
         """All that is left; the server forgets the consumer."""

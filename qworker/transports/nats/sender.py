@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from qworker.naming import task_ids
 from qworker.transports.lease import Envelope
 from qworker.transports.nats.client import Post
 from qworker.transports.nats.direct import DirectConnection
@@ -39,4 +40,4 @@ class NatsSender(RemoteSender):
         self._server.declare_revocations(self._connection)
         posts = (Post(layout.revoked_subject, encoded(id, terminate, signal)) for id in ids)
         for batch in batches(posts, BATCH):
-            publish(self._connection, layout.revoked_stream, batch)
+            publish(self._connection, layout.revoked_stream, batch, task_ids())

@@ -75,7 +75,6 @@ class Keeping(NamedTuple):
 class NatsServer(RemoteServer):
     """lease_seconds: after which a dead worker's messages come back, when its consumer declares the queue."""
 
-    wait_seconds = WAIT_SECONDS
     letters = tuple(LETTERS)
 
     def __init__(
@@ -87,6 +86,7 @@ class NatsServer(RemoteServer):
         self.keeping = keeping
         self._place = place
         self._lease_seconds = lease_seconds
+        self.wait_seconds = min(WAIT_SECONDS, lease_seconds / 2)
         self._loop = Loop()
         self._answered = False
 
@@ -246,7 +246,9 @@ class NatsServer(RemoteServer):
             if error.code != OTHERWISE_CONFIGURED:
                 raise
             there = connection.ask(f"STREAM.INFO.{name}")["config"]
-            ours = ("subjects", "num_replicas", "duplicate_window", "max_age", "max_msgs_per_subject")
+            ours = (
+                "subjects", "num_replicas", "duplicate_window", "max_age", "max_msgs_per_subject", "discard",
+            )  # fmt: skip
             change = {key: wanted[key] for key in ours if key in wanted}
             found = connection.ask(f"STREAM.UPDATE.{name}", {**there, **change})
         made = connection.declared[name] = "".join(filter(str.isdigit, str(found["created"])))
@@ -257,7 +259,8 @@ class NatsServer(RemoteServer):
         name."""
         layout, stream, seconds = self.layout, self.layout.stream, self._lease_seconds
         subjects = layout.subject("x").rpartition(".")[0] + ".*"
-        made = self._declare_stream(connection, stream, subjects, retention="workqueue")
+        # Should somebody limit the stream, who sends is told that it is full, and what is in it stays.
+        made = self._declare_stream(connection, stream, subjects, retention="workqueue", discard="new")
         name = layout.consumer(queue, made)
         try:
             there = connection.ask(f"CONSUMER.INFO.{stream}.{name}")["config"]

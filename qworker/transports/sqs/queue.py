@@ -16,9 +16,8 @@ from typing import Any
 from botocore.exceptions import ClientError, ParamValidationError
 
 from qworker.errors import PublishError
-from qworker.naming import task_id
 from qworker.transports.kombu.messages import Outgoing
-from qworker.transports.visibility.queue import Count, Entry, Received, RemoteQueue
+from qworker.transports.visibility.queue import Count, Entry, NotAll, Received, RemoteQueue
 
 FIFO = ".fifo"
 """How the names of queues end that keep an order; they delay no single message."""
@@ -60,8 +59,8 @@ class SqsQueue(RemoteQueue):
 
     def send(self, entries: Sequence[Entry]) -> None:
         numbered = [
-            {"Id": str(number), "MessageBody": text, **self._way(delay)}
-            for number, (text, delay) in enumerate(entries)
+            {"Id": str(number), "MessageBody": entry.text, **self._way(entry)}
+            for number, entry in enumerate(entries)
         ]
         try:
             answer = self.client.send_message_batch(QueueUrl=self.url, Entries=numbered)
@@ -69,16 +68,17 @@ class SqsQueue(RemoteQueue):
             if isinstance(error, ParamValidationError) or code_of(error) in UNFIT:
                 raise PublishError(f"{self.name}: {error}") from error
             raise
-        for failure in told(answer, "send_message_batch", numbered):
-            unfit = str(failure["Code"]).rpartition(".")[2] in UNFIT
-            raise (PublishError if unfit else OSError)(
-                f"send_message_batch: {failure['Code']}: {failure.get('Message', '')}"
-            )
+        failed = told(answer, "send_message_batch", numbered)
+        for failure in failed:
+            if str(failure["Code"]).rpartition(".")[2] in UNFIT:
+                raise PublishError(_said("send_message_batch", failure))
+        if failed:
+            raise NotAll(_places(failed), OSError(_said("send_message_batch", failed[0])))
 
-    def _way(self, delay: int) -> dict[str, Any]:
+    def _way(self, entry: Entry) -> dict[str, Any]:
         if self.fifo:
-            return {"MessageGroupId": "default", "MessageDeduplicationId": task_id()}
-        return {"DelaySeconds": delay}
+            return {"MessageGroupId": "default", "MessageDeduplicationId": entry.id}
+        return {"DelaySeconds": entry.delay}
 
     def receive(self, count: int, seconds: float) -> list[Received]:
         answer = self.client.receive_message(
@@ -125,7 +125,7 @@ class SqsQueue(RemoteQueue):
         failed = told(answer, operation, entries)
         for failure in failed:
             if failure["Code"] not in GONE:
-                raise OSError(f"{operation}: {failure['Code']}: {failure.get('Message', '')}")
+                raise NotAll(_places(failed), OSError(_said(operation, failure)))
         return [messages[int(failure["Id"])] for failure in failed]
 
     def count(self) -> Count:
@@ -141,6 +141,15 @@ class SqsQueue(RemoteQueue):
         count = self.count()
         self.client.purge_queue(QueueUrl=self.url)
         return count.ready + count.delayed
+
+
+def _places(failed: Sequence[dict[str, Any]]) -> list[int]:
+    return [int(failure["Id"]) for failure in failed]
+
+
+def _said(operation: str, failure: dict[str, Any]) -> str:
+    """Not whose fault it is, which says nothing of whether it passes: a throttled key of KMS is ours."""
+    return f"{operation}: {failure['Code']}: {failure.get('Message', '')}"
 
 
 def told(answer: dict[str, Any], operation: str, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

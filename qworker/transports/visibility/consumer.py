@@ -27,8 +27,8 @@ from qworker.transports.kombu.sender import KombuSender
 from qworker.transports.kombu.settling import dead_lettered, released
 from qworker.transports.lease import Ack, Claim, DeadLetter, Release, Revocation
 from qworker.transports.own_headers import DUE
-from qworker.transports.visibility.long_poll import Polls, give_back
-from qworker.transports.visibility.parting import Parting, goes_back, part, partings_of
+from qworker.transports.visibility.long_poll import Polls
+from qworker.transports.visibility.parting import Parting, give_all_back, goes_back, part, partings_of
 from qworker.transports.visibility.queue import Received, RemoteQueue
 from qworker.transports.visibility.renewal import Renewal
 from qworker.transports.visibility.server import Heard, QueueGone, RemoteServer
@@ -208,7 +208,7 @@ class RemoteConsumer(KombuConsumer):
         # If it fails they come back when they are hidden no longer.
         with suppress(BrokerUnavailable), self._server.errors(connection):
             self._part_with_the_early()
-            give_back(held)
+            give_all_back(held)
         self._polls = Polls()
         self._forget_all()
         polls.see_off({message.queue for message in held})

@@ -7,6 +7,7 @@ Thread:      the listener's, but for _run().
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import defaultdict, deque
@@ -14,12 +15,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from qworker.transports.visibility.queue import Received, RemoteQueue, Source, by_queue
+from qworker.transports.visibility.parting import give_all_back
+from qworker.transports.visibility.queue import Received, RemoteQueue, Source
+
+logger = logging.getLogger(__name__)
 
 FAREWELL_SECONDS = 1.0
 """How long the end waits for messages that are on their way to us."""
 LOOK_SECONDS = 1.0
 """How long the first poll after a failure waits for messages."""
+LATE_SECONDS = 2.0
+"""How long an answer may be on its way."""
 ANSWER_SECONDS = 3.0
 """How long who collects waits for its answer."""
 
@@ -84,7 +90,11 @@ class LongPoll:
         self._failed = isinstance(answer, Exception)
         if isinstance(answer, Exception):
             raise answer
-        for message in answer:
+        now = time.monotonic()
+        ours = [message for message in answer if now < message.expires]
+        if len(ours) < len(answer):
+            logger.warning("%d messages came too late; others have them", len(answer) - len(ours))
+        for message in ours:
             self._arrived[message.queue.name].append(message)
 
     @property
@@ -133,13 +143,11 @@ class LongPoll:
             asked = time.monotonic()
             try:
                 answer = self.source.receive(room, seconds)
-                # They were hidden at an unknown moment of the wait: when nobody waited for long, at its
-                # beginning.
-                hidden = max(asked, time.monotonic() - 1.0)
+                hidden = _hidden_from(asked, seconds, time.monotonic())
                 for message in answer:
                     message.hidden_from(hidden)
                 if self._abandoned:
-                    give_back(answer)
+                    give_all_back(answer)
                     return
             except Exception as error:  # noqa: BLE001 - collect() raises it where it is understood
                 answer = error
@@ -148,13 +156,14 @@ class LongPoll:
         if self._abandoned:
             with suppress(Exception):  # whatever it is: they come back when they are hidden no longer
                 self._take_all()
-                give_back(self.arrived)
+                give_all_back(self.arrived)
 
 
-def give_back(messages: Iterable[Received]) -> None:
-    """Let others have *messages*."""
-    for queue, batch in by_queue(messages):
-        queue.give_back(batch)
+def _hidden_from(asked: float, seconds: float, now: float) -> float:
+    """When what was *asked* for then, with the server to wait for so many *seconds*, and is here *now*, was
+    hidden at the earliest. That was at an unknown moment of the wait. Whoever gets an answer so late that the
+    server cannot have waited for so long did not run meanwhile, and the answer lay there."""
+    return asked if now - asked > seconds + LATE_SECONDS else max(asked, now - 1.0)
 
 
 class Polls:

@@ -1,14 +1,15 @@
 """How messages leave a consumer: deleted, or given back.
 
-Comes from:  the consumer.
+Comes from:  the consumer, and its polls, when they end.
 Goes to:     ``queue.py``.
-Thread:      the listener's.
+Thread:      the listener's; a poll's, for what comes too late.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from qworker.transports.kombu.consumer import End
 from qworker.transports.kombu.holdings import Held
 from qworker.transports.lease import Release
 from qworker.transports.own_headers import DUE
-from qworker.transports.visibility.queue import by_queue
+from qworker.transports.visibility.queue import NotAll, Received, RemoteQueue, by_queue
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +59,41 @@ def part(partings: Sequence[Parting]) -> Iterator[Parting]:
         kinds.setdefault(parting.delay, {})[id(parting.held.message)] = parting
     for delay, ones in kinds.items():
         for queue, batch in by_queue(parting.held.message for parting in ones.values()):
-            if delay is None:
-                for lost in queue.delete(batch):
-                    logger.warning("message %s of %s ended after its lease; it may "
-                                   "run again", lost.delivery_tag, queue.name)  # fmt: skip
-            else:
-                queue.give_back(batch, delay)
+            try:
+                if delay is None:
+                    _delete(queue, batch)
+                else:
+                    give_back(queue, batch, delay)
+            except NotAll as error:
+                yield from (ones[id(message)] for message in error.divide(batch)[0])
+                raise error.reason from error.reason.__cause__
             yield from (ones[id(message)] for message in batch)
+
+
+def _delete(queue: RemoteQueue, batch: Sequence[Received]) -> None:
+    for lost in queue.delete(batch):
+        logger.warning("message %s of %s ended after its lease; it may "
+                       "run again", lost.delivery_tag, queue.name)  # fmt: skip
+
+
+def give_all_back(messages: Iterable[Received]) -> None:
+    """Let others have *messages* now; see give_back()."""
+    for queue, batch in by_queue(messages):
+        give_back(queue, batch)
+
+
+def give_back(queue: RemoteQueue, batch: Sequence[Received], delay: int = 0) -> None:
+    """As RemoteQueue.give_back, but what may have been given back before, others may have by now. If it was
+    not, it comes back when its lease is over."""
+    now = time.monotonic()
+    places = [place for place, message in enumerate(batch) if message.is_kept(now)]
+    if not places:
+        return
+    try:
+        queue.give_back([batch[place] for place in places], delay)
+    except NotAll as error:
+        raise NotAll((places[place] for place in error.left), error.reason) from None
+    except BaseException:
+        for place in places:
+            batch[place].may_be_back(now + delay)
+        raise

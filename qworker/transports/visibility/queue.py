@@ -5,12 +5,13 @@ Goes to:     the server, by the calls that each transport writes for it.
 Thread:      its user's; but receive(), which a LongPoll calls in a thread of its own, and interrupt(), which
              is called meanwhile.
 
-What the methods raise is what the transport's library raises, and PublishError; ``Server.errors`` makes
-errors of ours of it.
+What the methods raise is what the transport's library raises, PublishError, and NotAll; ``Server.errors``
+makes errors of ours of it.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -22,12 +23,32 @@ from qworker.transports.visibility.text import content, written
 Item = TypeVar("Item")
 
 
+class NotAll(OSError):
+    """Some of what was given to one call was not carried out, and the rest was: only *left*, the places of
+    those, are to be given to it again. reason: what would have been raised if it had been all. It is raised
+    from nothing, so that its reason can be raised from it without a circle."""
+
+    def __init__(self, left: Iterable[int], reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.left = frozenset(left)
+        self.reason = reason
+
+    def divide(self, given: Sequence[Item]) -> tuple[list[Item], list[Item]]:
+        """Those of *given* that were carried out, and those that were not."""
+        done: list[Item] = []
+        left: list[Item] = []
+        for place, item in enumerate(given):
+            (left if place in self.left else done).append(item)
+        return done, left
+
+
 class Entry(NamedTuple):
     """What is to be sent. delay: whole seconds until it can be received; 0 up to the queue's
-    longest_delay."""
+    longest_delay. id: the same, and its own, at each try; a server may store it once by that."""
 
     text: str
     delay: int
+    id: str
 
 
 class Count(NamedTuple):
@@ -49,7 +70,7 @@ class Received:
 
     __slots__ = (
         "acknowledged", "body", "content_encoding", "content_type", "delivery_info", "delivery_tag",
-        "headers", "lease_seconds", "properties", "queue", "receipt", "renew_at",
+        "expires", "headers", "lease_seconds", "properties", "queue", "receipt", "renew_at", "returns_at",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +89,10 @@ class Received:
         self.lease_seconds = lease_seconds
         self.renew_at = 0.0
         """The monotonic time at which it is to be hidden for longer."""
+        self.expires = math.inf
+        """That until which it is hidden from others."""
+        self.returns_at = math.inf
+        """That at which others may have it, for it may have been given back: it is not known whether."""
         self.acknowledged = False
         self.headers = found.headers
         self.properties = found.properties
@@ -80,6 +105,21 @@ class Received:
     def hidden_from(self, moment: float) -> None:
         """It was received, or renewed, at the monotonic time *moment*."""
         self.renew_at = moment + self.lease_seconds / 3
+        self.expires = moment + self.lease_seconds
+
+    def may_be_back(self, moment: float) -> None:
+        """It was given back, so that others have it from the monotonic time *moment* on, or it was not."""
+        self.returns_at = min(self.returns_at, moment)
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether it may have been given back."""
+        return self.returns_at < math.inf
+
+    def is_kept(self, moment: float) -> bool:
+        """Whether nobody else can have it at *moment* because it was given back. To do that again would take
+        it from them."""
+        return moment < self.returns_at
 
     def ack(self) -> None:
         """It is to be deleted; who received it does that, with others."""
@@ -129,12 +169,13 @@ class RemoteQueue(Source):
 
     @abstractmethod
     def send(self, entries: Sequence[Entry]) -> None:
-        """Raises PublishError when the server will never take one of them. What else it raises says that it
-        did not take all."""
+        """Raises PublishError when the server will never take one of them, and NotAll when it has taken the
+        others. What else it raises says that it did not take all."""
 
     @abstractmethod
     def renew(self, messages: Sequence[Received]) -> list[Received]:
-        """Hide *messages* of this queue from now on for longer; return those that are not ours any more."""
+        """Hide *messages* of this queue from now on for longer; return those that are not ours any more.
+        This and the next two raise NotAll when they know that only some have failed."""
 
     @abstractmethod
     def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from qworker.transports.visibility.queue import Received, by_queue
+from qworker.transports.visibility.queue import NotAll, Received, by_queue
 
 LOOK_SECONDS = 0.5
 """Between looks at what is held: it may be a lot, and a consumer's turns come quickly."""
@@ -31,8 +31,17 @@ class Renewal:
             return set()
         self._look_at = now + LOOK_SECONDS
         gone: set[int] = set()
-        for queue, stale in by_queue(message for message in messages if now >= message.renew_at):
-            gone.update(map(id, queue.renew(stale)))
-            for message in stale:
-                message.hidden_from(now)
+        stale_ones = (one for one in messages if now >= one.renew_at and not one.is_in_doubt)
+        for queue, stale in by_queue(stale_ones):
+            try:
+                gone.update(map(id, queue.renew(stale)))
+            except NotAll as error:
+                _hidden(error.divide(stale)[0], now)
+                raise error.reason from error.reason.__cause__
+            _hidden(stale, now)
         return gone
+
+
+def _hidden(messages: Iterable[Received], now: float) -> None:
+    for message in messages:
+        message.hidden_from(now)

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 from qworker.errors import BrokerUnavailable
 from qworker.interrupts import let_pass
+from qworker.naming import task_ids
 from qworker.transports.kombu.messages import Outgoing
 from qworker.transports.kombu.sender import KombuSender
 from qworker.transports.own_headers import DUE
-from qworker.transports.visibility.queue import Entry, RemoteQueue, portions
+from qworker.transports.visibility.queue import Entry, NotAll, RemoteQueue, portions
 from qworker.transports.visibility.server import QueueGone
 
 LONGEST_PAUSE = 2.0
@@ -35,24 +36,17 @@ class RemoteSender(KombuSender):
 
     def _send_portions(self, messages: Sequence[Outgoing], timeout: float) -> None:
         taken = 0
+        ids = task_ids()
         for name in dict.fromkeys(message.queue for message in messages):
             with self._server.errors(self._connection):
                 queue = self._queue(name)
             entries = (
-                Entry(queue.text(message), self._delay(message, queue))
-                for message in messages
+                Entry(queue.text(message), self._delay(message, queue), id)
+                for message, id in zip(messages, ids, strict=False)
                 if message.queue == name
             )
             for portion in portions(queue, entries):
-                try:
-                    self._send(name, portion, timeout if taken else 0.0)
-                except BrokerUnavailable as error:
-                    if not taken:
-                        raise
-                    let_pass(error)
-                    raise BrokerUnavailable(
-                        f"{error}; it had taken {taken} of {len(messages)} messages"
-                    ) from error
+                self._send(name, portion, timeout, taken, len(messages))
                 taken += len(portion)
 
     def _queue(self, name: str) -> RemoteQueue:
@@ -61,17 +55,26 @@ class RemoteSender(KombuSender):
         queue: RemoteQueue = self._declared[name]
         return queue
 
-    def _send(self, name: str, portion: Sequence[Entry], seconds: float) -> None:
-        """Have the queue take *portion*, which is tried again for so many *seconds*."""
+    def _send(self, name: str, portion: Sequence[Entry], seconds: float, taken: int, total: int) -> None:
+        """Have the queue take *portion*. When the server has *taken* some of the *total*, and be it of this
+        portion, the rest is tried again for so many *seconds*."""
         end, pause = time.monotonic() + seconds, 0.1
         while True:
             try:
                 with self._server.errors(self._connection):
-                    return self._queue(name).send(portion)
+                    try:
+                        return self._queue(name).send(portion)
+                    except NotAll as refused:
+                        done, portion = refused.divide(portion)
+                        taken += len(done)
+                        raise refused.reason from refused.reason.__cause__
             except BrokerUnavailable as error:
                 let_pass(error)
-                if time.monotonic() + pause > end:
+                if not taken:
                     raise
+                if time.monotonic() + pause > end:
+                    text = f"{error}; it had taken {taken} of {total} messages"
+                    raise BrokerUnavailable(text) from error
                 if isinstance(error, QueueGone):
                     del self._declared[name]
             time.sleep(pause)

@@ -1,0 +1,241 @@
+"""Two workers' consumers on a server that errs at random: what is acknowledged never comes again, nobody gets
+what another holds, and nothing is lost. NATS behind a proxy, and the stand-ins of IronMQ and Disque."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+
+from qworker.conf import Settings
+from qworker.errors import BrokerUnavailable, LeaseLost
+from qworker.transports import open_broker
+from qworker.transports.lease import Ack, Broker, Leased, Release
+from tests.acceptance.proxy import Proxy
+from tests.contract.place_nats import NatsPlace
+from tests.support.disque_server import DisqueServer
+from tests.support.ironmq_server import IronMQ
+from tests.support.messages import envelope, ids
+from tests.support.waiting import PATIENCE
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+MESSAGES = 24
+STEPS = 60
+LEASE_SECONDS = 4.0
+TIMEOUT_SECONDS = 0.6
+
+
+class Server(NamedTuple):
+    """url: of a server that errs. options: of the broker. err: have it do so once more. heal: it does no
+    more. expire: what is held is shown to others from now on, if that can be told."""
+
+    url: str
+    options: dict[str, object]
+    err: Callable[[random.Random], None]
+    heal: Callable[[], None]
+    expire: Callable[[], None] = lambda: None
+
+
+@contextmanager
+def nats(directory: Path) -> Iterator[Server]:
+    place = NatsPlace(directory)
+    with Proxy(urlsplit(place.url).port or 4222) as proxy:
+
+        def err(chance: random.Random) -> None:
+            match chance.randrange(4):
+                case 0:
+                    proxy.cut()
+                case 1:
+                    until = time.monotonic() + chance.random()
+                    proxy.down.lose_when(lambda: time.monotonic() < until)
+                case 2:
+                    until = time.monotonic() + chance.random()
+                    proxy.up.hold_when(lambda: time.monotonic() < until)
+                case _:
+                    proxy.down.delay = chance.random() / 5
+
+        parts = urlsplit(place.url)
+        url = parts._replace(netloc=f"{parts.hostname}:{proxy.port}").geturl()
+        try:
+            yield Server(url, {"stream": place.layout.stream}, err, proxy.heal)
+        finally:
+            place.clear()
+
+
+@contextmanager
+def ironmq(directory: Path) -> Iterator[Server]:
+    with closing(IronMQ()) as server:
+
+        def err(chance: random.Random) -> None:
+            server.fail(chance.choice(("503", "half", "drop", "nonsense")), chance.randint(1, 3))
+
+        yield Server(server.url(), {"wait_time_seconds": 1}, err, server.heal, server.expire)
+
+
+@contextmanager
+def disque(directory: Path) -> Iterator[Server]:
+    with closing(DisqueServer()) as server:
+
+        def err(chance: random.Random) -> None:
+            server.fault(**{chance.choice(("half", "drop")): chance.randint(1, 3)})
+
+        def heal() -> None:
+            server.fault(drop=0, half=0)
+
+        options: dict[str, object] = {"wait_time_seconds": 1, "retry": int(LEASE_SECONDS)}
+        yield Server(server.url, options, err, heal)
+
+
+class Day:
+    """What *brokers* did, and what must not be."""
+
+    def __init__(self, brokers: list[Broker], chance: random.Random) -> None:
+        self.brokers = brokers
+        self.chance = chance
+        self.sent: list[str] = []
+        self.doubtful: set[str] = set()
+        """Of which it is not known whether they were sent: they may be there twice."""
+        self.held: list[dict[int, str]] = [{} for _ in brokers]
+        self.ending: list[dict[int, Ack | Release]] = [{} for _ in brokers]
+        """Those that somebody is in the midst of settling."""
+        self.since: dict[tuple[int, int], float] = {}
+        self.generations = [0 for _ in brokers]
+        self.done: set[str] = set()
+        """Those that the server was told to delete; the answer may have been lost."""
+        self.acked: set[str] = set()
+        """Those of them of which the server said so in time."""
+        self.runs: Counter[str] = Counter()
+
+    def send(self) -> None:
+        names = [f"m{len(self.sent) + number}" for number in range(self.chance.randint(1, 6))]
+        self.sent += names
+        for _ in range(50):
+            try:
+                return self.brokers[0].sender.push([envelope(name, "q") for name in names], timeout=2.0)
+            except BrokerUnavailable:
+                self.doubtful |= set(names)
+        raise AssertionError("it never takes a message")
+
+    def register(self, who: int) -> None:
+        self.held[who].clear()
+        self.ending[who].clear()
+        for _ in range(50):
+            try:
+                self.generations[who] = self.brokers[who].consumer.register(f"w{who}", ["q"], 1)
+                return
+            except BrokerUnavailable:
+                pass
+        raise AssertionError("it never lets anybody in")
+
+    def lease(self, who: int) -> None:
+        try:
+            found = self.brokers[who].consumer.lease(["q"], self.chance.randint(1, 4)).messages
+        except LeaseLost:
+            return self.register(who)
+        except BrokerUnavailable:
+            return
+        now = time.monotonic()
+        for message, name in zip(found, ids(found), strict=True):
+            self._got(who, message, name, now)
+
+    def _got(self, who: int, message: Leased, name: str, now: float) -> None:
+        self.runs[name] += 1
+        self.since[who, message.tag] = now
+        if name not in self.doubtful:
+            assert name not in self.acked, f"{name} was acknowledged"
+            for other, held in enumerate(self.held):
+                owner = [tag for tag, one in held.items() if one == name and tag not in self.ending[other]]
+                fresh = [tag for tag in owner if now - self.since[other, tag] < LEASE_SECONDS / 2]
+                assert not fresh, f"{name} is held by {other}, and given to {who}"
+        self.held[who][message.tag] = name
+
+    def settle(self, who: int) -> None:
+        """Begin a settlement, or try the one that has begun once more."""
+        held, ending = self.held[who], self.ending[who]
+        if not ending:
+            for tag in self.chance.sample(sorted(held), self.chance.randint(0, len(held))):
+                ending[tag] = Ack(tag) if self.chance.random() < 0.6 else Release(tag)
+        ends = list(ending.values())
+        self.done |= {held[end.tag] for end in ends if isinstance(end, Ack)}
+        try:
+            lost = self.brokers[who].consumer.settle(self.generations[who], ends)
+        except LeaseLost:
+            return self.register(who)
+        except BrokerUnavailable:
+            return
+        for end in ends:
+            del ending[end.tag]
+            name = held.pop(end.tag)
+            if isinstance(end, Ack) and end.tag not in lost and not self._late(who, end.tag):
+                self.acked.add(name)
+
+    def _late(self, who: int, tag: int) -> bool:
+        """Whether its lease may have run out: it may run again."""
+        return time.monotonic() - self.since[who, tag] > LEASE_SECONDS / 2
+
+    def leave(self, who: int) -> None:
+        self.brokers[who].consumer.deregister()
+        self.register(who)
+
+    def keep(self, who: int) -> None:
+        try:
+            self.brokers[who].consumer.extend()
+        except LeaseLost:
+            self.register(who)
+        except BrokerUnavailable:
+            pass
+
+    def step(self) -> None:
+        who = self.chance.randrange(len(self.brokers))
+        weights = {self.lease: 8, self.settle: 6, self.keep: 2, self.leave: 1}
+        self.chance.choices(list(weights), list(weights.values()))[0](who)
+        self.brokers[who].consumer.wait(0.02)
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("TEST_QWORKER_BAD_DAYS", "3"))))
+@pytest.mark.parametrize("kind", [nats, ironmq, disque], ids=["nats", "ironmq", "disque"])
+def test_each_once_or_told(
+    kind: Callable[[Path], AbstractContextManager[Server]], seed: int, tmp_path: Path
+) -> None:
+    chance = random.Random(seed)
+    with kind(tmp_path) as server:
+        conf = Settings({
+            "broker_transport_options": server.options, "broker_connection_timeout": TIMEOUT_SECONDS,
+            "worker_lease_seconds": LEASE_SECONDS,
+        })  # fmt: skip
+        brokers = [open_broker(server.url, conf) for _ in range(3)]
+        day = Day(brokers, chance)
+        for who in range(len(brokers)):
+            day.register(who)
+        for _ in range(3):
+            day.send()
+        for _ in range(STEPS):
+            if chance.random() < 0.3:
+                server.err(chance)
+            if len(day.sent) < MESSAGES and chance.random() < 0.3:
+                day.send()
+            day.step()
+        server.heal()
+        end, quiet_since = time.monotonic() + PATIENCE * 2, 0.0
+        while not quiet_since or time.monotonic() < quiet_since + LEASE_SECONDS + 1.0:
+            if len(day.done) == len(day.sent) and not quiet_since:
+                quiet_since = time.monotonic()  # what was not deleted comes again now
+            assert time.monotonic() < end, f"lost: {sorted(set(day.sent) - day.done)}"
+            if not any(day.held):
+                server.expire()
+                day.doubtful |= set(day.sent)  # also what came here a moment ago
+            for who in range(len(brokers)):
+                day.lease(who)
+                day.settle(who)
+                brokers[who].consumer.wait(0.05)
+        for broker in brokers:
+            broker.consumer.deregister()
+            broker.close()
