@@ -5,9 +5,9 @@ waits for the members of a group), ``keys``, ``keyvalue`` with ``keyvalue_joins`
 ``sqlite_joins``, ``redis`` with ``redis_joins`` and ``redis_subscription``, ``sql`` with ``sql_tables``,
 ``sql_database``, ``sql_keys``, ``sql_joins``, ``sql_columns``, ``stored_pickle`` and ``sql_listen``, ``rpc``
 with ``rpc_connection``, ``newest``, ``rpc_replies`` and ``rpc_sender``, ``mongodb`` with ``mongodb_fields``
-and ``mongodb_settings``, ``filesystem``, ``memcached``, ``memory``, ``disabled``; ``result_watcher`` and
-``waiters`` (the one way to wait for results), ``place`` (where results are when nothing says where),
-``stores`` (those of an app).
+and ``mongodb_settings``, ``filesystem``, ``memcached``, ``memory``, ``disabled``; ``watched``,
+``result_watcher`` and ``waiters`` (the one way to wait for results), ``place`` (where results are when
+nothing says where), ``stores`` (those of an app).
 """
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from qworker import states
 from qworker.backends import by_hand
 from qworker.backends.joins import Joins
-from qworker.backends.result_watcher import ResultWatcher, Source, final, readable
+from qworker.backends.result_watcher import ResultWatcher, final, readable
 from qworker.backends.waiters import POLL_SECONDS
+from qworker.backends.watched import Source
 from qworker.clock import Clock, isoformat
 from qworker.errors import DamagedResult, EncodeError, InvalidTaskMessage, NotSupported, SecurityError
 from qworker.message.exceptions import exception_to_dict

@@ -20,10 +20,11 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from qworker import states
 from qworker.backends.waiters import POLL_SECONDS, Attendant, Waiter
+from qworker.backends.watched import Source, Watched
 from qworker.errors import BackendError, DamagedResult
 from qworker.interrupts import let_pass
 from qworker.transports.forked import forgetful
@@ -31,7 +32,6 @@ from qworker.transports.wakeup import WakeupPipe
 
 if TYPE_CHECKING:
     from qworker.backends.base import Found, Meta
-    from qworker.clock import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -51,37 +51,6 @@ which tries twenty times, a second apart. Who begins to wait meanwhile is told a
 own."""
 FIRST_RETRY, LAST_RETRY = 0.05, 30.0
 """Seconds after which a source that failed twice or more is opened again."""
-
-
-class Source(Protocol):
-    """Where a store tells of results. Owner: the thread that leads. A method of a broken source raises
-    whatever it likes; then another source is opened. One with ``tells_of_all = True`` needs no subscribe():
-    it tells of whatever is stored after it was opened."""
-
-    def fileno(self) -> int:
-        """What becomes readable when something is told; -1: nothing, as yet."""
-
-    def subscribe(self, ids: Collection[str]) -> None:
-        """Tell of *ids* from now on; of others it need not. A look finds what was stored before."""
-
-    def told(self) -> Collection[str] | None:
-        """The ids that were told since the last call, without waiting; None: it may be any."""
-
-    def close(self) -> None: ...
-
-    def abandon(self) -> None:
-        """In a forked child: let go without a word to the server or to others."""
-
-
-class Watched(Protocol):
-    """What is asked of a result store by the watcher of those who wait."""
-
-    clock: Clock
-    listens: bool
-
-    def read_many(self, ids: Collection[str]) -> dict[str, Found]: ...
-
-    def open_source(self) -> Source | None: ...
 
 
 class ResultWatcher:

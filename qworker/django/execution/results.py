@@ -16,7 +16,7 @@ from qworker import states
 from qworker.backends import Backend
 from qworker.backends.base import Found, Meta
 from qworker.backends.joins import Joins
-from qworker.backends.result_watcher import Source
+from qworker.backends.watched import Source
 from qworker.clock import Clock, isoformat
 from qworker.django.execution import connections as task_connections
 from qworker.django.execution import work
