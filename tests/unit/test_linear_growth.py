@@ -88,6 +88,11 @@ BOUNDED: dict[str, str] = {
     "qworker.django.settings.kinds:_HOST": "it looks at the project's own settings",
     "qworker.transports.disque.url:_NODE": "it looks at a URL of the app's own settings",
     "qworker.conf.secrets:_TOKEN": "each part begins with a scheme, and ends where the next could begin",
+    "qworker.django.models.recurrence:OPEN_STEP": "crontabs have at most 100 characters",
+    "qworker.transports.as_kombu.exchanges:_can_match": "it only compiles what is bound",
+    "qworker.transports.as_kombu.exchanges:matching": "as in kombu, patterns are those of bindings that "
+    "workers of this broker have declared",
+    "qworker.transports.as_kombu.options:_user_of": "it splits by single characters",
     "qworker.tasks.values:_DURATION": "_read_duration() looks at 64 characters at most",
     "qworker.beat.fields:_PART": "read() looks at 1,000 characters at most",
     "qworker.beat.kinds:_ADDRESS": "it looks at what a schedule of one's own code says of itself",

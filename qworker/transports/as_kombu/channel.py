@@ -125,8 +125,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return bool(info.ready or info.delayed or info.leased)
 
     def _size(self, queue: str) -> int:
-        (info,) = self._broker.admin.depths([queue])
-        return info.ready + self._desk.arrived(queue)
+        return self._courier.size(queue)
 
     def _purge(self, queue: str) -> int:
         return self._courier.purge(queue)

@@ -145,6 +145,15 @@ class Courier:
         if self.is_alive():
             self.desk.order(unbind)
 
+    def size(self, queue: str) -> int:
+        """How many messages of *queue* wait, here and in the broker; none moves while they are counted."""
+
+        def count() -> int:
+            (info,) = self._broker.admin.depths([queue])
+            return info.ready + self.desk.arrived(queue)
+
+        return self.desk.ask(count) if self.is_alive() else count()
+
     def purge(self, queue: str) -> int:
         """Delete what waits in *queue*, here and in the broker; return how many messages that were."""
         if not self.is_alive():
