@@ -62,8 +62,10 @@ class NatsPlace(Place):
         hold_directory(self.url)
         self.layout = Layout(f"t{hashlib.sha1(str(directory).encode()).hexdigest()[:16]}")
 
-    def server(self, **keeping: Any) -> NatsServer:
-        return NatsServer(self.url, read_url(self.url), self.layout, Keeping(**keeping), LEASE_SECONDS, 5.0)
+    def server(self, url: str = "", timeout: float = 5.0, **keeping: Any) -> NatsServer:
+        """url: of another way to it."""
+        url = url or self.url
+        return NatsServer(url, read_url(url), self.layout, Keeping(**keeping), LEASE_SECONDS, timeout)
 
     def open(self, **options: Any) -> KombuBroker:
         keeping = {"revoke_seconds": options["revoke_expires"]} if "revoke_expires" in options else {}

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -283,6 +284,43 @@ def test_who_was_frozen_does_not_run_what_was_given_to_it_meanwhile(
             assert place.count() == 1
         finally:
             frozen.kill()
+
+
+def test_a_lease_is_reckoned_from_the_request_that_a_message_was_given_to(
+    open_: Open, place: NatsPlace
+) -> None:
+    """And not from when it comes, with a later one: it was on its way, and is hidden all that time."""
+    with Proxy(urlsplit(place.url).port or 4222) as proxy:
+        server = place.server(at(place.url, proxy.port), timeout=1.0)
+        connection = server.connect()
+        queue = server.declare(connection, "q")
+        assert queue.receive(1, 0.0) == []
+        proxy.down.hold_when(lambda: True)
+        open_().sender.push([envelope("late", "q")])
+        before = time.monotonic()
+        with suppress(TimeoutError):
+            queue.receive(1, 0.0)
+        asked_again = time.monotonic()
+        proxy.heal()
+        (late,) = poll(lambda: queue.receive(1, 0.0))
+        assert before <= late.expires - late.lease_seconds < asked_again
+        open_().sender.push([envelope("new", "q")])
+        now = time.monotonic()
+        (new,) = poll(lambda: queue.receive(1, 0.0))
+        assert new.expires - new.lease_seconds >= now
+        connection.release()
+
+
+def poll(receive: Callable[[], list[Any]]) -> list[Any]:
+    found: list[Any] = []
+
+    def has_come() -> bool:
+        with suppress(TimeoutError):
+            found.extend(receive())
+        return bool(found)
+
+    until(has_come)
+    return found
 
 
 def _waits(queue: RemoteQueue) -> bool:

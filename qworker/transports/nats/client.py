@@ -16,10 +16,12 @@ import asyncio
 import json
 import logging
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from qworker.transports.forked import forgetful
@@ -28,6 +30,9 @@ Answer = TypeVar("Answer")
 AT_ONCE_SECONDS = 1.0
 """How long the server may take to give out what it has. It does not always say that it has nothing: it may
 count what was purged a moment ago."""
+OLD_BOXES = 4
+"""In so many something may still come that was asked for in vain; what comes later is given to others when
+its lease is over."""
 GRACE_SECONDS = 2.0
 """How much longer than its own timeout a call is waited for."""
 THREAD = "nats"
@@ -257,18 +262,37 @@ class Connection(Asked):
             self.loop.end_use(self._begun)
 
 
+class Pulled(NamedTuple):
+    """since: the monotonic time at which it was given to us at the earliest, where that may be long ago: to a
+    request that nobody waited for any more. None: just now."""
+
+    message: Any
+    since: float | None
+
+
+class Box:
+    """A subject of ours on which answers come. since: when the request was made that nobody waits for any
+    more; None while there is no such request. A message does not say to which request it was given."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self.subscription: Any = None
+        self.since: float | None = None
+
+
 class Inbox:
     """Where messages are delivered that were asked for. Asked from one thread; interrupt() from any."""
 
     def __init__(self, connection: Asked) -> None:
         self._asked = connection
-        self._subject = ""
-        self._subscription: Any = None  # of the loop's thread, as all below
+        self._box: Box | None = None  # of the loop's thread, as all below
+        self._old: deque[Box] = deque()
+        """Those in which something may still come that was asked for."""
         self._requests = 0
         self.silent = False
         """Whether the last request was answered by nothing, not even that there is no message. JetStream says
         nothing to who asks a consumer that was deleted."""
-        self._arrived: deque[Any] = deque()
+        self._arrived: deque[tuple[Any, Box]] = deque()
         self._news = asyncio.Event()
         self._interrupted = False
 
@@ -277,7 +301,7 @@ class Inbox:
         assert isinstance(self._asked, Connection), "who only publishes has no thread in which messages come"
         return self._asked
 
-    def pull(self, subject: str, count: int, seconds: float) -> list[Any]:
+    def pull(self, subject: str, count: int, seconds: float) -> list[Pulled]:
         """Up to *count* messages from JetStream's *subject* for the next message of a consumer; waits for the
         first of them for so many *seconds*."""
         connection = self._connection
@@ -292,12 +316,9 @@ class Inbox:
         self._interrupted = True
         self._news.set()
 
-    async def _pull(self, subject: str, count: int, seconds: float) -> list[Any]:
+    async def _pull(self, subject: str, count: int, seconds: float) -> list[Pulled]:
         connection = self._connection
         await connection.connected(connection.timeout)
-        if self._subscription is None:
-            self._subject = connection.client.new_inbox()
-            self._subscription = await connection.client.subscribe(f"{self._subject}.*", cb=self._take)
         at_once = {"batch": count, "no_wait": True}
         found = await self._request(subject, at_once, AT_ONCE_SECONDS)
         if found or self.silent or seconds <= 0 or self._interrupted:
@@ -308,44 +329,71 @@ class Inbox:
             found += await self._request(subject, {**at_once, "batch": count - 1}, AT_ONCE_SECONDS)
         return found
 
-    async def _request(self, subject: str, request: dict[str, Any], seconds: float) -> list[Any]:
+    async def _open(self) -> Box:
+        client = self._connection.client
+        box = Box(client.new_inbox())
+        box.subscription = await client.subscribe(f"{box.subject}.*", cb=partial(self._take, box))
+        self._box = box
+        return box
+
+    async def _retire(self, box: Box, asked: float) -> None:
+        """Of what comes in *box* from now on, nobody knows when it was given to us: not before *asked*."""
+        box.since = asked
+        self._box = None
+        self._old.append(box)
+        if len(self._old) > OLD_BOXES:
+            await self._old.popleft().subscription.unsubscribe()
+
+    async def _request(self, subject: str, request: dict[str, Any], seconds: float) -> list[Pulled]:
+        box = self._box or await self._open()
+        asked = time.monotonic()
         self._requests += 1
-        reply = f"{self._subject}.{self._requests}"
+        reply = f"{box.subject}.{self._requests}"
         await self._connection.client.publish(subject, json.dumps(request).encode(), reply=reply)
-        found: list[Any] = []
+        found: list[Pulled] = []
+        own = 0
         deadline = asyncio.get_running_loop().time() + seconds
         self.silent = False
         while True:
             while self._arrived:
-                message = self._arrived.popleft()
+                message, at = self._arrived.popleft()
                 status = (message.headers or {}).get("Status")
                 if not status:
-                    found.append(message)
+                    found.append(Pulled(message, at.since))
+                    own += at is box
                 elif message.subject == reply and status != "100":
                     if status not in ("404", "408") and not found:
                         raise Refused(int(status), str((message.headers or {}).get("Description", "")))
                     return found
             if len(found) >= request["batch"]:
+                if own < request["batch"]:
+                    await self._retire(box, asked)
                 return found
             left = deadline - asyncio.get_running_loop().time()
             if self._interrupted and "no_wait" not in request:
                 return found + await self._farewell()
             if left <= 0:
                 self.silent = not found
+                await self._retire(box, asked)
                 return found  # what is still on its way comes with the next, or is given to others
             self._news.clear()
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), left)
 
-    async def _take(self, message: Any) -> None:
-        self._arrived.append(message)
+    async def _take(self, box: Box, message: Any) -> None:
+        self._arrived.append((message, box))
         self._news.set()
 
-    async def _farewell(self) -> list[Any]:
+    async def _farewell(self) -> list[Pulled]:
         """What came before the server knew that nothing more is wanted."""
-        subscription, self._subscription = self._subscription, None
-        await subscription.drain()  # what the server had sent is here now
-        found = [message for message in self._arrived if not (message.headers or {}).get("Status")]
+        box, self._box = self._box, None
+        if box is not None:
+            await box.subscription.drain()  # what the server had sent is here now
+        found = [
+            Pulled(message, at.since)
+            for message, at in self._arrived
+            if not (message.headers or {}).get("Status")
+        ]
         self._arrived.clear()
         return found
 

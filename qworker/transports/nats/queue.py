@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from qworker.errors import PublishError
 from qworker.interrupts import let_pass
-from qworker.transports.nats.client import Asked, Inbox, Post, Refused, read_answer
+from qworker.transports.nats.client import Asked, Inbox, Post, Pulled, Refused, read_answer
 from qworker.transports.visibility.queue import Count, Entry, NotAll, Received, RemoteQueue
 
 ACK, RENEW = b"+ACK", b"+WPI"
@@ -85,8 +85,9 @@ class NatsQueue(RemoteQueue):
     def interrupt(self) -> None:
         self._inbox.interrupt()
 
-    def _received(self, found: Any) -> Received | None:
-        """*found*; None when we hold it already."""
+    def _received(self, pulled: Pulled) -> Received | None:
+        """The message that was *pulled*; None when we hold it already."""
+        found = pulled.message
         words = found.reply.split(".")
         id = f"{words[-4]}.{words[-2]}"  # the number in the stream, and when it was stored
         held = self._held.get(id)
@@ -101,7 +102,7 @@ class NatsQueue(RemoteQueue):
             lease_seconds=self.lease_seconds,
             redelivered=delivered > 1,
         )
-        delivery.hidden_from(time.monotonic())
+        delivery.hidden_from(time.monotonic() if pulled.since is None else pulled.since)
         self._held[id] = delivery
         return delivery
 

@@ -63,7 +63,7 @@ class Reading:
         self._count += len(found)
         return [
             Entry(int(words[-4]), int(words[-2]), one.subject, one.data)
-            for one in found
+            for one, _ in found
             if (words := one.reply.split("."))
         ]
 

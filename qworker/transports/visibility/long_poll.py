@@ -144,8 +144,8 @@ class LongPoll:
             try:
                 answer = self.source.receive(room, seconds)
                 hidden = _hidden_from(asked, seconds, time.monotonic())
-                for message in answer:
-                    message.hidden_from(hidden)
+                for message in answer:  # a source may know better
+                    message.hidden_from(min(hidden, message.expires - message.lease_seconds))
                 if self._abandoned:
                     give_all_back(answer)
                     return
