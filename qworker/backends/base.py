@@ -23,7 +23,6 @@ from qworker.backends import by_hand
 from qworker.backends.joins import Joins
 from qworker.backends.result_watcher import ResultWatcher, final, readable
 from qworker.backends.waiters import POLL_SECONDS
-from qworker.backends.watched import Source
 from qworker.clock import Clock, isoformat
 from qworker.errors import DamagedResult, EncodeError, InvalidTaskMessage, NotSupported, SecurityError
 from qworker.message.exceptions import exception_to_dict
@@ -32,6 +31,7 @@ from qworker.naming import import_object
 from qworker.transports.lease import ResultRow
 
 if TYPE_CHECKING:
+    from qworker.backends.watched import Source
     from qworker.context import Context
 
 Meta = dict[str, Any]

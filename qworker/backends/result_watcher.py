@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from qworker import states
 from qworker.backends.waiters import POLL_SECONDS, Attendant, Waiter
-from qworker.backends.watched import Source, Watched
 from qworker.errors import BackendError, DamagedResult
 from qworker.interrupts import let_pass
 from qworker.transports.forked import forgetful
@@ -32,6 +31,7 @@ from qworker.transports.wakeup import WakeupPipe
 
 if TYPE_CHECKING:
     from qworker.backends.base import Found, Meta
+    from qworker.backends.watched import Source, Watched
 
 logger = logging.getLogger(__name__)
 

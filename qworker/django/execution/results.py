@@ -16,7 +16,6 @@ from qworker import states
 from qworker.backends import Backend
 from qworker.backends.base import Found, Meta
 from qworker.backends.joins import Joins
-from qworker.backends.watched import Source
 from qworker.clock import Clock, isoformat
 from qworker.django.execution import connections as task_connections
 from qworker.django.execution import work
@@ -29,6 +28,7 @@ from qworker.transports.lease import ResultRow
 from qworker.transports.sql.refusals import refused
 
 if TYPE_CHECKING:
+    from qworker.backends.watched import Source
     from qworker.context import Context
 
 KEPT = "django_task"
