@@ -262,7 +262,8 @@ def test_a_cached_failure_that_comes_again_is_seen_meanwhile(tmp_path: Path) -> 
             """
 identity = async_task("tasks.fails", cached=True, group="cached")
 task = until(lambda: fetch(identity, cached=True))
-found["task"] = [task.success, task.attempt_count, count_group("cached", cached=True)]
+count = until(lambda: count_group("cached", cached=True))
+found["task"] = [task.success, task.attempt_count, count]
 """
         )
     assert found == {"task": [False, 1, 1]}
