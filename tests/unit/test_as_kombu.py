@@ -68,6 +68,9 @@ def test_a_password_is_not_shown() -> None:
         "qworker+postgresql://user:secr%40et@host/name?sslmode=require",
         "qworker+redis://:secret@host/3",
         "qworker+mongodb://user:secret@one,two/name?replicaSet=rs",
+        "qworker+nats://secret@host:4222",
+        "qworker+nats://secret@one,secret@two",
+        "qworker+nats://host:4222",
         "redis://host/3",
     ],
 )

@@ -41,6 +41,8 @@ HIDING = ("redis", "rediss", "valkey", "valkeys", "unix", "sentinel", "sqs", "ir
 """Schemes of brokers that have a ``visibility_timeout``; to others it says nothing, for they have leases."""
 NATIVE = ("amqp", "amqps", "pyamqp")
 """Schemes of brokers that kombu speaks to as we do."""
+TOKENS = ("nats", "tls")
+"""Schemes of a broker that may have a token in the place of a user without a password."""
 PREFIX = "qworker+"
 
 
@@ -64,9 +66,14 @@ def part(client: Any) -> None:
     but the password to whoever asks for its statistics."""
     url = client.hostname or ""
     user, colon, password = _user_of(url).partition(":")
-    if colon and not client.password:
+    if client.password:
+        return
+    if colon:
         client.hostname = url.replace(f"{user}:{password}@", f"{user}@", 1)
         client.password = password
+    elif user and _has_token(url):
+        client.hostname = url.replace(f"{user}@", "", 1)
+        client.password = user
 
 
 def whole(client: Any, url: str) -> str:
@@ -75,7 +82,13 @@ def whole(client: Any, url: str) -> str:
     if not isinstance(client.password, str) or ":" in user or "://" not in url:
         return url
     start = url.index("://") + len("://")
+    if not user and _has_token(url):
+        return f"{url[:start]}{client.password}@{url[start:]}"
     return f"{url[:start]}{user}:{client.password}@{url[start:].removeprefix(f'{user}@')}"
+
+
+def _has_token(url: str) -> bool:
+    return url.removeprefix(PREFIX).partition("://")[0] in TOKENS
 
 
 def _user_of(url: str) -> str:
