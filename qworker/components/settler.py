@@ -17,7 +17,7 @@ from qworker.components.ready_queue import ReadyQueue
 from qworker.components.request import Request, Stranger
 from qworker.components.result_writer import ResultWriter, carries_result
 from qworker.components.status.counters import Counters, Run
-from qworker.tasks.outcome import INTERRUPTED, LAPSED, UNSTARTED, Outcome
+from qworker.tasks.outcome import INTERRUPTED, LAPSED, RETRY, UNSTARTED, Outcome
 from qworker.transports.lease import Ack, DeadLetter, Part, ResultRow, Settlement, Store
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Settler:
             if self._ending and outcome.kind == INTERRUPTED:
                 self.cut.append(request.id)
             if request.failing is not None:
-                outcome = _answered(request.failing.outcome, outcome)
+                outcome = _answered(request.failing.outcome, outcome, request.time_limit)
             elif (failing := outcomes.failing(app, request, outcome, now)) is not None:
                 request.failing = failing
                 waiting.append(request)
@@ -114,9 +114,11 @@ class Settler:
         self._mailbox.post_many(order for order in orders if not carries_result(order))
 
 
-def _answered(failing: Outcome, outcome: Outcome) -> Outcome:
+def _answered(failing: Outcome, outcome: Outcome, limit: float | None) -> Outcome:
     """The end of a request that was given to a child because it had ended as *failing*, and came back with
-    *outcome*."""
+    *outcome*. limit: the seconds that it might take."""
+    if outcome.kind == RETRY:
+        return outcome._replace(runtime=limit or 0.0)
     return outcome if outcome.kind in (failing.kind, UNSTARTED, LAPSED) else failing
 
 

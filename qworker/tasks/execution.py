@@ -33,7 +33,7 @@ from qworker.errors import (
     SoftTimeLimitExceeded,
     Terminated,
 )
-from qworker.message.exceptions import exception_of, exception_to_dict
+from qworker.message.exceptions import exception_to_dict
 from qworker.middleware import compose
 from qworker.safe_repr import safe_repr, storable
 from qworker.tasks import copies, followup
@@ -43,7 +43,6 @@ from qworker.tasks.outcome import (
     IGNORED,
     INTERRUPTED,
     INVALID,
-    NOT_STARTED,
     REJECTED,
     REPLACED,
     REQUEUED,
@@ -66,10 +65,6 @@ logger = logging.getLogger(__name__)
 
 MAX_TRACEBACK = 64 * 1024
 """Characters of a traceback that are kept."""
-
-
-AGAIN_SECONDS = 1.0
-"""How long a child waits for a broker that is away, so as not to be given the same at once, for ever."""
 
 
 class Interrupted(SoftTimeLimitExceeded):
@@ -118,51 +113,14 @@ def invalid(error: BaseException) -> Outcome:
     return Outcome(INVALID, 0.0, storable(text))
 
 
-def cut_short(app: QWorker, task: Task[..., Any], context: Context, error: BaseException) -> Outcome:
-    """The outcome of a run out of which *error* came, having been raised just as the body ended."""
-    run = Run(app, task, context)
-    return run.tell(run.raised, error)
-
-
-def fail(
-    app: QWorker,
-    task: Task[..., Any],
-    context: Context,
-    kind: str,
-    text: str,
-    state: str,
-    error: dict[str, Any],
+def cut_short(
+    app: QWorker, task: Task[..., Any], context: Context, error: BaseException, since: float
 ) -> Outcome:
-    """End a task that did not come to run, or whose process died: tell its errbacks, and what would have come
-    after it.
-
-    - kind, text: of the outcome. state, error: what is stored.
-
-    NOT_STARTED when that cannot be told for now: a child is given it again, after a pause.
-    """
-    token = push(context, task)
-    try:
-        row = None
-        if task.hears_of_ends:
-            task.heard_of_end(context, state, error)
-        if not _is_ignored(context, task) or task.store_errors_even_if_ignored:
-            meta = app.backend.meta(context.id, state, error, context=context)
-            row = app.backend.row(context.id, meta)
-        if context.errbacks and state == states.FAILURE:  # Celery calls none for what was revoked
-            cause = exception_of({"status": state, "result": error})
-            followup.failed(app, context, cause, "", again=True)
-        follow = followup.doomed(app, context, error, "")
-        parts = followup.chord_parts(app, context, state, error) if context.chord else ()
-        return Outcome(kind, None, text, None, row, follow, parts)
-    except Exception as problem:
-        if is_away(problem):
-            logger.error("the end of task %s[%s] cannot be told for now: %s", task.name, context.id, problem)
-            app.clock.sleep(AGAIN_SECONDS)
-            return NOT_STARTED
-        logger.exception("the end of task %s[%s] could not be told", task.name, context.id)
-        return Outcome(kind, None, text)
-    finally:
-        pop(token)
+    """The outcome of a run out of which *error* came, having been raised just as the body began or ended.
+    since: by time.perf_counter()."""
+    run = Run(app, task, context)
+    run.start = since
+    return run.tell(run.raised, error)
 
 
 def started(app: QWorker, task: Task[..., Any], context: Context) -> ResultRow | None:
@@ -177,7 +135,8 @@ def started(app: QWorker, task: Task[..., Any], context: Context) -> ResultRow |
         return None
 
 
-def _is_ignored(context: Context, task: Task[..., Any]) -> bool:
+def ignores_result(context: Context, task: Task[..., Any]) -> bool:
+    """Whether nobody is to be told what this call returns."""
     if not task.ignore_result:
         return context.ignore_result
     return is_ignored(message_headers(context), True) or context.ignore_result
@@ -262,7 +221,7 @@ class Run:
         try:
             if calls_within(context):
                 followup.succeeded(self.app, context, value)
-            if not _is_ignored(context, task):
+            if not ignores_result(context, task):
                 row = self._store(states.SUCCESS, value)
             parts = self._parts(states.SUCCESS, value)
         except QWorkerError as error:  # a result that nobody can store, or what comes after cannot be sent
@@ -326,7 +285,7 @@ class Run:
         cause = directive.exc or directive
         text = _format(cause)
         row = None
-        if not _is_ignored(context, task):
+        if not ignores_result(context, task):
             row = self._store(states.RETRY, exception_to_dict(cause), text)
         self.info = info = ExceptionInfo(cause, text)
         if signals.task_retry.receivers:
@@ -378,7 +337,7 @@ class Run:
         back."""
         task, context = self.task, self.context
         row = None
-        ignored = _is_ignored(context, task)
+        ignored = ignores_result(context, task)
         if not ignored or task.store_errors_even_if_ignored:
             row = self._store(states.FAILURE, exception_to_dict(error), text)
         if context.errbacks:

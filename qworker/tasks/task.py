@@ -482,7 +482,7 @@ class Task(Generic[P, R]):
 
     def heard_of_end(self, context: Context, state: str, error: dict[str, Any]) -> None:
         """Called in a child for a call that was killed, revoked or has expired, where hears_of_ends says so.
-        error: what is stored of it."""
+        error: what is stored of it. With ``raise self.retry(…, throw=False)`` it has not ended."""
 
     def after_return(
         self,

@@ -19,7 +19,7 @@ from qworker.components.pool.preparation import prepare, tracks_start
 from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
 from qworker.errors import MessageError
-from qworker.tasks import execution
+from qworker.tasks import aftermath, execution
 from qworker.tasks.async_execution import execute_async
 from qworker.tasks.outcome import TERMINATED, UNSTARTED, Outcome
 
@@ -135,7 +135,7 @@ class InlinePool(TaskPool):
                     self._on_stored([(request, row)])
             if request.failing is not None:
                 told = request.failing.told()
-                outcome = execution.fail(self._app, prepared.task, prepared.context, *told)
+                outcome = aftermath.tell(self._app, prepared.task, prepared.context, *told)
             elif request.is_async:
                 import asyncio
 

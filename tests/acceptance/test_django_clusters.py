@@ -67,6 +67,17 @@ def fails():
     raise LookupError("as always")
 
 
+def stays():
+    with (HERE / "stays").open("a") as file:
+        file.write("x")
+    time.sleep(60)
+
+
+def counts_ends(task):
+    with (HERE / "ends").open("a") as file:
+        file.write("x")
+
+
 class Files(Broker):
     '''Packages are files of a directory; those that are taken have another ending.'''
 
@@ -254,6 +265,26 @@ until(lambda: queue_size() == 0)
 """
         )
     assert found == {"task": [False, 3, "xxx"], "once": [False, 1]}
+
+
+def test_what_its_timeout_has_ended_comes_again_too(tmp_path: Path) -> None:
+    project = place(tmp_path, ack_failures=False, max_attempts=2, retry=1, timeout=0.5)
+    with project.cluster():
+        found = project.script(
+            """
+import tasks
+
+identity = async_task("tasks.stays", hook="tasks.counts_ends")
+task = until(lambda: (found := fetch(identity)) and found.attempt_count == 2 and found)
+found["task"] = [task.success, task.attempt_count, task.result, (tasks.HERE / "stays").read_text()]
+until(lambda: queue_size() == 0 and (tasks.HERE / "ends").exists())
+found["hooked"] = (tasks.HERE / "ends").read_text()
+once = fetch(async_task("tasks.stays", ack_failure=True), wait=-1)
+found["once"] = [once.success, once.attempt_count]
+"""
+        )
+    told = "TimeLimitExceeded: it took longer than 0.5 s"
+    assert found == {"task": [False, 2, told, "xx"], "hooked": "x", "once": [False, 1]}
 
 
 def test_a_cached_failure_that_comes_again_is_seen_meanwhile(tmp_path: Path) -> None:

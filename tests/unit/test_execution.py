@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,7 +25,14 @@ from qworker.errors import (
 )
 from qworker.message.protocol import TaskMessage, decode_body, encode, parse_headers, parse_properties
 from qworker.tasks.async_execution import execute_async
-from qworker.tasks.execution import MAX_TRACEBACK, Interrupted, execute, invalid, started
+from qworker.tasks.execution import (
+    MAX_TRACEBACK,
+    Interrupted,
+    cut_short,
+    execute,
+    invalid,
+    started,
+)
 from qworker.tasks.outcome import (
     EXPECTED,
     FAILURE,
@@ -934,6 +942,18 @@ def test_backoff_goes_before_the_countdown_of_every_retry() -> None:
     options = {"retry_backoff": 4, "retry_jitter": False, "retry_kwargs": {"countdown": 60, "max_retries": 9}}
     assert bench.do(raiser(KeyError("no")), autoretry_for=(KeyError,), **options).kind == RETRY
     assert bench.store.admin.next_due(["celery"]) == bench.clock.now() + 4
+
+
+def test_a_run_that_is_cut_short_took_as_long_as_it_has_run() -> None:
+    """It was the time since the machine was started, from which the pool learned how long the task takes."""
+    bench = Bench()
+    task = bench.task(lambda: None)
+    bench.app.finalize()
+    context, _ = bench.context(task)
+    outcome = cut_short(bench.app, task, context, Terminated("on request"), time.perf_counter() - 5)
+    assert (outcome.kind, round(outcome.runtime or 0)) == (TERMINATED, 5)
+    outcome = cut_short(bench.app, task, context, KeyError("no"), time.perf_counter() - 5)
+    assert (outcome.kind, round(outcome.runtime or 0)) == (FAILURE, 5)
 
 
 def test_an_automatic_retry_that_cannot_be_reckoned_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:

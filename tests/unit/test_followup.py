@@ -23,7 +23,7 @@ from qworker.errors import (
 )
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers, parse_properties
-from qworker.tasks import execution, followup
+from qworker.tasks import aftermath, followup
 from qworker.tasks.execution import execute
 from qworker.tasks.outcome import (
     FAILURE,
@@ -280,7 +280,7 @@ def test_the_end_of_a_dead_run_is_told_again_when_an_errback_cannot_be_sent_now(
     store.failure = BrokerUnavailable("away") if away else PublishError("too large")
     context = Context(id="parent", task="five", errbacks=[Signature("tell")])
     error = exception_to_dict(WorkerLost("gone"))
-    told = execution.fail(app, app.tasks["five"], context, LOST, "gone", "FAILURE", error)
+    told = aftermath.tell(app, app.tasks["five"], context, LOST, "gone", "FAILURE", error)
     assert told.kind == (UNSTARTED if away else LOST)
     assert (told.row is None) == away
 

@@ -17,6 +17,7 @@ from qworker.tasks.outcome import (
     INVALID,
     LAPSED,
     LOST,
+    RETRY,
     REVOKED,
     SUCCESS,
     TERMINATED,
@@ -129,6 +130,18 @@ def test_what_others_have_is_no_end(failing: Failing | None) -> None:
     one.failing = failing
     desk.settler.ended([(one, Outcome(LAPSED))])
     assert desk.order == SettlementOrder(one, Release(1, redelivered=True))
+
+
+def test_what_a_child_has_sent_again_on_hearing_of_its_end_has_not_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    desk = Desk()
+    one = desk.rooms.request(1, timelimit=[3, None])
+    one.failing = Failing(Outcome(TIME_LIMIT, text="killed"), "FAILURE", {})
+    with caplog.at_level("INFO"):
+        desk.settler.ended([(one, Outcome(RETRY, text="Retry in 7s", row=ROW))])
+    assert desk.order == SettlementOrder(one, Ack(1, ROW))
+    assert "will be retried after 3.000000s: Retry in 7s" in caplog.text
 
 
 def test_what_could_not_be_decoded_is_a_dead_letter_and_a_failure() -> None:

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -38,7 +39,7 @@ from qworker.components.pool.preparation import Prepared, prepare, tracks_start
 from qworker.components.pool.soft_limit import SIGNAL, SoftLimit
 from qworker.errors import MessageError, SoftTimeLimitExceeded, Terminated
 from qworker.message import protocol
-from qworker.tasks import execution
+from qworker.tasks import aftermath, execution
 from qworker.tasks.async_execution import execute_async
 from qworker.tasks.outcome import EXPECTED, FAILURE, NOT_STARTED, Outcome
 from qworker.transports.crash_points import CRASHING, crash_point
@@ -136,7 +137,7 @@ class Child:
             return
         task, context, arguments, soft, _ = prepared
         if failing is not None:
-            self._tell(sequence, execution.fail(app, task, context, *failing))
+            self._tell(sequence, aftermath.tell(app, task, context, *failing))
             return
         if tracks_start(prepared):
             row = execution.started(app, task, context)
@@ -150,6 +151,7 @@ class Child:
         self._running_file.set(0, tag)
         if CRASHING:
             crash_point("running")
+        since = time.perf_counter()
         try:
             interrupts.begin()
             if soft:
@@ -165,7 +167,7 @@ class Child:
             except BaseException as later:  # noqa: BLE001 - the last one counts
                 last = later
             self._over()
-            outcome = execution.cut_short(app, task, context, last)
+            outcome = execution.cut_short(app, task, context, last, since)
         if CRASHING:
             crash_point("ran")
         self._running_file.set(0, 0)

@@ -34,6 +34,7 @@ from qworker.errors import (
     TimeLimitExceeded,
 )
 from qworker.interrupts import let_pass
+from qworker.message.exceptions import exception_of
 from qworker.tasks.task import Task as BaseTask
 from qworker.tasks.unsent import is_away, reason
 
@@ -54,9 +55,12 @@ class PackageTask(BaseTask[..., Any]):
 
     def heard_of_end(self, context: Context, state: str, error: dict[str, Any]) -> None:
         package = _taken(context.args[0])
-        note(package, False, _text_of(error))
-        _go_on(package)
+        package["attempt"] = (context.retries or 0) + 1
         context.__dict__["package"] = package
+        note(package, False, _text_of(error))
+        if error.get("exc_type") == TimeLimitExceeded.__name__ and _comes_again(package):
+            raise _again(self, package, exception_of({"status": state, "result": error}))
+        _go_on(package)
 
 
 def run_package(*given: Any, **more: Any) -> Any:
@@ -84,9 +88,8 @@ def run_package(*given: Any, **more: Any) -> Any:
         if isinstance(error, Error):
             task_connections.drop_broken()
         if _comes_again(package):
-            _show_meanwhile(package)
             task: Any = get_current_task()
-            raise task.retry(exc=error, countdown=conf.retry, max_retries=None, throw=False) from error
+            raise _again(task, package, error) from error
         _go_on_or_back(package)
         raise
     else:
@@ -172,6 +175,12 @@ def _patiently(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return work(*args, **kwargs)
     except Error as error:
         raise BackendError(f"the database does not answer: {error}") from error
+
+
+def _again(task: BaseTask[..., Any], package: Package, error: BaseException) -> Retry:
+    """Have the failed *package* delivered again; return what ends this attempt."""
+    _show_meanwhile(package)
+    return task.retry(exc=error, countdown=conf.retry, max_retries=None, throw=False)
 
 
 def _show_meanwhile(package: Package) -> None:

@@ -1,0 +1,74 @@
+"""Aftermath: what follows a call that did not come to run, or whose process died.
+
+Comes from:  a pool child, or a thread of the threads pool, which is given such a call with how it ended.
+Goes to:     errbacks, what would have come after it, and back as an Outcome.
+Thread:      whichever runs tasks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from qworker import states
+from qworker.context import Context, pop, push
+from qworker.errors import Reject, Retry
+from qworker.message.exceptions import exception_of
+from qworker.tasks import followup
+from qworker.tasks.execution import cut_short, ignores_result
+from qworker.tasks.outcome import NOT_STARTED, Outcome
+from qworker.tasks.unsent import is_away
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.tasks.task import Task
+
+logger = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 1.0
+"""How long a child waits for a broker that is away, so as not to be given the same at once, for ever."""
+
+
+def tell(
+    app: QWorker,
+    task: Task[..., Any],
+    context: Context,
+    kind: str,
+    text: str,
+    state: str,
+    error: dict[str, Any],
+) -> Outcome:
+    """End a task that did not come to run, or whose process died: tell its errbacks, and what would have come
+    after it.
+
+    - kind, text: of the outcome. state, error: what is stored.
+
+    NOT_STARTED when that cannot be told for now: a child is given it again, after a pause. RETRY, without a
+    runtime, when the task has sent its next attempt on hearing of it: then it has not ended.
+    """
+    token = push(context, task)
+    try:
+        row = None
+        if task.hears_of_ends:
+            task.heard_of_end(context, state, error)
+        if not ignores_result(context, task) or task.store_errors_even_if_ignored:
+            meta = app.backend.meta(context.id, state, error, context=context)
+            row = app.backend.row(context.id, meta)
+        if context.errbacks and state == states.FAILURE:  # Celery calls none for what was revoked
+            cause = exception_of({"status": state, "result": error})
+            followup.failed(app, context, cause, "", again=True)
+        follow = followup.doomed(app, context, error, "")
+        parts = followup.chord_parts(app, context, state, error) if context.chord else ()
+        return Outcome(kind, None, text, None, row, follow, parts)
+    except Retry as directive:
+        return cut_short(app, task, context, directive, time.perf_counter())._replace(runtime=None)
+    except Exception as problem:
+        if is_away(problem) or (isinstance(problem, Reject) and problem.requeue):
+            logger.error("the end of task %s[%s] cannot be told for now: %s", task.name, context.id, problem)
+            app.clock.sleep(AGAIN_SECONDS)
+            return NOT_STARTED
+        logger.exception("the end of task %s[%s] could not be told", task.name, context.id)
+        return Outcome(kind, None, text)
+    finally:
+        pop(token)
