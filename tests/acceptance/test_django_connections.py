@@ -71,6 +71,49 @@ def test_connections_that_are_cut_cost_no_task(
         cluster.stop()
 
 
+THREADS = """
+import gc, os, threading
+from qworker.django.brokers import get_broker
+from qworker.django.status import Stat
+from qworker.django.tasks import async_iter, count_group, queue_size, result
+
+calls = {
+    "async_task": lambda: async_task("math.sqrt", 4, group="all"),
+    "async_iter": lambda: async_iter("math.sqrt", [4, 9]),
+    "schedule": lambda: schedule("math.sqrt", 4),
+    "fetch": lambda: fetch("nothing"),
+    "result": lambda: result("nothing", wait=20),
+    "count_group": lambda: count_group("all"),
+    "queue_size": queue_size,
+    "lock_size": lambda: get_broker().lock_size(),
+    "Stat.get_all": Stat.get_all,
+}
+
+def files():
+    gc.collect()
+    gc.collect()  # a connection of SQLite is garbage of its own once Django's is gone
+    return len(os.listdir("/proc/self/fd"))
+
+def grown(call):
+    before = files()
+    for _ in range(10):
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+    return files() - before
+
+for call in calls.values():
+    grown(call)  # what is opened once; SQLite keeps files for later, too
+answer = {name: more for name, call in calls.items() if (more := grown(call)) >= 10}
+"""
+
+
+def test_a_thread_that_has_ended_keeps_no_connection(database: ProjectDatabase, tmp_path: Path) -> None:
+    """Django gives each thread connections of its own, and they are closed when nobody has the thread's."""
+    with site_on(tmp_path, database, **with_options(database, CONN_MAX_AGE=None)) as site:
+        assert site.do(THREADS) == {}
+
+
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_pool_of_connections_is_no_process_of_two(database: ProjectDatabase, tmp_path: Path) -> None:
     """Django's pool for PostgreSQL: each process has its own, and one that was cut is mended."""

@@ -59,6 +59,29 @@ def test_a_task_is_there_exactly_if_the_data_is(django_site: DjangoSite) -> None
     cluster.stop()
 
 
+REFUSED = """
+from django.db import DatabaseError, connection
+from qworker.django.tasks import async_iter
+with connection.cursor() as cursor:
+    table = "message" if connection.vendor == "sqlite" else "qworker_message"
+    cursor.execute(f"ALTER TABLE {table} RENAME TO elsewhere")
+answer = []
+for call in (lambda: async_task("math.sqrt", 4), lambda: async_iter("math.sqrt", [4, 9])):
+    try:
+        call()
+    except DatabaseError:
+        answer.append(connection.errors_occurred)
+with connection.cursor() as cursor:
+    cursor.execute(f"ALTER TABLE elsewhere RENAME TO {table}")
+"""
+
+
+def test_an_error_of_the_database_is_one_of_djangos(database: ProjectDatabase, tmp_path: Path) -> None:
+    """Who catches those of the ORM catches it, and Django looks after the connection."""
+    with site_on(tmp_path, database) as site:
+        assert site.do(REFUSED) == [True, True]
+
+
 def test_pages_within_a_transaction(database: ProjectDatabase, tmp_path: Path) -> None:
     """ATOMIC_REQUESTS: a page that fails has called no task."""
     database.settings["ATOMIC_REQUESTS"] = True

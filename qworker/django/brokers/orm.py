@@ -7,8 +7,8 @@ Thread:      any.
 A package is published in whatever transaction the caller is in: it is there exactly if the caller's data is.
 """
 
+import weakref
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from django.db import DatabaseError, connections
 
@@ -32,7 +32,7 @@ class Joined(NamedTuple):
     joined: Sender
 
 
-_joined: WeakKeyDictionary[Any, Joined] = WeakKeyDictionary()
+_joined: weakref.WeakKeyDictionary[Any, Joined] = weakref.WeakKeyDictionary()
 """By Django's connection, of which each thread has one of its own."""
 
 
@@ -98,7 +98,9 @@ def _join(connection: Any, sender: Any) -> Sender:
     if found is None or found.driver is not connection.connection or found.sender is not sender:
         if connection.vendor == "sqlite":
             _enter_wal(connection)
-        found = Joined(connection.connection, sender, sender.join(connection))
+        # By a proxy: what the table holds must not keep the key alive, nor the connection of a thread that
+        # has ended.
+        found = Joined(connection.connection, sender, sender.join(weakref.proxy(connection)))
         _joined[connection] = found
     return found.joined
 

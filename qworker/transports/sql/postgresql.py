@@ -193,7 +193,8 @@ class PostgreSQLLink(Link):
         where = (
             "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('qworker_message')"
         )
-        return f"{self.ask(where)[0][0]}.qworker_message", self.table
+        found = self.ask(where)  # nothing where the table is missing: who inserts is told so
+        return ".".join([*(schema for (schema,) in found), "qworker_message"]), self.table
 
     def insert(self, rows: Sequence[MessageRow]) -> None:
         if len(rows) < COPY_FROM:

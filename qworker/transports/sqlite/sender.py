@@ -11,6 +11,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ INSERT = f"""INSERT INTO message (tag, queue, priority, due, state, sent, header
 VALUES ({NEXT_TAG}, ?, ?, ?, ?, ?, ?, ?, ?)"""
 REVOKE = f"""INSERT INTO revoked (seq, task_id, terminate, signal, expires)
 VALUES ({NEXT_NUMBER.format(table="revoked")}, ?, ?, ?, ?)"""
+
+NOTHING = nullcontext()
 
 
 class SQLiteSender(Sender):
@@ -68,7 +71,7 @@ class SQLiteSender(Sender):
         self._notifier.notify()
 
     def join(self, connection: Any) -> Sender:
-        return JoinedSender(self, _driver_connection(connection, self.path))
+        return JoinedSender(self, _driver_connection(connection, self.path), connection)
 
     def _rows(self, envelopes: Sequence[Envelope]) -> list[tuple[Any, ...]]:
         """What INSERT takes for *envelopes*."""
@@ -119,20 +122,25 @@ class SQLiteSender(Sender):
 
 class JoinedSender(Sender):
     """Publishes by *connection*, in whatever transaction it is in. Who waits is told by the notify() of the
-    sender, once that is committed."""
+    sender, once that is committed.
 
-    def __init__(self, sender: SQLiteSender, connection: sqlite3.Connection) -> None:
+    given: the caller's, which has *connection*.
+    """
+
+    def __init__(self, sender: SQLiteSender, connection: sqlite3.Connection, given: Any) -> None:
         self._sender = sender
         self._connection = connection
+        self._given = given
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
-        """Insert *envelopes*. An error is the driver's own, since the caller's transaction has failed with
-        it."""
-        if self._connection.in_transaction or len(envelopes) == 1:
-            self._sender.insert(self._connection, envelopes)
-            return
-        with transaction(self._connection, timeout):
-            self._sender.insert(self._connection, envelopes)
+        """Insert *envelopes*. An error is the driver's own, or what Django makes of it, since the caller's
+        transaction has failed with it."""
+        with getattr(self._given, "wrap_database_errors", NOTHING):
+            if self._connection.in_transaction or len(envelopes) == 1:
+                self._sender.insert(self._connection, envelopes)
+                return
+            with transaction(self._connection, timeout):
+                self._sender.insert(self._connection, envelopes)
 
 
 def _driver_connection(connection: Any, path: Path) -> sqlite3.Connection:
