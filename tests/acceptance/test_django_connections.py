@@ -115,6 +115,25 @@ def test_a_thread_that_has_ended_keeps_no_connection(database: ProjectDatabase, 
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_who_only_sends_keeps_no_connection_of_ours(database: ProjectDatabase, tmp_path: Path) -> None:
+    with site_on(tmp_path, database) as site:
+        open_ones = site.do(
+            """
+            from django.db import connection
+            asked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            def count():
+                with connection.cursor() as cursor:
+                    cursor.execute(asked)
+                    return cursor.fetchone()[0]
+            before = count()
+            async_task("math.sqrt", 4)
+            answer = [before, count()]
+            """
+        )
+        assert open_ones == [1, 1]
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_pool_of_connections_is_no_process_of_two(database: ProjectDatabase, tmp_path: Path) -> None:
     """Django's pool for PostgreSQL: each process has its own, and one that was cut is mended."""
     options = {"pool": {"min_size": 1, "max_size": 3, "timeout": 10}}

@@ -389,8 +389,24 @@ class Handle:
     def run_locked(self, work: Callable[[Link], T], prepare: Callable[[Link], None] | None = None) -> T:
         """run() for who shares the connection with other threads; BrokerUnavailable when they keep it for
         LOCK_SECONDS."""
+        return self._in_turn(lambda: self.run_at_rest(work, prepare))
+
+    def run_once(self, work: Callable[[Link], T]) -> T:
+        """run_locked(), for who has no other use of a connection: one that was opened for this is closed."""
+
+        def alone() -> T:
+            kept = self._link is not None
+            try:
+                return self.run_at_rest(work)
+            finally:
+                if not kept:
+                    self.close()
+
+        return self._in_turn(alone)
+
+    def _in_turn(self, work: Callable[[], T]) -> T:
         try:
-            return in_turn(self.lock, LOCK_SECONDS, self.run_at_rest, work, prepare)
+            return in_turn(self.lock, LOCK_SECONDS, work)
         except NotOurTurn:
             raise BrokerUnavailable(
                 f"{self._url} was kept busy by other threads for {LOCK_SECONDS:g} s"

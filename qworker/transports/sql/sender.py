@@ -36,6 +36,7 @@ class SQLSender(Sender):
         self._clock = clock
         self._revoke_expires = revoke_expires
         self._commits = GroupCommit(handle, self._store, name)
+        self._found: tuple[str, str] | None = None  # whoever asks first finds the same
 
     def after_fork(self) -> None:
         """In a forked child: what the parent's threads were about to publish is theirs."""
@@ -81,12 +82,17 @@ class SQLSender(Sender):
 
     def join(self, connection: Any) -> Sender:
         execute = executor(connection, self._family)
-        table, channel = self._handle.run_locked(lambda link: link.table_and_channel())
-        return TransactionalSender(execute, table, channel, self._rows)
+        return TransactionalSender(execute, *self._table_and_channel(), self._rows)
+
+    def _table_and_channel(self) -> tuple[str, str]:
+        """As the connection of our URL sees them, which that of a caller may not; they are asked for once."""
+        if self._found is None:
+            self._found = self._handle.run_once(lambda link: link.table_and_channel())
+        return self._found
 
     def push_in(self, link: Link, envelopes: Sequence[Envelope]) -> None:
         """push() within the transaction of *link*, which leads to the same database; see notify()."""
-        table, channel = self._handle.run_locked(lambda own: own.table_and_channel())
+        table, channel = self._table_and_channel()
         if not envelopes:
             return
         link.add_messages(self._rows(envelopes), table)
