@@ -64,7 +64,7 @@ def envelope_of(
         "task": RUN,
         "id": identity,
         "root_id": identity,
-        "shadow": name[:256],
+        "shadow": (name if name.isprintable() else ascii(name))[:256],
         "timelimit": [_limit_of(package.get("timeout")), None],
         "argsrepr": f"({package.get('name', '')!r},)",
         "kwargsrepr": "{}",

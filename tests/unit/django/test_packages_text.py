@@ -8,6 +8,8 @@ import pytest
 
 from qworker.django.execution.calls import package_of
 from qworker.django.execution.running import note, values_of
+from qworker.django.transports.packages import envelope_of
+from qworker.message.protocol import parse_headers
 
 
 @pytest.mark.parametrize("option", ["group", "task_name", "cluster"])
@@ -28,3 +30,11 @@ def test_what_a_package_has_all_the_same_is_cut(cluster: Any) -> None:
     assert values["group"] == ("g\\x00" * 100)[:100]
     assert values["name"] == "\\ud800"
     assert len(values["hook"]) == 256
+
+
+@pytest.mark.parametrize("name", ["le\0n", "\ud800", "tasks.\tmail", "x" * 5000])
+def test_whatever_a_function_is_called_its_message_can_be_read(cluster: Any, name: str) -> None:
+    """Then it is a failure that says so. As a dead letter it was never told to who waits for it."""
+    cluster()
+    headers = parse_headers(envelope_of("signed", package_of(name, (), {}, {}), "q").headers)
+    assert headers["shadow"].isprintable()
