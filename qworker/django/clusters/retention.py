@@ -56,24 +56,31 @@ class Retention(ThreadComponent):
         close_old_connections()
 
 
-def sweep() -> int:
-    """Delete successes beyond ``save_limit``, a portion of them; return how many."""
+def sweep(most: int = MOST) -> int:
+    """Delete successes beyond ``save_limit``, about so many of each kind; return how many."""
     limit, field = conf.save_limit, conf.save_limit_per
     if limit <= 0:
         return 0
     if not field:
-        return _beyond(Success.objects.all(), limit)
+        return _beyond(Success.objects.all(), limit, most)
     full = (
-        Success.objects.order_by().values(field).annotate(number=Count("id")).filter(number__gt=limit)[:MOST]
+        Success.objects.order_by().values(field).annotate(number=Count("id")).filter(number__gt=limit)[:most]
     )
-    return sum(_beyond(Success.objects.filter(**_same(field, each[field])), limit) for each in full)
+    return sum(_beyond(Success.objects.filter(**_same(field, each[field])), limit, most) for each in full)
 
 
 def _same(field: str, value: Any) -> dict[str, Any]:
     return {f"{field}__isnull": True} if value is None else {field: value}
 
 
-def _beyond(tasks: Any, limit: int) -> int:
-    """Delete the oldest of *tasks* beyond so many."""
-    old = list(tasks.order_by("-stopped", "-id").values_list("id", flat=True)[limit : limit + MOST])
-    return int(Success.objects.filter(pk__in=old)._raw_delete(tasks.db) or 0) if old else 0
+def _beyond(tasks: Any, limit: int, most: int) -> int:
+    """Delete of *tasks* those beyond the newest so many, up to *most*, and what has ended along with the last
+    of these. Only the ends of the portion come here: a cluster that is busy has better things to do."""
+    ends = tasks.order_by("-stopped", "-id").values_list("stopped", "id")
+    newest, oldest = ends[limit:].first(), ends[limit + most - 1 :].first()
+    if newest is None:
+        return 0
+    gone = tasks.filter(stopped__lte=newest[0]).exclude(stopped=newest[0], id__gt=newest[1])
+    if oldest is not None:
+        gone = gone.filter(stopped__gte=oldest[0])
+    return int(gone.order_by()._raw_delete(tasks.db) or 0)

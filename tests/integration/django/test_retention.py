@@ -39,6 +39,20 @@ def test_the_newest_successes_stay(limit: int, left: int) -> None:
     assert Failure.objects.count() == 10
 
 
+def test_a_portion_after_the_other() -> None:
+    with override_settings(Q_CLUSTER={"name": "default", "save_limit": 2}):
+        assert [sweep(most=3) for _ in range(4)] == [3, 3, 2, 0]
+    assert [task.pk for task in Success.objects.all()] == [f"{9 - n:032x}" for n in range(2)]
+
+
+def test_of_those_that_have_ended_at_once_the_limit_stays() -> None:
+    Task.objects.update(stopped=START)
+    with override_settings(Q_CLUSTER={"name": "default", "save_limit": 4}):
+        assert [sweep(most=3), sweep(most=3)] == [6, 0]
+    assert sorted(task.pk for task in Success.objects.all()) == [f"{n:032x}" for n in range(6, 10)]
+    assert Failure.objects.count() == 10
+
+
 @pytest.mark.parametrize(("field", "left"), [("group", 6), ("name", 10), ("func", 4)])
 def test_so_many_of_each(field: str, left: int) -> None:
     with override_settings(Q_CLUSTER={"name": "default", "save_limit": 2, "save_limit_per": field}):
