@@ -22,7 +22,7 @@ import redis
 from celery import canvas as celery_canvas
 
 from tests.compat.canvas_cases import ALL, app_in_use, namespace
-from tests.servers import URLS
+from tests.servers import URLS, forget_keys, new_prefix
 
 FILE = Path(__file__).parents[1] / "integration" / "golden" / "celery_canvas_5_7.json"
 UUID = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -34,7 +34,7 @@ class Recorder:
     """A client of Celery's on the tests' Redis, with keys of its own there."""
 
     def __init__(self) -> None:
-        self._prefix = f"recorded-{uuid.uuid4().hex}:"
+        self._prefix = new_prefix()
         self._redis = redis.Redis.from_url(URLS["redis"], decode_responses=True)
         options = {"global_keyprefix": self._prefix}
         app = celery.Celery("proj", broker=URLS["redis"], backend=URLS["redis"], set_as_current=False)
@@ -75,7 +75,6 @@ class Recorder:
 
     def close(self) -> None:
         self._side.app.close()
-        self._redis.delete(*(f"{self._prefix}_kombu.binding.{queue}" for queue in QUEUES))
         self._redis.close()
 
 
@@ -99,6 +98,7 @@ def main() -> None:
     """Write the file anew."""
     with recorder() as made:
         lines = [f"{json.dumps(name)}: {json.dumps(made.record(name))}" for name in ALL]
+    forget_keys()
     FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 

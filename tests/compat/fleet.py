@@ -22,7 +22,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0
 
-# To be put before the tasks of an app module that says BY which worker they are run.
+# Stands before the tasks of an app module that says BY which worker they are run.
 LEDGER = """
 import json, os, time
 
@@ -34,12 +34,32 @@ def note(**fields):
 """
 
 
+ALONE = ("-P", "solo", "--without-mingle", "--without-gossip")
+"""A worker of Celery's that asks after no other."""
+
+
 class Fleet:
-    """The processes started in *path*; subclasses know how to start a worker of each kind."""
+    """The processes started in *path*; subclasses know what the apps of its workers are."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._processes: list[subprocess.Popen[bytes]] = []
+
+    def write(self, tasks: str, **heads: str) -> None:
+        """Write the modules their_app and our_app: of each the head, which makes its app, and *tasks*."""
+        for name, head in heads.items():
+            (self.path / f"{name}.py").write_text(head + LEDGER + tasks)
+
+    def our_worker(self, *options: str) -> subprocess.Popen[bytes]:
+        """A worker of our_app, with two processes if *options* do not say otherwise."""
+        return self.start("qworker", "start", "-A", "our_app:app", *(options or ("-c", "2")))
+
+    def their_worker(self, *options: str, name: str = "theirs") -> subprocess.Popen[bytes]:
+        """Celery's worker of their_app, without a pool if *options* do not say otherwise."""
+        return self.start(
+            "celery", "-A", "their_app", "worker", "-l", "INFO", "-n", f"{name}@test",
+            *(options or ("-P", "solo")),
+        )  # fmt: skip
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         """Start `python -m *command*`, its output in a log file of its own."""

@@ -9,9 +9,11 @@ A broker that is new adds a function and a line to PLACES.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
 
 from tests.acceptance.sqs_server import REGION, Sqs
 from tests.contract.place_mongodb import MongoPlace
@@ -91,3 +93,9 @@ PLACES: dict[str, Callable[[Path], Place]] = {
     "ironmq": _ironmq,
     "sqs": _sqs,
 }
+
+
+def each(*names: str, always: Collection[str]) -> list[Any]:
+    """The params of a test on these PLACES. Those that are not tested *always* are with the rest of the
+    brokers."""
+    return [pytest.param(name, marks=[] if name in always else [pytest.mark.more_brokers]) for name in names]

@@ -26,13 +26,10 @@ from tests.compat.canvas_cases import (  # noqa: E402
     renamed,
 )
 from tests.servers import URLS, new_prefix, require  # noqa: E402
+from tests.support.beside_celery import BESIDE_CELERY  # noqa: E402
 from tests.support.stores import KeepingStore  # noqa: E402
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
-]
+pytestmark = BESIDE_CELERY
 
 
 RESULTS = {"global_keyprefix": new_prefix()}

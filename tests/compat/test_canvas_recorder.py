@@ -12,12 +12,9 @@ pytest.importorskip("celery", reason="the test extra installs it")
 from tests.compat.canvas_cases import ALL
 from tests.compat.canvas_recorder import FILE, Recorder, recorder
 from tests.servers import require
+from tests.support.beside_celery import BESIDE_CELERY
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
-]
+pytestmark = BESIDE_CELERY
 
 
 @pytest.fixture(scope="module")

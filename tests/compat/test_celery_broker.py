@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +16,10 @@ celery = pytest.importorskip("celery", reason="the test extra installs it")
 
 from qworker import QWorker  # noqa: E402
 from qworker.transports import register  # noqa: E402
-from tests.compat.fleet import LEDGER, PATIENCE, Fleet  # noqa: E402
+from tests.compat.fleet import PATIENCE, Fleet  # noqa: E402
+from tests.support.beside_celery import BESIDE_CELERY  # noqa: E402
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
-]
+pytestmark = BESIDE_CELERY
 
 TASKS = """
 @app.task(name="proj.add", bind=True)
@@ -66,24 +62,7 @@ class Project(Fleet):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.url = f"sqlite:///{path}/queue.db"
-        for name, head in (("their_app", CELERY_APP), ("our_app", QWORKER_APP)):
-            (path / f"{name}.py").write_text(head.format(url=self.url) + LEDGER + TASKS)
-
-    def our_worker(self) -> subprocess.Popen[bytes]:
-        return self.start("qworker", "start", "-A", "our_app:app", "-c", "2")
-
-    def their_worker(self, *options: str) -> subprocess.Popen[bytes]:
-        return self.start(
-            "celery",
-            "-A",
-            "their_app",
-            "worker",
-            "-l",
-            "INFO",
-            "-n",
-            "theirs@test",
-            *(options or ("-P", "solo")),
-        )
+        self.write(TASKS, their_app=CELERY_APP.format(url=self.url), our_app=QWORKER_APP.format(url=self.url))
 
     def get(self, ours: QWorker, sent: Any) -> Any:
         """The result of a call, whoever sent it, by our worker."""
@@ -91,16 +70,13 @@ class Project(Fleet):
         self.until(result.ready)
         return result.get(timeout=0)
 
-    def end(self) -> None:
-        self.kill()
-
 
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Project]:
     register()
     project = Project(tmp_path)
     yield project
-    project.end()
+    project.kill()
 
 
 @pytest.fixture

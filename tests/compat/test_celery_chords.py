@@ -6,9 +6,9 @@ from __future__ import annotations
 import base64
 import json
 import random
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -18,43 +18,36 @@ celery = pytest.importorskip("celery", reason="`tox -e compat-celery` installs i
 import redis  # noqa: E402
 from celery.app.task import Context  # noqa: E402
 
-from qworker import QWorker  # noqa: E402
 from qworker.backends.joins import Finished  # noqa: E402
 from qworker.backends.redis import RedisBackend  # noqa: E402
 from qworker.backends.redis_joins import part_value, read_part  # noqa: E402
 from qworker.message.exceptions import exception_to_dict  # noqa: E402
 from qworker.transports.lease import Part  # noqa: E402
 from tests.servers import require  # noqa: E402
+from tests.support.beside_celery import BESIDE_CELERY, Pair, redis_results  # noqa: E402
 from tests.support.messages import message  # noqa: E402
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = BESIDE_CELERY
 
 SECONDS = 30.0
 
 
-class Both:
+class Both(Pair):
     """Celery's app and ours, on one Redis database as broker and result store, under one prefix."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.url = require("redis")
-        self.prefix = f"{uuid.uuid4().hex[:12]}:"
-        self.client = redis.Redis.from_url(self.url)
-        options = {"global_keyprefix": self.prefix}
-        settings = {
-            "broker_transport_options": options,
-            "result_backend_transport_options": {**options, **settings.pop("more", {})},
-            "result_backend": self.url,
+    def __init__(self, more: dict[str, Any] | None = None, **settings: Any) -> None:
+        """more: options of the result store."""
+        results = redis_results()
+        options = results.pop("result_backend_transport_options")
+        super().__init__(
+            broker_url=require("redis"),
+            broker_transport_options=options,
+            result_backend_transport_options={**options, **(more or {})},
+            **results,
             **settings,
-        }
-        self.theirs = celery.Celery("both", broker=self.url, set_as_current=False)
-        self.theirs.conf.update(**settings)
-        self.ours = QWorker("both", broker=self.url, set_as_current=False, **settings)
+        )
+        self.prefix = options["global_keyprefix"]
+        self.client = redis.Redis.from_url(require("redis"))
         backend = self.ours.backend
         assert isinstance(backend, RedisBackend)
         self.backend = backend
@@ -124,18 +117,14 @@ class Both:
         return found
 
     def close(self) -> None:
-        self.theirs.close()
-        self.ours.close()
-        for key in self.client.scan_iter(f"{self.prefix}*", count=10_000):
-            self.client.delete(key)
+        super().close()
         self.client.close()
 
 
 @pytest.fixture
 def both() -> Iterator[Both]:
-    made = Both()
-    yield made
-    made.close()
+    with closing(Both()) as both:
+        yield both
 
 
 VALUES = [

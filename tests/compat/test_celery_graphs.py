@@ -9,32 +9,30 @@ from typing import Any
 
 import pytest
 
-celery = pytest.importorskip("celery", reason="`tox -e compat-celery` installs it")
+pytest.importorskip("celery", reason="`tox -e compat-celery` installs it")
 
-from celery.exceptions import IncompleteStream as CelerysIncompleteStream  # noqa: E402
-from celery.utils.graph import DependencyGraph as CelerysGraph  # noqa: E402
-from celery.utils.graph import GraphFormatter as CelerysFormatter  # noqa: E402
+from celery.exceptions import IncompleteStream as CelerysIncompleteStream
+from celery.utils.graph import DependencyGraph as CelerysGraph
+from celery.utils.graph import GraphFormatter as CelerysFormatter
 
-from qworker import QWorker  # noqa: E402
-from qworker.errors import IncompleteStream  # noqa: E402
-from qworker.results.dependencies import DependencyGraph, GraphFormatter  # noqa: E402
+from qworker.errors import IncompleteStream
+from qworker.results.dependencies import DependencyGraph, GraphFormatter
+from tests.support.beside_celery import Pair
 
 pytestmark = pytest.mark.compat
 
 EDGES = [("a", ["b", "c"]), ("b", ["d"]), ("c", ["d"]), ("d", []), ("e", [])]
 
 
-def apps(path: Path) -> tuple[Any, QWorker]:
+def apps(path: Path) -> Pair:
     """Celery's app and ours, on one directory of results: a called b and the group of c and d, b called e."""
-    url = f"file://{path}"
-    theirs = celery.Celery("graphs", set_as_current=False, broker="memory://", backend=url)
-    ours = QWorker("graphs", set_as_current=False, broker="memory://", backend=url)
+    pair = Pair(broker_url="memory://", result_backend=f"file://{path}")
+    store = pair.ours.backend
     group = (("g", None), [(("c", None), None), (("d", None), None)])
     called = {"a": [(("b", None), None), group], "b": [(("e", None), None)]}
     for each in "abcde":
-        meta = ours.backend.meta(each, "SUCCESS", 1, children=called.get(each, []))
-        ours.backend.store(each, meta)
-    return theirs, ours
+        store.store(each, store.meta(each, "SUCCESS", 1, children=called.get(each, [])))
+    return pair
 
 
 def adjacency(graph: Any) -> dict[str, list[str]]:
@@ -42,16 +40,16 @@ def adjacency(graph: Any) -> dict[str, list[str]]:
 
 
 def test_a_result_has_the_graph_that_celerys_has(tmp_path: Path) -> None:
-    theirs, ours = apps(tmp_path)
-    mine, others = ours.AsyncResult("a").graph, theirs.AsyncResult("a").graph
+    pair = apps(tmp_path)
+    mine, others = pair.ours.AsyncResult("a").graph, pair.theirs.AsyncResult("a").graph
     assert adjacency(mine) == adjacency(others)
     assert [each.id for each in mine.topsort()][-1] == "a"
     assert {each.id for each in mine.edges()} == {each.id for each in others.edges()}
 
 
 def test_what_has_not_ended_ends_the_graph_unless_that_is_asked_for(tmp_path: Path) -> None:
-    theirs, ours = apps(tmp_path)
-    for app, error in ((theirs, CelerysIncompleteStream), (ours, IncompleteStream)):
+    pair = apps(tmp_path)
+    for app, error in ((pair.theirs, CelerysIncompleteStream), (pair.ours, IncompleteStream)):
         result = app.AsyncResult("unknown")
         with pytest.raises(error):
             _ = result.graph

@@ -4,67 +4,37 @@ raises."""
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-celery = pytest.importorskip("celery", reason="`tox -e compat-celery` installs it")
+pytest.importorskip("celery", reason="`tox -e compat-celery` installs it")
 
-from qworker import QWorker  # noqa: E402
-from qworker.results.result import result_from_tuple  # noqa: E402
-from tests.servers import URLS, require  # noqa: E402
+from qworker.results.result import result_from_tuple
+from tests.support.beside_celery import BESIDE_CELERY, Pair, results_in
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
-
-class Pair:
-    """Celery's app and ours, on one result store."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.theirs = celery.Celery("pair", set_as_current=False)
-        self.theirs.conf.update(broker_url="memory://", **settings)
-        self.ours = QWorker("pair", set_as_current=False, broker_url="memory://", **settings)
-
-    def store(self, **ended: Any) -> None:
-        """*ended*: the value or exception of each id."""
-        for task_id, value in ended.items():
-            if isinstance(value, BaseException):
-                self.theirs.backend.mark_as_failure(task_id, value)
-            else:
-                self.theirs.backend.store_result(task_id, value, "SUCCESS")
+pytestmark = BESIDE_CELERY
 
 
 @pytest.fixture(params=["redis", "sqlite", "file", "memcached"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
-    own = f"{uuid.uuid4().hex[:12]}:"
-    if request.param == "redis":
-        made = Pair(
-            result_backend=require("redis"), result_backend_transport_options={"global_keyprefix": own}
-        )
-    elif request.param == "file":
-        made = Pair(result_backend=f"file://{tmp_path}")
-    elif request.param == "memcached":
-        made = Pair(result_backend=f"cache+{require('memcached')}")
-    else:
-        made = Pair(result_backend=f"db+sqlite:///{tmp_path}/results.db")
-    yield made
-    made.theirs.close()
-    made.ours.close()
-    if request.param == "redis":
-        import redis
+    with (
+        results_in(request.param, tmp_path) as results,
+        closing(Pair(broker_url="memory://", **results)) as pair,
+    ):
+        yield pair
 
-        with redis.Redis.from_url(URLS["redis"]) as client:
-            for key in client.scan_iter(f"{own}*", count=10_000):
-                client.delete(key)
+
+def store(pair: Pair, **ended: Any) -> None:
+    """*ended*: the value or exception of each id."""
+    for task_id, value in ended.items():
+        if isinstance(value, BaseException):
+            pair.theirs.backend.mark_as_failure(task_id, value)
+        else:
+            pair.theirs.backend.store_result(task_id, value, "SUCCESS")
 
 
 STORED = {
@@ -120,7 +90,7 @@ def both(pair: Pair, *ids: str) -> list[tuple[Any, Any]]:
 
 @pytest.mark.parametrize("stored", STORED)
 def test_what_a_group_tells(pair: Pair, stored: str) -> None:
-    pair.store(**STORED[stored])
+    store(pair, **STORED[stored])
     ways = {**ASKED, **(WAITED if len(STORED[stored]) == 3 else {})}
     for theirs, ours in both(pair, "a", "b", "c"):
         for name, ask in ways.items():
@@ -178,7 +148,7 @@ def test_members_come_and_go_alike(pair: Pair) -> None:
 
 
 def test_a_group_in_a_group_has_a_list_for_its_value(pair: Pair) -> None:
-    pair.store(a=1, b=KeyError("no"), c=3)
+    store(pair, a=1, b=KeyError("no"), c=3)
     ours, theirs = nested(pair.ours), nested(pair.theirs)
     for ask in (
         lambda group: group.join(timeout=5, propagate=False),
@@ -200,14 +170,14 @@ def test_groups_are_equal_and_hashed_alike(pair: Pair) -> None:
 
 
 def test_forgetting_a_group_forgets_its_members(pair: Pair) -> None:
-    pair.store(a=1, b=2)
+    store(pair, a=1, b=2)
     for theirs, ours in both(pair, "a", "b")[:1]:
         ours.forget()
         assert [theirs.ready(), ours.ready()] == [False, False]
 
 
 def test_callbacks_are_given_the_same(pair: Pair) -> None:
-    pair.store(a=1, b=KeyError("no"), c=3)
+    store(pair, a=1, b=KeyError("no"), c=3)
     for theirs, ours in both(pair, "a", "b", "c"):
         seen: list[list[Any]] = [[], []]
         for group, told in zip((theirs, ours), seen, strict=True):

@@ -27,12 +27,9 @@ from qworker.message.protocol import (  # noqa: E402
     to_kombu,
 )
 from qworker.message.serialization import exception_from_dict, exception_to_dict  # noqa: E402
+from tests.support.beside_celery import BESIDE_CELERY  # noqa: E402
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
-]
+pytestmark = BESIDE_CELERY
 ACCEPT = frozenset({"json"})
 REQUEST = (
     "id", "name", "type", "root_id", "parent_id", "argsrepr", "kwargsrepr", "eta", "expires", "time_limits",

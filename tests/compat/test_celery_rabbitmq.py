@@ -16,15 +16,12 @@ import pytest
 celery = pytest.importorskip("celery", reason="the test extra installs it")
 
 from qworker import QWorker  # noqa: E402
-from qworker.transports.amqp.link import Link, address_of  # noqa: E402
-from tests.compat.fleet import LEDGER, Fleet  # noqa: E402
+from tests.compat.fleet import ALONE, Fleet  # noqa: E402
 from tests.servers import require  # noqa: E402
+from tests.support.beside_celery import BESIDE_CELERY  # noqa: E402
+from tests.support.rabbitmq import forget_queues  # noqa: E402
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
-]
+pytestmark = BESIDE_CELERY
 
 TASKS = """
 @app.task(name="proj.add", bind=True)
@@ -64,30 +61,20 @@ class Project(Fleet):
         super().__init__(path)
         self.url = require("rabbitmq")
         self.queue = f"compat-{uuid.uuid4().hex[:10]}"
-        for name, head in (("their_app", CELERY_APP), ("our_app", QWORKER_APP)):
-            (path / f"{name}.py").write_text(head.format(url=self.url, queue=self.queue) + LEDGER + TASKS)
+        values = {"url": self.url, "queue": self.queue}
+        self.write(TASKS, their_app=CELERY_APP.format(**values), our_app=QWORKER_APP.format(**values))
         self.theirs = celery.Celery("proj", broker=self.url, backend="disabled://", set_as_current=False)
         self.theirs.conf.task_default_queue = self.queue
         self.ours = QWorker("proj", broker_url=self.url, task_default_queue=self.queue)
 
-    def our_worker(self) -> subprocess.Popen[bytes]:
-        return self.start("qworker", "start", "-A", "our_app:app", "-c", "2")
-
     def their_worker(self) -> subprocess.Popen[bytes]:
-        return self.start(
-            "celery", "-A", "their_app", "worker", "-l", "INFO", "-P", "solo", "-n", f"{self.queue}@test",
-            "--without-mingle", "--without-gossip",
-        )  # fmt: skip
+        return super().their_worker(*ALONE, name=self.queue)
 
     def close(self) -> None:
         self.kill()
         self.theirs.close()
         self.ours.broker.close()
-        link = Link(address_of(self.url), 5.0)
-        channel = link.channel()
-        link.call(channel.queue_delete, self.queue)
-        link.call(channel.exchange_delete, self.queue)
-        link.close()
+        forget_queues(self.url, self.queue)
 
 
 @pytest.fixture

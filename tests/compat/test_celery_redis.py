@@ -3,7 +3,6 @@ queue."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from collections import Counter
@@ -17,14 +16,11 @@ celery = pytest.importorskip("celery", reason="the test extra installs it")
 redis = pytest.importorskip("redis", reason="the test extra installs it")
 
 from qworker import QWorker  # noqa: E402
-from tests.compat.fleet import LEDGER, PATIENCE, Fleet  # noqa: E402
-from tests.servers import require  # noqa: E402
+from tests.compat.fleet import ALONE, PATIENCE, Fleet  # noqa: E402
+from tests.servers import prefix_of, require  # noqa: E402
+from tests.support.beside_celery import BESIDE_CELERY  # noqa: E402
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
-]
+pytestmark = BESIDE_CELERY
 
 TASKS = """
 @app.task(name="proj.add", bind=True)
@@ -78,7 +74,7 @@ class Project(Fleet):
         super().__init__(path)
         self.url = require("redis")
         self.client = redis.Redis.from_url(self.url)
-        self.prefix = f"compat.{path.name}.{os.getpid()}."
+        self.prefix = prefix_of(path)
         self.options: dict[str, Any] = {"global_keyprefix": self.prefix}
         self._apps: list[Any] = []
 
@@ -100,32 +96,24 @@ class Project(Fleet):
         return app
 
     def our_worker(self, lease: float = 15.0, **options: Any) -> subprocess.Popen[bytes]:
-        head = QWORKER_APP.format(url=self.url, options={**self.options, **options}, lease=lease)
-        (self.path / "our_app.py").write_text(head + LEDGER + TASKS)
-        return self.start("qworker", "start", "-A", "our_app:app", "-c", "2")
+        options = {**self.options, **options}
+        self.write(TASKS, our_app=QWORKER_APP.format(url=self.url, options=options, lease=lease))
+        return super().our_worker()
 
     def their_worker(self, **options: Any) -> subprocess.Popen[bytes]:
-        head = CELERY_APP.format(url=self.url, options={**self.options, **options})
-        (self.path / "their_app.py").write_text(head + LEDGER + TASKS)
-        return self.start(
-            "celery", "-A", "their_app", "worker", "-n", "theirs@test", "-P", "solo", "-l", "INFO",
-            "--without-gossip", "--without-mingle",
-        )  # fmt: skip
+        options = {**self.options, **options}
+        self.write(TASKS, their_app=CELERY_APP.format(url=self.url, options=options))
+        return super().their_worker(*ALONE)
 
     def empty(self) -> bool:
         """Whether no message is left, in whatever state."""
-        left = [key for key in self.keys() if self.client.type(key) == b"list" or key.endswith(b"unacked")]
-        return not left
-
-    def keys(self) -> list[bytes]:
-        return list(self.client.scan_iter(f"{self.prefix}*", count=10_000))
+        keys = self.client.scan_iter(f"{self.prefix}*", count=10_000)
+        return not any(self.client.type(key) == b"list" or key.endswith(b"unacked") for key in keys)
 
     def end(self) -> None:
         for app in self._apps:
             app.close()
         self.kill()
-        if keys := self.keys():
-            self.client.delete(*keys)
         self.client.close()
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,67 +18,20 @@ celery = pytest.importorskip("celery", reason="the test extra installs it")
 from qworker import QWorker  # noqa: E402
 from qworker.context import Context  # noqa: E402
 from qworker.results.result import AsyncResult  # noqa: E402
-from tests.servers import URLS, require  # noqa: E402
+from tests.compat.fleet import PATIENCE, Fleet  # noqa: E402
+from tests.support.beside_celery import BESIDE_CELERY, Pair, queue_on, redis_results, results_in  # noqa: E402
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-REPOSITORY = Path(__file__).resolve().parents[2]
-PATIENCE = 60.0
+pytestmark = BESIDE_CELERY
 VALUES = [None, 0, "Übermaß", [1, [2.5, None]], {"a": {"b": True}}]
-
-
-class Pair:
-    """A Celery app and one of ours with the same settings."""
-
-    def __init__(self, **settings: Any) -> None:
-        common = {"broker_url": "memory://", "broker_transport_options": {}, **settings}
-        self.theirs = celery.Celery("pair", set_as_current=False)
-        self.theirs.conf.update(common)
-        self.ours = QWorker("pair", set_as_current=False, **common)
-
-    def close(self) -> None:
-        self.theirs.close()
-        self.ours.close()
 
 
 @pytest.fixture(params=["redis", "sqlite", "postgresql"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
-    own = uuid.uuid4().hex[:12]
-    if request.param == "redis":
-        options = {"global_keyprefix": f"{own}:"}
-        made = Pair(result_backend=require("redis"), result_backend_transport_options=options)
-    elif request.param == "sqlite":
-        made = Pair(result_backend=f"db+sqlite:///{tmp_path}/results.db")
-    else:
-        url = require("postgresql").replace("postgresql://", "db+postgresql+psycopg://")
-        ask_postgresql(f"CREATE SCHEMA compat_{own}")  # Celery's indexes have the same names for any table
-        made = Pair(result_backend=f"{url}?options=-csearch_path%3Dcompat_{own}")
-    yield made
-    made.close()
-    clean(request.param, own)
-
-
-def clean(kind: str, own: str) -> None:
-    if kind == "redis":
-        import redis
-
-        with redis.Redis.from_url(URLS["redis"]) as client:
-            for key in client.scan_iter(f"{own}*", count=10_000):
-                client.delete(key)
-    elif kind == "postgresql":
-        ask_postgresql(f"DROP SCHEMA compat_{own} CASCADE")
-
-
-def ask_postgresql(statement: str) -> None:
-    import psycopg
-
-    with psycopg.connect(URLS["postgresql"], autocommit=True) as connection:
-        connection.execute(statement.encode())
+    with (
+        results_in(request.param, tmp_path) as results,
+        closing(Pair(broker_url="memory://", **results)) as pair,
+    ):
+        yield pair
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
@@ -153,10 +104,7 @@ def test_groups_are_described_alike(pair: Pair) -> None:
 
 
 def test_each_wakes_the_other_on_redis() -> None:
-    own = uuid.uuid4().hex
-    pair = Pair(
-        result_backend=require("redis"), result_backend_transport_options={"global_keyprefix": f"{own}:"}
-    )
+    pair = Pair(broker_url="memory://", **redis_results())
     backend, waiting = pair.ours.backend, pair.theirs.AsyncResult("x")
     pair.theirs.backend.add_pending_result(waiting)
     timers = [
@@ -169,21 +117,16 @@ def test_each_wakes_the_other_on_redis() -> None:
     assert pair.ours.AsyncResult("y").get(timeout=10) == 2
     for timer in timers:
         timer.join()
-    clean("redis", own)
     pair.close()
 
 
 @pytest.mark.parametrize("ending", ["", "1", "_", ".", ":", "-"])
 def test_a_prefix_of_keys_on_redis_is_read_as_celery_reads_it(ending: str) -> None:
-    own = uuid.uuid4().hex
-    pair = Pair(
-        result_backend=require("redis"), result_backend_transport_options={"global_keyprefix": own + ending}
-    )
+    pair = Pair(broker_url="memory://", **redis_results("x" + ending))
     pair.theirs.backend.store_result("x", 1, "SUCCESS")
     pair.ours.backend.store("y", pair.ours.backend.meta("y", "SUCCESS", 2))
     assert pair.ours.AsyncResult("x").get(timeout=0) == 1
     assert pair.theirs.AsyncResult("y").get(timeout=0) == 2
-    clean("redis", own)
     pair.close()
 
 
@@ -210,44 +153,23 @@ COMMANDS = {
 
 @pytest.fixture(params=["rabbitmq", "redis"])
 def settings(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
-    own = f"rpc-{uuid.uuid4().hex}"
-    url = require(request.param)
-    options = {"global_keyprefix": f"{own}:"} if request.param == "redis" else {}
-    yield {
-        "broker_url": url,
-        "result_backend": "rpc://",
-        "task_default_queue": own,
-        "broker_transport_options": options,
-    }
-    if request.param == "redis":
-        clean("redis", own)
-    else:
-        from kombu import Connection
-
-        with Connection(url) as connection:
-            for name in (own, f"{own}.dead"):
-                with suppress(Exception):
-                    connection.default_channel.queue_delete(name)
+    with queue_on(request.param) as settings:
+        yield {**settings, "result_backend": "rpc://"}
 
 
 @pytest.fixture(params=["celery", "qworker"])
 def worker(request: pytest.FixtureRequest, settings: dict[str, Any], tmp_path: Path) -> Iterator[str]:
     name = str(request.param)
     (tmp_path / f"proj_{name}.py").write_text(RPC_APPS[name].format(settings=settings))
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}", "PYTHONWARNINGS": "ignore"}
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *COMMANDS[name]], cwd=tmp_path, env=environment, stdout=log, stderr=log
-        )
+    fleet = Fleet(tmp_path)
+    process = fleet.start(*COMMANDS[name])
     yield name
     process.send_signal(signal.SIGTERM)
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(30)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if "Traceback" in (tmp_path / "log").read_text().replace("KeyError", ""):
-        print((tmp_path / "log").read_text())
+    fleet.kill()
+    if "Traceback" in fleet.logs().replace("KeyError", ""):
+        print(fleet.logs())
 
 
 def test_celery_calls_and_hears_by_rpc(settings: dict[str, Any], worker: str) -> None:

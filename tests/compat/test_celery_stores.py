@@ -15,14 +15,11 @@ import pytest
 celery = pytest.importorskip("celery", reason="the test extra installs it")
 
 from qworker import QWorker  # noqa: E402
-from tests.compat.fleet import LEDGER, Fleet  # noqa: E402
-from tests.compat.kombu_places import PLACES, Place  # noqa: E402
+from tests.compat.fleet import Fleet  # noqa: E402
+from tests.compat.kombu_places import PLACES, Place, each  # noqa: E402
+from tests.support.beside_celery import BESIDE_CELERY  # noqa: E402
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
-]
+pytestmark = BESIDE_CELERY
 
 LEASE_SECONDS = 2
 TASKS = """
@@ -88,8 +85,7 @@ class Project(Fleet):
             "own": place.options,
             "queue": QUEUE,
         }
-        for name, head in (("their_app", CELERY_APP), ("our_app", QWORKER_APP)):
-            (path / f"{name}.py").write_text(head.format(**values) + LEDGER + TASKS)
+        self.write(TASKS, their_app=CELERY_APP.format(**values), our_app=QWORKER_APP.format(**values))
         self.theirs = celery.Celery("proj", broker=values["url"], set_as_current=False)
         self.theirs.conf.broker_transport_options = values["options"]
         self.theirs.conf.result_backend = f"db+sqlite:///{path}/results.db"
@@ -98,11 +94,10 @@ class Project(Fleet):
         self.ours.conf.update(broker_transport_options=place.options, task_default_queue=QUEUE)
 
     def our_worker(self) -> Any:
-        return self.start("qworker", "start", "-A", "our_app:app", "-c", "1")
+        return super().our_worker("-c", "1")
 
-    def their_worker(self, name: str = "theirs", *options: str) -> Any:
-        options = options or ("-c", "2")
-        return self.start("celery", "-A", "their_app", "worker", "-l", "INFO", "-n", f"{name}@test", *options)
+    def their_worker(self, *options: str, name: str = "theirs") -> Any:
+        return super().their_worker(*(options or ("-c", "2")), name=name)
 
     def count(self, name: str) -> int:
         """How many messages of the default queue are *name*: ready, delayed, leased or dead."""
@@ -119,13 +114,11 @@ class Project(Fleet):
         self.place.clear()
 
 
-def _marked(name: str) -> Any:
-    """One of SQL and the embedded broker are tested always, and the others with the rest of the brokers."""
-    marks = [] if name in ("sqlite", "postgresql") else [pytest.mark.more_brokers]
-    return pytest.param(name, marks=marks)
+ALWAYS = ("sqlite", "postgresql")
+"""One of SQL and the embedded broker."""
 
 
-@pytest.fixture(params=[_marked(name) for name in PLACES])
+@pytest.fixture(params=each(*PLACES, always=ALWAYS))
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
     project = Project(tmp_path, PLACES[request.param](tmp_path))
     yield project
@@ -187,7 +180,7 @@ THOROUGHLY = pytest.mark.parametrize("project", ["sqlite", "postgresql"], indire
 @THOROUGHLY
 def test_a_long_task_stays_its_own(project: Project) -> None:
     """Longer than the lease, in a worker whose loop is busy with it, beside one that would take it."""
-    project.their_worker("busy", "-P", "solo")
+    project.their_worker("-P", "solo", name="busy")
     project.theirs.send_task("proj.slow", (3 * LEASE_SECONDS,))
     project.until(lambda: project.ledger("slow"))
     project.our_worker()
@@ -209,13 +202,13 @@ def test_what_kills_its_process_and_what_is_refused_is_given_up(project: Project
 
 @pytest.mark.parametrize(
     "project",
-    [_marked(name) for name in ("sqlite", "postgresql", "redis", "mysql", "mongodb")],
+    each("sqlite", "postgresql", "redis", "mysql", "mongodb", always=ALWAYS),
     indirect=True,
 )
 def test_the_death_of_a_whole_worker_is_counted(project: Project) -> None:
     """Where leases are ours, and so a death is counted whose process can tell nobody of it."""
     project.theirs.send_task("proj.deadly")
-    doomed = project.their_worker("doomed", "-P", "solo")
+    doomed = project.their_worker("-P", "solo", name="doomed")
     project.until(lambda: doomed.poll() is not None)
     project.their_worker()  # which loses processes of its pool
     project.until(lambda: project.count("dead") == 1)

@@ -4,56 +4,26 @@ the other, and reads what the other returns."""
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta, timezone
-from decimal import Decimal
-from enum import Enum
-from typing import Any, NamedTuple
+from dataclasses import replace
+from datetime import date, timedelta
+from typing import Any
 
 import pytest
 
 celery = pytest.importorskip("celery", reason="the test extra installs it")
 pydantic = pytest.importorskip("pydantic", reason="the test extra installs it")
-redis = pytest.importorskip("redis", reason="the test extra installs it")
+pytest.importorskip("redis", reason="the test extra installs it")
 
 from celery.contrib.testing.worker import start_worker  # noqa: E402
 
-from qworker import QWorker  # noqa: E402
 from tests.compat.sides import logging_kept  # noqa: E402
 from tests.servers import require  # noqa: E402
+from tests.support.beside_celery import BESIDE_CELERY, Pair, redis_results  # noqa: E402
+from tests.support.values import CARRIED, ORDER, PLAIN, Order  # noqa: E402
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = BESIDE_CELERY
 PATIENCE = 30.0
-CARRIED = {
-    "uuid": uuid.UUID(int=7),
-    "decimal": Decimal("1.10"),
-    "aware": datetime(2030, 1, 2, 3, 4, 5, 678, tzinfo=UTC),
-    "offset": datetime(2030, 1, 2, tzinfo=timezone(timedelta(hours=5, minutes=30))),
-    "naive": datetime(2030, 1, 2, 3, 4, 5),
-    "date": date(2030, 1, 2),
-    "time": time(1, 2, 3, 4),
-    "bytes": b"\x00\xff",
-    "text as bytes": "Übermaß".encode(),
-}
-
-
-class Color(Enum):
-    RED = "red"
-
-
-@dataclass
-class Order:
-    number: uuid.UUID
-    wait: timedelta
-    color: Color = Color.RED
 
 
 class Person(pydantic.BaseModel):  # type: ignore[name-defined,misc]
@@ -61,17 +31,8 @@ class Person(pydantic.BaseModel):  # type: ignore[name-defined,misc]
     born: date
 
 
-ORDER = Order(uuid.UUID(int=7), timedelta(hours=1))
-PLAIN = {"number": ORDER.number, "wait": 3600, "color": "red"}
 ADA = Person(name="Ada", born=date(1815, 12, 10))
 PLAIN_ADA = {"name": "Ada", "born": "1815-12-10"}
-
-
-class Pair(NamedTuple):
-    """An app of each, with a worker each, on queues of their own."""
-
-    theirs: Any
-    ours: QWorker
 
 
 def same(value: Any) -> Any:
@@ -84,7 +45,7 @@ def kinds(value: dict[str, Any]) -> list[str]:
 
 def bill(order: Order, wait: timedelta = timedelta(0)) -> Order:
     """The same function in both apps. Celery's gives it plain data."""
-    return Order(order.number, order.wait + wait) if isinstance(order, Order) else order
+    return replace(order, wait=order.wait + wait) if isinstance(order, Order) else order
 
 
 def greet(person: Person) -> Person:
@@ -93,16 +54,15 @@ def greet(person: Person) -> Person:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
-    url, own = require("redis"), uuid.uuid4().hex[:12]
-    options = {"global_keyprefix": f"{own}:"}
-    common = {
-        "broker_url": url, "result_backend": url, "broker_transport_options": options,
-        "result_backend_transport_options": options,
-        "task_routes": {"theirs.*": {"queue": "theirs"}, "ours.*": {"queue": "ours"}},
-    }  # fmt: skip
-    theirs = celery.Celery("pair", set_as_current=False)
-    theirs.conf.update(common, worker_hijack_root_logger=False, task_default_queue="theirs")
-    ours = QWorker("pair", set_as_current=False, **common)
+    """With a worker each, on queues of their own."""
+    results = redis_results()
+    pair = Pair(
+        **results,
+        broker_url=require("redis"),
+        broker_transport_options=results["result_backend_transport_options"],
+        task_routes={"theirs.*": {"queue": "theirs"}, "ours.*": {"queue": "ours"}},
+    )
+    pair.theirs.conf.update(worker_hijack_root_logger=False, task_default_queue="theirs")
     for name, function, more in (
         ("same", same, {}),
         ("kinds", kinds, {}),
@@ -110,21 +70,18 @@ def pair() -> Iterator[Pair]:
         ("greet", greet, {"pydantic": True}),
         ("greet_by_annotation", greet, {}),
     ):
-        for app in (theirs, ours):
+        for app in (pair.theirs, pair.ours):
             for side in ("theirs", "ours"):
-                app.task(name=f"{side}.{name}", **({"shared": False} if app is theirs else {}), **more)(
+                app.task(name=f"{side}.{name}", **({"shared": False} if app is pair.theirs else {}), **more)(
                     function
                 )
     with (
         logging_kept(),
-        start_worker(theirs, perform_ping_check=False, pool="solo", loglevel=logging.CRITICAL),
-        ours.Worker(pool="threads", concurrency=2, queues=["ours"]),
+        start_worker(pair.theirs, perform_ping_check=False, pool="solo", loglevel=logging.CRITICAL),
+        pair.ours.Worker(pool="threads", concurrency=2, queues=["ours"]),
     ):
-        yield Pair(theirs, ours)
-    ours.close()
-    with redis.Redis.from_url(url) as client:
-        for key in client.scan_iter(f"{own}*", count=10_000):
-            client.delete(key)
+        yield pair
+    pair.close()
 
 
 def answers(pair: Pair, name: str, *args: Any) -> list[Any]:
@@ -151,7 +108,7 @@ def test_celery_sends_plain_json_to_a_task_with_annotations(pair: Pair) -> None:
     ours = pair.theirs.tasks["ours.bill"]
     with celery.result.allow_join_result():
         assert ours.delay(PLAIN, 60).get(timeout=PATIENCE) == {**PLAIN, "wait": 3660}
-        texts = {"number": str(ORDER.number), "wait": "PT1H"}
+        texts = {"number": str(ORDER.number), "due": ORDER.due.isoformat(), "wait": "PT1H"}
         assert ours.delay(texts).get(timeout=PATIENCE) == PLAIN
         assert ours.delay(order=texts, wait="PT1M").get(timeout=PATIENCE) == {**PLAIN, "wait": 3660}
         failed = ours.delay({"number": 1})

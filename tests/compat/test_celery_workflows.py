@@ -9,7 +9,6 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,20 +16,17 @@ from typing import Any
 import pytest
 
 celery = pytest.importorskip("celery", reason="the test extra installs it")
-redis = pytest.importorskip("redis", reason="the test extra installs it")
+pytest.importorskip("redis", reason="the test extra installs it")
 
 from celery import canvas as celery_canvas  # noqa: E402
 
 from qworker import QWorker, canvas  # noqa: E402
-from qworker.transports.amqp.link import Link, address_of  # noqa: E402
-from tests.compat.fleet import LEDGER, PATIENCE, Fleet  # noqa: E402
-from tests.servers import require  # noqa: E402
+from tests.compat.fleet import ALONE, PATIENCE, Fleet  # noqa: E402
+from tests.servers import new_prefix, require  # noqa: E402
+from tests.support.beside_celery import BESIDE_CELERY  # noqa: E402
+from tests.support.rabbitmq import forget_queues  # noqa: E402
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
-]
+pytestmark = BESIDE_CELERY
 
 TASKS = """
 def noted(task, value):
@@ -85,15 +81,14 @@ class Mixed(Fleet):
         super().__init__(path)
         self.broker = broker
         self.url, self.results = require(broker), require("redis")
-        self.prefix = f"flow{uuid.uuid4().hex[:10]}."
-        self.theirs, self.ours = f"{self.prefix}theirs", f"{self.prefix}ours"
-        keys = {"global_keyprefix": self.prefix}
+        self.name = f"flow{uuid.uuid4().hex[:10]}"
+        self.theirs, self.ours = f"{self.name}.theirs", f"{self.name}.ours"
+        keys = {"global_keyprefix": new_prefix()}
         settings: dict[str, Any] = {"result_backend_transport_options": keys, "task_default_queue": self.ours}
         if broker == "redis":
             settings["broker_transport_options"] = keys
-        for name, head in (("their_app", CELERY_APP), ("our_app", QWORKER_APP)):
-            text = head.format(url=self.url, results=self.results, settings=settings)
-            (path / f"{name}.py").write_text(text + LEDGER + TASKS)
+        values = {"url": self.url, "results": self.results, "settings": settings}
+        self.write(TASKS, their_app=CELERY_APP.format(**values), our_app=QWORKER_APP.format(**values))
         their_app = celery.Celery("flow", broker=self.url, backend=self.results, set_as_current=False)
         their_app.conf.update(settings)
         self.our_app = QWorker(
@@ -124,13 +119,10 @@ class Mixed(Fleet):
         )
 
     def our_worker(self) -> subprocess.Popen[bytes]:
-        return self.start("qworker", "start", "-A", "our_app:app", "-c", "2", "-Q", self.ours)
+        return super().our_worker("-c", "2", "-Q", self.ours)
 
     def their_worker(self) -> subprocess.Popen[bytes]:
-        return self.start(
-            "celery", "-A", "their_app", "worker", "-l", "INFO", "-P", "solo", "-n", f"{self.prefix}@test",
-            "-Q", self.theirs, "--without-mingle", "--without-gossip",
-        )  # fmt: skip
+        return super().their_worker(*ALONE, "-Q", self.theirs, name=self.name)
 
     def value(self, task_id: str) -> Any:
         """The value of a call, or the exception."""
@@ -146,17 +138,8 @@ class Mixed(Fleet):
         self.kill()
         for sender in self.senders.values():
             sender.app.close()
-        with redis.Redis.from_url(self.results) as client:
-            for key in client.scan_iter(f"{self.prefix}*", count=10_000):
-                client.delete(key)
         if self.broker == "rabbitmq":
-            link = Link(address_of(self.url), 5.0)
-            channel = link.channel()
-            for name in (self.theirs, self.ours):
-                with suppress(Exception):
-                    link.call(channel.queue_delete, name)
-                    link.call(channel.exchange_delete, name)
-            link.close()
+            forget_queues(self.url, self.theirs, self.ours)
 
 
 @pytest.fixture(params=["redis", "rabbitmq"], scope="module")

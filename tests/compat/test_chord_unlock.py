@@ -5,44 +5,34 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-celery = pytest.importorskip("celery", reason="the test extra installs it")
+pytest.importorskip("celery", reason="the test extra installs it")
 
-from celery import chain, chord, group  # noqa: E402
-from celery.exceptions import ChordError  # noqa: E402
+from celery import chain, chord, group
+from celery.exceptions import ChordError
 
-from qworker import QWorker  # noqa: E402
-from qworker.worker import Worker  # noqa: E402
-from tests.compat.test_celery_results import ask_postgresql, clean  # noqa: E402
-from tests.servers import require  # noqa: E402
-from tests.support.waiting import PATIENCE, until  # noqa: E402
+from tests.support.beside_celery import BESIDE_CELERY, Pair, queue_on, results_in
+from tests.support.waiting import PATIENCE, until
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = BESIDE_CELERY
 
 
 def never_run(*args: Any) -> None:
     """What Celery has of each task: its worker is not there."""
 
 
-class Pair:
+class Unlocking(Pair):
     """A producer of Celery's, and our app with the tasks."""
 
     def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self.told: list[Any] = []
         self.ran: list[str] = []
-        self.theirs = celery.Celery("unlock", set_as_current=False)
-        self.theirs.conf.update(settings)
-        self.ours = QWorker("unlock", set_as_current=False, **settings)
         task = self.ours.task
 
         @task(name="add")
@@ -76,42 +66,28 @@ class Pair:
 
 
 @pytest.fixture(params=["redis, sqlite", "rabbitmq, postgresql"])
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Unlocking]:
     broker, _, results = request.param.partition(", ")
-    own = uuid.uuid4().hex[:12]
-    if results == "sqlite":
-        url = f"db+sqlite:///{tmp_path}/results.db"
-    else:
-        ask_postgresql(f"CREATE SCHEMA compat_{own}")
-        url = require("postgresql").replace("postgresql://", "db+postgresql+psycopg://")
-        url += f"?options=-csearch_path%3Dcompat_{own}"
-    made = Pair(
-        broker_url=require(broker),
-        result_backend=url,
-        task_default_queue=f"unlock-{own}",
-        result_chord_retry_interval=0.2,
-    )
-    worker = Worker(made.ours, pool="threads", concurrency=1)
-    worker.start()
-    yield made
-    worker.stop()
-    made.ours.broker.admin.purge(f"unlock-{own}")
-    made.theirs.close()
-    made.ours.close()
-    clean(results, own)
+    with (
+        queue_on(broker) as queue,
+        results_in(results, tmp_path) as store,
+        closing(Unlocking(result_chord_retry_interval=0.2, **queue, **store)) as pair,
+        pair.ours.Worker(pool="threads", concurrency=1),
+    ):
+        yield pair
 
 
 def value(result: Any) -> Any:
     return result.get(timeout=2 * PATIENCE, interval=0.05, follow_parents=False)
 
 
-def test_the_body_gets_the_values(pair: Pair) -> None:
+def test_the_body_gets_the_values(pair: Unlocking) -> None:
     result = chord([pair.s("add", n, n) for n in range(4)], app=pair.theirs)(pair.s("lists"))
     assert value(result) == [0, 2, 4, 6]
     assert pair.ran.count("lists") == 1
 
 
-def test_in_workflows(pair: Pair) -> None:
+def test_in_workflows(pair: Unlocking) -> None:
     work = chain(
         pair.s("add", 1, 1),
         group([pair.s("add", 1), pair.s("add", 2) | pair.s("add", 3)], app=pair.theirs),
@@ -125,7 +101,7 @@ def test_in_workflows(pair: Pair) -> None:
     assert value(outer(pair.s("lists"))) == [6, 10]
 
 
-def test_a_slow_member_is_waited_for_in_the_broker(pair: Pair) -> None:
+def test_a_slow_member_is_waited_for_in_the_broker(pair: Unlocking) -> None:
     """With one slot, which the task that looks does not keep from the others."""
     header = [pair.s("add", 1, 1), pair.s("add", 2, 2).set(countdown=1.5)]
     result = chord(header, app=pair.theirs)(pair.s("lists"))
@@ -135,7 +111,7 @@ def test_a_slow_member_is_waited_for_in_the_broker(pair: Pair) -> None:
     assert pair.ran.count("lists") == 1
 
 
-def test_a_member_that_fails_fails_the_body_which_is_told_once(pair: Pair) -> None:
+def test_a_member_that_fails_fails_the_body_which_is_told_once(pair: Unlocking) -> None:
     body = pair.s("total").on_error(pair.s("told")).set(task_id=uuid.uuid4().hex)
     result = chord([pair.s("add", 1, 1), pair.s("fail")], app=pair.theirs)(body | pair.s("add", 1))
     with pytest.raises(ChordError, match=r"Dependency .* raised ValueError\('no'\)"):
@@ -147,7 +123,7 @@ def test_a_member_that_fails_fails_the_body_which_is_told_once(pair: Pair) -> No
     assert "total" not in pair.ran
 
 
-def test_it_looks_as_often_as_it_was_told(pair: Pair) -> None:
+def test_it_looks_as_often_as_it_was_told(pair: Unlocking) -> None:
     work = chord([pair.s("add", 1, 1), pair.s("add", 2, 2).set(countdown=3600)], app=pair.theirs)
     with pytest.raises(ChordError, match="chord_unlock could not be retried: MaxRetriesExceeded"):
         value(work(pair.s("total"), interval=0.1, max_retries=2))

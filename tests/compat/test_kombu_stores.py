@@ -13,7 +13,7 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import OperationalError
 
 from qworker.transports import register
-from tests.compat.kombu_places import PLACES
+from tests.compat.kombu_places import PLACES, each
 
 pytestmark = pytest.mark.compat
 
@@ -21,12 +21,7 @@ Connect = Callable[[], Connection]
 PATIENCE = 60.0
 
 
-def _marked(name: str) -> Any:
-    marks = [] if name in ("sqlite", "postgresql", "nats") else [pytest.mark.more_brokers]
-    return pytest.param(name, marks=marks)
-
-
-@pytest.fixture(params=[_marked(name) for name in PLACES])
+@pytest.fixture(params=each(*PLACES, always=("sqlite", "postgresql", "nats")))
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
     register()
     place = PLACES[request.param](tmp_path)

@@ -23,13 +23,10 @@ from qworker.errors import Replaced  # noqa: E402
 from qworker.message.protocol import Body  # noqa: E402
 from tests.compat.canvas_cases import app_in_use, message, namespace, renamed  # noqa: E402
 from tests.servers import URLS, new_prefix, require  # noqa: E402
+from tests.support.beside_celery import BESIDE_CELERY  # noqa: E402
 from tests.support.stores import KeepingStore  # noqa: E402
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
-]
+pytestmark = BESIDE_CELERY
 
 RESULTS = {"global_keyprefix": new_prefix()}
 SIGNATURES: dict[str, Callable[[Any], Any]] = {

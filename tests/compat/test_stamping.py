@@ -20,13 +20,10 @@ from qworker import QWorker, canvas  # noqa: E402
 from qworker.context import Context  # noqa: E402
 from tests.compat.canvas_cases import CASES, app_in_use, failing, linked, namespace  # noqa: E402
 from tests.servers import new_prefix, require  # noqa: E402
+from tests.support.beside_celery import BESIDE_CELERY  # noqa: E402
 from tests.support.stores import KeepingStore  # noqa: E402
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
-]
+pytestmark = BESIDE_CELERY
 
 
 class Telling:

@@ -5,10 +5,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta, timezone
-from decimal import Decimal
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -18,37 +14,13 @@ from qworker import QWorker, chord, group
 from qworker.errors import InvalidSchedule, InvalidValue
 from qworker.testing import StepWorker
 from tests.servers import prefix_of, require
+from tests.support import values
+from tests.support.rabbitmq import forget_queues
+from tests.support.values import ORDER, PLAIN, Order
 
 pytestmark = pytest.mark.integration
 
-CARRIED: dict[str, Any] = {
-    "uuid": uuid.UUID(int=7),
-    "decimal": Decimal("1.10"),
-    "aware": datetime(2030, 1, 2, 3, 4, 5, 678, tzinfo=UTC),
-    "offset": datetime(2030, 1, 2, tzinfo=timezone(timedelta(hours=5, minutes=30))),
-    "naive": datetime(2030, 1, 2, 3, 4, 5),
-    "date": date(2030, 1, 2),
-    "time": time(1, 2, 3, 4),
-    "bytes": b"\x00\xff",
-    "text as bytes": "Übermaß".encode(),
-}
-CARRIED["all of them"] = {"a": [dict(CARRIED)], "b": list(CARRIED.values())}
-
-
-class Color(Enum):
-    RED = "red"
-
-
-@dataclass
-class Order:
-    number: uuid.UUID
-    due: datetime
-    wait: timedelta
-    color: Color = Color.RED
-
-
-ORDER = Order(uuid.UUID(int=7), datetime(2030, 1, 2, tzinfo=UTC), timedelta(hours=1))
-PLAIN = {"number": ORDER.number, "due": ORDER.due, "wait": 3600, "color": "red"}
+CARRIED = {**values.CARRIED, "all of them": {"a": [values.CARRIED], "b": list(values.CARRIED.values())}}
 
 PLACES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "sqlite": lambda path: {"broker": f"sqlite:///{path}/q.db"},
@@ -102,6 +74,8 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[QWorker]:
         with made.Worker(pool="threads", concurrency=2, queues=[queue]):
             yield made
         made.broker.admin.purge(queue)
+        if request.param.startswith("rabbitmq"):
+            forget_queues(made.conf.broker_url, queue)
 
 
 def answer(work: Any, *args: Any, **options: Any) -> Any:
