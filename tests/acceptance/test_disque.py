@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,7 +13,11 @@ from tests.acceptance.brokers import Options, RemoteSite
 from tests.acceptance.disque_servers import Disque
 from tests.acceptance.invariants import check
 from tests.acceptance.ledger import STARTED
-from tests.acceptance.together import repeated
+from tests.acceptance.together import (
+    a_long_task_is_not_run_again,
+    a_stop_gives_back,
+    everything_runs_exactly_once,
+)
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -40,46 +43,18 @@ def remote(server: Disque, tmp_path: Path) -> Iterator[RemoteSite]:
 
 def test_nothing_happens(remote: RemoteSite, server: Disque) -> None:
     """All runs once, and is acknowledged; what is due later waits in Disque."""
-    worker = remote.start()
-    remote.send_many("work", [(number,) for number in range(60)])
-    remote.send_many("work_async", [(number, 0.01) for number in range(10)])
-    for number in range(5):
-        remote.send("work", number, countdown=2.5)
-        remote.send("flaky", 2)
-        remote.send("once", number)
-    remote.drained()
-    worker.stop()
-    check(remote)
+    everything_runs_exactly_once(remote, calls=60, later=2.5)
     assert server.counts("celery") == (0, 0)
-    per_id = [len(remote.records(id, STARTED)) for id in remote.sent if remote.sent[id][0] != "flaky"]
-    assert per_id == [1] * len(per_id)
-    assert worker.log.count("ERROR") == worker.log.count("WARNING") == 0, worker.log
-    assert set(remote.states().values()) == {"SUCCESS"}
 
 
 @pytest.mark.slow
 def test_a_task_may_be_longer_than_the_retry_time(remote: RemoteSite) -> None:
-    """A live worker says that it works on it, also while it stops."""
-    first = remote.start()
-    ids = [remote.send("work", number, 9.0) for number in range(2)]
-    remote.started(*ids)
-    second = remote.start(name="two")
-    first.signal(signal.SIGTERM)
-    assert first.wait() == 0
-    remote.drained()
-    second.stop()
-    check(remote)
-    assert repeated(remote) == 0
+    a_long_task_is_not_run_again(remote, 9.0)
 
 
 def test_a_stop_gives_back_what_has_not_started(remote: RemoteSite, server: Disque) -> None:
-    ids = [remote.send("work", number, 1.0) for number in range(8)]
-    worker = remote.start()
-    remote.until(lambda: len(remote.records(kind=STARTED)) == 2, "tasks to start")
-    worker.stop()
-    ran = len(remote.records(kind=STARTED))
-    assert ran < len(ids)
-    assert server.counts("celery") == (len(ids) - ran, 0), "at once, and not after the retry time"
+    given_back = a_stop_gives_back(remote)
+    assert server.counts("celery") == (given_back, 0), "at once, and not after the retry time"
 
 
 def test_faults_on_the_wire_lose_nothing(remote: RemoteSite, server: Disque) -> None:

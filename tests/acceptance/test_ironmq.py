@@ -3,7 +3,6 @@ not."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +13,12 @@ from tests.acceptance.brokers import Options, RemoteSite
 from tests.acceptance.invariants import check
 from tests.acceptance.ironmq_process import IronProcess
 from tests.acceptance.ledger import STARTED
-from tests.acceptance.together import repeated
+from tests.acceptance.together import (
+    a_stop_gives_back,
+    all_went_well,
+    repeated,
+    work_goes_on_when_it_is_back,
+)
 from tests.support.ironmq_server import TOKEN
 
 pytestmark = [
@@ -55,23 +59,15 @@ def test_nothing_happens(remote: RemoteSite, server: IronProcess) -> None:
     worker.stop()
     check(remote)
     assert server.size("celery") == 0
-    per_id = [len(remote.records(id, STARTED)) for id in remote.sent if remote.sent[id][0] != "flaky"]
-    assert per_id == [1] * len(per_id)
-    assert worker.log.count("ERROR") == worker.log.count("WARNING") == 0, worker.log
+    all_went_well(remote, worker)
     assert TOKEN not in worker.log
     calls = {name: number - before.get(name, 0) for name, number in after.items()}
     assert sum(calls.values()) < 0.4 * 400, calls
 
 
 def test_a_stop_gives_back_what_has_not_started(remote: RemoteSite, server: IronProcess) -> None:
-    ids = [remote.send("work", number, 1.0) for number in range(8)]
-    worker = remote.start()
-    remote.until(lambda: len(remote.records(kind=STARTED)) == 2, "tasks to start")
-    began = time.monotonic()
-    worker.stop()
-    assert time.monotonic() - began < 6.0, "it does not wait for the end of a long poll"
-    ran = len(remote.records(kind=STARTED))
-    assert server.size("celery") == len(ids) - ran > 0
+    given_back = a_stop_gives_back(remote, within=6.0)
+    assert server.size("celery") == given_back
     second = remote.start(name="two")
     remote.drained(seconds=20.0)  # and not after 30 s, when what is reserved would come back
     second.stop()
@@ -85,10 +81,5 @@ def test_the_broker_errs_and_forgets_all(remote: RemoteSite, server: IronProcess
         remote.ended(remote.send("work", 1))
     server.kill()
     server.lose()
-    remote.until(lambda: "does not answer" in worker.log, "it to notice")
-    server.start()
-    remote.client.broker.close()
-    remote.ended(remote.send("work", 2))
-    remote.drained()
-    worker.stop()
+    work_goes_on_when_it_is_back(remote, worker, server)
     assert TOKEN not in worker.log

@@ -4,18 +4,16 @@ not."""
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.acceptance.brokers import RemoteSite, Stream
-from tests.acceptance.invariants import check
-from tests.acceptance.ledger import STARTED
+from tests.acceptance.brokers import RemoteSite
 from tests.acceptance.mongodb_process import Mongo
 from tests.acceptance.private_servers import free_port
+from tests.acceptance.together import everything_runs_exactly_once, nothing_is_lost_when_the_server_is_killed
 from tests.contract.place_mongodb import database_url, mongo_client
 from tests.servers import require, start_mongodb
 
@@ -37,19 +35,7 @@ def remote(tmp_path: Path) -> Iterator[RemoteSite]:
 
 
 def test_nothing_happens(remote: RemoteSite) -> None:
-    worker = remote.start()
-    remote.send_many("work", [(number,) for number in range(30)])
-    for number in range(3):
-        remote.send("work", number, countdown=1.5)
-        remote.send("flaky", 2)
-        remote.send("once", number)
-    remote.drained()
-    worker.stop()
-    check(remote)
-    per_id = [len(remote.records(id, STARTED)) for id in remote.sent if remote.sent[id][0] != "flaky"]
-    assert per_id == [1] * len(per_id)
-    assert worker.log.count("ERROR") == worker.log.count("WARNING") == 0, worker.log
-    assert set(remote.states().values()) == {"SUCCESS"}
+    everything_runs_exactly_once(remote, calls=30, later=1.5)
 
 
 def test_the_server_starts_again_without_its_data(tmp_path: Path) -> None:
@@ -79,28 +65,15 @@ def test_another_becomes_primary_with_work_in_flight(tmp_path: Path) -> None:
         return start_mongodb("--port", str(ports[number]), "--member", other, *file)[0]
 
     url = f"mongodb://{','.join(addresses)}/test?replicaSet=rs0&connectTimeoutMS=30000"
-    primary = member(0)
+    members = [member(0)]
+
+    def end() -> None:
+        members[-1].kill()
+        members[-1].wait()
+
     try:
         with RemoteSite(tmp_path, url, url, url, worker_lease_seconds=3.0) as site:
-            worker = site.start()
-            go = site.path / "go"
-            later = site.send("work", 1, countdown=6.0)
-            running = site.send("until_file", str(go))
-            site.started(running)
-            stream = Stream(site)
-            site.until(lambda: len(site.records(kind=STARTED)) > 20, "tasks to start")
-            primary.kill()
-            primary.wait()
-            time.sleep(0.5)  # so long an election takes at least
-            primary = member(1)
-            known = len(site.sent)
-            site.until(lambda: len(site.sent) > known + 20, "calls to be accepted again")
-            stream.stop()
-            go.touch()
-            site.ended(later, site.send("work", 99))
-            site.drained()
-            worker.stop()
-            check(site)
+            # An election takes at least as long as nobody is there.
+            nothing_is_lost_when_the_server_is_killed(site, end, lambda: members.append(member(1)))
     finally:
-        primary.kill()
-        primary.wait()
+        end()

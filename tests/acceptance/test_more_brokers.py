@@ -20,16 +20,15 @@ import pytest
 
 from qworker.cli.demo import driver, tasks
 from qworker.cli.demo.analysis import choose_files, write_samples
-from tests.acceptance.brokers import Options, RemoteSite, Stream
+from tests.acceptance.brokers import Options, RemoteSite
 from tests.acceptance.disque_servers import Disque
 from tests.acceptance.invariants import check
 from tests.acceptance.ironmq_process import IronProcess
-from tests.acceptance.ledger import STARTED
 from tests.acceptance.mongodb_process import Mongo
 from tests.acceptance.nats_server import Nats
 from tests.acceptance.processes import gone, kill
 from tests.acceptance.sqs_server import REGION, Sqs
-from tests.acceptance.together import repeated
+from tests.acceptance.together import nothing_is_lost_when_the_server_is_killed, repeated
 from tests.contract.place_mongodb import database_url, mongo_client
 from tests.support.ironmq_server import TOKEN
 
@@ -198,28 +197,10 @@ def test_a_child_is_killed_with_work_in_flight(remote: RemoteSite) -> None:
 
 @of(*(name for name, kind in KINDS.items() if kind.lasting))
 def test_the_server_is_killed_under_load(kind: str, tmp_path: Path) -> None:
-    """Its store is kept: what ran goes on, what was accepted is there, nothing is lost."""
     lasting = KINDS[kind].lasting
     assert lasting is not None
     with closing(lasting()) as server, site_on(kind, server.url, tmp_path) as remote:
-        worker = remote.start()
-        go = remote.path / "go"
-        later = remote.send("work", 1, countdown=6.0)
-        running = remote.send("until_file", str(go))
-        remote.started(running)
-        stream = Stream(remote)
-        remote.until(lambda: len(remote.records(kind=STARTED)) > 20, "tasks to start")
-        server.kill()
-        time.sleep(0.5)  # it stays away
-        server.start()
-        known = len(remote.sent)
-        remote.until(lambda: len(remote.sent) > known + 20, "calls to be accepted again")
-        stream.stop()
-        go.touch()
-        remote.ended(later, remote.send("work", 99))
-        remote.drained()
-        worker.stop()
-        check(remote)
+        nothing_is_lost_when_the_server_is_killed(remote, server.kill, server.start)
 
 
 @of(*KINDS)

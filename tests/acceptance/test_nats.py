@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,11 +10,17 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.brokers import RemoteSite
-from tests.acceptance.harness import WorkerProcess
 from tests.acceptance.invariants import check
 from tests.acceptance.ledger import STARTED
 from tests.acceptance.nats_server import Nats
-from tests.acceptance.together import repeated
+from tests.acceptance.together import (
+    a_long_task_is_not_run_again,
+    a_stop_gives_back,
+    everything_runs_exactly_once,
+    repeated,
+    stops,
+    work_goes_on_when_it_is_back,
+)
 
 pytestmark = [
     pytest.mark.acceptance,
@@ -39,42 +44,15 @@ def remote(server: Nats, tmp_path: Path) -> Iterator[RemoteSite]:
         yield site
 
 
-def clean(worker: WorkerProcess) -> None:
-    assert worker.log.count("ERROR") == worker.log.count("WARNING") == 0, worker.log
-
-
 def test_nothing_happens(remote: RemoteSite, server: Nats) -> None:
     """All runs once, and is deleted; what is due later is held by the server."""
-    worker = remote.start()
-    remote.send_many("work", [(number,) for number in range(60)])
-    remote.send_many("work_async", [(number, 0.01) for number in range(10)])
-    for number in range(5):
-        remote.send("work", number, countdown=2.5)
-        remote.send("flaky", 2)
-        remote.send("once", number)
-    remote.drained()
-    worker.stop()
-    check(remote)
+    everything_runs_exactly_once(remote, calls=60, later=2.5)
     assert server.counts("celery") == (0, 0)
-    per_id = [len(remote.records(id, STARTED)) for id in remote.sent if remote.sent[id][0] != "flaky"]
-    assert per_id == [1] * len(per_id)
-    clean(worker)
-    assert set(remote.states().values()) == {"SUCCESS"}
 
 
 @pytest.mark.slow
 def test_a_task_may_be_longer_than_the_lease(remote: RemoteSite) -> None:
-    """A live worker goes on renewing what it runs, also while it stops."""
-    first = remote.start()
-    ids = [remote.send("work", number, 3 * LEASE_SECONDS) for number in range(2)]
-    remote.started(*ids)
-    second = remote.start(name="two")
-    first.signal(signal.SIGTERM)
-    assert first.wait() == 0
-    remote.drained()
-    second.stop()
-    check(remote)
-    assert repeated(remote) == 0
+    a_long_task_is_not_run_again(remote, 3 * LEASE_SECONDS)
 
 
 def test_what_is_due_later_outlives_worker_and_server(remote: RemoteSite, server: Nats) -> None:
@@ -96,20 +74,14 @@ def test_what_is_due_later_outlives_worker_and_server(remote: RemoteSite, server
 
 
 def test_a_stop_is_prompt_and_gives_back_what_has_not_started(remote: RemoteSite) -> None:
-    ids = [remote.send("work", number, 1.0) for number in range(8)]
-    worker = remote.start()
-    remote.until(lambda: len(remote.records(kind=STARTED)) == 2, "tasks to start")
-    worker.stop()
+    a_stop_gives_back(remote)
     ran = len(remote.records(kind=STARTED))
-    assert ran < len(ids)
     second = remote.start(name="two")
     began = time.monotonic()
     remote.until(lambda: len(remote.records(kind=STARTED)) > ran, "the next to start")
     assert time.monotonic() - began < 4.0, "at once, and not after the lease"
     remote.drained()
-    began = time.monotonic()
-    second.stop()
-    assert time.monotonic() - began < 4.0, "it does not wait for the end of a long poll"
+    stops(second, within=4.0)
     check(remote)
     assert repeated(remote) == 0
 
@@ -119,12 +91,7 @@ def test_the_server_was_away_and_has_forgotten_all(remote: RemoteSite, server: N
     remote.ended(remote.send("work", 1))
     server.kill()
     server.lose()
-    remote.until(lambda: "does not answer" in worker.log, "it to notice")
-    server.start()
-    remote.client.broker.close()
-    remote.ended(remote.send("work", 2))
-    remote.drained()
-    worker.stop()
+    work_goes_on_when_it_is_back(remote, worker, server)
 
 
 def test_a_revocation_reaches_workers_that_start_later(remote: RemoteSite) -> None:

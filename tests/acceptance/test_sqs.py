@@ -3,7 +3,6 @@ not."""
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,9 +14,14 @@ import pytest
 from tests.acceptance.brokers import Options, RemoteSite
 from tests.acceptance.harness import WorkerProcess
 from tests.acceptance.invariants import check
-from tests.acceptance.ledger import STARTED
 from tests.acceptance.sqs_server import REGION, Sqs
-from tests.acceptance.together import repeated
+from tests.acceptance.together import (
+    a_long_task_is_not_run_again,
+    a_stop_gives_back,
+    everything_runs_exactly_once,
+    stops,
+    work_goes_on_when_it_is_back,
+)
 from tests.support.sqs_faults import SqsFaults
 
 CALLS = ("SendMessageBatch", "ReceiveMessage", "DeleteMessageBatch", "ChangeMessageVisibilityBatch")
@@ -48,36 +52,13 @@ def processor_seconds(worker: WorkerProcess) -> float:
 
 def test_nothing_happens(remote: RemoteSite, server: Sqs) -> None:
     """All runs once, and is deleted; what is due later is held by SQS."""
-    worker = remote.start()
-    remote.send_many("work", [(number,) for number in range(60)])
-    remote.send_many("work_async", [(number, 0.01) for number in range(10)])
-    for number in range(5):
-        remote.send("work", number, countdown=2.5)
-        remote.send("flaky", 2)
-        remote.send("once", number)
-    remote.drained()
-    worker.stop()
-    check(remote)
+    everything_runs_exactly_once(remote, calls=60, later=2.5)
     assert server.counts("celery") == (0, 0, 0)
-    per_id = [len(remote.records(id, STARTED)) for id in remote.sent if remote.sent[id][0] != "flaky"]
-    assert per_id == [1] * len(per_id)
-    assert worker.log.count("ERROR") == worker.log.count("WARNING") == 0, worker.log
-    assert set(remote.states().values()) == {"SUCCESS"}
 
 
 @pytest.mark.slow
 def test_a_task_may_be_longer_than_the_visibility_timeout(remote: RemoteSite) -> None:
-    """A live worker goes on hiding what it runs, also while it stops."""
-    first = remote.start()
-    ids = [remote.send("work", number, 13.0) for number in range(2)]
-    remote.started(*ids)
-    second = remote.start(name="two")
-    first.signal(signal.SIGTERM)
-    assert first.wait() == 0
-    remote.drained()
-    second.stop()
-    check(remote)
-    assert repeated(remote) == 0
+    a_long_task_is_not_run_again(remote, 13.0)
 
 
 def test_what_is_due_later_waits_in_sqs(remote: RemoteSite, server: Sqs) -> None:
@@ -94,19 +75,12 @@ def test_what_is_due_later_waits_in_sqs(remote: RemoteSite, server: Sqs) -> None
 def test_a_stop_is_prompt(remote: RemoteSite) -> None:
     worker = remote.start()
     worker.wait_pool()
-    began = time.monotonic()
-    worker.stop()
-    assert time.monotonic() - began < 4.0, "it does not wait for the end of a long poll"
+    stops(worker, within=4.0)
 
 
 def test_a_stop_gives_back_what_has_not_started(remote: RemoteSite, server: Sqs) -> None:
-    ids = [remote.send("work", number, 1.0) for number in range(8)]
-    worker = remote.start()
-    remote.until(lambda: len(remote.records(kind=STARTED)) == 2, "tasks to start")
-    worker.stop()
-    ran = len(remote.records(kind=STARTED))
-    assert ran < len(ids)
-    assert server.counts("celery") == (len(ids) - ran, 0, 0), "at once, and not after the visibility timeout"
+    given_back = a_stop_gives_back(remote)
+    assert server.counts("celery") == (given_back, 0, 0), "at once, and not after the visibility timeout"
 
 
 @pytest.mark.slow
@@ -128,12 +102,7 @@ def test_the_broker_was_away_and_has_forgotten_all(remote: RemoteSite, server: S
     worker = remote.start()
     remote.ended(remote.send("work", 1))
     server.kill()
-    remote.until(lambda: "does not answer" in worker.log, "it to notice")
-    server.start()
-    remote.client.broker.close()
-    remote.ended(remote.send("work", 2))
-    remote.drained()
-    worker.stop()
+    work_goes_on_when_it_is_back(remote, worker, server)
 
 
 def test_a_bad_day(server: Sqs, tmp_path: Path) -> None:

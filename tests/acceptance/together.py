@@ -10,9 +10,11 @@ import signal
 import time
 from collections.abc import Callable
 
-from tests.acceptance.harness import Site
+from tests.acceptance.brokers import RemoteSite, Stream
+from tests.acceptance.harness import PATIENCE, Site, WorkerProcess
 from tests.acceptance.invariants import MOST_HELD, check
 from tests.acceptance.ledger import ENDED, STARTED
+from tests.acceptance.private_servers import Server
 from tests.acceptance.processes import gone, kill
 
 A_DAY = 86400
@@ -25,24 +27,98 @@ def repeated(site: Site) -> int:
     return len(starts) - len(set(starts))
 
 
-def everything_runs_exactly_once(site: Site) -> None:
-    """The anchor: without a fault all is clean."""
+def everything_runs_exactly_once(site: Site, calls: int = 300, later: float = 0.5) -> None:
+    """The anchor: without a fault all is clean. calls: of the plainest task. later: seconds until some others
+    are due."""
     worker = site.start()
-    site.send_many("work", [(number,) for number in range(300)])
-    site.send_many("work_async", [(number, 0.01) for number in range(50)])
+    site.send_many("work", [(number,) for number in range(calls)])
+    site.send_many("work_async", [(number, 0.01) for number in range(calls // 6)])
     for number in range(10):
         site.send("work", number, 0.01)
-        site.send("work", number, countdown=0.5)
+        site.send("work", number, countdown=later)
         site.send("flaky", 2)
         site.send("once", number)
     site.drained()
     site.ended(*site.sent)  # what is acked first is not in the store when it runs
     worker.stop()
     check(site)
+    all_went_well(site, worker)
+
+
+def all_went_well(site: Site, worker: WorkerProcess) -> None:
+    """Each call has succeeded, at its only start if it is not to be tried again. *worker* has complained of
+    nothing."""
     per_id = [len(site.records(id, STARTED)) for id in site.sent if site.sent[id][0] != "flaky"]
     assert per_id == [1] * len(per_id)
     assert worker.log.count("ERROR") == worker.log.count("WARNING") == 0, worker.log
     assert set(site.states().values()) == {"SUCCESS"}
+
+
+def a_long_task_is_not_run_again(site: Site, seconds: float) -> None:
+    """A live worker keeps what runs for longer than its lease, also while it stops."""
+    first = site.start()
+    ids = [site.send("work", number, seconds) for number in range(2)]
+    site.started(*ids)
+    second = site.start(name="two")
+    first.signal(signal.SIGTERM)
+    assert first.wait() == 0
+    site.drained()
+    second.stop()
+    check(site)
+    assert repeated(site) == 0
+
+
+def a_stop_gives_back(site: Site, within: float = PATIENCE) -> int:
+    """A worker is stopped before it has run all. Returns how many messages it has not started. within: as
+    stops()."""
+    ids = [site.send("work", number, 1.0) for number in range(8)]
+    worker = site.start()
+    site.until(lambda: len(site.records(kind=STARTED)) == 2, "tasks to start")
+    stops(worker, within)
+    ran = len(site.records(kind=STARTED))
+    assert ran < len(ids)
+    return len(ids) - ran
+
+
+def stops(worker: WorkerProcess, within: float) -> None:
+    """Within so many seconds."""
+    began = time.monotonic()
+    worker.stop()
+    assert time.monotonic() - began < within, "it does not wait for the end of a long poll"
+
+
+def work_goes_on_when_it_is_back(site: Site, worker: WorkerProcess, server: Server) -> None:
+    """*server* was killed and has forgotten all. *worker* runs what is sent when it is there again."""
+    site.until(lambda: "does not answer" in worker.log, "it to notice")
+    server.start()
+    site.client.broker.close()
+    site.ended(site.send("work", 2))
+    site.drained()
+    worker.stop()
+
+
+def nothing_is_lost_when_the_server_is_killed(
+    site: RemoteSite, kill_it: Callable[[], None], start_it: Callable[[], None]
+) -> None:
+    """Under load; the server keeps its store. What ran goes on, and what was accepted is there."""
+    worker = site.start()
+    go = site.path / "go"
+    later = site.send("work", 1, countdown=6.0)
+    running = site.send("until_file", str(go))
+    site.started(running)
+    stream = Stream(site)
+    site.until(lambda: len(site.records(kind=STARTED)) > 20, "tasks to start")
+    kill_it()
+    time.sleep(0.5)  # it stays away
+    start_it()
+    known = len(site.sent)
+    site.until(lambda: len(site.sent) > known + 20, "calls to be accepted again")
+    stream.stop()
+    go.touch()
+    site.ended(later, site.send("work", 99))
+    site.drained()
+    worker.stop()
+    check(site)
 
 
 def little_runs_again_when_workers_are_killed_at_full_speed(site: Site) -> None:
