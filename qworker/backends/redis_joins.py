@@ -44,7 +44,7 @@ from qworker.transports.redis.join_rows import (
     part_arguments,
     unpack_part,
 )
-from qworker.transports.redis.sender import RedisSender
+from qworker.transports.redis.sender import PUBLISH, RedisSender
 
 KEPT_SECONDS = 86400.0
 """For how long a join that is overdue is kept for a worker that claims it."""
@@ -195,7 +195,7 @@ _FINISH = Script(
     _CLAIMED
     + """
 -- ARGV: prefix, join, token, now, for how many seconds at least and where joins never expire it is
--- remembered that this one was finished, and what is to be published: command, key, number of values, values.
+-- remembered that this one was finished, and what is to be published.
 if not ours then return 0 end
 local kept = tonumber(ARGV[5])
 if found[2] and ARGV[7] ~= '' then
@@ -207,13 +207,9 @@ else
 end
 kept = math.ceil(kept)
 local i = 8
-while i <= #ARGV do
-  local last = i + 2 + tonumber(ARGV[i + 2])
-  for at = i + 3, last, 4000 do
-    redis.call(ARGV[i], ARGV[i + 1], unpack(ARGV, at, math.min(at + 3999, last)))
-  end
-  i = last + 1
-end
+"""
+    + PUBLISH
+    + """
 redis.call('ZREM', INDEX, join)
 redis.call('UNLINK', join_key(P, join), parts_key(P, join), added_key(P, join))
 if found[2] then
@@ -357,8 +353,7 @@ class RedisJoins(Joins):
         commands: list[Any] = []
         if here and envelopes:
             assert isinstance(sender, RedisSender)
-            for command, key, values in sender.commands(envelopes):
-                commands += (command, key, len(values), *values)
+            commands = sender.commands(envelopes)
         elif not here:
             until = self._clock.now() + PUSH_SECONDS
             if not self._call(_EXTEND, join.id, join.token, repr(until), math.ceil(PUSH_SECONDS)):

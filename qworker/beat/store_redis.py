@@ -35,7 +35,7 @@ from qworker.interrupts import deferred, let_pass
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Sender
 from qworker.transports.redis.connection import Link, Links, Script
-from qworker.transports.redis.sender import RedisSender
+from qworker.transports.redis.sender import PUBLISH, RedisSender
 from qworker.transports.redis.url import Endpoint, endpoint
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ _FIRE = Script(
     _PRELUDE
     + """
 -- ARGV: prefix, holder, generation, number of slots, whether they are pending; name, due and value of each;
--- number of states; name and state of each; then what is published: command, key, number of values, values.
+-- number of states; name and state of each; then what is published.
 if not ours(ARGV[2], ARGV[3]) then return over() end
 local slots, pending, i = tonumber(ARGV[4]), ARGV[5] == '1', 6
 for n = 1, slots do
@@ -166,15 +166,9 @@ for n = 1, states do
   redis.call('HSET', P .. 'states', ARGV[i], ARGV[i + 1])
   i = i + 2
 end
-while i <= #ARGV do
-  local last = i + 2 + tonumber(ARGV[i + 2])
-  for at = i + 3, last, 4000 do
-    redis.call(ARGV[i], ARGV[i + 1], unpack(ARGV, at, math.min(at + 3999, last)))
-  end
-  i = last + 1
-end
-return 1
 """
+    + PUBLISH
+    + "return 1"
 )
 _PENDING = Script(
     _PRELUDE
@@ -329,9 +323,7 @@ class RedisScheduleStore(ScheduleStore):
             arguments += (name, _packed(state))
         if not pending and free:
             assert isinstance(sender, RedisSender)
-            envelopes = [envelope for each in free for envelope in each.envelopes]
-            for command, key, values in sender.commands(envelopes):
-                arguments += (command, key, len(values), *values)
+            arguments += sender.commands([envelope for each in free for envelope in each.envelopes])
         if CRASHING:
             crash_point("slots-taken")
         taken = bool(self._call(_FIRE, *ours, *arguments, tries=1))

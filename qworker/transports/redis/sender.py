@@ -1,6 +1,7 @@
 """Publishing into Redis, and calling tasks off.
 
-Comes from:  any thread, by ``Broker.sender``; ``backends/redis_joins.py``, in a script of its own.
+Comes from:  any thread, by ``Broker.sender``; ``backends/redis_joins.py`` and ``beat/store_redis.py``, in
+             scripts of their own.
 Goes to:     kombu's lists, one for each queue and step of priority; ``qworker.delayed.<queue>`` for what is
              due later; the channels that consumers subscribe to.
 Thread:      any; each use borrows a connection.
@@ -23,6 +24,17 @@ from qworker.transports.redis.revocations import revoke
 
 PORTION = 2000
 """How many messages go to the server at a time."""
+PUBLISH = """
+while i <= #ARGV do
+  local last = i + 2 + tonumber(ARGV[i + 2])
+  for at = i + 3, last, 4000 do
+    redis.call(ARGV[i], ARGV[i + 1], unpack(ARGV, at, math.min(at + 3999, last)))
+  end
+  i = last + 1
+end
+"""
+"""The Lua of a script that publishes: it does the commands() whose first stands at ARGV[i], the last at the
+end."""
 Writes = dict[tuple[str, str | int], list[Any]]
 
 
@@ -42,15 +54,16 @@ class RedisSender(Sender):
         """The server and database that are published into."""
         return self._database.where.place
 
-    def commands(self, envelopes: Sequence[Envelope]) -> list[tuple[str, str, list[Any]]]:
-        """What push() would do, for a script that does it: command, key or channel, and values of each."""
+    def commands(self, envelopes: Sequence[Envelope]) -> list[Any]:
+        """What push() would do, as the last arguments of a script with PUBLISH: of each the command, the key
+        or channel, the number of values, and the values."""
         writes = self._gather(envelopes)
         found = [(*self._head(queue, where), values) for (queue, where), values in writes.items()]
         for queue, more in self._queues(writes).items():
             if queue not in self._declared:
                 self._declare(queue)
             found.append(("PUBLISH", f"{self._layout.channels}{queue}", ["1" if more else USUAL]))
-        return found
+        return [part for command, key, values in found for part in (command, key, len(values), *values)]
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
         if len(envelopes) > PORTION:
