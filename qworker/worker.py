@@ -30,6 +30,7 @@ from qworker.components.shutdown import (
     ShutdownRequests,
 )
 from qworker.components.worker_lease import Registration
+from qworker.conf.workers import OPTIONS
 from qworker.errors import QWorkerError, WorkerShutdown, WorkerTerminate
 from qworker.naming import node_name
 
@@ -66,7 +67,7 @@ class Worker:
         **settings: Any,
     ) -> None:
         self.app = app
-        app.conf.command_line({CONF_OF[name]: value for name, value in settings.items()}, "Worker(…)")
+        app.conf.command_line({OPTIONS[name]: value for name, value in settings.items()}, "Worker(…)")
         conf = app.conf
         self.hostname = hostname if hostname and "@" in hostname else node_name(hostname)
         self.queues = tuple(queues or conf.task_queues or (conf.task_default_queue,))
@@ -307,19 +308,6 @@ class Worker:
             for fate, ids in left.items():
                 logger.error("%d tasks %s: %s", len(ids), fate, " ".join(ids), extra={"event": "tasks-left"})
         self._abandoned = self.parts.running.cut + sum(map(len, left.values()))
-
-
-CONF_OF = {
-    "concurrency": "worker_concurrency",
-    "pool": "worker_pool",
-    "prefetch_multiplier": "worker_prefetch_multiplier",
-    "max_tasks_per_child": "worker_max_tasks_per_child",
-    "max_memory_per_child": "worker_max_memory_per_child",
-    "time_limit": "task_time_limit",
-    "soft_time_limit": "task_soft_time_limit",
-    "start_method": "worker_start_method",
-}
-"""Options of Worker and the settings that they are."""
 
 
 ENDS = (WorkerShutdown, WorkerTerminate)

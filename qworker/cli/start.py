@@ -20,6 +20,7 @@ from qworker.cli.spooler_options import SpoolerGiven, spooler_options
 from qworker.cli.worker_process import Process, run_worker
 from qworker.conf import mask_urls
 from qworker.conf.absent import OPTIONS_WITHOUT_EFFECT, WORKER_OPTIONS
+from qworker.conf.workers import OPTIONS
 from qworker.errors import ConfigurationError
 from qworker.naming import node_name
 
@@ -28,17 +29,7 @@ if TYPE_CHECKING:
     from qworker.components.component import Component
 
 # Options that are settings of the same meaning: they win over every other source, and are checked with them.
-_SETTINGS = {
-    "concurrency": "worker_concurrency",
-    "pool": "worker_pool",
-    "prefetch_multiplier": "worker_prefetch_multiplier",
-    "max_tasks_per_child": "worker_max_tasks_per_child",
-    "max_memory_per_child": "worker_max_memory_per_child",
-    "time_limit": "task_time_limit",
-    "soft_time_limit": "task_soft_time_limit",
-    "start_method": "worker_start_method",
-    "shutdown_timeout": "worker_shutdown_timeout",
-}
+_SETTINGS = {**OPTIONS, "shutdown_timeout": "worker_shutdown_timeout"}
 
 
 def _setting(name: str) -> SettingValue:

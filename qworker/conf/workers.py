@@ -1,7 +1,7 @@
 """Settings of workers: how many run, for how long, and what they log.
 
 Comes from:  nothing; see `settings`.
-Goes to:     `settings`, which collects them.
+Goes to:     `settings`, which collects them; `worker` and `cli/start`, whose options some of them are.
 Thread:      built once at import, never changed.
 """
 
@@ -10,6 +10,18 @@ from qworker.conf.setting import declare
 
 LOG_FORMAT = "[%(asctime)s: %(levelname)s/%(processName)s] %(message)s"
 TASK_LOG_FORMAT = "[%(asctime)s: %(levelname)s/%(processName)s] %(task_name)s[%(task_id)s]: %(message)s"
+
+OPTIONS = {
+    "concurrency": "worker_concurrency",
+    "pool": "worker_pool",
+    "prefetch_multiplier": "worker_prefetch_multiplier",
+    "max_tasks_per_child": "worker_max_tasks_per_child",
+    "max_memory_per_child": "worker_max_memory_per_child",
+    "time_limit": "task_time_limit",
+    "soft_time_limit": "task_soft_time_limit",
+    "start_method": "worker_start_method",
+}
+"""What a worker may be told when it is made, and the settings that this is."""
 
 
 class WorkerSettings:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
+from qworker.conf.workers import OPTIONS
 from qworker.control.embedded import WorkerOptions
 from qworker.errors import ConfigurationError, NotAvailable
-from qworker.worker import CONF_OF
 from tests.support.shared_tasks import nothing_left_behind
 from tests.support.stores import KeepingStore
 
@@ -220,7 +220,7 @@ def test_arguments_that_only_celerys_worker_has_are_refused() -> None:
         TypeError, match=r"no argument 'concurency'; it has hostname, queues, concurrency, pool"
     ):
         make().Worker(concurency=2)  # type: ignore[call-arg]
-    assert WorkerOptions.__annotations__.keys() == CONF_OF.keys()
+    assert WorkerOptions.__annotations__.keys() == OPTIONS.keys()
 
 
 def test_a_store_that_is_none_is_refused_and_not_forgotten() -> None:
