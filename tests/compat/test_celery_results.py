@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-celery = pytest.importorskip("celery", reason="the test extra installs it")
+pytest.importorskip("celery", reason="the test extra installs it")
 
-from qworker import QWorker  # noqa: E402
-from qworker.context import Context  # noqa: E402
-from qworker.results.result import AsyncResult  # noqa: E402
-from tests.compat.fleet import PATIENCE, Fleet  # noqa: E402
-from tests.support.beside_celery import BESIDE_CELERY, Pair, queue_on, redis_results, results_in  # noqa: E402
+from qworker.context import Context
+from qworker.results.result import AsyncResult
+from tests.compat.fleet import PATIENCE, Fleet
+from tests.support.beside_celery import BESIDE_CELERY, Pair, queue_on, redis_results, results_in
 
 pytestmark = BESIDE_CELERY
 VALUES = [None, 0, "Übermaß", [1, [2.5, None]], {"a": {"b": True}}]
@@ -172,22 +171,19 @@ def worker(request: pytest.FixtureRequest, settings: dict[str, Any], tmp_path: P
         print(fleet.logs())
 
 
-def test_celery_calls_and_hears_by_rpc(settings: dict[str, Any], worker: str) -> None:
-    app = celery.Celery("caller", set_as_current=False)
-    app.conf.update(settings)
+def calls_and_hears(app: Any) -> None:
     assert app.send_task("proj.add", (1, 2)).get(timeout=PATIENCE) == 3
     results = [app.send_task("proj.add", (n, n)) for n in range(20)]
     assert [result.get(timeout=PATIENCE) for result in results] == [2 * n for n in range(20)]
     with pytest.raises(KeyError):
         app.send_task("proj.fail").get(timeout=PATIENCE)
-    app.close()
+
+
+def test_celery_calls_and_hears_by_rpc(settings: dict[str, Any], worker: str) -> None:
+    with closing(Pair(**settings)) as pair:
+        calls_and_hears(pair.theirs)
 
 
 def test_we_call_and_hear_by_rpc(settings: dict[str, Any], worker: str) -> None:
-    app = QWorker("caller", set_as_current=False, **settings)
-    assert app.send_task("proj.add", (1, 2)).get(timeout=PATIENCE) == 3
-    results = [app.send_task("proj.add", (n, n)) for n in range(20)]
-    assert [result.get(timeout=PATIENCE) for result in results] == [2 * n for n in range(20)]
-    with pytest.raises(KeyError):
-        app.send_task("proj.fail").get(timeout=PATIENCE)
-    app.close()
+    with closing(Pair(**settings)) as pair:
+        calls_and_hears(pair.ours)
