@@ -16,14 +16,17 @@ class _Pipe:
     """Its files are closed when nobody holds it any more: a call that comes late must not write into a file
     that has got the same number since."""
 
+    ends: tuple[int, ...] = ()
+    """None yet, where an interrupt came before they were made."""
+
     def __init__(self) -> None:
-        self.reader, self.writer = os.pipe()
-        for end in (self.reader, self.writer):
+        self.ends = self.reader, self.writer = os.pipe()
+        for end in self.ends:
             os.set_blocking(end, False)
 
     def __del__(self) -> None:
-        os.close(self.reader)
-        os.close(self.writer)
+        for end in self.ends:
+            os.close(end)
 
 
 class WakeupPipe:
