@@ -19,13 +19,14 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from qworker.canvas.chains import OF_THE_LAST, chain
+from qworker.canvas.checking import check
 from qworker.canvas.chords import OF_THE_HEADER, chord
 from qworker.canvas.graphs import graph
 from qworker.canvas.groups import OF_THE_GROUP, group, with_callback
 from qworker.canvas.join_body import JoinBody
 from qworker.canvas.mapping import chunks
 from qworker.canvas.membership import HEADER
-from qworker.canvas.signatures import Signature, check, listed, maybe_signature, member
+from qworker.canvas.signatures import Signature, listed, maybe_signature, member
 from qworker.canvas.stamping import NAMES, hand_on
 from qworker.context import current_context
 

@@ -18,18 +18,14 @@ from qworker.canvas import stamping
 from qworker.canvas.plain import known_task, plain, sendable
 from qworker.conf.absent import SIGNATURE, absent
 from qworker.context import get_current_app
-from qworker.errors import PublishError
 from qworker.naming import task_id as new_id
 from qworker.results.result import AsyncResult
-from qworker.safe_repr import safe_repr
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.publishing.options import SignatureOptions
     from qworker.tasks.task import Task
 
-MAX_NESTING = 64
-"""How deep workflows may stand in each other. A chain in a chain is one chain, and counts once."""
 GRAPH = "qworker.graph"
 """The name of graphs, and of the task that returns the values of the nodes to what follows a graph."""
 
@@ -358,6 +354,8 @@ class Signature(dict[str, Any]):
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], app: QWorker | None = None) -> Any:
         """Make a signature, or a workflow, of its dict. Raises PublishError when it is none."""
+        from qworker.canvas.checking import check
+
         check(fields)
         return made(fields, app)
 
@@ -470,83 +468,6 @@ def made(fields: Mapping[str, Any], app: QWorker | None) -> Any:
 def member(value: Any, app: QWorker | None) -> Any:
     """*value*, a member of a workflow that has been checked, as a signature."""
     return value if isinstance(value, Signature) else made(value, app)
-
-
-_LISTS = (tuple, list)
-_MAPPINGS = (dict, Mapping)
-"""What a dict is is told at once, and of anything else it takes time."""
-
-
-def check(value: Any) -> None:
-    """Raise PublishError unless *value* is the dict of a signature, with all that stands in it.
-
-    Nothing here calls itself, and every signature is looked at once: dicts come from strangers.
-    """
-    waiting: list[tuple[Iterable[Any], int, str]] = [((value,), 0, "a signature")]
-    while waiting:
-        some, depth, what = waiting.pop()
-        if depth > MAX_NESTING:
-            raise PublishError(
-                f"workflows stand in each other more than {MAX_NESTING} deep: take some apart, or let a task "
-                "call the inner ones"
-            )
-        for fields in some:
-            if (
-                not isinstance(fields, Mapping)
-                or not isinstance(fields.get("task"), str)
-                or not fields["task"]
-            ):
-                raise PublishError(
-                    f"{what} is {safe_repr(fields, 100)}, not a signature: expected task.s(…) or a dict with "
-                    "'task'"
-                )
-            _check_parts(fields["task"], fields, _PARTS)
-            options = fields.get("options")
-            if options:
-                _check_parts(fields["task"], options, _OPTIONS)
-                if following := options.get("chain"):
-                    waiting.append((following, depth + 1, "a call in a chain"))
-            kind = fields.get("subtask_type")
-            if kind is None or kind not in KINDS:
-                continue
-            kwargs = fields.get("kwargs") or {}
-            if kind == "graph":
-                waiting.append((KINDS[kind].members_in(kwargs), depth + 1, "a node of a graph"))
-            for name, several in _MEMBERS.get(kind, {}).items():
-                if name not in kwargs and several:
-                    raise PublishError(f"a {kind} has no {name}: {safe_repr(fields, 100)}")
-                members = kwargs.get(name)
-                if several and isinstance(members, list | tuple):
-                    waiting.append((members, depth + 1, f"a member of a {kind}"))
-                elif members is not None or several:
-                    waiting.append(((members,), depth + 1, f"the {name} of a {kind}"))
-
-
-_MEMBERS = {"chain": {"tasks": True}, "group": {"tasks": True}, "chord": {"header": True, "body": False}}
-"""Where the members of a workflow stand in its kwargs, and whether there may be a list of them."""
-
-
-def _check_parts(task: str, fields: Mapping[str, Any], parts: tuple[tuple[str, Any, str], ...]) -> None:
-    for name, kinds, expected in parts:
-        part = fields.get(name)
-        if part is not None and not isinstance(part, kinds):
-            raise PublishError(
-                f"{name} in the signature of {task:.200} is {safe_repr(part, 100)}, not {expected}"
-            )
-
-
-_PARTS: tuple[tuple[str, Any, str], ...] = (
-    ("args", _LISTS, "a list"),
-    ("kwargs", _MAPPINGS, "a mapping"),
-    ("options", _MAPPINGS, "a mapping"),
-    ("subtask_type", str, "text"),
-)
-_OPTIONS: tuple[tuple[str, Any, str], ...] = (
-    ("task_id", str, "text"),
-    ("group_id", str, "text"),
-    ("headers", _MAPPINGS, "a mapping"),
-    ("chain", _LISTS, "a list of signatures"),
-)
 
 
 def listed(value: Any) -> list[Any]:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from qworker.backends.joins import Joins
 from qworker.canvas.chains import chain
+from qworker.canvas.checking import check
 from qworker.canvas.groups import with_callback
 from qworker.canvas.mapping import chunks
 from qworker.canvas.membership import HEADER, parts_of
 from qworker.canvas.plan import last_call
-from qworker.canvas.signatures import Signature, check, listed, maybe_signature
+from qworker.canvas.signatures import Signature, listed, maybe_signature
 from qworker.canvas.stamping import hand_on
 from qworker.context import message_headers, pop, push
 from qworker.errors import ConfigurationError, NotInChord, PublishError, Replaced

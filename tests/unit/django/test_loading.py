@@ -97,12 +97,13 @@ app.broker, app.results_with_broker
 """
 """All that a cluster loads until it takes its first task."""
 UNNEEDED = (
-    "ctypes", "qworker.beat", "qworker.components.replays", "qworker.components.status.queue_depths",
-    "qworker.components.task_bucket", "qworker.django.brokers.aws_sqs", "qworker.django.brokers.custom",
+    "ctypes", "qworker.beat", "qworker.canvas.checking", "qworker.components.replays",
+    "qworker.components.status.queue_depths", "qworker.components.task_bucket",
+    "qworker.django.brokers.aws_sqs", "qworker.django.brokers.custom",
     "qworker.django.brokers.redis_broker", "qworker.django.clusters.retention",
     "qworker.django.clusters.scheduling", "qworker.django.tasks", "qworker.django.transports.mongo_url",
-    "qworker.django.waiting", "qworker.tasks.eager", "qworker.tasks.execution", "qworker.transports.ironmq",
-    "qworker.transports.sql.link",
+    "qworker.django.waiting", "qworker.tasks.eager", "qworker.tasks.execution",
+    "qworker.transports.ironmq", "qworker.transports.sql.link",
 )  # fmt: skip
 MOST_MODULES = 223
 """Of ours. Each costs half a millisecond: one more has to be needed by the first task of every project."""

@@ -1,0 +1,94 @@
+"""Checking: whether what is said to be the dict of a signature is one, with all that stands in it.
+
+Comes from:  strangers: messages, options, and whoever builds such dicts by hand.
+Goes to:     ``signatures``, which makes signatures of dicts that have been checked; ``plan`` and
+             ``tasks/replacement.py``, before they look into a workflow.
+Thread:      any; pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from qworker import canvas
+from qworker.errors import PublishError
+from qworker.safe_repr import safe_repr
+
+MAX_NESTING = 64
+"""How deep workflows may stand in each other. A chain in a chain is one chain, and counts once."""
+_LISTS = (tuple, list)
+_MAPPINGS = (dict, Mapping)
+"""What a dict is is told at once, and of anything else it takes time."""
+
+
+def check(value: Any) -> None:
+    """Raise PublishError unless *value* is the dict of a signature, with all that stands in it.
+
+    Nothing here calls itself, and every signature is looked at once: dicts come from strangers.
+    """
+    waiting: list[tuple[Iterable[Any], int, str]] = [((value,), 0, "a signature")]
+    while waiting:
+        some, depth, what = waiting.pop()
+        if depth > MAX_NESTING:
+            raise PublishError(
+                f"workflows stand in each other more than {MAX_NESTING} deep: take some apart, or let a task "
+                "call the inner ones"
+            )
+        for fields in some:
+            if (
+                not isinstance(fields, Mapping)
+                or not isinstance(fields.get("task"), str)
+                or not fields["task"]
+            ):
+                raise PublishError(
+                    f"{what} is {safe_repr(fields, 100)}, not a signature: expected task.s(…) or a dict with "
+                    "'task'"
+                )
+            _check_parts(fields["task"], fields, _PARTS)
+            options = fields.get("options")
+            if options:
+                _check_parts(fields["task"], options, _OPTIONS)
+                if following := options.get("chain"):
+                    waiting.append((following, depth + 1, "a call in a chain"))
+            kind = fields.get("subtask_type")
+            if kind is None:
+                continue
+            kwargs = fields.get("kwargs") or {}
+            if kind == "graph":
+                waiting.append((canvas.graph.members_in(kwargs), depth + 1, "a node of a graph"))
+            for name, several in _MEMBERS.get(kind, {}).items():
+                if name not in kwargs and several:
+                    raise PublishError(f"a {kind} has no {name}: {safe_repr(fields, 100)}")
+                members = kwargs.get(name)
+                if several and isinstance(members, list | tuple):
+                    waiting.append((members, depth + 1, f"a member of a {kind}"))
+                elif members is not None or several:
+                    waiting.append(((members,), depth + 1, f"the {name} of a {kind}"))
+
+
+_MEMBERS = {"chain": {"tasks": True}, "group": {"tasks": True}, "chord": {"header": True, "body": False}}
+"""Where the members of a workflow stand in its kwargs, and whether there may be a list of them."""
+
+
+def _check_parts(task: str, fields: Mapping[str, Any], parts: tuple[tuple[str, Any, str], ...]) -> None:
+    for name, kinds, expected in parts:
+        part = fields.get(name)
+        if part is not None and not isinstance(part, kinds):
+            raise PublishError(
+                f"{name} in the signature of {task:.200} is {safe_repr(part, 100)}, not {expected}"
+            )
+
+
+_PARTS: tuple[tuple[str, Any, str], ...] = (
+    ("args", _LISTS, "a list"),
+    ("kwargs", _MAPPINGS, "a mapping"),
+    ("options", _MAPPINGS, "a mapping"),
+    ("subtask_type", str, "text"),
+)
+_OPTIONS: tuple[tuple[str, Any, str], ...] = (
+    ("task_id", str, "text"),
+    ("group_id", str, "text"),
+    ("headers", _MAPPINGS, "a mapping"),
+    ("chain", _LISTS, "a list of signatures"),
+)
