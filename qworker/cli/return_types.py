@@ -13,7 +13,7 @@ from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints
 
 from kombu.utils import json as kombu_json
 
-from qworker.tasks.values import Forms
+from qworker.tasks.forms import Forms
 
 FORMS = Forms(exact=False)
 """Of what a task may return since it is dumped by its annotation."""

@@ -109,7 +109,7 @@ def explain(parts: Mapping[str, Any], cause: Exception) -> EncodeError:
 
 
 def _advice(value: Any) -> str:
-    """Of what tasks take where a parameter is annotated so (``tasks/values.py``)."""
+    """Of what tasks take where a parameter is annotated so (``tasks/forms.py``)."""
     kind = type(value)
     if (
         issubclass(kind, Enum | timedelta)

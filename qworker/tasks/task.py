@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from qworker.canvas.mapping import chunks, xmap, xstarmap
     from qworker.publishing.options import CallOptions, RetryOptions, SignatureOptions
     from qworker.tasks.eager import EagerResult
+    from qworker.tasks.forms import ModelOptions
     from qworker.tasks.typed_calls import TypedCalls
-    from qworker.tasks.values import ModelOptions
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar  # those of typing have no default before Python 3.13

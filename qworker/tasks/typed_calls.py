@@ -5,7 +5,7 @@ Goes to:     publishing, which sends plain arguments; a run, whose function gets
              types, and whose result is plain again.
 Thread:      any; it does not change.
 
-What becomes of which value is in ``values``. A parameter whose annotation speaks of none such is not looked
+What becomes of which value is in ``forms``. A parameter whose annotation speaks of none such is not looked
 at, and a task without any has no TypedCalls at all.
 """
 
@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 from qworker.errors import ConfigurationError, EncodeError, InvalidValue
 from qworker.naming import install_command
 from qworker.publishing.arguments import is_coroutine_function
-from qworker.tasks.values import Form, Forms, ModelOptions, Unfit, hints_of
+from qworker.tasks.forms import Forms, ModelOptions
+from qworker.tasks.hints import hints_of
+from qworker.tasks.values import Form, Unfit, same
 
 if TYPE_CHECKING:
     from qworker.tasks.task import Task
@@ -101,7 +103,7 @@ class TypedCalls:
     def around(self, function: Callable[..., Any], is_async: bool, as_is: bool = False) -> Callable[..., Any]:
         """Return a function that takes what came in a message, calls *function*, and returns what can be
         stored. as_is: what it returns is stored as it is."""
-        dump = _same if as_is else self.dump_result
+        dump = same if as_is else self.dump_result
         if is_async:
 
             async def run_async(*args: Any, **kwargs: Any) -> Any:
@@ -174,10 +176,6 @@ class TypedCalls:
         if refused is not None:
             raise refused
         return value
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def typed_calls(task: Task[..., Any]) -> TypedCalls | None:

@@ -1,0 +1,361 @@
+"""Forms: what JSON does not carry, made plain and made again, as an annotation says.
+
+Comes from:  ``typed_calls``, with what a task's function is annotated with.
+Goes to:     the same, as a Form for each annotation.
+Thread:      any; pure, but for the user's annotations and classes.
+
+===================  =====================================================
+a dataclass          an object of its fields
+a model (pydantic)   what its ``model_dump(mode="json")`` gives
+an Enum              the value of the member
+a timedelta          its seconds; text of ISO 8601 is read, too
+===================  =====================================================
+
+They may stand in lists, tuples, sets, dicts and dataclasses, and beside None. What JSON carries already
+(UUID, Decimal, datetime, date, time, bytes: see ``message/kombu_json.py``) goes as it is. Any other
+annotation is as good as none, and so is one that cannot be evaluated: the value is left alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+import typing
+from collections import abc
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from enum import Enum
+from typing import Any, NamedTuple
+
+from qworker.interrupts import let_pass
+from qworker.safe_repr import safe_repr
+from qworker.tasks.hints import hints_of
+from qworker.tasks.values import ANYTHING, CARRIED, KEYS, TIMEDELTA, Form, Unfit, checked, enum_form
+
+MOST_TOLD = 3
+"""Mistakes in one model that an error names."""
+
+
+class ModelOptions(NamedTuple):
+    """What pydantic is told. strict, context: for ``model_validate``. dump: for ``model_dump``."""
+
+    strict: bool = False
+    context: Mapping[str, Any] = types.MappingProxyType({})
+    dump: Mapping[str, Any] = types.MappingProxyType({})
+
+
+class Forms:
+    """Makes the forms of annotations.
+
+    - models: what pydantic is told; None for nothing.
+    - exact (bool): what was dumped is to be loaded as an equal value, as arguments are. Of results the class
+      may be a subclass of what is annotated, and all of it is dumped.
+    """
+
+    def __init__(self, models: ModelOptions | None = None, exact: bool = True) -> None:
+        self._models = models or ModelOptions()
+        self._exact = exact
+        self._dataclasses: dict[type, Form] = {}
+        """By their classes, which may stand in themselves."""
+        self._aliases: list[Any] = []
+        """Those that are being read, which may stand in themselves, too."""
+
+    def of(self, annotation: Any) -> Form:
+        """Return the form of *annotation*, which has been evaluated; ANYTHING when it says nothing here."""
+        annotation = _meant(annotation)
+        if type(annotation).__name__ == "TypeAliasType":
+            return self._alias(annotation)
+        origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+        if origin in (typing.Union, types.UnionType):
+            return self._union(parts)
+        if parts and origin is tuple:
+            return self._tuple(parts)
+        if parts and origin in _SEQUENCES:
+            return _sequence(_SEQUENCES[origin], self.of(parts[0]))
+        if parts and origin in _MAPPINGS:
+            return self._mapping(*parts)
+        return self._class(origin or annotation)
+
+    # -- classes --
+
+    def _class(self, kind: Any) -> Form:
+        if not isinstance(kind, type):
+            return ANYTHING
+        if kind in CARRIED:
+            return CARRIED[kind]
+        if _has_a_codec(kind):
+            return ANYTHING
+        if kind is timedelta:
+            return TIMEDELTA
+        if issubclass(kind, Enum):
+            return enum_form(kind)
+        if _is_model(kind):
+            return self._model(kind)
+        if dataclasses.is_dataclass(kind) and _takes_its_fields(kind):
+            return self._dataclasses.get(kind) or self._dataclass(kind)
+        return ANYTHING
+
+    def _dataclass(self, kind: type) -> Form:
+        forms: dict[str, Form] = {}
+        required: set[str] = set()
+
+        def load(value: Any) -> Any:
+            if isinstance(value, kind):
+                return value
+            given = checked(value, dict, f"an object with the fields of {kind.__name__}")
+            if missing := sorted(required - given.keys()):
+                raise Unfit(f"{kind.__name__} needs the field {missing[0]!r}, which is missing")
+            # Others are left out: whoever sends them may be of a later version.
+            found = {
+                name: _within(f".{name}", forms[name].load, given[name]) for name in forms if name in given
+            }
+            return _made(kind.__name__, lambda: kind(**found))
+
+        def dump(value: Any) -> Any:
+            if not isinstance(value, kind):
+                return value
+            if type(value) is not kind:
+                return self._subclass(kind, value)
+            return {
+                name: _within(f".{name}", form.dump, getattr(value, name)) for name, form in forms.items()
+            }
+
+        form = self._dataclasses[kind] = Form(kind.__name__, load, dump, typed=True)
+        hints = hints_of(kind)
+        for field in _fields(kind):
+            forms[field.name] = self.of(hints.get(field.name, Any))
+            if field.default is field.default_factory is dataclasses.MISSING:
+                required.add(field.name)
+        return form
+
+    def _model(self, kind: Any) -> Form:
+        strict, context, options = self._models
+        # Of arguments what validation reads: names as it knows them, and nothing that is computed.
+        extent = {"by_alias": True, "round_trip": True} if self._exact else {}
+        options = {"mode": "json", **extent, **options}
+
+        def load(value: Any) -> Any:
+            return _made(
+                kind.__name__, lambda: kind.model_validate(value, strict=strict, context=dict(context))
+            )
+
+        def dump(value: Any) -> Any:
+            if not isinstance(value, kind):
+                return value
+            if type(value) is not kind:
+                return self._subclass(kind, value)
+            plain = value.model_dump(**options)
+            if self._exact and load(plain) != value:
+                raise Unfit(f"what is made of its JSON is not equal to this {kind.__name__}")
+            return plain
+
+        return Form(kind.__name__, load, dump, typed=True)
+
+    def _subclass(self, kind: type, value: Any) -> Any:
+        if self._exact:
+            raise Unfit(f"expected {kind.__name__}, and this {type(value).__name__} would come out as one")
+        return self.of(type(value)).dump(value)
+
+    # -- what has others in it --
+
+    def _alias(self, alias: Any) -> Form:
+        """Of ``type X = …``, of which there is a value only now."""
+        if alias in self._aliases:
+            return ANYTHING
+        self._aliases.append(alias)
+        try:
+            return self.of(alias.__value__)
+        except Exception as error:  # noqa: BLE001 - annotations are the user's code
+            let_pass(error)
+            return ANYTHING
+        finally:
+            self._aliases.pop()
+
+    def _union(self, members: Iterable[Any]) -> Form:
+        """Of one kind and None. Of others nobody can tell what a value was."""
+        others = [member for member in members if member is not types.NoneType]
+        form = self.of(others[0])
+        if len(others) > 1 or form is ANYTHING or _has_none(others[0]):
+            return ANYTHING
+        return Form(
+            f"{form.name} or None",
+            lambda value: None if value is None else form.load(value),
+            lambda value: None if value is None else form.dump(value),
+            form.typed,
+        )
+
+    def _tuple(self, members: tuple[Any, ...]) -> Form:
+        if members[-1] is Ellipsis:
+            return _sequence(tuple, self.of(members[0]))
+        forms = [self.of(member) for member in members]
+        name = f"a list of {len(forms)}"
+
+        def load(value: Any) -> Any:
+            items = checked(value, (list, tuple), name)
+            if len(items) != len(forms):
+                raise Unfit(f"expected {name}, not of {len(items)}")
+            return tuple(_each([form.load for form in forms], items))
+
+        def dump(value: Any) -> Any:
+            if not isinstance(value, list | tuple) or len(value) != len(forms):
+                return value
+            return _unless_same(value, _each([form.dump for form in forms], value))
+
+        return Form(name, load, dump, any(form.typed for form in forms))
+
+    def _mapping(self, of_key: Any, of_value: Any) -> Form:
+        key, form = self._key(_meant(of_key)), self.of(of_value)
+        if key is None:
+            return ANYTHING
+
+        def load(value: Any) -> Any:
+            given = checked(value, dict, "an object")
+            places = {each: f"[{safe_repr(each, 40)}]" for each in given}
+            return {
+                _within(places[each], key.load, each): _within(places[each], form.load, item)
+                for each, item in given.items()
+            }
+
+        def dump(value: Any) -> Any:
+            if not isinstance(value, Mapping):
+                return value
+            keys = [key.dump(each) for each in value]
+            items = [_within(f"[{safe_repr(each, 40)}]", form.dump, item) for each, item in value.items()]
+            if type(value) is dict and _are(keys, value) and _are(items, value.values()):
+                return value
+            return dict(zip(keys, items, strict=True))
+
+        return Form("an object", load, dump, key.typed or form.typed)
+
+    def _key(self, annotation: Any) -> Form | None:
+        """Of a key, which JSON has as text; None of one that cannot be told by that."""
+        if isinstance(annotation, type) and issubclass(annotation, Enum):
+            is_text = all(isinstance(member.value, str) for member in annotation)
+            return self.of(annotation) if is_text else None
+        return KEYS.get(annotation)
+
+
+def _sequence(made: Callable[[Iterable[Any]], Any], form: Form) -> Form:
+    """Of a list, tuple or set, which *made* makes of its members."""
+    name = f"a list of {form.name}"
+
+    def load(value: Any) -> Any:
+        items = checked(value, (list, tuple, set, frozenset), name)
+        loaded = _each([form.load] * len(items), items)
+        return _made("set", lambda: made(loaded)) if made is not list else loaded
+
+    def dump(value: Any) -> Any:
+        if not isinstance(value, list | tuple | set | frozenset):
+            return value
+        return _unless_same(value, _each([form.dump] * len(value), value))
+
+    return Form(name, load, dump, form.typed)
+
+
+_SEQUENCES: dict[Any, Callable[[Iterable[Any]], Any]] = {
+    **dict.fromkeys((list, abc.Sequence, abc.MutableSequence, abc.Collection, abc.Iterable), list),
+    **dict.fromkeys((set, abc.Set, abc.MutableSet), set),
+    frozenset: frozenset,
+}
+_MAPPINGS = frozenset([dict, abc.Mapping, abc.MutableMapping])
+
+
+# -- values that have others in them --
+
+
+def _within(place: str, step: Callable[[Any], Any], value: Any) -> Any:
+    """``step(value)``, where what does not fit is told to stand in *place*."""
+    try:
+        return step(value)
+    except Unfit as unfit:
+        unfit.path = place + unfit.path
+        raise
+
+
+def _each(steps: Iterable[Callable[[Any], Any]], items: Iterable[Any]) -> list[Any]:
+    pairs = enumerate(zip(steps, items, strict=True))
+    return [_within(f"[{number}]", step, item) for number, (step, item) in pairs]
+
+
+def _unless_same(value: Any, items: list[Any]) -> Any:
+    """*items*, or the list or tuple *value*, where they are the same."""
+    return value if isinstance(value, list | tuple) and _are(items, value) else items
+
+
+def _are(items: Iterable[Any], others: Iterable[Any]) -> bool:
+    return all(one is other for one, other in zip(items, others, strict=True))
+
+
+def _made(name: str, make: Callable[[], Any]) -> Any:
+    """What *make* makes. Raises Unfit when it does not: ``__post_init__`` and validators are the user's."""
+    try:
+        return make()
+    except Exception as error:
+        let_pass(error)
+        raise Unfit(f"no {name} can be made of it: {_told(error)}") from error
+
+
+def _told(error: Any) -> str:
+    """What is wrong: of pydantic's error where and why, without the values."""
+    invalid = _pydantic("ValidationError")
+    if invalid is None or not isinstance(error, invalid):
+        return f"{type(error).__name__}: {safe_repr(str(error), 200)}"
+    wrong = error.errors(include_url=False, include_context=False, include_input=False)
+    some = [f"{'.'.join(map(str, each['loc'])) or 'all'}: {each['msg']}" for each in wrong[:MOST_TOLD]]
+    return "; ".join([*some, *([f"and {len(wrong) - MOST_TOLD} more"] if len(wrong) > MOST_TOLD else [])])
+
+
+# -- classes and annotations --
+
+
+def _pydantic(name: str) -> Any:
+    """A class of pydantic's; None where nobody has imported that, so that there can be no model."""
+    return getattr(sys.modules.get("pydantic"), name, None)
+
+
+def _is_model(kind: type) -> bool:
+    base = _pydantic("BaseModel")
+    return base is not None and issubclass(kind, base) and kind is not base
+
+
+def _has_a_codec(kind: type) -> bool:
+    """Whether the class has JSON of its own, which both sides know: ``__json__()``, or what was registered
+    with kombu."""
+    registered = getattr(sys.modules.get("kombu.utils.json"), "_encoders", ())
+    return hasattr(kind, "__json__") or any(issubclass(kind, each) for each in registered)
+
+
+def _has_none(annotation: Any) -> bool:
+    """Whether None is the value of one of its members."""
+    return (
+        isinstance(annotation, type)
+        and issubclass(annotation, Enum)
+        and any(member.value is None for member in annotation)
+    )
+
+
+def _fields(kind: Any) -> list[dataclasses.Field[Any]]:
+    """The fields of a dataclass that are given when one is made; the others are reckoned of them."""
+    return [field for field in dataclasses.fields(kind) if field.init]
+
+
+def _takes_its_fields(kind: Any) -> bool:
+    """Whether a dataclass is made of its fields: it may want more than that, or have an __init__ of its
+    own."""
+    code = getattr(kind.__init__, "__code__", None)
+    if code is None or code.co_flags & 0x0C:  # as those of pydantic's dataclasses: anything by name
+        return True
+    names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    return {*names} == {field.name for field in _fields(kind)}
+
+
+def _meant(annotation: Any) -> Any:
+    """What stands behind another name of a type (``__supertype__``), or within Annotated."""
+    while True:
+        if typing.get_origin(annotation) is typing.Annotated:
+            annotation = typing.get_args(annotation)[0]
+        elif hasattr(annotation, "__supertype__"):
+            annotation = annotation.__supertype__
+        else:
+            return annotation
