@@ -25,7 +25,7 @@ def hints_of(thing: Any) -> dict[str, Any]:
         let_pass(error)
     if isinstance(thing, type):
         written = {field.name: field.type for field in dataclasses.fields(thing)}
-        names = vars(sys.modules.get(thing.__module__))
+        names = getattr(sys.modules.get(thing.__module__), "__dict__", {})
     else:
         written, names = _annotations(thing), getattr(thing, "__globals__", {})
     hints: dict[str, Any] = {}
