@@ -26,7 +26,7 @@ from tests.architecture.source import (
     tree,
 )
 
-LONGEST_MODULE = 375
+LONGEST_MODULE = 600
 """Lines of code: blank lines, comments, and all but the first line of a text do not count."""
 LONGEST_CLASS = LONGEST_MODULE
 """Lines of code, with those of the classes of ours that it inherits from. Who reads a method of it may have
