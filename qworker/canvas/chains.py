@@ -11,7 +11,7 @@ group of one is its member, and a group becomes the header of a chord when somet
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from qworker import states
 from qworker.canvas.chords import chord
@@ -43,7 +43,7 @@ class chain(Several):
 
     _made: list[Any]
 
-    def __new__(cls, *tasks: Any, app: QWorker | None = None, **options: Unpack[SignatureOptions]) -> Any:
+    def __new__(cls, *tasks: Any, app: QWorker | None = None, **options: Unpack[SignatureOptions]) -> Self:
         """Return a chain; or the group, or the chord, that it is."""
         if len(tasks) == 1 and isinstance(tasks[0], Mapping):
             only = maybe_signature(tasks[0], app)
@@ -53,7 +53,7 @@ class chain(Several):
             leads = next(spliced(members), None)
             members = folded(members)
             if len(members) == 1 and isinstance(leads, group) and not options:
-                return members[0]
+                return members[0]  # type: ignore[no-any-return]
         made = dict.__new__(cls)
         made._made = members
         return made

@@ -316,6 +316,26 @@ class Signature(dict[str, Any]):
             return app.send_task(call.task, call.args, call.kwargs, **call.options)
         return task.apply_async(call.args, call.kwargs, **call.options)
 
+    async def adelay(self, *args: Any, **kwargs: Any) -> Any:
+        """delay() for asyncio: the event loop goes on while the broker takes the messages."""
+        import asyncio  # only for who uses it: it costs 30 ms
+
+        return await asyncio.to_thread(self.delay, *args, **kwargs)
+
+    async def aapply_async(
+        self,
+        args: Iterable[Any] | None = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SignatureOptions],
+    ) -> Any:
+        """apply_async() for asyncio: the event loop goes on while the broker takes the messages.
+
+        Cancelling it does not call the messages back.
+        """
+        import asyncio
+
+        return await asyncio.to_thread(self.apply_async, args, kwargs, **options)
+
     def apply(
         self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> Any:
@@ -334,11 +354,11 @@ class Signature(dict[str, Any]):
         """Make the call, wait for the result, and return it: ``~add.s(2, 2)``."""
         return self.apply_async().get()
 
-    def __or__(self, other: Any) -> Any:
+    def __or__(self, other: Any) -> Signature:  # type: ignore[override]
         """``one | other``: a chain, or the chord that becomes of a group and what follows it."""
         if not isinstance(other, Signature):
             return NotImplemented
-        return KINDS["chain"].joined(self, other)
+        return KINDS["chain"].joined(self, other)  # type: ignore[no-any-return]
 
     __ior__ = __or__  # that of a dict would mix up their keys
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Unpack, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Unpack, cast, overload
 
 from qworker.canvas.signatures import Signature
 from qworker.conf import absent
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
     P = ParamSpec("P", default=...)  # Task alone is one with any arguments and any value
     R = TypeVar("R", default=Any)
+    _A = TypeVar("_A")
+    _B = TypeVar("_B")
+    _C = TypeVar("_C")
 else:
     from typing import ParamSpec, TypeVar
 
@@ -270,12 +273,24 @@ class Task(Generic[P, R]):
 
     subtask = signature
 
-    def s(self, *args: Any, **kwargs: Any) -> Signature:
+    # For type checkers: all arguments, or some. A single one may be for the first or the second parameter,
+    # because a parent's result is put before it.
+    @overload
+    def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature: ...
+    @overload
+    def s(self: Callable[Concatenate[_A, ...], Any], arg: _A, /, **kwargs: Any) -> Signature: ...
+    @overload
+    def s(self: Callable[Concatenate[_A, _B, ...], Any], arg: _A | _B, /, **kwargs: Any) -> Signature: ...
+    @overload
+    def s(self: Callable[Concatenate[_A, _B, _C, ...], Any], *args: Any, **kwargs: Any) -> Signature: ...
+    @overload
+    def s(self, **kwargs: Any) -> Signature: ...
+    def s(self: Any, *args: Any, **kwargs: Any) -> Signature:  # type: ignore[misc]
         """Return the call with these arguments, not made yet; a callback gets its parent's result put
         first."""
-        return self.signature(args, kwargs)
+        return self.signature(args, kwargs)  # type: ignore[no-any-return]
 
-    def si(self, *args: Any, **kwargs: Any) -> Signature:
+    def si(self, *args: P.args, **kwargs: P.kwargs) -> Signature:
         """Return the call with exactly these arguments, not made yet."""
         return self.signature(args, kwargs, immutable=True)
 

@@ -170,6 +170,36 @@ assert_type(graph({"a": add.s(1)}).delay(), GraphResult)
 assert_type(graph({"a": add.s(1)})().get(), dict[str, Any])
 assert_type(graph({"a": add.s(1)})()["a"], AsyncResult[Any])
 
+chain(add.s(1), add.s(2)).delay()
+(add.s(1, 2) | named.s(loud=True) | bound.s()).delay()
+chord([add.s(1), add.s(2, y=3)], tuned.s("a", loud=True))
+add.s()
+add.s(y=1)
+add.s(1, 2).set(queue="slow")
+tuned.s("name")
+tuned.s(1, "a", "b")
+shared_tuned.s(1)
+plainly.s(1)
+anything: Task[..., Any] = app.tasks["anything"]
+anything.s(1, "x", three=3)
+add.si(1)
+add.si(1, y=2)
+
+add.s("x")  # error: call-overload
+add.s(1, "x")  # error: call-overload
+add.s(1, 2, 3)  # error: call-overload
+named.s(b"x")  # error: call-overload
+bound.s("x")  # error: call-overload
+fetch.s(1)  # error: call-overload
+shared.s("x")  # error: call-overload
+add.si("x")  # error: arg-type
+add.si(1, 2, 3)  # error: call-arg
+named.si()  # error: call-arg
+add.s(1).dealy()  # error: attr-defined
+chain(add.s(1), add.s(2)).dealy()  # error: attr-defined
+(add.s(1) | add.s(2)).dealy()  # error: attr-defined
+group([add.s(1)]).dealy()  # error: attr-defined
+chord([add.s(1)], add.s()).dealy()  # error: attr-defined
 add.delay("x")  # error: arg-type
 add.delay()  # error: call-arg
 add.delay(1, 2, 3)  # error: call-arg
@@ -218,5 +248,9 @@ async def main() -> None:
     assert_type(await fetch.delay("u"), bytes)
     assert_type(await graph({"a": add.s(1)})(), dict[str, Any])
     assert_type(await bound_fetch("u"), bytes)
+    assert_type(await (await add.adelay(1)), int)
+    await (await (add.s(1) | add.s(2)).adelay())
+    await chain(add.s(1), add.s(2)).aapply_async(queue="slow")
+    await add.s(1).aapply_async(que="slow")  # error: call-arg
     text: str = await add.delay(1)  # error: assignment
     print(text)

@@ -9,12 +9,13 @@ import json
 import pickle
 import signal
 import threading
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
-from qworker import QWorker, Task, signals
+from qworker import QWorker, Task, chord, graph, group, signals
 from qworker.clock import from_epoch
 from qworker.context import Context, pop, push, set_default_app
 from qworker.errors import (
@@ -805,6 +806,37 @@ def test_a_slow_broker_does_not_hold_up_the_event_loop() -> None:
     assert ids[3] == "mine"
     assert len(set(ids)) == 4
     assert store.messages == 4
+
+
+@pytest.mark.parametrize(
+    ("workflow", "messages"),
+    [
+        (lambda add: add.s(1, 2), 1),
+        (lambda add: add.s(1, 2) | add.s(3), 1),
+        (lambda add: group(add.s(1, 2), add.s(3, 4)), 2),
+        (lambda add: chord([add.s(1, 2), add.s(3, 4)], add.si(5, 6)), 2),
+        (lambda add: graph({"a": add.s(1, 2), "b": add.s(3, 4)}), 2),
+        (lambda add: add.starmap([(1, 2), (3, 4)]), 1),
+        (lambda add: add.chunks([(1, 2), (3, 4)], 1), 2),
+    ],
+    ids=["signature", "chain", "group", "chord", "graph", "starmap", "chunks"],
+)
+@pytest.mark.parametrize("send", [lambda it: it.adelay(), lambda it: it.aapply_async(queue="celery")])
+def test_workflows_are_sent_from_asyncio(
+    send: Callable[[Any], Any], workflow: Callable[[Any], Any], messages: int
+) -> None:
+    store, add = gated()
+
+    async def main() -> Any:
+        call = asyncio.create_task(send(workflow(add)))
+        for _ in range(10):
+            await asyncio.sleep(0)  # the loop turns, although the broker has taken nothing yet
+        assert not call.done()
+        store.go.set()
+        return await call
+
+    assert asyncio.run(main()).id
+    assert store.messages == messages
 
 
 def test_what_a_call_refuses_it_refuses_in_asyncio() -> None:
