@@ -148,20 +148,26 @@ __all__ = [  # noqa: RUF022 - what people look for first stands first
 ]
 
 
-class _CelerysModules:
-    """A finder, asked last: tells of modules that Celery has and qworker has not what there is instead."""
+class _Missing:
+    """A finder, asked last: says what there is instead of a module that Celery has, and suggests public names
+    for a misspelt one in ``from qworker import …``, which looks for a module of that name."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
         package, _, rest = name.partition(".")
-        if package == __name__ and rest.partition(".")[0] not in _MODULES:
-            table = import_module("qworker.conf.absent").FRONT_DOOR
-            if rest.partition(".")[0] in table:
-                sentence = table[rest.partition(".")[0]]
-                raise ModuleNotFoundError(f"there is no {name}: {sentence}", name=name)
+        first, _, deeper = rest.partition(".")
+        if package != __name__ or first in _MODULES:
+            return
+        table = import_module("qworker.conf.absent").FRONT_DOOR
+        if first in table:
+            raise ModuleNotFoundError(f"there is no {name}: {table[first]}", name=name)
+        if not deeper and not first.startswith("_"):
+            nearest = import_module("qworker.naming").near(first, __all__, 1)
+            if nearest:  # not a ModuleNotFoundError, whose text ``from qworker import …`` would lose
+                raise ImportError(f"qworker has no {first!r}; did you mean {nearest[0]!r}?", name=name)
 
 
-sys.meta_path.append(_CelerysModules)
+sys.meta_path.append(_Missing)
 
 
 def __getattr__(name: str) -> Any:

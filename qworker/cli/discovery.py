@@ -198,7 +198,7 @@ def _speaks_of(path: Path, word: str) -> bool:
 
 
 def load(target: str, how: str, here: Path) -> AppChoice:
-    """Load the app at "package.module", "package.module:name" or "path/to/file.py".
+    """Load the app at "package.module", "package.module:name", "package.module.name" or "path/to/file.py".
 
     Raises ConfigurationError when there is none.
     """
@@ -208,6 +208,8 @@ def load(target: str, how: str, here: Path) -> AppChoice:
         raise ConfigurationError(
             f"{target!r} ({how}) names no module; write it as proj.tasks, proj.tasks:app or path/to/file.py"
         )
+    if not attribute:
+        name, attribute = _with_attribute(name)
     module = _import(name, how, here)
     if attribute:
         return AppChoice(_named(module, attribute, how), how, f"{name}:{attribute}")
@@ -229,6 +231,18 @@ def load(target: str, how: str, here: Path) -> AppChoice:
     raise ConfigurationError(
         f'{name} ({how}) has no app; {hint}, as in: from qworker import QWorker; app = QWorker("{name}")'
     )
+
+
+def _with_attribute(name: str) -> tuple[str, str]:
+    """Split "package.module.name", as Celery's -A takes it, where the last part is no module but a name in
+    one: the module and that name; else *name* and ""."""
+    parent, _, last = name.rpartition(".")
+    try:
+        if not parent or find_spec(name) is not None:
+            return name, ""
+    except Exception:  # noqa: BLE001 - it imports the parent, a user's code; importing it again tells of that
+        pass
+    return (parent, last) if hasattr(sys.modules.get(parent), last) else (name, "")
 
 
 def _module_of_file(text: str, here: Path) -> str:

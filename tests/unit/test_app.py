@@ -52,6 +52,21 @@ def test_a_module_of_celerys_says_what_is_here_instead(module: str, statement: s
         exec(statement.format(module))
 
 
+@pytest.mark.parametrize(
+    ("slip", "meant"),
+    [
+        ("shared_tasks", "shared_task"),
+        ("chains", "chain"),
+        ("Qworker", "QWorker"),
+        ("AsyncResults", "AsyncResult"),
+    ],
+)
+def test_a_misspelt_public_name_is_suggested(slip: str, meant: str) -> None:
+    with pytest.raises(ImportError, match=f"qworker has no '{slip}'; did you mean '{meant}'?"):
+        exec(f"from qworker import {slip}")
+    assert not hasattr(qworker, slip)
+
+
 def test_a_module_that_nobody_has_is_pythons_own_error() -> None:
     for name in ("qworker.nothing", "qworker.canvas.nothing", "qworker_other"):
         with pytest.raises(ModuleNotFoundError, match="No module named"):

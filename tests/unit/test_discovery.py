@@ -81,11 +81,19 @@ def test_nothing_at_all_says_what_to_do(project):
 
 @pytest.mark.parametrize(
     "option",
-    ["shop.tasks", "shop.tasks:app", "shop", "shop/tasks.py", "./shop/tasks.py:app", "shop/__init__.py"],
+    [
+        *("shop.tasks", "shop.tasks:app", "shop.tasks.app", "shop"),
+        *("shop/tasks.py", "./shop/tasks.py:app", "shop/__init__.py"),
+    ],
 )
 def test_ways_to_name_it(project, option):
     project(**{"shop/__init__.py": "", "shop/tasks.py": app("it")})
     assert find_app(option).app.main == "it"
+
+
+def test_a_module_goes_before_a_name(project):
+    project(**{"shop/__init__.py": app("package"), "shop/app.py": app("module")})
+    assert find_app("shop.app").target == "shop.app:app"
 
 
 def test_a_file_elsewhere_is_imported_by_its_own_name(project, tmp_path, monkeypatch):
@@ -105,7 +113,10 @@ def test_the_stand_in_for_the_current_app_is_not_an_app(project):
         ("tsks", "did you mean tasks"),
         ("tasks:ap", "did you mean tasks:app"),
         ("tasks:number", "is a int, not a QWorker app"),
-        ("tasks.app", "no module 'tasks.app'"),
+        ("tasks.ap", "no module 'tasks.ap'"),
+        ("tasks.number", "tasks:number .* is a int, not a QWorker app"),
+        ("nowhere.tasks.app", "no module 'nowhere.tasks.app'"),
+        ("broken.app", "cannot import broken.app, because of this in it"),
         ("missing.py", "no Python file"),
         ("", "names no module"),
         ("a b", "names no module"),
@@ -119,6 +130,7 @@ def test_mistakes_in_the_name(project, option, words):
         **{
             "tasks.py": app("it") + "number = 5",
             "empty.py": "",
+            "broken.py": "1 / 0",
             "two.py": "from qworker import QWorker\none = QWorker('1')\nother = QWorker('2')\nagain = one\n",
         }
     )
