@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import calendar
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from functools import lru_cache
 from sys import intern
@@ -46,6 +46,7 @@ MINUTES_NEAR_A_MOVE = 2 * 24 * 60 + 4 * 60
 LAST_DAY = date(9999, 12, 30)
 FIRST_DAY = date(1, 1, 2)
 """Near the ends of what a datetime can say, no zone can be reckoned with."""
+_IN_TEXT = tuple(field.name for field in (MINUTE, HOUR, DAY_OF_MONTH, MONTH_OF_YEAR, DAY_OF_WEEK))
 MOST_REMEMBERED = 100
 _LATELY: dict[tuple[Any, ...], datetime | None] = {}
 """What was found lately. Any thread: each use is one call."""
@@ -54,8 +55,9 @@ _LATELY: dict[tuple[Any, ...], datetime | None] = {}
 class crontab(Schedule):
     """The minutes whose fields match, as ``crontab(minute=0, hour="*/3")``.
 
-    - minute, hour, day_of_month, month_of_year, day_of_week: a number, text as ``"*/15"``, ``"mon-fri"`` or
-      ``"1,15"``, or a list of these. Sunday is 0 or 7.
+    - minute, hour, day_of_week, day_of_month, month_of_year: a number, text as ``"*/15"``, ``"mon-fri"`` or
+      ``"1,15"``, or a list of these. Sunday is 0 or 7. By position they come in this order, which is Celery's
+      and not that of cron's text.
     - tz: the time zone whose clocks count; None: that of the instant that next() is asked with, which for an
       entry is the setting ``timezone``.
     - either (bool): where both day fields say something, one that matches is enough, as cron has it; else
@@ -74,9 +76,9 @@ class crontab(Schedule):
         self,
         minute: FieldValue = "*",
         hour: FieldValue = "*",
+        day_of_week: FieldValue = "*",
         day_of_month: FieldValue = "*",
         month_of_year: FieldValue = "*",
-        day_of_week: FieldValue = "*",
         *,
         tz: tzinfo | str | None = None,
         either: bool = False,
@@ -118,13 +120,13 @@ class crontab(Schedule):
                 f"{text!r:.200} is no crontab: it has five fields, minute, hour, day of the month, month and "
                 f"day of the week, as '0 4 * * mon-fri'; or it is one of {', '.join(SHORTHANDS)}"
             )
-        return cls(*fields, tz=tz, either=True)
+        return _again(tuple(fields), tz, True, cls)
 
     @classmethod
     def from_string(cls, crontab: str, tz: tzinfo | str | None = None) -> crontab:
         """Read five fields with Celery's meaning: both day fields have to match."""
         found = cls.from_text(crontab, tz)
-        return cls(*found._given, tz=tz)
+        return _again(found._given, tz, False, cls)
 
     @property
     def text(self) -> str:
@@ -279,8 +281,12 @@ class crontab(Schedule):
         return _again, (self._given, self.tz, self.either)
 
 
-def _again(given: tuple[str, ...], tz: tzinfo | None, either: bool) -> crontab:
-    return crontab(*given, tz=tz, either=either)
+def _again(
+    given: Sequence[str], tz: tzinfo | str | None, either: bool, kind: type[crontab] = crontab
+) -> crontab:
+    """Return the crontab of five fields in the order of cron's text, which is another than that of
+    crontab()."""
+    return kind(**dict(zip(_IN_TEXT, given, strict=True)), tz=tz, either=either)
 
 
 @lru_cache(4096)

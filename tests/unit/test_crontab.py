@@ -154,7 +154,7 @@ def test_of_two_day_fields_text_wants_one_and_celerys_fields_want_both() -> None
         "2026-11-06 00:00+00:00",
         "2026-11-13 00:00+00:00",
     ]
-    for both in (crontab(0, 0, 13, "*", "fri"), crontab.from_string("0 0 13 * fri")):
+    for both in (crontab(0, 0, "fri", 13, "*"), crontab.from_string("0 0 13 * fri")):
         assert times(both, start, 2) == ["2026-11-13 00:00+00:00", "2027-08-13 00:00+00:00"]
 
 
@@ -198,7 +198,7 @@ def test_a_zone_that_nobody_knows_is_refused() -> None:
 
 
 def test_it_ends_with_the_calendar() -> None:
-    assert crontab(0, 0, 29, 2).next(at("9996-03-01")) is None
+    assert crontab(0, 0, "*", 29, 2).next(at("9996-03-01")) is None
     assert crontab().previous(datetime(1, 1, 1, 5, tzinfo=UTC)) is None
 
 
@@ -339,7 +339,7 @@ def test_it_says_when_in_words(text: str, words: str) -> None:
 
 
 def test_words_tell_both_days_from_either() -> None:
-    assert crontab(0, 4, 13, "*", "fri").words() == "at 04:00 on the 13th if that is on Friday"
+    assert crontab(0, 4, "fri", 13).words() == "at 04:00 on the 13th if that is on Friday"
 
 
 class Counted(crontab):
@@ -380,3 +380,13 @@ def test_those_that_are_alike_are_not_taken_for_each_other() -> None:
         for each, before in zip(alike, given, strict=True):
             assert each.next(asked) == before
             _LATELY.clear()
+
+
+def test_positions_are_those_of_celery() -> None:
+    """Minute, hour, day of the week, day of the month, month: not the order of cron's text."""
+    given = crontab(5, 8, "mon-fri", "1-7", "*/3")
+    named = crontab(minute=5, hour=8, day_of_week="mon-fri", day_of_month="1-7", month_of_year="*/3")
+    assert given == named
+    assert given.text == "5 8 1-7 */3 mon-fri"
+    assert crontab.from_string(given.text) == given == pickle.loads(pickle.dumps(given))
+    assert crontab(0, 8, 1).next(at("2026-11-26")) == at("2026-11-30 08:00")
