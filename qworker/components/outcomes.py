@@ -335,6 +335,16 @@ def end(app: QWorker, request: Request | Stranger, outcome: Outcome, now: float)
         logger.log(rule.level, rule.said, *rule.fields(request, outcome), extra=extra)
     if not isinstance(settlement, Ack | DeadLetter):
         return settlement
+    settlement = _told(app, rule, request, outcome, settlement)
+    if not outcome.stored or (isinstance(request, Request) and request.acked):
+        return settlement  # of what was acked before it ran only the row takes the parts along
+    return settlement._replace(row=None)
+
+
+def _told(
+    app: QWorker, rule: Rule, request: Request | Stranger, outcome: Outcome, settlement: Ack | DeadLetter
+) -> Ack | DeadLetter:
+    """*settlement* with all that *rule* has in it: parts, the row, the message kept. Observers are told."""
     if rule.part is not None and (HEADER in request.headers or outcome.parts):
         parts = *parts_of(request.headers, rule.part), *(Part(*part) for part in outcome.parts)
         settlement = settlement._replace(parts=parts)

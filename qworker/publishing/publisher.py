@@ -94,7 +94,7 @@ class Publisher:
             envelope = plain.envelope(identity, args, kwargs)
         else:
             envelope = plain.envelope(identity, args, kwargs, context.root_id, context.id)
-        self._push((envelope,), task.name)
+        self.push((envelope,), task.name)
         result: AsyncResult[Any] = AsyncResult(identity, app, None, plain.queue, plain.ignored)
         if context is not None and task.trail:
             context.children.append(result)
@@ -171,7 +171,7 @@ class Publisher:
         if member is None:
             return False
         envelope, plain = member
-        self._push((envelope,), call["task"])
+        self.push((envelope,), call["task"])
         if self.app.tasks[call["task"]].trail:
             result: AsyncResult[Any] = AsyncResult(
                 call["options"]["task_id"], self.app, None, plain.queue, plain.ignored
@@ -255,7 +255,7 @@ class Publisher:
             results.append(result)
             children.append(result)
         if envelopes:
-            self._push(envelopes, task.name)
+            self.push(envelopes, task.name)
         if context is not None and task.trail:
             context.children.extend(children)
         return results
@@ -352,7 +352,7 @@ class Publisher:
         made = [each for each in ready if not isinstance(each, Envelope)]
         calls = [call for _, _, call in made if call is not None]
         policy = (calls[0].message.task, calls[0].retry, calls[0].retry_policy) if calls else ("many calls",)
-        self._push([each if isinstance(each, Envelope) else each[0] for each in ready], *policy)
+        self.push([each if isinstance(each, Envelope) else each[0] for each in ready], *policy)
         if after_task_publish.receivers:
             for _, encoded, call in made:
                 if encoded is None or call is None:  # told of already
@@ -365,7 +365,7 @@ class Publisher:
                     routing_key=call.destination.routing_key,
                 )
 
-    def _push(
+    def push(
         self,
         envelopes: list[Envelope] | tuple[Envelope, ...],
         name: str,

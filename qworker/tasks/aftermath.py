@@ -16,7 +16,7 @@ from qworker.context import Context, pop, push
 from qworker.errors import Reject, Retry
 from qworker.message.exceptions import exception_of
 from qworker.tasks import followup
-from qworker.tasks.execution import cut_short, ignores_result
+from qworker.tasks.execution import cut_short, ignores_result, store_now
 from qworker.tasks.outcome import NOT_STARTED, Outcome
 from qworker.tasks.unsent import is_away
 
@@ -55,12 +55,14 @@ def tell(
         if not ignores_result(context, task) or task.store_errors_even_if_ignored:
             meta = app.backend.meta(context.id, state, error, context=context)
             row = app.backend.row(context.id, meta)
+        stored = False
         if context.errbacks and state == states.FAILURE:  # Celery calls none for what was revoked
+            stored = store_now(app, row)
             cause = exception_of({"status": state, "result": error})
             followup.failed(app, context, cause, "", again=True)
         follow = followup.doomed(app, context, error, "")
         parts = followup.chord_parts(app, context, state, error) if context.chord else ()
-        return Outcome(kind, None, text, None, row, follow, parts)
+        return Outcome(kind, None, text, None, row, follow, parts, stored)
     except Retry as directive:
         return cut_short(app, task, context, directive, time.perf_counter())._replace(runtime=None)
     except Exception as problem:

@@ -33,8 +33,10 @@ from qworker.errors import (
     SoftTimeLimitExceeded,
     Terminated,
 )
+from qworker.interrupts import let_pass
 from qworker.message.exceptions import exception_to_dict
 from qworker.middleware import compose
+from qworker.publishing.transactions import holding_back
 from qworker.safe_repr import safe_repr, storable
 from qworker.tasks import copies, followup
 from qworker.tasks.outcome import (
@@ -54,7 +56,7 @@ from qworker.tasks.outcome import (
     Outcome,
 )
 from qworker.tasks.unsent import can_go_back, is_away, reason
-from qworker.transports.lease import ResultRow
+from qworker.transports.lease import Envelope, ResultRow
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -135,6 +137,20 @@ def started(app: QWorker, task: Task[..., Any], context: Context) -> ResultRow |
         return None
 
 
+def store_now(app: QWorker, row: ResultRow | None) -> bool:
+    """Store *row* before anybody is called who may ask for the state of the task. False when the store does
+    not take it: then it goes to the worker, which tries until it does, and nobody waits for that here."""
+    if row is None:
+        return False
+    try:
+        app.backend.store_rows([row])
+    except Exception as error:  # noqa: BLE001 - a store, maybe a third party's: the worker will say what it is
+        let_pass(error)
+        logger.info("state %s of %s is stored later: %s", row[1], row[0], safe_repr(error))
+        return False
+    return True
+
+
 def ignores_result(context: Context, task: Task[..., Any]) -> bool:
     """Whether nobody is to be told what this call returns."""
     if not task.ignore_result:
@@ -145,7 +161,7 @@ def ignores_result(context: Context, task: Task[..., Any]) -> bool:
 class Run:
     """The steps of one run, in order: enter, call, returned or raised, leave."""
 
-    __slots__ = ("app", "context", "info", "runtime", "start", "status", "task", "token", "value")
+    __slots__ = ("app", "context", "info", "runtime", "start", "status", "stored", "task", "token", "value")
 
     def __init__(self, app: QWorker, task: Task[..., Any], context: Context) -> None:
         self.app = app
@@ -157,6 +173,7 @@ class Run:
         self.info: ExceptionInfo | None = None
         self.runtime = 0.0
         self.start = 0.0
+        self.stored = False
 
     def enter(self) -> None:
         context, task = self.context, self.task
@@ -219,18 +236,26 @@ class Run:
         task, context = self.task, self.context
         row = None
         try:
-            if calls_within(context):
+            held: list[Envelope] = []
+            if context.callbacks:  # made before the state is stored, which names them, and sent after it
+                with holding_back(self.app) as held:
+                    followup.succeeded(self.app, context, value)
+            elif calls_within(context):
                 followup.succeeded(self.app, context, value)
             if not ignores_result(context, task):
                 row = self._store(states.SUCCESS, value)
             parts = self._parts(states.SUCCESS, value)
+            if context.callbacks or task.sees_its_end:
+                self.stored = store_now(self.app, row)
+            if held:
+                self.app.publisher.push(held, f"what follows {task.name}")
         except QWorkerError as error:  # a result that nobody can store, or what comes after cannot be sent
             return self._unsent(error) if is_away(error) else self._failed(error)
         if signals.task_success.receivers:
             signals.task_success.send(task, result=value, runtime=self.runtime)
         self._hook(task.on_success, value, context.id, context.args, context.kwargs)
         text = safe_repr(value, task.resultrepr_maxsize) if logger.isEnabledFor(logging.INFO) else ""
-        return Outcome(SUCCESS, self.runtime, text, None, row, parts=parts)
+        return Outcome(SUCCESS, self.runtime, text, None, row, parts=parts, stored=self.stored)
 
     def raised(self, error: BaseException) -> Outcome:
         self.runtime = time.perf_counter() - self.start
@@ -304,7 +329,8 @@ class Run:
             parts = self._parts(states.FAILURE, exception_to_dict(error))
         error.__traceback__ = None
         kind = REQUEUED if error.requeue else REJECTED
-        return Outcome(kind, self.runtime, safe_repr(error.reason), row=row, follow=follow, parts=parts)
+        text = safe_repr(error.reason)
+        return Outcome(kind, self.runtime, text, row=row, follow=follow, parts=parts, stored=self.stored)
 
     def _failed(self, error: BaseException) -> Outcome:
         task, context = self.task, self.context
@@ -317,7 +343,7 @@ class Run:
             # The traceback's frames hold everything the body held: let go of it.
             error.__traceback__ = None
         parts = self._parts(states.FAILURE, exception_to_dict(error))
-        return Outcome(kind, self.runtime, safe_repr(error), text, row, follow, parts)
+        return Outcome(kind, self.runtime, safe_repr(error), text, row, follow, parts, self.stored)
 
     def _parts(self, status: str, result: Any) -> Fields:
         """What the task is a part of by the chord in its message."""
@@ -340,6 +366,8 @@ class Run:
         ignored = ignores_result(context, task)
         if not ignored or task.store_errors_even_if_ignored:
             row = self._store(states.FAILURE, exception_to_dict(error), text)
+        if context.errbacks or task.sees_its_end:
+            self.stored = store_now(self.app, row)
         if context.errbacks:
             followup.failed(self.app, context, error, text, again=can_go_back(task, context))
         self.info = info = ExceptionInfo(error, text)

@@ -61,7 +61,7 @@ class Outcome(NamedTuple):
     runtime: seconds; None when the run did not come to an end of its own. text: repr of the result or of the
     exception, or in words how it ended. row: the result for the worker to store before the ack; None when the
     run has brought none. follow: what ends along with it, the calls that would have come after it. parts: of
-    chords in Celery's layout.
+    chords in Celery's layout. stored: the row is in the result store already.
     """
 
     kind: str
@@ -71,6 +71,7 @@ class Outcome(NamedTuple):
     row: ResultRow | None = None
     follow: tuple[Followed, ...] = ()
     parts: Fields = ()
+    stored: bool = False
 
 
 NOT_STARTED = Outcome(UNSTARTED)

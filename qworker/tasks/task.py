@@ -50,6 +50,9 @@ else:
     R = TypeVar("R")
 
 
+_HOOKS_OF_ENDS = ("on_success", "on_failure", "after_return")
+
+
 class Task(Generic[P, R]):
     """A task: call it here (``add(1, 2)``), or have a worker call it (``add.delay(1, 2)``).
 
@@ -119,6 +122,8 @@ class Task(Generic[P, R]):
     """A child is given each call that ends without having run to its end, and calls heard_of_end()."""
     again_after_time_limit: bool = False
     """A run that its hard time limit ended counts as a death of its process: it is delivered again."""
+    sees_its_end: bool = False
+    """Its class has hooks of its own that are called when it has ended: its state is stored first."""
     own_apply_async: bool = False
     """Its class has an apply_async() of its own, through which every call goes."""
 
@@ -128,6 +133,7 @@ class Task(Generic[P, R]):
         # Asked once a class, so that no call and no run has to.
         cls.renames = cls.shadow_name is not Task.shadow_name
         cls.own_apply_async = cls.apply_async is not Task.apply_async
+        cls.sees_its_end = any(getattr(cls, hook) is not getattr(Task, hook) for hook in _HOOKS_OF_ENDS)
         cls.own_call = getattr(cls.__call__, "__module__", None) != __name__
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from qworker import QWorker
@@ -26,7 +26,7 @@ class Sent(NamedTuple):
 
 class KeepingStore(Undivided):
     """pushes: what each push() was given. failures: how many pushes are still to fail,
-    with the error failure."""
+    with the error failure. on_push: is called before each."""
 
     url = "keeping://"
 
@@ -35,6 +35,7 @@ class KeepingStore(Undivided):
         self.tries = 0
         self.failures = failures
         self.failure: Exception = BrokerUnavailable("the store is away")
+        self.on_push: Callable[[], object] = lambda: None
         self.timeouts: list[float] = []
         self.revoked: list[tuple[list[str], bool, str]] = []
         self.alive: list[Presence] = []
@@ -42,6 +43,7 @@ class KeepingStore(Undivided):
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
         self.tries += 1
+        self.on_push()
         self.timeouts.append(timeout)
         if self.failures > 0:
             self.failures -= 1

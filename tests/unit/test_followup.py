@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker, Signature, Task, chain, group, signals
+from qworker.backends.memory import MemoryBackend
 from qworker.canvas.membership import PUBLICATION
 from qworker.context import Context, pop, push
 from qworker.errors import (
@@ -159,7 +160,7 @@ def test_a_follow_up_that_cannot_be_sent_now_sends_the_message_back(
     assert outcome.kind == REQUEUED
     assert "the store is away" in outcome.text
     assert (outcome.row, outcome.follow, outcome.parts) == (None, (), ())
-    assert app.AsyncResult("parent").state == "PENDING"
+    assert app.AsyncResult("parent").state == "SUCCESS"  # which a callback may ask for
     store.failures = 0
     assert run(app, "five", callbacks=[Signature("after")], chain=[Signature("next")]).kind == SUCCESS
     assert [shown(sent)[0] for sent in store.sent] == ["after", "next"]
@@ -220,6 +221,90 @@ def test_a_follow_up_that_can_never_be_sent_fails_the_task(
     assert "object is not JSON" in str(app.AsyncResult("parent").result)
 
 
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        *(("sent", name) for name in ("five", "fail", "refuse")),
+        *(("run in place", name) for name in ("fail", "refuse")),
+        *(("hook", name) for name in ("five", "fail")),
+        ("killed", "fail"),
+    ],
+)
+def test_who_is_called_at_the_end_sees_the_state_and_the_worker_does_not_store_it_again(
+    where: str, name: str
+) -> None:
+    app, store, _ = make_app()
+    seen: list[str] = []
+
+    def look(*_: Any, **__: Any) -> None:
+        seen.append(app.AsyncResult("parent").state)
+
+    class Looking(Task[..., Any]):
+        on_success = on_failure = after_return = look
+
+    base = Looking if where == "hook" else Task
+
+    @app.task(name="five", base=base)
+    def five() -> int:
+        return 5
+
+    @app.task(name="fail", base=base)
+    def fail() -> None:
+        raise KeyError("no")
+
+    @app.task(name="refuse", base=base)
+    def refuse() -> None:
+        raise Reject("no")
+
+    @app.task(name="tell")
+    def tell(request: Any, error: Any, traceback: Any) -> None:
+        look()
+
+    store.on_push = look
+    app.finalize()
+    links = [] if where == "hook" else [Signature("tell" if where == "run in place" else "other")]
+    if where == "killed":
+        body = Body((), {}, {"errbacks": links})
+        context = Context.from_message({"id": "parent", "task": name}, body, task=app.tasks[name])
+        error = exception_to_dict(WorkerLost("died"))
+        outcome = aftermath.tell(app, app.tasks[name], context, LOST, "died", "FAILURE", error)
+    else:
+        outcome = run(app, name, callbacks=links, errbacks=links)
+    assert seen
+    assert set(seen) == {"SUCCESS" if name == "five" else "FAILURE"}
+    assert outcome.row is not None
+    assert outcome.stored
+
+
+def test_a_state_that_cannot_be_stored_at_once_keeps_no_errback_and_goes_to_the_worker() -> None:
+    class Away(MemoryBackend):
+        def store_rows(self, rows: Any) -> None:
+            raise BackendError("the result store is away")
+
+    plain, store, clock = make_app()
+    backend = Away("away://", plain.conf, clock)
+    app = QWorker("proj", broker=store, backend=backend, clock=clock, set_as_current=False)
+
+    @app.task(name="fail")
+    def fail() -> None:
+        raise KeyError("no")
+
+    body = Body((), {}, {"errbacks": [Signature("tell")]})
+    context = Context.from_message({"id": "parent", "task": "fail"}, body, task=fail)
+    outcome = execute(app, fail, context, body)
+    assert [shown(sent)[0] for sent in store.sent] == ["tell"]
+    assert (outcome.kind, outcome.stored) == (FAILURE, False)
+    assert outcome.row is not None
+
+
+def test_a_task_without_hooks_and_links_leaves_its_state_to_the_worker(
+    app_and_store: tuple[QWorker, KeepingStore],
+) -> None:
+    app, _ = app_and_store
+    for name, chain_of in (("five", [Signature("next", task_id="n")]), ("fail", None)):
+        assert not run(app, name, chain=chain_of).stored
+
+
 def test_an_errback_that_cannot_be_sent_now_sends_the_message_back(
     app_and_store: tuple[QWorker, KeepingStore],
 ) -> None:
@@ -227,7 +312,7 @@ def test_an_errback_that_cannot_be_sent_now_sends_the_message_back(
     store.failures = 10_000
     outcome = run(app, "fail", errbacks=[Signature("tell")], chain=[Signature("next", task_id="n")])
     assert (outcome.kind, outcome.row, outcome.follow) == (REQUEUED, None, ())
-    assert app.AsyncResult("parent").state == "PENDING"
+    assert app.AsyncResult("parent").state == "FAILURE"  # which an errback may ask for
     store.failures = 0
     assert run(app, "fail", errbacks=[Signature("tell")]).kind == FAILURE
     assert [shown(sent)[0] for sent in store.sent] == ["tell"]

@@ -426,6 +426,18 @@ def test_nothing_is_stored_of_a_task_whose_result_is_ignored() -> None:
         assert end(rooms.app, one, Outcome(TIME_LIMIT, text="why"), NOW) == Ack(1)
 
 
+@pytest.mark.parametrize("acked", [False, True])
+@pytest.mark.parametrize("kind", [SUCCESS, FAILURE, EXPECTED, REJECTED, LOST])
+def test_what_a_child_has_stored_is_not_stored_again(kind: str, acked: bool) -> None:
+    rooms, one = made({"max_deliveries": 1}, {})
+    one.headers[HEADER] = [["join", 0]]
+    one.acked = acked
+    settlement = end(rooms.app, one, Outcome(kind, 1.0, "why", row=ROW, stored=True), NOW)
+    assert isinstance(settlement, Ack | DeadLetter)
+    assert (settlement.row is None) is not acked  # what was acked takes its parts along with the row
+    assert [part.join for part in settlement.parts] == ["join"]
+
+
 def test_nothing_is_stored_of_a_message_whose_headers_cannot_be_read() -> None:
     rooms, one = made({})
     stranger = Stranger(one.leased, NotRegistered("work"), {})
