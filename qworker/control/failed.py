@@ -7,13 +7,21 @@ Thread:      the caller's.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qworker import states
 from qworker.canvas.membership import FAILED, MEMBERS, calls_in
-from qworker.errors import ChordError, ConfigurationError, DamagedResult, MessageError, NotSupported
+from qworker.errors import (
+    ChordError,
+    ConfigurationError,
+    DamagedResult,
+    MessageError,
+    NotSupported,
+    SecurityError,
+)
 from qworker.message.failures import error_and_traceback
 from qworker.message.protocol import encode_parts, rewrite_body
 from qworker.message.reading import decode_body, may_embed, parse_headers, parse_properties
@@ -22,6 +30,8 @@ from qworker.transports.lease import Again, Dead, FailedTasks
 if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.message.signing import Signer
+
+logger = logging.getLogger(__name__)
 
 ALL = 1_000_000
 
@@ -103,12 +113,24 @@ class Failed:
         The body of a chord, which has failed since a member has, gets the values of the members as they are
         now. While one of them has not succeeded it is left out, or raises ChordError where *tags* name it.
 
+        With a security_key one that is not signed with a key of it is not even read. It is left out, which
+        the log says, or raises SecurityError where *tags* name it. How old it is does not matter: a failed
+        task may wait for longer than a message, and is signed anew.
+
         args, kwargs: other arguments than those that they had. Raises MessageError, having sent none, for a
         message whose arguments are to be changed and cannot be read.
         """
         calls: list[Again] = []
         ids: list[str] = []
         for letter, _ in reversed(_chosen(self._place, tags, task, error, queue)):
+            try:
+                if self._app.signer is not None:
+                    _verify(self._app.signer, letter)
+            except SecurityError as error:
+                if tags is not None:
+                    raise
+                logger.warning("%s", error, extra={"event": "failed-refused"})
+                continue
             try:
                 calls.append(_again(self._app, letter, args, kwargs))
             except ChordError:
@@ -254,9 +276,6 @@ def _again(app: QWorker, letter: Dead, args: Sequence[Any] | None, kwargs: Mappi
             )
         return Again(letter.tag, letter.headers, letter.properties, letter.body)
     properties, body = parse_properties(letter.properties), letter.body
-    signer = app.signer
-    if signer is not None and not _is_ours(signer, headers, properties, body):
-        signer = None  # a worker will refuse it, as it should
     headers.pop("signature", None)
     if isinstance(headers.get(FAILED), str):
         if args is None:
@@ -275,14 +294,17 @@ def _again(app: QWorker, letter: Dead, args: Sequence[Any] | None, kwargs: Mappi
             body, headers, properties, app.accept, args, kwargs, app.conf.message_max_bytes
         )
         headers |= changed
-    encoded = encode_parts(headers, properties, body, signer)
+    encoded = encode_parts(headers, properties, body, app.signer)
     return Again(letter.tag, encoded.headers, encoded.properties, encoded.body)
 
 
-def _is_ours(signer: Signer, headers: Mapping[str, Any], properties: Mapping[str, Any], body: bytes) -> bool:
-    """Whether the message was signed with one of our keys, however long ago."""
+def _verify(signer: Signer, letter: Dead) -> None:
+    """Return if the message of *letter* was signed with one of our keys, however long ago; raise
+    SecurityError if not. Nothing reads its body before."""
     try:
-        signer.age(headers, body, properties)
-    except MessageError:
-        return False
-    return True
+        signer.age(parse_headers(letter.headers), letter.body, parse_properties(letter.properties))
+    except MessageError as error:
+        raise SecurityError(
+            f"failed task {letter.tag} is refused, and its body is not read: {error}. No worker with this "
+            f"security_key would run it: `qworker failed discard {letter.tag}` deletes it"
+        ) from error

@@ -31,6 +31,8 @@ from qworker.errors import ConfigurationError, SecurityError
 
 HEADER = "signature"
 SHORTEST_KEY = 16  # bytes
+OURS = "qworker_"
+"""What the names of our own headers begin with: of joins, of bodies that fail, of copies."""
 SEAL = b"\0qworker-signature\0"
 """What comes between a result and its signature."""
 
@@ -109,6 +111,9 @@ class Signer:
                 f"the message is signed with key {key!r:.20}, which is not one of security_key"
             )
         own = [unquote(name) for name in names.split(",")] if names else []
+        for name in headers:
+            if name.startswith(OURS) and name not in own:
+                raise SecurityError(f"the header {name!r:.80} was added after the message was signed")
         expected = self._digest(start, own, headers, body, properties)
         if not _same(expected, digest):
             raise SecurityError(f"the signature of key {key} does not match: body or headers were changed")

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from qworker import QWorker
-from qworker.errors import ConfigurationError, Ignore, MessageError, NotSupported, Reject
+from qworker.canvas.membership import FAILED, MEMBERS
+from qworker.errors import ConfigurationError, Ignore, MessageError, NotSupported, Reject, SecurityError
+from qworker.message.reading import parse_headers
+from qworker.message.signing import Signer
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 
 pytestmark = pytest.mark.integration
@@ -179,6 +186,77 @@ def test_one_that_was_signed_is_signed_anew_and_no_other(tmp_path: Path) -> None
         app.failed.retry([found.tag], args=[4])
         run(app)
         assert app.AsyncResult(result.id).get(timeout=1) == 2.0
+
+
+@pytest.mark.parametrize("change", ["body", "unsigned", "another key", "membership"])
+def test_with_a_key_nothing_is_read_that_is_not_signed(
+    tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who can write to the store, and has no key, neither runs code in the process of who retries, nor has
+    another call signed."""
+    url, opened = f"sqlite:///{tmp_path}/q.db", tmp_path / "opened"
+    with make(url, security_key="k" * 32, accept_content=["json", "pickle"]) as app:
+        result = app.tasks["halve"].delay(3)
+        honest = app.tasks["halve"].delay(5)
+        run(app)
+        (honest_one,) = app.failed.list(error="5 is")
+        (found,) = app.failed.list(error="3 is")
+        body = pickle.dumps(((_Opens(str(opened)),), {}, {"chain": [_Opens(str(opened))]}))
+        with closing(sqlite3.connect(tmp_path / "q.db")) as file, file:
+            ((text,),) = file.execute("SELECT headers FROM failed WHERE tag = ?", (found.tag,))
+            headers = json.loads(text)
+            if change == "unsigned":
+                del headers["signature"]
+            elif change == "another key":
+                own = {name: value for name, value in headers.items() if name != "signature"}
+                headers["signature"] = Signer(["x" * 32]).sign(parse_headers(json.dumps(own)), body)
+            elif change == "membership":
+                headers[FAILED] = "a member has failed"
+                headers[MEMBERS] = {"ids": [honest.id], "given": True}
+            properties = {"content_type": "application/x-python-serialize", "content_encoding": "binary"}
+            if change != "membership":
+                file.execute(
+                    "UPDATE failed SET headers = ?, properties = ?, body = ? WHERE tag = ?",
+                    (json.dumps(headers), json.dumps(properties), body, found.tag),
+                )
+            else:
+                file.execute("UPDATE failed SET headers = ? WHERE tag = ?", (json.dumps(headers), found.tag))
+        assert app.failed.get(found.tag).id == result.id
+        for given in ({}, {"args": [4]}, {"kwargs": {"secret": "new"}}):
+            with pytest.raises(SecurityError, match=f"failed task {found.tag} is refused"):
+                app.failed.retry([found.tag], **given)  # type: ignore[arg-type]
+        fine.update((4, 5))
+        assert app.failed.retry() == 1, "the honest one"
+        assert "is refused, and its body is not read" in caplog.text
+        run(app)
+        assert not opened.exists()
+        assert [each.tag for each in app.failed.list()] == [found.tag]
+        assert app.AsyncResult(result.id).failed(), "its failure is not forgotten"
+        assert app.AsyncResult(honest_one.id).get(timeout=1) == 2.5
+
+
+def test_how_old_a_failed_task_is_does_not_matter(tmp_path: Path) -> None:
+    clock = FakeClock()
+    broker = MemoryStore(clock, keeps_failed=True)
+    settings = {"security_key": "k" * 32, "security_max_age": 3600, "clock": clock}
+    with make(broker, backend="cache+memory://", **settings) as app:
+        result = app.tasks["halve"].delay(3)
+        run(app)
+        clock.advance(2 * 3600)
+        fine.add(3)
+        assert app.failed.retry() == 1
+        run(app)
+        assert app.AsyncResult(result.id).get(timeout=1) == 1.5
+
+
+class _Opens:
+    """Opens a file when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> object:
+        return open, (self.path, "w")
 
 
 def test_a_task_that_nobody_knows_any_more_can_be_looked_at_and_changed(tmp_path: Path) -> None:

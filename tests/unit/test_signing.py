@@ -179,6 +179,19 @@ def test_the_callers_own_headers_are_signed_and_others_may_be_added(signer: Sign
             signer.verify({key: value for key, value in headers.items() if key != name}, body, properties)
 
 
+@pytest.mark.parametrize(
+    "name", ["qworker_joins", "qworker_failed", "qworker_members", "qworker_publication"]
+)
+def test_our_own_headers_are_not_added_later(signer: Signer, name: str) -> None:
+    headers, properties, body = parts(MESSAGE, signer)
+    with pytest.raises(SecurityError, match=f"{name}' was added after"):
+        signer.verify({**headers, name: None}, body, properties)
+    headers, properties, body = parts(TaskMessage("proj.add", "id-1", headers={name: [1]}), signer)
+    signer.verify(headers, body, properties)
+    with pytest.raises(SecurityError, match="does not match"):
+        signer.verify({**headers, name: [2]}, body, properties)
+
+
 def test_a_sealed_result_is_opened_as_what_it_is_only(clock: FakeClock) -> None:
     old, both, new = Signer([OLD], clock), Signer([NEW, OLD], clock), Signer([NEW], clock)
     for data in (b"", b"5", b"\0qworker-signature\0", bytes(range(256))):
