@@ -7,14 +7,15 @@ Thread:      any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from qworker.beat.agenda import anchored
 from qworker.beat.calls import DUE_HEADER, NAME_HEADER
-from qworker.beat.catalog import Edit, Listed, base_of, catalog, listed, read_edit
+from qworker.beat.catalog import Edit, Listed, base_of, catalog, edit_of, listed, read_edit
 from qworker.beat.entry import Entry, read_entry
 from qworker.beat.kinds import told
 from qworker.beat.store import Lease, Row, ScheduleStore, Slot, State
@@ -178,6 +179,48 @@ class Schedules:
 
         self._edit(name, change)
 
+    def refused(self) -> list[Listed]:
+        """Return the entries of which what was changed by hand is refused, since it is not signed with a key
+        of ``security_key``: as they would be if it were. Sorted by their names; [] for none."""
+        base = base_of(self._app)
+        rows = [row._replace(refused=None) for row in self.store.rows() if row.refused is not None]
+        return sorted((listed(row.name, base.get(row.name), row) for row in rows), key=attrgetter("name"))
+
+    def sign(self, names: Iterable[str] | None = None, accept: Iterable[Listed] = ()) -> list[str]:
+        """Sign what was changed by hand of the entries *names*, None for all, with the first key of
+        ``security_key``; return the names of those that were.
+
+        For what was changed with an older key; and for those of *accept*, which refused() has returned, and
+        which are signed when they are still so. Look at these first: whoever can write to the store can have
+        put them there. Others that are refused are left out, or raise InvalidSchedule where *names* name
+        them. Raises NoSuchEntry, and NotSupported where there is no key.
+        """
+        if self._app.signer is None:
+            raise NotSupported("schedules are signed with the setting security_key, and this app has none")
+        accepted = {each.name: each for each in accept}
+        signed = []
+        for name in [row.name for row in self.store.rows()] if names is None else names:
+            try:
+                if self._sign(name, accepted.get(name)):
+                    signed.append(name)
+            except (InvalidSchedule, NoSuchEntry):
+                if names is not None:
+                    raise
+        return signed
+
+    def _sign(self, name: str, accepted: Listed | None) -> bool:
+        for _ in range(TRIES):
+            found, row = self._find(name)
+            if row is None or row.edit is None:
+                return False
+            if row.refused is not None:
+                read = listed(name, base_of(self._app).get(name), row._replace(refused=None))
+                if accepted is None or read[:6] != accepted[:6]:
+                    raise InvalidSchedule(found.error or "")
+            if self.store.edit(name, to_json(read_edit(row.edit).as_data()), row.version):
+                return True
+        raise BackendError(f"the entry {name!r} is being changed all the time: try again")
+
     def run(self, name: str) -> AsyncResult[Any]:
         """Call the entry *name* now, whatever its schedule says; return the result. Raises as entry()
         does."""
@@ -231,7 +274,7 @@ class Schedules:
             known = given is not None or (row is not None and row.edit is not None)
             found = listed(name, given, row) if known else None
             try:
-                edit = read_edit(row.edit) if row is not None else None
+                edit = edit_of(row)
             except InvalidSchedule:
                 edit = None  # what is damaged is written anew
             changed = change(found, edit)

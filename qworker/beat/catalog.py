@@ -65,10 +65,22 @@ class Edit(NamedTuple):
         return {"fields": self.fields, **marks}
 
 
-def read_edit(text: bytes | None) -> Edit | None:
-    """Return the edit that is kept as *text*; None for none. Raises InvalidSchedule."""
-    if text is None:
+def edit_of(row: Row | None) -> Edit | None:
+    """Return what was changed by hand of the entry of *row*; None for nothing. Raises InvalidSchedule for
+    what cannot be read, and for what is refused, which is not read."""
+    if row is None or row.edit is None:
         return None
+    if row.refused is not None:
+        raise InvalidSchedule(
+            f"entry {row.name!r:.200}: what the schedule store has of it is refused: {row.refused}. If it is "
+            "yours, as from before there was a security_key, `qworker beat sign` shows it and signs it; else "
+            "`qworker beat remove`, or `qworker beat reset` for one of settings or code"
+        )
+    return read_edit(row.edit)
+
+
+def read_edit(text: bytes) -> Edit:
+    """Return the edit that is kept as *text*. Raises InvalidSchedule."""
     found = from_json(text)
     fields = found.get("fields")
     if not isinstance(fields, dict):
@@ -117,7 +129,7 @@ def listed(name: str, given: tuple[str, Any] | None, row: Row | None) -> Listed:
     source, described = given or (HAND, None)
     state = row and row.state
     try:
-        edit = read_edit(row.edit) if row is not None else None
+        edit = edit_of(row)
         changes = frozenset(edit.fields) if edit is not None else UNCHANGED
         if edit is not None and edit.removed:
             return Listed(name, None, source, changes, removed=True, state=state)

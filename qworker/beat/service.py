@@ -16,7 +16,7 @@ import math
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC
 from itertools import islice
@@ -258,7 +258,7 @@ class Beat(ThreadComponent):
                 self.fired += len(free)
                 self._tell(free)
                 done = {each.name for each in firings}
-                self._revoke([task_id for name, task_id in replaced.items() if name in done])
+                self._revoke({name: task_id for name, task_id in replaced.items() if name in done})
             else:
                 done = set()
             self.store.note(lease, {name: state for name, state in states_of.items() if name not in done})
@@ -300,10 +300,20 @@ class Beat(ThreadComponent):
             made.append(Firing(name, each, task_id, envelopes, state))
         return made, state
 
-    def _revoke(self, ids: list[str]) -> None:
-        """Revoke the calls that were replaced. Not before it is sure that what replaces them is called."""
+    def _revoke(self, replaced: Mapping[str, str]) -> None:
+        """Revoke the calls that were *replaced*, ids by the names of entries. Not before it is sure that what
+        replaces them is called."""
+        ids = list(replaced.values())
+        if self.app.signer is not None:  # who can write to the store must not choose what we sign an order of
+            ids = [task_id for name, task_id in replaced.items() if self._has_called(name, task_id)]
         if ids:
             self.app.control.revoke(ids, terminate=True)
+
+    def _has_called(self, name: str, task_id: str) -> bool:
+        """Whether *task_id* is the id of a call of the entry *name*."""
+        return any(
+            slot.task_id == task_id == id_of(self._scope, name, slot.due) for slot in self.store.slots(name)
+        )
 
     def _living(self, found: list[Due]) -> set[str]:
         """Those entries whose call before has not ended, of those that ask for it."""

@@ -88,12 +88,14 @@ def _instant(value: Any) -> float:
 
 
 class Row(NamedTuple):
-    """A row of the store. edit: JSON of what was changed by hand; None: nothing."""
+    """A row of the store. edit: JSON of what was changed by hand; None: nothing. refused: why nobody is to
+    believe it; None: it may be believed."""
 
     name: str
     version: int
     edit: bytes | None
     state: State | None
+    refused: str | None = None
 
 
 class Firing(NamedTuple):

@@ -1,7 +1,7 @@
 """Stores of schedules: which one an app has.
 
 Comes from:  the service, ``app.schedules`` and the command line.
-Goes to:     ``store_sql``, ``store_redis``, ``store_memory``.
+Goes to:     ``store_sql``, ``store_redis``, ``store_memory``; ``sealed``, before it, with a security_key.
 Thread:      any.
 
 Without the setting ``beat_store`` schedules are kept where messages are, if that is a database or Redis; else
@@ -31,8 +31,17 @@ def open_store(app: QWorker, scope: str | None = None) -> ScheduleStore:
 
     scope: whose schedules; None: as the settings say.
     """
-    url = store_url(app)
     scope = scope or app.conf.beat_scope or app.main or "default"
+    store = _open(app, scope)
+    if app.signer is None:
+        return store
+    from qworker.beat.sealed import SealedScheduleStore
+
+    return SealedScheduleStore(store, app.signer, scope)
+
+
+def _open(app: QWorker, scope: str) -> ScheduleStore:
+    url = store_url(app)
     scheme = _scheme(url)
     if url is None or scheme == "memory":
         return MemoryScheduleStore(app.clock)

@@ -35,6 +35,7 @@ from qworker.cli.beat_shown import (
     print_entry,
     print_leader,
     shown_time,
+    told_whole,
     when,
     whole,
 )
@@ -44,7 +45,8 @@ from qworker.cli.completion import task_names
 from qworker.cli.groups import SuggestingGroup
 from qworker.cli.names import doubt_task, likely_task
 from qworker.cli.options import Instant, Number, app_option, json_option, open_app, process_options
-from qworker.cli.output import print_json, visible
+from qworker.cli.output import count, print_json, visible
+from qworker.cli.purge import confirm
 from qworker.conf.absent import BEAT_OPTIONS, BEAT_OPTIONS_WITHOUT_EFFECT
 from qworker.publishing.call import check_options, check_priority
 
@@ -260,6 +262,29 @@ def remove(name: str, app: str | None) -> None:
     """Remove the entry NAME. One of settings or code stays listed as removed, until `qworker beat reset`."""
     open_app(app).app.schedules.remove(name)
     click.echo(f"Removed {visible(name)}.")
+
+
+@beat.command()
+@click.argument("names", metavar="[NAME]...", nargs=-1, type=_NAME)
+@click.option("--all", "everything", is_flag=True, help="All entries that were changed or added by hand.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@app_option
+def sign(names: tuple[str, ...], everything: bool, yes: bool, app: str | None) -> None:
+    """Sign what was changed by hand with the first security_key; show first what is not signed with a key.
+
+    With a security_key entries that were changed or added by hand before are not called until they are
+    signed. Whoever can write to the schedule store can have put them there: look at them.
+    """
+    if bool(names) == everything:
+        raise click.UsageError("Name entries, or use --all.")
+    schedules = open_app(app).app.schedules
+    refused = [each for each in schedules.refused() if everything or each.name in names]
+    for each in refused:
+        click.echo(f"{visible(each.name)}: {visible(told_whole(each))}")
+    if refused:
+        confirm(f"Sign {count(len(refused), 'entry').replace('entrys', 'entries')}?", yes)
+    for name in schedules.sign(None if everything else _existing(schedules.get, names), refused):
+        click.echo(f"Signed {visible(name)}.")
 
 
 @beat.command()

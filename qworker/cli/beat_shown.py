@@ -54,6 +54,15 @@ def when(schedule: Schedule) -> str:
     return text if zone is None else f"{text} ({zone})"
 
 
+def told_whole(found: Listed) -> str:
+    """All that an entry says, in one line; of one that is wrong why."""
+    if found.removed:
+        return "removed"
+    if found.entry is None:
+        return found.error or "wrong"
+    return json.dumps(as_data(found.entry), default=str)
+
+
 def brief(app: QWorker, found: Listed) -> dict[str, Any]:
     """An entry for --json. The help of `list` tells of each key."""
     entry, state = found.entry, found.state or State()

@@ -138,18 +138,25 @@ class Signer:
 
     def seal(self, data: bytes, *subject: str | None) -> bytes:
         """*data* with a signature behind it that says what it is about, such as whose result it is."""
-        digest = self._mac(self._first, _RESULT, subject, data)
-        return b"%b%b%b:%b" % (data, SEAL, self._first.encode(), digest.encode())
+        return b"%b%b%b" % (data, SEAL, self.signature(data, *subject).encode())
 
     def unseal(self, data: bytes, *subject: str | None) -> bytes:
         """What seal() was given with the same *subject*; SecurityError for anything else."""
         unsealed, separator, signature = data.rpartition(SEAL)
-        key, _, digest = signature.decode("latin-1").partition(":")
-        if not separator or key not in self._keys:
-            raise SecurityError("it is not signed with a key of security_key")
-        if not _same(self._mac(key, _RESULT, subject, unsealed), digest):
-            raise SecurityError("its signature does not match")
+        self.check(unsealed, signature if separator else b"", *subject)
         return unsealed
+
+    def signature(self, data: bytes, *subject: str | None) -> str:
+        """The signature that seal() puts behind *data*, for who keeps it elsewhere."""
+        return f"{self._first}:{self._mac(self._first, _RESULT, subject, data)}"
+
+    def check(self, data: bytes, signature: bytes, *subject: str | None) -> None:
+        """Return if *signature* is that of *data* and *subject* by one of our keys; SecurityError if not."""
+        key, _, digest = signature.decode("latin-1").partition(":")
+        if key not in self._keys:
+            raise SecurityError("it is not signed with a key of security_key")
+        if not _same(self._mac(key, _RESULT, subject, data), digest):
+            raise SecurityError("its signature does not match")
 
     # -- orders --
 

@@ -731,3 +731,27 @@ def test_an_entry_that_is_never_due_is_an_error(project, tasks, run, entry, code
     assert checked.exit_code == code
     assert ("error: " in checked.stdout) == bool(code)
     assert run("doctor").exit_code == code
+
+
+def test_what_was_changed_before_there_was_a_key_is_shown_and_signed(entries, project, run, beat):
+    beat("set", "nightly", "--args", "[3, 4]")
+    beat("add", "mine", "tasks.add", "--every", "60", "--args", "[5, 6]")
+    project(**{"keyed.py": TASKS.replace('QWorker("tasks"', 'QWorker("tasks", security_key="k" * 32')})
+
+    def states():
+        found = json.loads(run("beat", "list", "--json", "-A", "keyed").stdout)["entries"]
+        return {each["name"]: each["state"] for each in found}
+
+    assert states() == {"nightly": "wrong", "mine": "wrong", "hourly": "active", "bad": "wrong"}
+    assert "qworker beat sign" in run("beat", "show", "mine", "-A", "keyed").stdout
+    assert run("beat", "sign", "-A", "keyed").exit_code == 2
+    asked = run("beat", "sign", "mine", "-A", "keyed")
+    assert "--yes" in asked.stderr
+    assert asked.stdout.startswith('mine: {"args": [5, 6],')
+    assert states()["mine"] == "wrong"
+    assert run("beat", "sign", "mine", "-y", "-A", "keyed").stdout.endswith("Signed mine.\n")
+    text = run("beat", "sign", "--all", "-y", "-A", "keyed").stdout
+    assert text.startswith('nightly: {"args": [3, 4],')
+    assert text.endswith("Signed mine.\nSigned nightly.\n")
+    assert states() == {"nightly": "active", "mine": "active", "hourly": "active", "bad": "wrong"}
+    assert run("beat", "sign", "--all", "-A", "tasks").exit_code == 1, "without a key"

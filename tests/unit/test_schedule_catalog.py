@@ -185,7 +185,6 @@ def test_a_damaged_edit_is_told_of(edit: bytes) -> None:
 def test_an_edit_comes_back() -> None:
     for edit in (Edit({}), Edit({"enabled": False}), Edit({}, removed=True), Edit({"task": "t"}, added=True)):
         assert read_edit(to_json(edit.as_data())) == edit
-    assert read_edit(None) is None
     assert json.loads(to_json(Edit({}).as_data())) == {"fields": {}}
     with pytest.raises(InvalidSchedule, match="no edit"):
         read_edit(b'{"added":true}')
