@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from qworker import states
-from qworker.errors import DamagedResult, ResultTimeout
+from qworker.backends.result_watcher import final
+from qworker.errors import BackendError, DamagedResult, ResultTimeout
 from qworker.message.exceptions import exception_of
 from qworker.results.awaiting import each_ended
 from qworker.results.waiting import HINT_AFTER, all_of, hint, refuse_to_wait_in_a_task
@@ -75,6 +76,12 @@ class Roll:
             result.keep(meta)
         return [(result, meta) for _, result, meta in ended]
 
+    def unsure(self, ended: Iterable[Ended]) -> list[str]:
+        """The ids of those before them of which nothing is known, while one of *ended* has failed, maybe
+        because of them: so what is raised does not depend on which was heard of first."""
+        failed = self._parents and any(meta["status"] in states.PROPAGATE_STATES for _, meta in ended)
+        return [each for each in self._parents if each not in self.missing] if failed else []
+
     def check(self) -> None:
         """Raise the DamagedResult of a result that cannot be read, once those are given that can be."""
         if self._damaged is not None:
@@ -126,12 +133,22 @@ def gather(
     watched = all_of(_hinting(app, roll), on_interval)
     for found in app.backend.wait_each(wanted, timeout, watched, interval):
         if ended := roll.take(found):
+            if unsure := roll.unsure(ended):
+                roll.take(_read(app, unsure))
             yield ended
         roll.check()
         if not roll.missing:
             return
     if timeout is not None:
         raise roll.overdue(app, len(results), timeout)
+
+
+def _read(app: QWorker, ids: list[str]) -> dict[str, Found]:
+    """Those of *ids* that have ended; none when the store does not answer."""
+    try:
+        return final(app.backend.read_many(ids))
+    except BackendError:
+        return {}
 
 
 def _hinting(app: QWorker, roll: Roll) -> Callable[[], None]:
@@ -165,6 +182,8 @@ async def gather_async(
     try:
         async for found in each_ended(app.backend, roll.ids(), timeout):
             if ended := roll.take(found):
+                if unsure := roll.unsure(ended):
+                    roll.take(await asyncio.to_thread(_read, app, unsure))
                 yield ended
             roll.check()
             if not roll.missing:

@@ -140,7 +140,8 @@ class AsyncResult(Generic[R]):
             return cast(R, None)
         if disable_sync_subtasks:
             refuse_to_wait_in_a_task()
-        if self.parent is not None and follow_parents and propagate:
+        follow = self.parent is not None and follow_parents and propagate
+        if follow:
             on_interval = all_of(partial(tree.raise_of_parents, self, waiting=True), on_interval)
             tree.raise_of_parents(self)
         if on_message is not None and self._meta is None:
@@ -152,6 +153,8 @@ class AsyncResult(Generic[R]):
             meta = self.keep(found)
         if on_message is not None:
             on_message(meta)
+        if follow and meta["status"] in states.PROPAGATE_STATES:
+            tree.raise_of_parents(self, waiting=True)  # one may have failed since: this fails because of it
         value = self._value(meta, propagate)
         if callback is not None:
             callback(self.id, value)
@@ -160,7 +163,8 @@ class AsyncResult(Generic[R]):
     wait = get
 
     def __await__(self) -> Generator[Any, None, R]:
-        """Wait without blocking the event loop; return the value or raise the exception, as get() does."""
+        """Wait without blocking the event loop; return the value or raise the exception, as get() does: that
+        of a task before this one, too."""
         return self._await().__await__()
 
     async def _await(self) -> R:
@@ -178,6 +182,10 @@ class AsyncResult(Generic[R]):
                 await asyncio.to_thread(hint, self.app, self.id, self._queue)
                 found = await ended(self.backend.watcher, self.id)
             meta = self.keep(found)
+        if self.parent is not None and meta["status"] in states.PROPAGATE_STATES:
+            import asyncio
+
+            await asyncio.to_thread(tree.raise_of_parents, self, True)
         return self._value(meta, True)
 
     then = callbacks.then

@@ -172,21 +172,22 @@ def singles_before(result: Node) -> list[AsyncResult[Any]]:
 
 
 def raise_of_parents(result: Node, waiting: bool = False) -> None:
-    """Raise the exception of a result before *result*, if one has failed; of the first, if several have.
+    """Raise the exception of a result before *result*, if one has failed; of the first, if several have. One
+    that cannot be read is passed over: its value is not what was asked for.
 
     waiting: somebody waits for *result*, and hears from there of a store that stays away.
     """
     parents = [parent for parent in reversed(singles_before(result)) if not parent.ignored]
     unknown = [parent.id for parent in parents if parent._meta is None]
     try:
-        found = result.backend.get_many(unknown) if unknown else {}
-    except BackendError as error:
-        if not waiting or isinstance(error, DamagedResult):
+        found = result.backend.read_many(unknown) if unknown else {}
+    except BackendError:
+        if not waiting:
             raise
         return
     for parent in parents:
         meta = parent._meta or found.get(parent.id)
-        if meta is not None and meta["status"] in states.READY_STATES:
+        if meta is not None and not isinstance(meta, DamagedResult) and meta["status"] in states.READY_STATES:
             parent._value(parent.keep(meta), True)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from qworker import GroupResult, QWorker, ResultSet
+from qworker.backends.base import Found
 from qworker.backends.memory import MemoryBackend
+from qworker.clock import SYSTEM_CLOCK
 from qworker.context import Context, pop, push, set_default_app
-from qworker.errors import ResultTimeout
+from qworker.errors import ChordError, ResultTimeout
 from qworker.message.exceptions import exception_to_dict
 from qworker.results.result import AsyncResult, result_from_tuple
 from qworker.results.waiting import allow_join_result
@@ -486,3 +488,54 @@ def test_a_tree_tells_what_is_known_with_one_look_for_each_level() -> None:
     assert [group(app, *ids).tree().state for ids in ("ab", "ax", "x", "c", "")] == [
         "FAILURE", "STARTED", "PENDING", "STARTED", "SUCCESS",
     ]  # fmt: skip
+
+
+class HeardOfLate(MemoryBackend):
+    """Its look at results before others finds nothing; who waits hears of the last one first."""
+
+    def __init__(self, app: QWorker, last: set[str]) -> None:
+        super().__init__("late://", app.conf, SYSTEM_CLOCK)
+        self.last = last
+        self.ending: Callable[[], None] = lambda: None
+
+    def read_many(self, ids: Collection[str]) -> dict[str, Found]:
+        found = super().read_many(ids)
+        if self.last.isdisjoint(ids):
+            self.ending()
+        return found
+
+    def wait_each(self, ids: Collection[str], *rest: Any) -> Iterator[dict[str, Found]]:
+        self.ending()
+        yield super().read_many([each for each in ids if each in self.last])
+        yield super().read_many([each for each in ids if each not in self.last])
+
+
+@pytest.mark.parametrize("how", ["get", "await"])
+@pytest.mark.parametrize("what", ["one", "group"])
+@pytest.mark.parametrize("damaged", [False, True], ids=["", "beside one that cannot be read"])
+def test_what_a_failed_chord_raises_does_not_depend_on_what_is_heard_of_first(
+    how: str, what: str, damaged: bool
+) -> None:
+    plain = QWorker("proj", broker=KeepingStore(), set_as_current=False)
+    backend = HeardOfLate(plain, {"body"})
+    app = QWorker("proj", broker=KeepingStore(), backend=backend, set_as_current=False)
+    header = group(app, "torn", "member") if damaged else group(app, "member")
+
+    def ending() -> None:
+        end(app, member=ValueError("the member's"), body=ChordError("Dependency member raised"))
+        if damaged:
+            backend.store_rows([("torn", "SUCCESS", b"[1, 2", backend.expiry())])
+
+    backend.ending = ending
+    result: Any = app.AsyncResult("body")
+    result.parent = header
+    if what == "group":
+        result = GroupResult("bodies", [app.AsyncResult("body")], header, app)
+
+    async def awaited() -> Any:
+        ending()
+        return await result
+
+    with pytest.raises(ValueError, match="the member's"):
+        asyncio.run(awaited()) if how == "await" else result.get(timeout=20)
+    app.close()
