@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 from qworker.errors import ConfigurationError
 from qworker.message.chain_text import CarriedChain
+from qworker.message.marks import MARKS
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -68,7 +69,8 @@ _DEFAULTS: dict[str, Any] = {
 _LIMITS = {"time_limit": 0, "soft_time_limit": 1}
 """Where the limits of the call stand in ``timelimit``."""
 
-_PROTOCOL_KEYS = frozenset(_DEFAULTS)
+_NOT_THE_CALLERS = frozenset((*_DEFAULTS, *MARKS, "signature"))
+"""Headers that the protocol has, or we have: no custom ones."""
 
 
 class Context:
@@ -206,7 +208,7 @@ class Context:
         if name == "children":
             value: Any = []
         elif name == "headers":
-            value = {key: self._headers[key] for key in self._headers.keys() - _PROTOCOL_KEYS} or None
+            value = {key: self._headers[key] for key in self._headers.keys() - _NOT_THE_CALLERS} or None
         elif name in _EMBEDDED:
             value = self._embed.get(name)
             if type(value) is CarriedChain:

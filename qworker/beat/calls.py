@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from qworker.beat.entry import Entry
-from qworker.canvas.membership import PUBLICATION
 from qworker.clock import isoformat
+from qworker.message.marks import PUBLICATION
 from qworker.publishing.transactions import holding_back
 from qworker.transports.lease import Envelope
 
@@ -52,7 +52,7 @@ def messages(app: QWorker, entry: Entry, due: float, task_id: str, numbered: boo
     headers: Mapping[str, Any] = options.pop("headers", None) or {}
     options["headers"] = {**headers, **marks}
     if numbered:
-        options["headers"][PUBLICATION] = secrets.randbits(62)
+        options[PUBLICATION] = secrets.randbits(62)
     if entry.expires is not None:
         options["expires"] = isoformat(due + entry.expires)
     options["task_id"] = task_id

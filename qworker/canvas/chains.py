@@ -18,6 +18,7 @@ from qworker.canvas.chords import chord
 from qworker.canvas.groups import Several, group, members_of, with_callback, with_options
 from qworker.canvas.signatures import Frozen, Signature, listed, maybe_signature, member
 from qworker.errors import PublishError
+from qworker.message.marks import over
 from qworker.naming import task_id as new_id
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class chain(Several):
         """Put *args* before and *kwargs* over those of the first step, *options* over its own."""
         if (args or kwargs) and self.tasks and not self["immutable"]:
             self.tasks[0] = member(self.tasks[0], self._app).clone(args, kwargs)
-        self["options"].update(options or {})
+        self["options"].update(over(options or {}, self["options"]))
 
     def unchained(self) -> list[Any]:
         """The steps, with the options of the chain where they belong."""
@@ -128,8 +129,6 @@ class chain(Several):
             for name, value in of_last.items():
                 last["options"].setdefault(name, value)
         if options:
-            if "headers" in options:  # of which joins the step is a part is said there, too
-                options["headers"] = {**(steps[0].options.get("headers") or {}), **(options["headers"] or {})}
             steps[0] = steps[0].clone(**options)
         return steps
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from qworker.canvas.groups import OF_THE_GROUP, app_of, group, with_callback
 from qworker.canvas.signatures import KINDS, Frozen, Signature, listed, maybe_signature, member, signature
 from qworker.errors import PublishError
+from qworker.message.marks import over
 from qworker.naming import task_id as new_id
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class chord(Signature):
             self["args"] = (*args, *self["args"])
         if kwargs:
             self["kwargs"]["kwargs"].update(kwargs)
-        self["options"].update(options or {})
+        self["options"].update(over(options or {}, self["options"]))
 
     def with_body(self, body: Any) -> Any:
         """Return a copy with another body."""

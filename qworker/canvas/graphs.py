@@ -22,6 +22,7 @@ from qworker.canvas.mapping import chunks
 from qworker.canvas.membership import MOST
 from qworker.canvas.signatures import GRAPH, Frozen, Signature, member, signature
 from qworker.errors import PublishError
+from qworker.message.marks import over
 from qworker.naming import near
 from qworker.naming import task_id as new_id
 from qworker.results.graph_result import GraphResult
@@ -163,7 +164,7 @@ class graph(Signature):
             self._put(
                 {name: self.nodes[name].clone(args, kwargs) for name in self.nodes if name not in self.after}
             )
-        self["options"].update(options or {})
+        self["options"].update(over(options or {}, self["options"]))
 
     def link(self, callback: Any) -> Any:
         """Have *callback* called with the values of a graph that something waits for; else raises TypeError,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from qworker.canvas.signatures import KINDS, Frozen, Signature, listed, maybe_signature, member, signature
 from qworker.context import get_current_app
 from qworker.errors import PublishError
+from qworker.message.marks import over
 from qworker.naming import task_id as new_id
 from qworker.naming import task_ids
 from qworker.results.group_result import GroupResult
@@ -92,7 +93,7 @@ class group(Several):
         """Put *args* before those of every member, *kwargs* over theirs, *options* over its own."""
         if args or kwargs:
             self.tasks = [each.clone(args, kwargs) for each in self.tasks]
-        self["options"].update(options or {})
+        self["options"].update(over(options or {}, self["options"]))
 
     def set_immutable(self, immutable: bool) -> None:
         """True: every member leaves out arguments that are given later."""

@@ -11,21 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from qworker.canvas.signatures import Signature, listed
+from qworker.message.marks import JOINS, PUBLICATION, marks_in
 from qworker.transports.lease import Part
 
-HEADER = "qworker_joins"
-"""Of the message."""
-FAILED = "qworker_failed"
-"""The header that says why the call is not to run but to fail: a member of the join before it has failed. Of
-an errback it is a mapping: the call that has failed so, and why."""
-MEMBERS = "qworker_members"
-"""The header that a body which is to fail has besides: ``{"ids": [of the members, in their order], "given":
-whether their values are its argument}``, so that it can run after all (``control/failed.py``)."""
 MOST_MEMBERS_TEXT = 64 * 1024
-"""Characters of these ids; where there are more, the header is left out."""
-PUBLICATION = "qworker_publication"
-"""The header that tells apart the messages of one body: its joiner may have died, and another published it
-again."""
+"""Characters of the ids in the mark MEMBERS; where there are more, it is left out."""
 MOST = 1000
 """Of how many joins one call may be a part."""
 
@@ -35,7 +25,7 @@ def parts_of(headers: Mapping[str, Any], status: str) -> tuple[Part, ...]:
 
     What is not of the header's form is passed over: it names no join that there is.
     """
-    named = headers.get(HEADER)
+    named = headers.get(JOINS)
     if not named or not isinstance(named, list | tuple):
         return ()
     task_id = headers.get("id")
@@ -54,13 +44,13 @@ def parts_of(headers: Mapping[str, Any], status: str) -> tuple[Part, ...]:
 def is_ignored(headers: Mapping[str, Any], by_task: bool | None) -> bool:
     """Tell whether the result of the call with *headers* is not to be kept. by_task: the option of its task,
     which does not count for a member of a join: whoever calls one has made sure that it may be kept."""
-    return bool(headers.get("ignore_result")) or (bool(by_task) and HEADER not in headers)
+    return bool(headers.get("ignore_result")) or (bool(by_task) and JOINS not in headers)
 
 
 def publication(call: Signature) -> dict[str, Any]:
-    """The header of *call* that tells its messages from those of another publication, if it has one."""
-    number = (call.options.get("headers") or {}).get(PUBLICATION)
-    return {} if number is None else {PUBLICATION: number}
+    """The mark of *call* that tells its messages from those of another publication, if it has one."""
+    marks = marks_in(call.options.get("headers") or {})
+    return {PUBLICATION: marks[PUBLICATION]} if PUBLICATION in marks else {}
 
 
 def calls_in(calls: Iterable[Any], following: bool = False) -> Iterator[Signature]:

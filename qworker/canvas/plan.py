@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker.canvas.chains import OF_THE_LAST, chain
 from qworker.canvas.checking import check
@@ -25,10 +25,13 @@ from qworker.canvas.graphs import graph
 from qworker.canvas.groups import OF_THE_GROUP, group, with_callback
 from qworker.canvas.join_body import JoinBody
 from qworker.canvas.mapping import chunks
-from qworker.canvas.membership import HEADER
 from qworker.canvas.signatures import Signature, listed, maybe_signature, member
 from qworker.canvas.stamping import NAMES, hand_on
 from qworker.context import current_context
+from qworker.message.marks import JOINS, mark, unmarked
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
 
 NOT_OF_THE_BODY = frozenset(["task_id", "parent_id", "link", "link_error", "chain"]) | OF_THE_HEADER
 """Options of a chord that are not those of its body."""
@@ -79,18 +82,23 @@ def plan(
     *,
     shared: bool,
     segment: int | None = None,
+    app: QWorker | None = None,
 ) -> Plan:
     """Say what calling *signature* publishes. Ids that are settled already stay.
 
     - args, kwargs, options: of the call, for what runs first; see the kinds of workflow.
     - shared (bool): the format of joins that only workers of ours know; False is Celery's.
     - segment: so many steps of a chain go into one message; None: all.
+    - app: that of the results, where the signature knows none.
 
     Raises PublishError for what is no workflow.
     """
     check(signature)
     work = maybe_signature(signature, clone=True)
+    work._app = work._app or app
     given = {name: value for name, value in (options or {}).items() if value is not None}
+    if "headers" in given:
+        given["headers"] = unmarked(given["headers"])
     callbacks, errbacks = given.pop("link", None), given.pop("link_error", None)
     work.add((), None, given)
     if isinstance(work, chain) and (names := listed(work["options"].get(NAMES))):
@@ -230,8 +238,6 @@ class _Calls:
         own, body, header = {**step["options"], **options}, step.body, step.header
         settled = NOT_OF_THE_BODY | (OF_THE_LAST & body["options"].keys())
         given = {name: value for name, value in own.items() if name not in settled}
-        if "headers" in given and (headers := body["options"].get("headers")):
-            given["headers"] = {**given["headers"], **headers}  # of which joins it is a part is said there
         body.add((), None, given)
         if body["subtask_type"] is None:
             body["options"].setdefault("group_id", header["options"]["task_id"])  # as in Celery
@@ -281,11 +287,10 @@ class _Calls:
 
 def _enter(call: Signature, join: str, number: int) -> None:
     """Make *call* the member *number* of *join*."""
-    headers = call["options"].get("headers") or {}
-    members = headers.get(HEADER)
+    members = (call["options"].get("headers") or {}).get(JOINS)
     others = members if isinstance(members, list | tuple) else ()
     # Tuples: a chord has one for each member, and they take less memory than lists.
-    call["options"]["headers"] = {**headers, HEADER: (*others, (join, number))}
+    mark(call["options"], {JOINS: (*others, (join, number))})
 
 
 def last_call(step: Any) -> Signature | None:

@@ -18,6 +18,7 @@ from qworker.canvas import stamping
 from qworker.canvas.plain import known_task, plain, sendable
 from qworker.conf.absent import SIGNATURE, absent
 from qworker.context import get_current_app
+from qworker.message.marks import apart, over, unmarked
 from qworker.naming import task_id as new_id
 from qworker.results.result import AsyncResult
 
@@ -180,7 +181,8 @@ class Signature(dict[str, Any]):
             if kwargs:
                 self["kwargs"].update(kwargs)
         if options:
-            self["options"].update(stamping.unstamped(options, self["options"]))
+            own = self["options"]
+            own.update(over(stamping.unstamped(options, own), own))
 
     partial = clone
 
@@ -200,7 +202,7 @@ class Signature(dict[str, Any]):
         """Put *options* over its own, and return it."""
         if immutable is not None:
             self.set_immutable(immutable)
-        self.options.update(options)
+        self.options.update(over(options, self.options))
         return self
 
     def set_immutable(self, immutable: bool) -> None:
@@ -309,12 +311,14 @@ class Signature(dict[str, Any]):
         **options: Unpack[SignatureOptions],
     ) -> Any:
         """Make the call; see Task.apply_async for *options*."""
+        if "headers" in options:
+            options["headers"] = unmarked(options["headers"])
         call = self.clone(args, kwargs, **options)
-        app = self.app
+        app, made = self.app, apart(call.options)
         task = app.tasks.get(call.task)
         if task is None:
-            return app.send_task(call.task, call.args, call.kwargs, **call.options)
-        return task.apply_async(call.args, call.kwargs, **call.options)
+            return app.send_task(call.task, call.args, call.kwargs, **made)
+        return task.apply_async(call.args, call.kwargs, **made)
 
     async def adelay(self, *args: Any, **kwargs: Any) -> Any:
         """delay() for asyncio: the event loop goes on while the broker takes the messages."""

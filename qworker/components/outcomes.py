@@ -17,7 +17,7 @@ from logging import ERROR, INFO, WARNING
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker import signals, states
-from qworker.canvas.membership import HEADER, is_ignored, parts_of
+from qworker.canvas.membership import is_ignored, parts_of
 from qworker.components.request import Failing, Request, Stranger
 from qworker.errors import (
     EncodeError,
@@ -33,6 +33,7 @@ from qworker.errors import (
 from qworker.message import protocol
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.failures import about_failure
+from qworker.message.marks import JOINS
 from qworker.message.reading import may_embed
 from qworker.publishing.retry import backoff_delay
 from qworker.safe_repr import safe_repr
@@ -345,7 +346,7 @@ def _told(
     app: QWorker, rule: Rule, request: Request | Stranger, outcome: Outcome, settlement: Ack | DeadLetter
 ) -> Ack | DeadLetter:
     """*settlement* with all that *rule* has in it: parts, the row, the message kept. Observers are told."""
-    if rule.part is not None and (HEADER in request.headers or outcome.parts):
+    if rule.part is not None and (JOINS in request.headers or outcome.parts):
         parts = *parts_of(request.headers, rule.part), *(Part(*part) for part in outcome.parts)
         settlement = settlement._replace(parts=parts)
     if rule.state is None and rule.signal is None:

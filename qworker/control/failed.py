@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qworker import states
-from qworker.canvas.membership import FAILED, MEMBERS, calls_in
+from qworker.canvas.membership import calls_in
 from qworker.errors import (
     ChordError,
     ConfigurationError,
@@ -23,6 +23,7 @@ from qworker.errors import (
     SecurityError,
 )
 from qworker.message.failures import error_and_traceback
+from qworker.message.marks import FAILED, MEMBERS
 from qworker.message.protocol import encode_parts, rewrite_body
 from qworker.message.reading import decode_body, may_embed, parse_headers, parse_properties
 from qworker.transports.lease import Again, Dead, FailedTasks

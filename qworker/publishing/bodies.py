@@ -12,16 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.backends.joins import Finished
 from qworker.canvas.join_body import JoinBody, read
-from qworker.canvas.membership import (
-    FAILED,
-    MEMBERS,
-    MOST_MEMBERS_TEXT,
-    PUBLICATION,
-    first_calls,
-    publication,
-)
+from qworker.canvas.membership import MOST_MEMBERS_TEXT, first_calls, publication
 from qworker.canvas.signatures import is_workflow
 from qworker.errors import DamagedResult, InvalidTaskMessage, PublishError
+from qworker.message.marks import FAILED, MEMBERS, PUBLICATION, apart, mark
 from qworker.publishing.transactions import holding_back
 from qworker.transports.lease import Envelope
 
@@ -53,9 +47,8 @@ def failed_messages_of(app: QWorker, body: JoinBody, why: str, members: Sequence
         marks[MEMBERS] = {"ids": list(members), "given": not calls[0][0].immutable}
     with holding_back(app) as held:
         for call, rest in calls:
-            headers = {**(call.options.get("headers") or {}), **marks}
             # By its name: nobody is to ask whether the task takes these arguments.
-            options = {**call.options, "headers": headers, "chain": rest or None}
+            options = {**apart(call.options), **marks, "chain": rest or None}
             app.send_task(call.task, call.args, call.kwargs, **options)
     return held
 
@@ -71,6 +64,5 @@ def read_body(app: QWorker, join: Finished) -> JoinBody:
     if join.parts and join.parts[-1].task_id:
         body.call.options.setdefault("parent_id", join.parts[-1].task_id)
     if not app.results_with_broker:
-        headers = body.call.options.get("headers") or {}
-        body.call.options["headers"] = {**headers, PUBLICATION: int(join.token, 16) >> 1}
+        mark(body.call.options, {PUBLICATION: int(join.token, 16) >> 1})
     return body

@@ -16,6 +16,7 @@ from qworker.canvas.signatures import Signature, listed, signatures
 from qworker.clock import from_epoch, isoformat, seconds, to_epoch_in
 from qworker.context import Context, current_context, message_headers
 from qworker.errors import ConfigurationError, PublishError
+from qworker.message.marks import MARKS, apart, marks_in, unmarked
 from qworker.message.protocol import TaskMessage, retry_headers
 from qworker.message.reading import HEADERS, MAX_ID, valid_id
 from qworker.message.serialization import content_types
@@ -95,9 +96,15 @@ class Invocation(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call on its way to the broker. due and expires are epoch seconds."""
+    """A call on its way to the broker.
+
+    - message: without marks.
+    - marks: headers of ours that go into it last.
+    - due, expires: epoch seconds.
+    """
 
     message: TaskMessage
+    marks: Mapping[str, Any]
     destination: Destination
     due: float | None
     expires: float | None
@@ -115,6 +122,7 @@ def check_options(app: QWorker, name: str, options: Mapping[str, Any]) -> None:
         elif (
             option not in OPTIONS
             and option not in FOR_CELERYS_SAKE
+            and option not in MARKS
             and option not in listed(options.get("stamped_headers"))
             and option not in app.middleware_options()
         ):
@@ -129,7 +137,7 @@ def read_call(app: QWorker, task: Task[..., Any] | None, item: Any) -> Invocatio
         if task is not None and item.task != task.name:
             raise PublishError(f"{task.name}.apply_many was given a call of {item.task}: use app.send_many")
         called = task or app.tasks.get(item.task)
-        return Invocation(called, item.task, item.args, item.kwargs, item.options)
+        return Invocation(called, item.task, item.args, item.kwargs, apart(item.options))
     if task is None:
         if isinstance(item, str):
             return Invocation(None, item, (), {}, {})
@@ -156,8 +164,9 @@ def make_call(app: QWorker, router: Router, invocation: Invocation, request: Con
     check_priority(name, options, app.conf.task_queue_max_priority)
     retry_policy = _retry_policy(name, options)
     if request is None:
-        defaults = _first_defaults(app, task)
+        marks, defaults = marks_in(options), _first_defaults(app, task)
     else:
+        marks = marks_in(message_headers(request))
         if not _KEPT.isdisjoint(options):
             options = {key: value for key, value in options.items() if key not in _KEPT}
         defaults = _next_defaults(request, task, options)
@@ -203,14 +212,14 @@ def make_call(app: QWorker, router: Router, invocation: Invocation, request: Con
         stamps=stamps_of(chosen),
         argsrepr=chosen.get("argsrepr"),
         kwargsrepr=chosen.get("kwargsrepr"),
-        headers=_headers(name, options.get("headers"), defaults.get("headers")),
+        headers=_headers(name, unmarked(options.get("headers")), defaults.get("headers")),
         reply_to=chosen.get("reply_to") or None,
         priority=destination.priority,
         serializer=chosen.get("serializer") or app.conf.task_serializer,
         compression=chosen.get("compression"),
     )
     add_to_parent = bool(options.get("add_to_parent", True))
-    return Call(message, destination, due, expires, options.get("retry"), retry_policy, add_to_parent)
+    return Call(message, marks, destination, due, expires, options.get("retry"), retry_policy, add_to_parent)
 
 
 def _reply_to(app: QWorker, task: Task[..., Any] | None, chosen: Mapping[str, Any]) -> str | None:
@@ -304,7 +313,7 @@ def _next_defaults(
         "headers": {
             key: value
             for key, value in kept.items()
-            if key not in HEADERS and key not in stamps and key != "compression"
+            if key not in HEADERS and key not in MARKS and key not in stamps and key != "compression"
         },
         "reply_to": request.reply_to,
         "queue": None if addressed else delivered.get("routing_key"),

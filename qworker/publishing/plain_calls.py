@@ -14,10 +14,10 @@ from json.encoder import encode_basestring_ascii as quote
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from qworker.canvas.membership import HEADER
 from qworker.canvas.signatures import Signature
 from qworker.message.chain_text import WrittenCalls, embedded
 from qworker.message.kombu_json import MAX_DEPTH, dumps
+from qworker.message.marks import JOINS
 from qworker.message.protocol import NO_EMBED_JSON, HeaderTemplate
 from qworker.message.reading import MAX_HEADERS, NO_EMBED, valid_id
 from qworker.message.serialization import encode_json
@@ -123,7 +123,7 @@ class MemberCalls:
         if headers:
             if headers.keys() != _OF_JOINS:
                 return None
-            more = f'{more},"{HEADER}":{dumps(headers[HEADER])}'
+            more = f'{more},"{JOINS}":{dumps(headers[JOINS])}'
             if len(more) > MAX_HEADERS // 2:
                 return None
         chain, chord = options.get("chain"), options.get("chord")
@@ -151,7 +151,7 @@ def _embed(chain: Any, chord: Any) -> str:
 
 
 _OF_MEMBERS = frozenset(["task_id", "root_id", "group_id", "group_index", "headers", "chain", "chord"])
-_OF_JOINS = frozenset([HEADER])
+_OF_JOINS = frozenset([JOINS])
 
 
 def plain_calls(app: QWorker, router: Router, task: Task[..., Any]) -> PlainCalls | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from json.encoder import encode_basestring_ascii as quote
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +22,7 @@ from qworker.canvas.signatures import Signature
 from qworker.context import Context, current_context
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.interrupts import deferred, let_pass
+from qworker.message.marks import MARKS, marks_in, unmarked
 from qworker.message.protocol import (
     EncodedMessage,
     TaskMessage,
@@ -314,10 +316,13 @@ class Publisher:
     def _prepare(self, call: Call, message: TaskMessage) -> _Ready:
         """Make the envelope of *message* after its observers have seen it. They may add to its headers."""
         signer = self.app.signer
+        if call.marks or not MARKS.isdisjoint(message.headers):
+            message = replace(message, headers={**unmarked(message.headers), **call.marks})
         encoded = encode(message, signer, self.app.conf.message_max_bytes)
         if before_task_publish.receivers:
             headers, properties = parse_headers(encoded.headers), parse_properties(encoded.properties)
             headers.pop("signature", None)
+            marks, headers = marks_in(headers), dict(unmarked(headers))
             before_task_publish.send(
                 message.task,
                 body=(
@@ -332,7 +337,7 @@ class Publisher:
                 declare=[],
                 retry_policy=self.app.conf.task_publish_retry_policy,
             )
-            encoded = encode_parts(headers, properties, encoded.body, signer)
+            encoded = encode_parts({**headers, **marks}, properties, encoded.body, signer)
         envelope = Envelope(
             call.destination.queue,
             encoded.headers,
@@ -359,7 +364,7 @@ class Publisher:
                     continue
                 after_task_publish.send(
                     call.message.task,
-                    headers=parse_headers(encoded.headers),
+                    headers=unmarked(parse_headers(encoded.headers)),
                     body=(call.message.args, call.message.kwargs, {}),
                     exchange=call.destination.exchange,
                     routing_key=call.destination.routing_key,

@@ -65,9 +65,8 @@ def planned(
     if not app.finalized:  # nothing is known of the tasks
         app.finalize()
     shared = app.shared_canvas
-    return plan(
-        signature, args, kwargs, options, shared=shared, segment=SEGMENT if shared and _joins(app) else None
-    )
+    segment = SEGMENT if shared and _joins(app) else None
+    return plan(signature, args, kwargs, options, shared=shared, segment=segment, app=app)
 
 
 def _joins(app: QWorker) -> bool:

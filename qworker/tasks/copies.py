@@ -15,9 +15,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from qworker.backends.joins import DONE_SECONDS, DONE_SECONDS_FOR_EVER
-from qworker.canvas.membership import PUBLICATION
 from qworker.context import Context, message_headers
 from qworker.errors import BackendError, NotSupported
+from qworker.message.marks import PUBLICATION
 from qworker.tasks.outcome import COPY, REQUEUED, Outcome
 from qworker.transports.join_parts import may_be_id
 

@@ -16,6 +16,7 @@ from qworker import states
 from qworker.canvas.signatures import signatures
 from qworker.context import Context, current_context, pop, push
 from qworker.errors import Reject, Replaced, Retry
+from qworker.message.marks import unmarked
 from qworker.message.protocol import Body
 from qworker.naming import node_name
 from qworker.naming import task_id as new_id
@@ -187,7 +188,7 @@ def _context(
         "group_index": options.get("group_index"),
         "stamped_headers": options.get("stamped_headers"),
         "stamps": stamps_of(options),
-        **(options.get("headers") or {}),
+        **(unmarked(options.get("headers")) or {}),
     }
     delivery_info = {
         "is_eager": True,

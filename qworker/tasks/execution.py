@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from qworker import signals, states
-from qworker.canvas.membership import FAILED, is_ignored
+from qworker.canvas.membership import is_ignored
 from qworker.context import Context, calls_within, enter_by, message_headers, pop, push
 from qworker.errors import (
     BackendError,
@@ -35,6 +35,7 @@ from qworker.errors import (
 )
 from qworker.interrupts import let_pass
 from qworker.message.exceptions import exception_to_dict
+from qworker.message.marks import FAILED
 from qworker.middleware import compose
 from qworker.publishing.transactions import holding_back
 from qworker.safe_repr import safe_repr, storable

@@ -15,13 +15,14 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from qworker import states
-from qworker.canvas.membership import FAILED, calls_in, first_calls, parts_of, publication
+from qworker.canvas.membership import calls_in, first_calls, parts_of, publication
 from qworker.canvas.signatures import Signature, listed, signature
 from qworker.canvas.stamping import NAMES, hand_on
 from qworker.context import Context, carried_chain
 from qworker.errors import ChordError, InvalidTaskMessage, NotSupported, PublishError, QWorkerError
 from qworker.message.chain_text import WrittenCalls
 from qworker.message.exceptions import exception_to_dict
+from qworker.message.marks import FAILED, apart, mark
 from qworker.naming import ids_of
 from qworker.publishing.call import OPTIONS
 from qworker.publishing.transactions import holding_back
@@ -156,20 +157,19 @@ def _tell(app: QWorker, errback: Signature, call: Signature, why: str, marks: Ma
 
         made = planned(app, errback, (call.id,))
         for each in made.calls:
-            each["options"]["headers"] = {**(each["options"].get("headers") or {}), **marks}
+            mark(each["options"], marks)
         start(app, made)
         return
-    known = _known(errback.options)
-    known["headers"] = {**(known.get("headers") or {}), **marks}
+    known = {**apart(_known(errback.options)), **marks}
     if _takes(app.tasks.get(errback.task), errback, (None, None, "")):
         told = {"id": call.id, "task": call.task, "args": call.args, "kwargs": call.kwargs, "why": why}
-        known["headers"][FAILED] = told
+        known[FAILED] = told
     args = errback.args if errback.immutable else (call.id, *errback.args)
     app.send_task(errback.task, args, errback.kwargs, **known)
 
 
 def for_failed(function: Callable[..., Any], told: Any) -> Callable[..., Any]:
-    """What is run instead of *function*, in whose message the header FAILED is *told*: of the body of a chord
+    """What is run instead of *function*, in whose message the mark FAILED is *told*: of the body of a chord
     nothing (it raises ChordError), of an errback of that itself, with what it takes."""
     if not isinstance(told, Mapping):
         raise ChordError(str(told))

@@ -19,13 +19,14 @@ from qworker.canvas.chains import chain
 from qworker.canvas.checking import check
 from qworker.canvas.groups import with_callback
 from qworker.canvas.mapping import chunks
-from qworker.canvas.membership import HEADER, parts_of
+from qworker.canvas.membership import parts_of
 from qworker.canvas.plan import last_call
 from qworker.canvas.signatures import Signature, listed, maybe_signature
 from qworker.canvas.stamping import hand_on
 from qworker.context import message_headers, pop, push
 from qworker.errors import ConfigurationError, NotInChord, PublishError, Replaced
 from qworker.interrupts import conclude
+from qworker.message.marks import JOINS, mark
 from qworker.naming import ids_of, task_id
 from qworker.publishing.workflows import planned, refuse_ignored, start
 from qworker.states import FAILURE
@@ -57,7 +58,7 @@ def replacement(task: Task[..., Any], sig: Any) -> Signature:
     if request.stamps:
         hand_on(step, request.stamped_headers or list(request.stamps), request.stamps)
     last = _placed(step, request, nesting)
-    if request.chord or HEADER in (last["options"].get("headers") or {}):
+    if request.chord or JOINS in (last["options"].get("headers") or {}):
         refuse_ignored(app, [last])
     rest = [Signature.from_dict(each, app) for each in reversed(listed(request.chain))]
     if not rest:
@@ -87,8 +88,8 @@ def _placed(step: Any, request: Context, nesting: int) -> Signature:
         "replaced_task_nesting": nesting,
     }
     last["options"].update({name: value for name, value in taken.items() if value is not None})
-    if joins := message_headers(request).get(HEADER):
-        last["options"]["headers"] = {**(last["options"].get("headers") or {}), HEADER: joins}
+    if joins := message_headers(request).get(JOINS):
+        mark(last["options"], {JOINS: joins})
     return last
 
 
@@ -152,8 +153,8 @@ def add_to_chord(task: Task[..., Any], sig: Any, lazy: bool) -> Any:
         )
     last["options"].update(group_id=group, group_index=number)
     if shared:
-        headers = last["options"].get("headers") or {}
-        last["options"]["headers"] = {**headers, HEADER: [*(headers.get(HEADER) or ()), [group, number]]}
+        joined = (last["options"].get("headers") or {}).get(JOINS) or ()
+        mark(last["options"], {JOINS: [*joined, [group, number]]})
     else:
         last["options"]["chord"] = request.chord
     if lazy:

@@ -11,9 +11,9 @@ import pytest
 from qworker import chain, graph, group
 from qworker.backends.joins import Join
 from qworker.canvas.chords import chord
-from qworker.canvas.membership import HEADER
 from qworker.canvas.plan import SEGMENT
 from qworker.canvas.signatures import Signature
+from qworker.message.marks import JOINS
 from qworker.naming import task_id
 from tests.acceptance.harness import REPOSITORY, Site
 from tests.acceptance.ledger import STARTED, messages_run
@@ -33,7 +33,7 @@ def open_join(site: Site, *members: Signature) -> str:
     """Have *members* called, and then their body; its id."""
     name, body = task_id(), Signature("gather", options={"task_id": task_id()}, app=site.client)
     site.client.backend.joins.open([Join(name, len(members), json.dumps(body).encode())])
-    called = [member.clone(headers={HEADER: [[name, n]]}) for n, member in enumerate(members)]
+    called = [member.clone(headers={JOINS: [[name, n]]}) for n, member in enumerate(members)]
     site.client.send_many(called)
     return str(body.id)
 
@@ -177,7 +177,7 @@ def test_a_member_whose_process_is_killed_fails_the_body_once(site: Site) -> Non
     body.link_error(told)
     site.client.backend.joins.open([Join(name, 2, json.dumps(body).encode())])
     for number, member in enumerate((work(site, 1), Signature("die_once", app=site.client))):
-        member.clone(headers={HEADER: [[name, number]]}).apply_async()
+        member.clone(headers={JOINS: [[name, number]]}).apply_async()
     worker = site.start()
     result = site.client.AsyncResult(str(body.id))
     site.until(result.ready, "the body to fail")

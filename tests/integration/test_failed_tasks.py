@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from qworker import QWorker
-from qworker.canvas.membership import FAILED, MEMBERS
 from qworker.errors import ConfigurationError, Ignore, MessageError, NotSupported, Reject, SecurityError
+from qworker.message.marks import FAILED, MEMBERS
 from qworker.message.reading import parse_headers
 from qworker.message.signing import Signer
 from qworker.testing import FakeClock, MemoryStore, StepWorker

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from qworker import QWorker, chain, chord, group, signature
 from qworker.backends.joins import Join
-from qworker.canvas.membership import HEADER, PUBLICATION
 from qworker.canvas.signatures import Signature
 from qworker.errors import QWorkerError
+from qworker.message.marks import JOINS, PUBLICATION
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 from qworker.transports.lease import Envelope
 
@@ -148,7 +148,7 @@ def test_a_worker_that_gets_it_goes_on(house: House, data: st.DataObject, which:
 @given(joins=ODD | st.lists(st.tuples(ODD, ODD) | st.just(["j", 0]), max_size=4), number=ODD)
 def test_a_worker_that_gets_odd_headers_goes_on(house: House, joins: Any, number: Any) -> None:
     house.app.backend.joins.open([Join("j", 3, b"")])
-    send(house, {}, "give", **{HEADER: joins, PUBLICATION: number})
+    send(house, {}, "give", **{JOINS: joins, PUBLICATION: number})
     house.works()
 
 

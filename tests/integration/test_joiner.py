@@ -12,10 +12,10 @@ import pytest
 from qworker import QWorker, Reject
 from qworker.backends.joins import Finished, Join, Joins
 from qworker.canvas.join_body import JoinBody
-from qworker.canvas.membership import HEADER
 from qworker.canvas.signatures import Signature
 from qworker.components.joiner import RETRY_SECONDS, Joiner
 from qworker.errors import BackendError, ChordError, ConfigurationError, EncodeError
+from qworker.message.marks import JOINS
 from qworker.naming import task_id
 from qworker.results.result import AsyncResult
 from qworker.testing import FakeClock, StepWorker
@@ -89,7 +89,7 @@ class House:
         written = body if isinstance(body, bytes) else json.dumps(body.set(task_id=identity)).encode()
         self.app.backend.joins.open([Join(name, len(members) if size is None else size, written, expires)])
         for number, member in enumerate(members):
-            member.clone(headers={HEADER: [[name, number]]}).apply_async()
+            member.clone(headers={JOINS: [[name, number]]}).apply_async()
         return self.app.AsyncResult(identity)
 
     def s(self, name: str, *args: Any, **options: Any) -> Signature:
@@ -198,7 +198,7 @@ def test_a_body_that_fails_is_a_failed_part_of_its_own_join(house: House) -> Non
     outer = task_id()
     last = house.s("gather").set(task_id=task_id())
     house.app.backend.joins.open([Join(outer, 1, json.dumps(last).encode())])
-    inner = house.s("gather").set(headers={HEADER: [[outer, 0]]})
+    inner = house.s("gather").set(headers={JOINS: [[outer, 0]]})
     with StepWorker(house.app) as worker:
         result = house.join([house.s("fail")], inner)
         worker.run()
@@ -210,7 +210,7 @@ def test_the_rest_of_a_chain_fails_along_and_the_join_hears_of_its_last(house: H
     join, body = task_id(), house.s("gather").set(task_id=task_id())
     house.app.backend.joins.open([Join(join, 1, json.dumps(body).encode())])
     second = house.s("give").set(task_id="second")
-    last = house.s("give").set(task_id="last", headers={HEADER: [[join, 0]]})
+    last = house.s("give").set(task_id="last", headers={JOINS: [[join, 0]]})
     house.s("fail").apply_async(chain=[dict(last), dict(second)])
     with StepWorker(house.app) as worker:
         worker.run()
@@ -251,7 +251,7 @@ def test_values_that_are_gone_fail_the_body(house: House) -> None:
         result = house.join([house.s("give", 1, task_id="first")], house.s("gather"), size=2)
         worker.run()
         house.app.backend.forget("first")
-        house.s("give", 2).set(headers={HEADER: [[house.opened, 1]]}).apply_async()
+        house.s("give", 2).set(headers={JOINS: [[house.opened, 1]]}).apply_async()
         worker.run()
         with pytest.raises(ChordError, match="the result of member first is not there"):
             result.get(timeout=5)

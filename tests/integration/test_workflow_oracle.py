@@ -11,9 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import threading
 import time
-from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,14 +22,13 @@ from hypothesis import strategies as st
 
 from qworker import QWorker, signature
 from qworker.errors import PublishError
-from qworker.results.group_result import GroupResult
 from qworker.worker import Worker
 from tests.contract.join_places import MySQLJoinPlace, PostgreSQLJoinPlace
 from tests.contract.place_amqp import AMQPPlace
 from tests.contract.place_redis import RedisPlace
 from tests.support import flows
-from tests.support.flows import Expected, Failed, canvas, expected, shown
-from tests.support.waiting import PATIENCE
+from tests.support.flow_runs import Ledger, is_ready, tree, value_of
+from tests.support.flows import Expected, Failed, canvas, expected
 
 pytestmark = pytest.mark.integration
 
@@ -48,83 +45,6 @@ SEARCH = settings(
 """What fails is not made smaller: a flow that hangs takes seconds."""
 QUIET = 5.0
 """Seconds in which nothing happens while a flow has not ended: it never will."""
-
-
-class Ledger:
-    """What ran, of each flow."""
-
-    def __init__(self, app: QWorker) -> None:
-        self.app = app
-        self._lock = threading.Lock()
-        self._tick = itertools.count()
-        self.runs: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
-        """``(number, start, end)`` of each run."""
-        self.told: dict[str, Counter[int]] = defaultdict(Counter)
-        self.changed = time.monotonic()
-
-        def note(flow: str, number: int, start: int) -> None:
-            with self._lock:
-                self.runs[flow].append((number, start, next(self._tick)))
-                self.changed = time.monotonic()
-
-        def run(task: Any, given: Any, flow: str, number: int, fails: bool, retries: int) -> str:
-            start = next(self._tick)
-            try:
-                if task.request.retries < retries:
-                    raise task.retry(countdown=0, max_retries=retries)
-                if fails:
-                    raise ValueError(number)
-                return shown(number, given)
-            finally:
-                note(flow, number, start)
-
-        @app.task(name="call", bind=True)
-        def call(this: Any, *given: Any, flow: str, number: int, fails: bool, retries: int) -> str:
-            return run(this, given, flow, number, fails, retries)
-
-        @app.task(name="acall", bind=True)
-        async def acall(this: Any, *given: Any, flow: str, number: int, fails: bool, retries: int) -> str:
-            return run(this, given, flow, number, fails, retries)
-
-        @app.task(name="item")
-        def item(of: Any) -> str:
-            return star(*of)
-
-        @app.task(name="star")
-        def star(flow: str, number: int, place: int, fails: bool) -> str:
-            start = next(self._tick)
-            try:
-                if fails:
-                    raise ValueError(number)
-                return shown(number, [place])
-            finally:
-                note(flow, number, start)
-
-        def tell(flow: str, number: int) -> None:
-            with self._lock:
-                self.told[flow][number] += 1
-                self.changed = time.monotonic()
-
-        @app.task(name="told")
-        def told(failed: str, *, flow: str, number: int) -> None:
-            tell(flow, number)
-
-        @app.task(name="told_now")
-        def told_now(request: Any, error: Any, traceback: Any, *, flow: str, number: int) -> None:
-            tell(flow, number)
-
-    def ran(self, flow: str) -> Counter[int]:
-        return Counter(number for number, *_ in list(self.runs[flow]))
-
-    def order_kept(self, flow: str, before: set[tuple[int, int]]) -> None:
-        first: dict[int, int] = {}
-        last: dict[int, tuple[int, int]] = {}
-        for number, start, end in self.runs[flow]:
-            first[number] = min(start, first.get(number, start))
-            last[number] = max((start, end), last.get(number, (start, end)))
-        for one, other in before:
-            if one in last and other in first:
-                assert last[one][1] < first[other], f"{other} began before {one} had ended"
 
 
 class Place:
@@ -175,14 +95,14 @@ class Place:
         ledger = self.ledger
         if ledger.ran(name) != +want.runs or ledger.told[name] != want.told:
             return False
-        return all(map(_ready, tree(result)))
+        return all(map(is_ready, tree(result)))
 
     def compare(self, flow: Any, name: str, want: Expected, result: Any) -> None:
         shape = repr(flow)
         assert dict(self.ledger.ran(name)) == dict(+want.runs), shape
         assert dict(self.ledger.told[name]) == dict(want.told), shape
         self.ledger.order_kept(name, want.before)
-        assert not [each for each in tree(result) if not _ready(each)], shape
+        assert not [each for each in tree(result) if not is_ready(each)], shape
         assert value_of(result) == want.value, shape
 
     def close(self) -> None:
@@ -196,29 +116,6 @@ class Place:
         finally:
             self.app.close()
             self.clear()
-
-
-def tree(result: Any) -> Iterator[Any]:
-    """*result*, and every result before it and in it."""
-    waiting = [result]
-    while waiting:
-        each = waiting.pop()
-        yield each
-        if each.parent is not None:
-            waiting.append(each.parent)
-        if isinstance(each, GroupResult):
-            waiting += each.results
-
-
-def _ready(result: Any) -> bool:
-    return bool(getattr(result, "ignored", False) or result.ready())
-
-
-def value_of(result: Any) -> Any:
-    if isinstance(result, GroupResult):
-        return [value_of(each) for each in result.results]
-    value = result.get(timeout=PATIENCE, propagate=False)
-    return Failed(type(value).__name__) if isinstance(value, BaseException) else value
 
 
 def sqlite(directory: Path) -> Place:
@@ -320,6 +217,9 @@ def test_what_runs_eagerly_is_what_plain_python_says(flow: Any, dicts: bool) -> 
         "flows", broker="memory://", backend="cache+memory://", task_always_eager=True, set_as_current=False
     )
     ledger = Ledger(app)
+    for part in flows.parts_of(flow):
+        if isinstance(part, flows.Call):
+            part.ignored = False  # whoever calls eagerly has the value all the same
     want = expected(flow, ())
     call = canvas(flow, app.tasks, "f")
     if dicts:
@@ -330,7 +230,7 @@ def test_what_runs_eagerly_is_what_plain_python_says(flow: Any, dicts: bool) -> 
     assert value_of(result) == want.value
     assert dict(ledger.ran("f")) == dict(+want.runs)
     ledger.order_kept("f", want.before)
-    assert all(map(_ready, tree(result)))
+    assert all(map(is_ready, tree(result)))
 
 
 def _fails(value: Any) -> bool:

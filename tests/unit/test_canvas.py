@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qworker import QWorker, Signature, chain, chord, group, maybe_signature, signature
-from qworker.canvas.membership import HEADER, first_calls
+from qworker.canvas.membership import first_calls
 from qworker.canvas.plan import plan
 from qworker.errors import NotSupported, PublishError
+from qworker.message.marks import JOINS
 from qworker.publishing.plain_calls import MemberCalls
 from qworker.signals import before_task_publish
 from tests.support.stores import KeepingStore, make_app
@@ -163,10 +164,10 @@ def test_a_plan_of_a_chord_opens_one_join() -> None:
         "d",
         made.result.id,
     )
-    assert first.options["headers"] == {HEADER: ((join.id, 0),)}
+    assert first.options["headers"] == {JOINS: ((join.id, 0),)}
     assert "headers" not in second.options
     (last,) = second.options["chain"]
-    assert last["options"]["headers"] == {HEADER: ((join.id, 1),)}
+    assert last["options"]["headers"] == {JOINS: ((join.id, 1),)}
     assert made.result.parent.id == join.id
     assert not made.sizes
 
@@ -174,8 +175,8 @@ def test_a_plan_of_a_chord_opens_one_join() -> None:
 def test_a_chord_in_a_chord_is_a_part_by_its_body() -> None:
     made = plan(chord([chord([A, B], C), D], A), shared=True)
     inner, outer = sorted(made.joins, key=lambda join: join.body.call["task"], reverse=True)
-    assert inner.body.call["options"]["headers"] == {HEADER: ((outer.id, 0),)}
-    assert [call.options["headers"][HEADER] for call in made.calls] == [
+    assert inner.body.call["options"]["headers"] == {JOINS: ((outer.id, 0),)}
+    assert [call.options["headers"][JOINS] for call in made.calls] == [
         ((inner.id, 0),),
         ((inner.id, 1),),
         ((outer.id, 1),),
@@ -393,7 +394,7 @@ def test_a_member_is_written_the_short_way_as_the_long_way(
 
     short = sent()
     assert [headers.get("group_index") for headers, *_ in short] == [0, 1, None]
-    joins = [headers.get(HEADER) for headers, *_ in short]
+    joins = [headers.get(JOINS) for headers, *_ in short]
     assert joins == ([[[flow.joins[0].id, 0]], [[flow.joins[0].id, 1]], None] if shared else [None] * 3)
     before_task_publish.connect(observe := lambda **_: None)
     try:

@@ -9,7 +9,6 @@ import pytest
 
 from qworker import QWorker, Signature, Task, chain, group, signals
 from qworker.backends.memory import MemoryBackend
-from qworker.canvas.membership import PUBLICATION
 from qworker.context import Context, pop, push
 from qworker.errors import (
     BackendError,
@@ -23,6 +22,7 @@ from qworker.errors import (
     WorkerLost,
 )
 from qworker.message.exceptions import exception_to_dict
+from qworker.message.marks import PUBLICATION
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers, parse_properties
 from qworker.tasks import aftermath, followup
 from qworker.tasks.execution import execute

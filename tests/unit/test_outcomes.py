@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from qworker import QWorker, signals
-from qworker.canvas.membership import HEADER, parts_of
+from qworker.canvas.membership import parts_of
 from qworker.components import outcomes
 from qworker.components.mailbox import Mailbox
 from qworker.components.outcomes import MAX_REDELIVERY_SECONDS, OUTCOMES, Rule, end
@@ -19,6 +19,7 @@ from qworker.components.settler import Settler
 from qworker.components.status.counters import Counters
 from qworker.errors import NotRegistered, QWorkerError
 from qworker.message import protocol
+from qworker.message.marks import JOINS
 from qworker.tasks.outcome import (
     COPY,
     EXPECTED,
@@ -350,7 +351,7 @@ def test_the_log_record_says_what_became_of_the_call(
 
 @EACH
 def test_the_part_column_decides(kind: str, changed: Any, caplog: pytest.LogCaptureFixture) -> None:
-    headers = {"headers": {HEADER: [["join", 3], ["other", 0]]}}
+    headers = {"headers": {JOINS: [["join", 3], ["other", 0]]}}
     case = PLAIN[kind]._replace(leased={**PLAIN[kind].leased, **headers})
     changed(kind, message=store_instead, part="INSTEAD")
     settlement = End(case, caplog).settlement
@@ -368,8 +369,8 @@ def test_the_part_column_decides(kind: str, changed: Any, caplog: pytest.LogCapt
      [["join", 2**31]], [["join", 1, 2]], [None]],
 )  # fmt: skip
 def test_what_names_no_join_is_part_of_none(named: Any) -> None:
-    assert parts_of({"id": "x", HEADER: named}, "SUCCESS") == ()
-    assert parts_of({HEADER: [["join", 1]]}, "SUCCESS") == ()
+    assert parts_of({"id": "x", JOINS: named}, "SUCCESS") == ()
+    assert parts_of({JOINS: [["join", 1]]}, "SUCCESS") == ()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in OUTCOMES if kind not in (UNKNOWN, UNREADABLE)])
@@ -430,7 +431,7 @@ def test_nothing_is_stored_of_a_task_whose_result_is_ignored() -> None:
 @pytest.mark.parametrize("kind", [SUCCESS, FAILURE, EXPECTED, REJECTED, LOST])
 def test_what_a_child_has_stored_is_not_stored_again(kind: str, acked: bool) -> None:
     rooms, one = made({"max_deliveries": 1}, {})
-    one.headers[HEADER] = [["join", 0]]
+    one.headers[JOINS] = [["join", 0]]
     one.acked = acked
     settlement = end(rooms.app, one, Outcome(kind, 1.0, "why", row=ROW, stored=True), NOW)
     assert isinstance(settlement, Ack | DeadLetter)
