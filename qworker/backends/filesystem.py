@@ -31,6 +31,7 @@ from qworker.backends.keyvalue import KeyValueBackend
 from qworker.backends.keyvalue_joins import JOIN_PREFIX, PART_PREFIX
 from qworker.clock import Clock
 from qworker.errors import BackendError, ConfigurationError
+from qworker.transports.connect_errors import refuse_parameters
 
 LONGEST_NAME = 200
 """Characters of a file name; longer keys are told apart by their hash."""
@@ -47,6 +48,7 @@ class FilesystemBackend(KeyValueBackend):
 
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
+        refuse_parameters(url, "result_backend")
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
             raise ConfigurationError(

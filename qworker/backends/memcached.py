@@ -22,6 +22,7 @@ from qworker.clock import Clock
 from qworker.errors import BackendError, ConfigurationError, EncodeError
 from qworker.interrupts import apart
 from qworker.naming import install_command
+from qworker.transports.connect_errors import refuse_parameters
 
 try:
     pymemcache: Any = import_module("pymemcache")  # which has no types
@@ -45,6 +46,7 @@ class MemcachedBackend(Backend):
 
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
+        refuse_parameters(url, "result_backend")
         text = url.partition("://")[2].strip("/")
         self._servers = (
             [_address(url, server) for server in text.split(";")] if text else [("127.0.0.1", PORT)]

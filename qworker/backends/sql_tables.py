@@ -20,7 +20,7 @@ from sqlalchemy.dialects.mysql import LONGBLOB, MEDIUMTEXT
 
 from qworker.errors import ConfigurationError
 from qworker.naming import install_command
-from qworker.transports.connect_errors import check_libpq
+from qworker.transports.connect_errors import PREPARE_THRESHOLD, check_libpq, prepare_threshold_of
 from qworker.transports.join_parts import MAX_ID
 from qworker.transports.sql.result_rows import LONGEST_ID
 from qworker.transports.sql.schema import SQL_MODE
@@ -225,7 +225,7 @@ def connect(url: str, options: dict[str, Any], short_lived: bool) -> sa.Engine:
                 )
             driver = {"MySQLdb": "mysqldb", "mariadb": "mariadbconnector"}.get(installed[0], installed[0])
             parsed = parsed.set(drivername=f"{dialect}+{driver}")
-        parsed = _by_tls(parsed, options)
+        parsed = _with_options(parsed, options)
         usual = _USUAL.get(parsed.get_driver_name(), {})
         patience = {name: value for name, value in usual.items() if name not in parsed.query}
         options["connect_args"] = {**patience, **options.get("connect_args", {})}
@@ -248,20 +248,29 @@ def connect(url: str, options: dict[str, Any], short_lived: bool) -> sa.Engine:
         raise ConfigurationError(f"result_backend: {error}", setting="result_backend") from None
 
 
-def _by_tls(url: sa.URL, options: dict[str, Any]) -> sa.URL:
-    """See to what *url* says of TLS; return what is left for SQLAlchemy to read.
+def _with_options(url: sa.URL, options: dict[str, Any]) -> sa.URL:
+    """Add what *url* asks of the connection to *options*; return what is left for SQLAlchemy to read.
 
     PyMySQL gets from us what the broker's connection gets, so that the same words mean the same to both.
     """
     if url.get_backend_name() == "postgresql":
         check_libpq(url.query, "result_backend")
+        if url.drivername.endswith("+psycopg") and (prepared := url.query.get(PREPARE_THRESHOLD)):
+            number = prepare_threshold_of(str(prepared), "result_backend")
+            options["connect_args"] = {PREPARE_THRESHOLD: number, **options.get("connect_args", {})}
+            url = url.difference_update_query([PREPARE_THRESHOLD])
+        if url.drivername.endswith("+psycopg"):
+            psycopg = import_module("psycopg")
+            try:
+                psycopg.conninfo.make_conninfo(**dict.fromkeys(url.query, ""))
+            except psycopg.ProgrammingError as error:
+                raise ConfigurationError(f"result_backend: {error}", setting="result_backend") from None
     if not url.drivername.endswith("+pymysql"):
         return url
     # OpenSSL is only for those who use PyMySQL, which loads it too.
-    tls = import_module("qworker.transports.tls")
-    parameters, _ = tls.divided((name, str(value)) for name, value in url.query.items())
-    asked = tls.tls_of("mysql", parameters, setting="result_backend")
-    if asked is not None:
-        context = asked.checked("result_backend").context()
-        options["connect_args"] = {"ssl": context, **options.get("connect_args", {})}
-    return url.difference_update_query(parameters)
+    read = import_module("qworker.transports.sql.mysql_options").asked_of
+    asked = read(((name, str(value)) for name, value in url.query.items()), "result_backend")
+    if asked.tls is not None:
+        asked.tls.checked("result_backend")
+    options["connect_args"] = {**asked.arguments(), **options.get("connect_args", {})}
+    return url.set(query={})

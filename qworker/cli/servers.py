@@ -160,10 +160,12 @@ def _ask_redis(url: str, setting: str, conf: Any) -> Iterator[Fact]:
 def _ask_postgresql(url: str, setting: str, conf: Any) -> Iterator[Fact]:
     import psycopg
 
+    postgresql = import_module("qworker.transports.sql.postgresql")
     scheme, _, rest = url.removeprefix("db+").partition("://")
     where = mask_urls(url)
     plain = f"{scheme.partition('+')[0]}://{rest}"
-    with psycopg.connect(plain, connect_timeout=int(TIMEOUT), autocommit=True) as connection:
+    fields = {**postgresql.fields_of(plain), "connect_timeout": int(TIMEOUT)}
+    with psycopg.connect(autocommit=True, **fields) as connection:
         before = time.time()
         row = connection.execute(
             "SELECT extract(epoch FROM clock_timestamp())::float, current_setting('server_version'), "
@@ -184,13 +186,10 @@ def _ask_postgresql(url: str, setting: str, conf: Any) -> Iterator[Fact]:
 def _ask_mysql(url: str, setting: str, conf: Any) -> Iterator[Fact]:
     mysql = import_module("qworker.transports.sql.mysql")
     where = mask_urls(url)
-    fields, tls = mysql.connection_fields(url.removeprefix("db+"))
-    connection = import_module("pymysql").connect(
-        **{**fields, "database": fields["database"] or None},
-        ssl=None if tls is None else tls.context(),
-        connect_timeout=int(TIMEOUT),
-        read_timeout=int(TIMEOUT),
-    )
+    arguments = mysql.asked_by(url.removeprefix("db+")).arguments()
+    patience = {"connect_timeout": int(TIMEOUT), "read_timeout": int(TIMEOUT)}
+    database = arguments["database"] or None
+    connection = import_module("pymysql").connect(**{**arguments, **patience, "database": database})
     try:
         with connection.cursor() as cursor:
             before = time.time()

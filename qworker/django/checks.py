@@ -14,6 +14,7 @@ from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.checks import register as register_with_django
+from django.db import DEFAULT_DB_ALIAS
 
 from qworker.django.conf import ClusterConf, conf
 from qworker.django.execution.reporters import options_of_reporters, reporter_class
@@ -26,6 +27,7 @@ from qworker.django.settings.layers import (
     unknown_keys,
     wrong_values,
 )
+from qworker.django.transports.databases import check_options
 from qworker.django.transports.urls import CHECKED, url_and_options
 from qworker.errors import ConfigurationError
 from qworker.naming import import_object
@@ -68,7 +70,9 @@ def check_broker(**_: Any) -> Messages:
                 import_object(configuration.broker_class)
             if sentence := missing_client(choice):
                 raise ConfigurationError(sentence)
-            if choice.broker in CHECKED:
+            if choice.broker == "orm":
+                _check_database(configuration.orm or DEFAULT_DB_ALIAS)
+            elif choice.broker in CHECKED and not _lacks_cache(configuration):
                 url_and_options(choice.broker, configuration)
             title, most = _MOST.get(choice.broker, ("", math.inf))
             if configuration.bulk > most:
@@ -86,6 +90,16 @@ def check_broker(**_: Any) -> Messages:
                 Error(f"{where}: {configuration.broker_class} cannot be imported: {error}", id="qworker.E002")
             )
     return found
+
+
+def _check_database(alias: str) -> None:
+    if alias in settings.DATABASES:  # E004 tells of others
+        check_options(alias)
+
+
+def _lacks_cache(configuration: ClusterConf) -> bool:
+    """Whether the broker is a cache that is not there, which E004 tells."""
+    return configuration.django_redis is not None and configuration.django_redis not in settings.CACHES
 
 
 def check_neighbour(**_: Any) -> Messages:

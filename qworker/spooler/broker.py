@@ -38,6 +38,7 @@ from qworker.spooler.messages import MessageConsumer
 from qworker.spooler.place import prepared
 from qworker.spooler.writing import NewJob, Sync, Writer
 from qworker.transports.capabilities import capabilities_of
+from qworker.transports.connect_errors import refuse_parameters, refuse_setting
 from qworker.transports.lease import Admin, Broker, Dead, Envelope, Leased, QueueInfo, Sender
 from qworker.transports.presence import Presence
 
@@ -299,6 +300,8 @@ def open_broker(url: str | None, conf: Settings) -> SpoolBroker:
 
     The only option (``broker_transport_options``) is ``sync``: nothing, file or directory.
     """
+    refuse_parameters(url or "", "broker_url")
+    refuse_setting(conf.broker_use_ssl, "a spool is a directory of this machine: take it out")
     parts = urlsplit(url or "")
     directory = unquote(parts.path)
     if parts.netloc or not directory.startswith("/") or not directory.strip("/"):
@@ -307,6 +310,11 @@ def open_broker(url: str | None, conf: Settings) -> SpoolBroker:
             setting="broker_url",
         )
     options = dict(conf.broker_transport_options)
+    if unknown := sorted(set(options) - {"sync"}):
+        raise ConfigurationError(
+            f"broker_transport_options: spool:// has the option sync, and not {unknown[0]!r}",
+            setting="broker_transport_options",
+        )
     try:
         sync = Sync(options.get("sync", Sync.DIRECTORY.value))
     except ValueError:

@@ -121,6 +121,8 @@ def open_broker(url: str | None, conf: Settings) -> Broker:
             setting="broker_url",
         )
     store: Broker = import_module(module).open_broker(url, conf)
+    if options := conf.broker_transport_options:
+        import_module("qworker.transports.known_options").warn(url, options)
     return store
 
 

@@ -143,6 +143,8 @@ _MEANINGS = (
 )
 _HANGING_UP = re.compile(r"reset by peer|broken pipe|EOF occurred|closed (by|the connection)", re.IGNORECASE)
 _WAITING = re.compile(r"in time|timed out|timeout", re.IGNORECASE)
+PREPARE_THRESHOLD = "prepare_threshold"
+"""What a URL of PostgreSQL may have besides what its library knows: psycopg's own."""
 _LIBPQ_FILES = ("sslrootcert", "sslcert", "sslkey")
 _PATTERNS = [(re.compile(pattern, re.IGNORECASE), meaning) for pattern, meaning in _MEANINGS]
 
@@ -196,4 +198,29 @@ def check_libpq(parameters: Mapping[str, Any], setting: str) -> None:
     if wrong:
         raise ConfigurationError(
             f"{setting}: {wrong}; name a file that the user of this process may read", setting=setting
+        )
+
+
+def prepare_threshold_of(text: str, setting: str) -> int | None:
+    """How often psycopg sees a statement before it prepares it: a number, or "none" for never, as poolers may
+    want it. ConfigurationError for anything else."""
+    if text.lower() in ("none", ""):
+        return None
+    if text.isdecimal():
+        return int(text)
+    raise ConfigurationError(
+        f"{setting}: {PREPARE_THRESHOLD} is a whole number or none, and not {text!r}", setting=setting
+    )
+
+
+def refuse_parameters(url: str, setting: str) -> None:
+    """ConfigurationError when *url*, the value of *setting*, has parameters: it is one of a kind that has
+    none."""
+    query = url.partition("?")[2].partition("#")[0]
+    if query:
+        name = query.partition("&")[0].partition("=")[0]
+        raise ConfigurationError(
+            f"{setting}: {url.partition(':')[0]}:// has no parameters, and the URL has {name!r}: take it "
+            "out; a question mark in a path or a password is written %3F",
+            setting=setting,
         )

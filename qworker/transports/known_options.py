@@ -1,15 +1,19 @@
 """Which of ``broker_transport_options`` a broker of ours looks at: what it does not is likely a mistake.
 
-Comes from:  ``as_kombu/options.py`` and ``config check``, with what somebody has set.
+Comes from:  ``open_broker``, ``as_kombu/options.py`` and ``config check``, with what somebody has set.
 Goes to:     a warning. It is no error: options of kombu's transport for the same server may stay when ours
              takes its place. NATS, MongoDB and the spool refuse what they do not know, and SQS hands it to
              kombu's transport: they are not here.
-Thread:      any; pure.
+Thread:      any; pure, but that warn() says each thing once.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
+from functools import cache
+
+logger = logging.getLogger(__name__)
 
 _REDIS = frozenset({
     "global_keyprefix", "priority_scale", "priority_steps", "visibility_timeout", "unacked_key",
@@ -42,3 +46,15 @@ def without_effect(url: str | None, options: Iterable[str], more: Iterable[str] 
         f"broker_transport_options: {scheme}:// does not look at {', '.join(ignored)}; it has "
         f"{', '.join(there_are) if there_are else 'no options'}"
     )
+
+
+def warn(url: str | None, options: Iterable[str], more: Iterable[str] = ()) -> None:
+    """Log what without_effect() says, once a process: a worker opens several connections, and another after
+    each loss."""
+    _say(without_effect(url, options, more))
+
+
+@cache
+def _say(text: str) -> None:
+    if text:
+        logger.warning("%s", text)

@@ -10,30 +10,45 @@ wait for a request's transaction, nor end with it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from qworker.errors import ConfigurationError
+from qworker.naming import import_object
 
+LINKS = "qworker.transports.sql.links"
+"""The module that only a project with such a server needs."""
 VENDORS = ("sqlite", "postgresql", "mysql")
 """Databases in which messages can be kept."""
-_POSTGRESQL = frozenset(
-    ["sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "service", "passfile", "options",
-     "target_session_attrs", "connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval",
-     "keepalives_count", "hostaddr", "channel_binding", "gssencmode"]
-)  # fmt: skip
-"""Options of Django's that libpq takes."""
-_MYSQL_TLS = {"ca": "ssl_ca", "cert": "ssl_cert", "key": "ssl_key"}
+_OF_DJANGOS_CURSORS = frozenset({
+    "cursor_factory", "connection_factory", "row_factory", "context", "client_encoding", "autocommit",
+    "prepare_threshold", "isolation_level", "assume_role", "pool", "server_side_binding",
+})  # fmt: skip
+"""Options for PostgreSQL that are about statements of Django's, or are seen to by name."""
+_OF_DJANGOS_ROWS = frozenset({"conv", "cursorclass", "converter_class", "isolation_level"})
+"""Options for MySQL that are Python's objects, or Django's alone; all others are the URL's to know."""
+_CONNECTOR_FLAGS = ("client_flags", "raise_on_warnings", "buffered", "use_pure")
+"""Options of MySQL Connector that are about rows."""
+_OF_SQLITE = frozenset({
+    "database", "timeout", "check_same_thread", "isolation_level", "detect_types", "factory",
+    "cached_statements", "uri", "autocommit", "transaction_mode", "init_command",
+})  # fmt: skip
+"""Options for SQLite: they are about statements, or how long to wait for others, and ours have their own."""
+_SSL_FLAG = 2048
+"""CLIENT.SSL, among the flags of MySQL's client."""
 
 
 def url_of(alias: str) -> str:
     """Return the URL of the database *alias*.
 
-    Raises ConfigurationError for one that cannot be a broker: another vendor's, or one in memory.
+    Raises ConfigurationError for one that cannot be a broker: another vendor's, one in memory, or one with an
+    option that cannot be carried over.
     """
     connection = connections[alias]
     vendor = connection.vendor
@@ -43,7 +58,27 @@ def url_of(alias: str) -> str:
             "PostgreSQL, MySQL and MariaDB can. Set Q_CLUSTER['orm'] to the alias of one, or another broker",
             setting="Q_CLUSTER['orm']",
         )
-    return _URLS[vendor](alias, connection.settings_dict)
+    try:
+        given = dict(connection.get_connection_params())
+    except ImproperlyConfigured as error:
+        raise ConfigurationError(f"the database {alias!r}: {error}", setting="DATABASES") from None
+    return _URLS[vendor](alias, connection.settings_dict, given)
+
+
+def check_options(alias: str) -> None:
+    """Raise ConfigurationError when the database *alias* cannot be the broker for the sake of its options.
+    Nothing is connected to. Those in memory and of other vendors are told of when a cluster starts."""
+    if connections[alias].vendor not in VENDORS or is_in_memory(alias):
+        return
+    url = url_of(alias)
+    if not url.startswith("sqlite:"):
+        try:
+            import_object(f"{LINKS}:connector")(url, 1.0, {}, f"DATABASES[{alias!r}]")
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{error}. The broker connects to that database by itself, and as Django does",
+                setting="DATABASES",
+            ) from None
 
 
 def is_in_memory(alias: str) -> bool:
@@ -66,44 +101,93 @@ def own_connection(alias: str) -> Any:
     return made
 
 
-def _sqlite(alias: str, settings: Mapping[str, Any]) -> str:
+def _sqlite(alias: str, settings: Mapping[str, Any], given: dict[str, Any]) -> str:
     if is_in_memory(alias):
         raise ConfigurationError(
             f"the database {alias!r} is in memory, which no other process can read: a cluster needs a file. "
             "In tests, Q_CLUSTER = {'sync': True} runs tasks at once",
             setting="Q_CLUSTER['orm']",
         )
-    return f"sqlite:///{quote(str(Path(settings['NAME']).absolute()))}"
+    unknown = sorted(set(given) - _OF_SQLITE)
+    name = str(settings["NAME"])
+    if name.startswith("file:"):
+        parts = urlsplit(name)
+        name = unquote(parts.path)
+        unknown += [f"{key}={value}" for key, value in parse_qsl(parts.query) if _matters(key, value)]
+    if unknown:
+        raise _not_carried(alias, unknown[0])
+    return f"sqlite:///{quote(str(Path(name).absolute()))}"
 
 
-def _postgresql(alias: str, settings: Mapping[str, Any]) -> str:
-    options = dict(settings.get("OPTIONS") or {})
-    query = {name: value for name, value in options.items() if name in _POSTGRESQL}
-    return _server("postgresql", settings, query, "host")
+def _matters(name: str, value: str) -> bool:
+    """Whether a parameter of SQLite's URI makes another connection of ours."""
+    return name != "cache" and (name, value) not in (("mode", "rw"), ("mode", "rwc"))
 
 
-def _mysql(alias: str, settings: Mapping[str, Any]) -> str:
-    options = dict(settings.get("OPTIONS") or {})
-    query = {name: options[name] for name in ("unix_socket", "read_default_file") if name in options}
-    tls = options.get("ssl") or {}
-    query |= {_MYSQL_TLS[name]: value for name, value in tls.items() if name in _MYSQL_TLS}
-    return _server("mysql", settings, query, "unix_socket")
+def _postgresql(alias: str, settings: Mapping[str, Any], given: dict[str, Any]) -> str:
+    options = settings.get("OPTIONS") or {}
+    query = {name: value for name, value in given.items() if name not in _OF_DJANGOS_CURSORS}
+    query = {name: value for name, value in query.items() if value is not None}
+    if role := options.get("assume_role"):
+        escaped = re.sub(r"([\\\s])", r"\\\1", str(role))
+        query["options"] = f"{query.get('options', '')} -c role={escaped}".strip()
+    if "prepare_threshold" in options:  # Django's own default says what its ORM needs
+        query["prepare_threshold"] = options["prepare_threshold"]
+    database = query.pop("dbname", "")
+    return _server("postgresql", database, query, {"host": "host", "port": "port"})
 
 
-def _server(scheme: str, settings: Mapping[str, Any], query: dict[str, Any], socket: str) -> str:
-    """socket: the parameter by which a path in place of a host is told."""
-    host, port = str(settings.get("HOST") or ""), settings.get("PORT")
-    if host.startswith("/"):
-        query[socket], host = host, ""
-    user, password = settings.get("USER") or "", settings.get("PASSWORD") or ""
-    who = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
+def _mysql(alias: str, settings: Mapping[str, Any], given: dict[str, Any]) -> str:
+    query = {name: value for name, value in given.items() if name not in _OF_DJANGOS_ROWS}
+    options = settings.get("OPTIONS") or {}
+    for name in ("charset", "collation", *_CONNECTOR_FLAGS):
+        query.pop(name, None)  # of Django's text and rows; ours has its own
+    tls = query.pop("ssl", None)
+    if isinstance(tls, Mapping):
+        query |= {name if name.startswith("ssl") else f"ssl_{name}": value for name, value in tls.items()}
+    elif tls is True:
+        query.setdefault("ssl_mode", "REQUIRED")
+    elif tls:
+        raise _not_carried(alias, "ssl", "an object; write a mapping with 'ca', 'cert' and 'key'")
+    flags = options.get("client_flag", 0)
+    query.pop("client_flag", None)
+    if flags & _SSL_FLAG and not any(name.startswith("ssl") for name in query):
+        query["ssl_mode"] = "REQUIRED"
+    for written, name in (("passwd", "password"), ("db", "database")):
+        if written in query:
+            query.setdefault(name, query.pop(written))
+    database = query.pop("database", "")
+    query = {name: value for name, value in query.items() if value is not None}
+    return _server("mysql", database, query, {"host": "unix_socket", "port": "port"})
+
+
+def _not_carried(alias: str, option: str, what: str = "") -> ConfigurationError:
+    return ConfigurationError(
+        f"DATABASES[{alias!r}] has the option {option!r}, which the broker's own connection to it cannot be "
+        f"given{f': {what}' if what else ''}; take it out, or set another broker in Q_CLUSTER",
+        setting="DATABASES",
+    )
+
+
+def _server(scheme: str, database: Any, query: dict[str, Any], names: Mapping[str, str]) -> str:
+    """query: who we are and where the server is, and options. names: the parameters by which a host and a
+    port are told that cannot stand in the address."""
+    host, port = str(query.pop("host", None) or ""), str(query.pop("port", None) or "")
+    if host.startswith(("/", "@")) or "," in host + port:
+        query[names["host"]] = host
+        if port:
+            query[names["port"]] = port
+        host = port = ""
+    user, password = query.pop("user", None) or "", query.pop("password", None) or ""
+    who = quote(str(user), safe="") + (f":{quote(str(password), safe='')}" if password else "")
     if ":" in host:
         host = f"[{host}]"
     where = f"{who}@{host}" if who else host
     if port:
         where += f":{port}"
-    asked = f"?{urlencode({name: str(value) for name, value in query.items()})}" if query else ""
-    return f"{scheme}://{where}/{quote(str(settings.get('NAME') or ''), safe='')}{asked}"
+    asked = {name: str(value) for name, value in query.items()}
+    text = f"?{urlencode(asked, quote_via=quote)}" if asked else ""
+    return f"{scheme}://{where}/{quote(str(database or ''), safe='')}{text}"
 
 
 _URLS = {"sqlite": _sqlite, "postgresql": _postgresql, "mysql": _mysql}

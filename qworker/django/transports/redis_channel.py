@@ -26,7 +26,8 @@ _links: dict[tuple[int, Endpoint], Links] = {}
 
 
 def _place() -> Endpoint:
-    return endpoint(url_and_options("redis")[0])
+    url, more = url_and_options("redis")
+    return endpoint(url, more.get("broker_transport_options"))
 
 
 def _channel() -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -17,15 +18,31 @@ from django.conf import settings
 
 from qworker.django.conf import ClusterConf, conf
 from qworker.errors import ConfigurationError
-from qworker.naming import import_object
+from qworker.naming import import_object, near
 
 MONGO = "qworker.django.transports.mongo_url"
+REDIS_CACHE = "qworker.django.transports.redis_cache"
+REDIS_OPTIONS = "qworker.transports.redis.client_options"
+REDIS = "qworker.transports.redis.url"
 IRONMQ = "qworker.transports.ironmq.address"
 """Modules that only a project with that broker needs."""
 _DISQUE_KEEPS = 30 * 86400
 """Seconds after which Disque forgets a job, done or not."""
 _TTL_OF_RETRY = 4
 """A job must live at least so many times the seconds of retry: see the transport."""
+_SQS = (
+    "aws_region", "region_name", "aws_access_key_id", "aws_secret_access_key",
+    "receive_message_wait_time_seconds", "endpoint_url",
+)  # fmt: skip
+_NOT_OF_SQS = {
+    "aws_session_token": "put it into the environment, with both keys, as AWS_SESSION_TOKEN",
+    "profile_name": "put it into the environment, as AWS_PROFILE",
+    "botocore_session": "boto3 makes the session; put what it is to know into the environment",
+    "aws_account_id": "SQS does not need it: take it out",
+}
+"""Options of boto3's session that cannot be carried over, and what to do."""
+_OF_REDIS = ("broker_transport_options", "result_backend_transport_options")
+"""Settings for the same server: results of what is no package are there as well."""
 Found = tuple[str, dict[str, Any]]
 """A URL, and settings of qworker."""
 
@@ -38,39 +55,46 @@ def url_and_options(kind: str, conf: ClusterConf = conf) -> Found:
 
 def _redis(conf: ClusterConf) -> Found:
     if conf.django_redis:
-        return _django_redis(conf.django_redis), {}
-    given = conf.redis
-    if isinstance(given, str):
-        return given, {}
-    given = dict(given or {})
-    password, user = given.get("password"), given.get("username")
-    who = f"{quote(user or '', safe='')}:{quote(password, safe='')}@" if password else ""
-    if given.get("unix_socket_path"):
-        return f"redis+socket://{who}{given['unix_socket_path']}?virtual_host={given.get('db', 0)}", {}
-    scheme = "rediss" if given.get("ssl") else "redis"
-    host, port = given.get("host", "localhost"), given.get("port", 6379)
-    return f"{scheme}://{who}{host}:{port}/{given.get('db', 0)}", {}
-
-
-def _django_redis(alias: str) -> str:
-    location = settings.CACHES[alias]["LOCATION"]
-    first = location if isinstance(location, str) else location[0]
-    return str(first).split(",")[0]
+        factory = getattr(settings, "DJANGO_REDIS_CONNECTION_FACTORY", None)
+        url, options = import_object(f"{REDIS_CACHE}:cache_url")(conf.django_redis, settings.CACHES, factory)
+    elif isinstance(conf.redis, str):
+        url, options = conf.redis, {}
+    else:
+        url, options = import_object(f"{REDIS_OPTIONS}:url_of")(conf.redis or {}, "Q_CLUSTER['redis']")
+    if find_spec("redis") is not None:
+        import_object(f"{REDIS}:endpoint")(url, options)
+    return url, dict.fromkeys(_OF_REDIS, options) if options else {}
 
 
 def _sqs(conf: ClusterConf) -> Found:
-    given = dict(conf.sqs)
+    given = {name: value for name, value in conf.sqs.items() if value is not None}
+    for name in given:
+        if name not in _SQS:
+            raise _wrong_sqs(f"has the option {name!r}: {_NOT_OF_SQS.get(name) or _meant(name)}")
     key, secret = given.get("aws_access_key_id"), given.get("aws_secret_access_key")
+    if bool(key) != bool(secret):
+        raise _wrong_sqs("has one of 'aws_access_key_id' and 'aws_secret_access_key', and needs both or none")
     who = f"{quote(key, safe='')}:{quote(secret, safe='')}@" if key and secret else ""
     options: dict[str, Any] = {"visibility_timeout": conf.retry}
     if region := given.get("aws_region") or given.get("region_name"):
         options["region"] = region
-    if wait := given.get("receive_message_wait_time_seconds"):
-        options["wait_time_seconds"] = wait
+    if "receive_message_wait_time_seconds" in given:
+        options["wait_time_seconds"] = given["receive_message_wait_time_seconds"]
     where = urlsplit(given.get("endpoint_url") or "")
+    if where.path.strip("/") or where.query or "@" in where.netloc:
+        raise _wrong_sqs("has an 'endpoint_url' that is more than http:// or https://, a host and a port")
     if where.scheme == "https":
         options["is_secure"] = True
     return f"sqs://{who}{where.netloc}", {"broker_transport_options": options}
+
+
+def _meant(name: str) -> str:
+    hint = near(str(name), _SQS, 1)
+    return f"did you mean {hint[0]!r}?" if hint else f"it can have {', '.join(_SQS)}"
+
+
+def _wrong_sqs(text: str) -> ConfigurationError:
+    return ConfigurationError(f"Q_CLUSTER['sqs'] {text}", setting="sqs")
 
 
 def _mongo(conf: ClusterConf) -> Found:
@@ -115,5 +139,5 @@ _URLS: dict[str, Callable[[ClusterConf], Found]] = {
     "disque": _disque,
     "ironmq": _ironmq,
 }
-CHECKED = frozenset({"mongo", "disque", "ironmq"})
+CHECKED = frozenset({"redis", "sqs", "mongo", "disque", "ironmq"})
 """Kinds whose keys url_and_options() looks at, in place of the server's client."""

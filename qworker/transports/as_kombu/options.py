@@ -8,10 +8,8 @@ Thread:      any; pure, but that it says once of each mistake that it is one.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,7 @@ from kombu.utils.url import parse_url
 
 from qworker.conf.resolved import Settings
 from qworker.errors import ConfigurationError
-from qworker.transports.known_options import without_effect
-
-logger = logging.getLogger(__name__)
+from qworker.transports.known_options import warn
 
 SETTINGS = {
     "lease_seconds": "worker_lease_seconds",
@@ -131,16 +127,10 @@ def settings_of(client: Any, url: str) -> Settings:
     values: dict[str, Any] = {
         setting: options.pop(option) for option, setting in SETTINGS.items() if option in options
     }
-    _warn(without_effect(url, options, (*SETTINGS, *OWN)))
+    warn(url, options, (*SETTINGS, *OWN))
     values["broker_transport_options"] = options
     if client.ssl:
         values["broker_use_ssl"] = client.ssl
     if client.connect_timeout:
         values["broker_connection_timeout"] = max(0.1, float(client.connect_timeout))
     return Settings(values, label="broker_transport_options", environ={}, directory=Path(os.devnull))
-
-
-@cache  # a Celery worker opens several connections, and another after each loss
-def _warn(text: str) -> None:
-    if text:
-        logger.warning("%s", text)

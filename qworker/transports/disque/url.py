@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from qworker.conf.secrets import mask_urls
 from qworker.errors import ConfigurationError
+from qworker.transports.connect_errors import refuse_parameters
 
 PORT = 7711
 _NODE = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.%]+)\]|(?P<name>[^\[\]:/@,\s]+))(?::(?P<port>\d{1,5}))?")
@@ -37,6 +38,7 @@ class Nodes(NamedTuple):
 
 def parsed(url: str) -> Nodes:
     """Raises ConfigurationError for what is no such URL; the password is not shown."""
+    refuse_parameters(url, "broker_url")
     rest = url.partition("://")[2].rstrip("/")
     login, _, places = rest.rpartition("@")
     password = unquote(login.partition(":")[2] or login.strip(":")) or None

@@ -24,6 +24,7 @@ from qworker.transports.connect_errors import explained
 from qworker.transports.mongodb.layout import DATABASE, INDEXES, RECORD_OF_ALL, Document, Names
 
 pymongo: Any = import_module("pymongo")
+uri_parser: Any = import_module("pymongo.uri_parser")
 errors: Any = import_module("pymongo.errors")
 bson: Any = import_module("bson")
 bson_errors: Any = import_module("bson.errors")
@@ -43,7 +44,7 @@ class Server:
     """The database that *url* names, with its collections.
 
     setting: which has the URL, for errors. options: PyMongo's, which the URL goes before. database: its name,
-    None: that of the URL."""
+    None: that of the URL. Raises ConfigurationError for a parameter of the URL that there is none of."""
 
     def __init__(
         self,
@@ -66,6 +67,12 @@ class Server:
         self._database: Any = None
         self._reached = False
         self._replicated = False
+        try:  # of a name that it does not know PyMongo's client only warns
+            if query := url.partition("?")[2]:
+                uri_parser.split_options(query)
+        except (errors.PyMongoError, ValueError, TypeError) as error:
+            text = f"the parameters of {self.safe_url} are not all of MongoDB's: {mask_urls(str(error))}"
+            raise self._wrong(f"{setting}: {text}") from None
 
     # -- the connection --
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from qworker.conf.kinds import BOOLEAN
 from qworker.conf.secrets import mask_urls
 from qworker.errors import ConfigurationError
 from qworker.naming import install_command
 from qworker.transports.connect_errors import while_connecting
+from qworker.transports.redis.client_options import checked
 from qworker.transports.tls import Tls, divided, tls_of
 
 try:
@@ -27,6 +29,13 @@ except ImportError as error:
         setting="broker_url",
     ) from error
 
+_IN_THE_ADDRESS = {"host", "port", "path", "unix_socket_path", "socket_keepalive_options"}
+"""Options of redis-py's connection that no parameter of a URL is."""
+_READ: dict[str, Callable[[str], Any]] = {
+    "socket_timeout": float,
+    "socket_connect_timeout": float,
+    "socket_keepalive": BOOLEAN.read,
+}
 SOCKET_TIMEOUT = 10.0
 CONNECT_TIMEOUT = 5.0
 
@@ -60,11 +69,13 @@ def endpoint(
     if scheme == "sentinel":
         return _sentinel(url, options, use_ssl, setting)
     parts = urlsplit(url)
-    asked, fields = _query(parts.query)
+    asked, fields = _query(parts.query, setting)
     tls: Tls | None = None
     if scheme in ("redis+socket", "unix", "redis+unix"):
         kind: Any = redis.UnixDomainSocketConnection
         fields["path"] = unquote(parts.path)
+        if asked or use_ssl:
+            raise ConfigurationError(f"{setting}: a socket has no TLS, which was asked for", setting=setting)
         if not fields["path"]:
             raise _wrong(url, "it names no socket: write redis+socket:///path/to/redis.sock?virtual_host=0")
     elif scheme in ("redis", "rediss", "valkey", "valkeys"):
@@ -113,7 +124,7 @@ def _sentinel(url: str, options: Mapping[str, Any], use_ssl: Any, setting: str) 
         user, _, password = login.partition(":")
         fields |= {"username": unquote(user)} if user else {}
         fields |= {"password": unquote(password)} if password else {}
-        asked_here, fields_here = _query(parts.query)
+        asked_here, fields_here = _query(parts.query, setting)
         asked |= asked_here
         fields |= fields_here
         if parts.path.strip("/"):
@@ -131,15 +142,24 @@ def _sentinel(url: str, options: Mapping[str, Any], use_ssl: Any, setting: str) 
     return Endpoint(mask_urls(url), fields["db"], ("sentinel", name, fields["db"]), connect)
 
 
-def _query(text: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """What the parameters of a URL say of TLS, and of the rest."""
+def _query(text: str, setting: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """What the parameters of a URL say of TLS, and of the rest. Raises ConfigurationError for one that there
+    is none of, or whose value means nothing."""
     asked, others = divided(parse_qsl(text))
-    fields: dict[str, Any] = dict(others)
-    if "virtual_host" in fields:
-        fields["db"] = fields.pop("virtual_host")
-    for name in ("socket_timeout", "socket_connect_timeout"):
+    if "virtual_host" in others:
+        others["db"] = others.pop("virtual_host")
+    if elsewhere := _IN_THE_ADDRESS & others.keys():
+        text = ", ".join(sorted(elsewhere))
+        raise ConfigurationError(f"{setting}: {text} stands in the address of a URL", setting=setting)
+    fields: dict[str, Any] = checked(others, setting)
+    for name, read in _READ.items():
         if name in fields:
-            fields[name] = float(fields[name])
+            try:
+                fields[name] = read(fields[name])
+            except ValueError as error:
+                raise ConfigurationError(
+                    f"{setting}: {name} is {fields[name]!r} ({error})", setting=setting
+                ) from None
     return asked, fields
 
 
@@ -191,7 +211,7 @@ def _common(url: str, fields: dict[str, Any], options: Mapping[str, Any]) -> dic
         "protocol": 2,
     }
     if "path" not in fields:
-        common["socket_keepalive"] = options.get("socket_keepalive", True)
+        common["socket_keepalive"] = fields.get("socket_keepalive", options.get("socket_keepalive", True))
         if options.get("socket_keepalive_options"):
             common["socket_keepalive_options"] = options["socket_keepalive_options"]
     return common

@@ -45,6 +45,8 @@ class LimitedConnection(Connection):  # type: ignore[misc]  # PyMySQL has no typ
                 f"no {' and no '.join(missing)}. Install a release that fits: {install_command('mysql')}"
             )
         with self.cursor() as cursor:
+            if self.init_command and self.sql_mode:
+                cursor.execute("SET SESSION sql_mode = %s", (self.sql_mode,))  # that command may change it
             cursor.execute("SELECT @@max_allowed_packet")
             self.longest = int(cursor.fetchone()[0])
 

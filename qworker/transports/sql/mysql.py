@@ -27,6 +27,7 @@ from qworker.transports.connect_errors import explained
 from qworker.transports.lease import MAX_LEASE_BYTES
 from qworker.transports.sql.link import Claimed, ClaimOrder, Link, MessageRow, Row, Trouble, leased
 from qworker.transports.sql.many_rows import statements
+from qworker.transports.sql.mysql_options import Asked, asked_of
 from qworker.transports.sql.refusals import refused
 from qworker.transports.sql.result_upserts import mysql_upsert
 from qworker.transports.sql.schema import (
@@ -42,7 +43,6 @@ from qworker.transports.sql.schema import (
     VERSION,
 )
 from qworker.transports.sql.schema import NOW as POSTGRESQL_NOW
-from qworker.transports.tls import Tls, divided, tls_of
 
 try:
     import pymysql
@@ -56,7 +56,7 @@ except ImportError as error:
     ) from error
 
 ANSWER_SECONDS = 30.0
-"""Seconds after which a server that says nothing is given up."""
+"""Seconds after which a server that says nothing is given up, where the URL has no ``read_timeout``."""
 NOW = "UNIX_TIMESTAMP(NOW(6))"
 SOMEBODY_LISTENS = f"EXISTS (SELECT 1 FROM qworker_owner WHERE armed_until > {NOW})"
 _NOTE = "INSERT IGNORE INTO qworker_schema (id, version) VALUES (%s, %s)"
@@ -84,51 +84,56 @@ PASSING = (1205, 1213, 3572)
 MISSING_TABLE = (1146, 1054, 1049)
 REFUSED = (1044, 1045, 1142, 1143, 1227, 1698)
 TAKEN_NUMBER = 1062
+_USUAL: Mapping[str, Any] = {
+    "host": "127.0.0.1",
+    "port": 3306,
+    "user": "",
+    "password": "",
+    "database": "",
+    "charset": "utf8mb4",
+}
 
 
-def connection_fields(url: str) -> tuple[dict[str, Any], Tls | None]:
-    """What PyMySQL connects to *url* with, and what is asked of TLS; ConfigurationError for options there are
-    none of."""
+def asked_by(url: str) -> Asked:
+    """What PyMySQL connects to *url* with; ConfigurationError for options there are none of."""
     parts = urlsplit(url)
-    asked, query = divided(parse_qsl(parts.query))
-    fields: dict[str, Any] = {
-        "host": parts.hostname or "127.0.0.1",
-        "port": parts.port or 3306,
+    asked = asked_of(parse_qsl(parts.query, keep_blank_values=True), "broker_url")
+    said = {
+        "host": parts.hostname,
+        "port": parts.port,
         "user": unquote(parts.username or ""),
         "password": unquote(parts.password or ""),
         "database": unquote(parts.path.lstrip("/")),
-        "charset": "utf8mb4",
     }
-    fields |= {name: query[name] for name in ("charset", "unix_socket") if name in query}
-    return fields, tls_of("mysql", asked)
+    fields = {**_USUAL, **asked.fields, **{name: value for name, value in said.items() if value}}
+    return asked._replace(fields=fields)
 
 
 class MySQLLink(Link):
-    """url: mysql://user:password@host:port/database?charset=…; unix_socket and ssl_ca, ssl_cert, ssl_key… are
-    understood."""
+    """url: mysql://user:password@host:port/database?ssl_ca=…, with options as in ``mysql_options.py``."""
 
     errors = (pymysql.Error,)
 
     def __init__(self, url: str, connect_timeout: float, options: Mapping[str, Any], relaxed: bool) -> None:
         super().__init__()
-        fields, tls = connection_fields(url)
-        if not fields["database"]:
+        asked = asked_by(url)
+        if not asked.fields["database"]:
             raise ConfigurationError(
                 "broker_url names no database: mysql://user@host/database", setting="broker_url"
             )
-        seconds = max(1, round(connect_timeout))
+        seconds = asked.fields.get("connect_timeout", max(1, round(connect_timeout)))
         try:
-            self._connection = LimitedConnection(
-                autocommit=True,
-                client_flag=CLIENT.MULTI_STATEMENTS,
-                connect_timeout=seconds,
+            arguments = {
+                **asked.arguments(),
+                "autocommit": True,
+                "client_flag": CLIENT.MULTI_STATEMENTS,
+                "connect_timeout": seconds,
                 # For the greeting, too, as it comes after what PyMySQL calls connecting.
-                read_timeout=seconds,
-                write_timeout=seconds,
-                ssl=None if tls is None else tls.context(),
-                sql_mode=SQL_MODE,
-                **fields,
-            )
+                "read_timeout": seconds,
+                "write_timeout": seconds,
+                "sql_mode": SQL_MODE,
+            }
+            self._connection = LimitedConnection(**arguments)
         except (pymysql.Error, OSError) as error:
             code = error.args[0] if error.args else 0
             if code in REFUSED or code == 1049:
@@ -138,21 +143,23 @@ class MySQLLink(Link):
                 ) from error
             why = explained(str(error.args[-1] if error.args else error), SPELLING)
             raise BrokerUnavailable(f"MySQL cannot be reached: {why}") from error
-        self._connection.answer_within(ANSWER_SECONDS)
+        given = [asked.fields[name] for name in ("read_timeout", "write_timeout") if name in asked.fields]
+        self._patience: float = min(given, default=ANSWER_SECONDS)
+        self._connection.answer_within(self._patience)
         self._texts: dict[str, str] = {}
         self._notifications = 0
 
     @contextmanager
     def within(self, deadline: float) -> Iterator[None]:
-        self._connection.answer_within(min(ANSWER_SECONDS, max(0.05, deadline - time.monotonic())))
+        self._connection.answer_within(min(self._patience, max(0.05, deadline - time.monotonic())))
         try:
             yield
         finally:
-            self._connection.answer_within(ANSWER_SECONDS)
+            self._connection.answer_within(self._patience)
 
     @staticmethod
     def check(url: str) -> None:
-        _, tls = connection_fields(url)
+        tls = asked_by(url).tls
         if tls is not None:
             tls.checked("broker_url")
 

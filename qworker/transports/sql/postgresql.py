@@ -16,12 +16,17 @@ import select
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
+from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
 from qworker.naming import install_command
 from qworker.transports.connect_errors import POSTGRESQL as TLS
-from qworker.transports.connect_errors import check_libpq, explained
+from qworker.transports.connect_errors import (
+    PREPARE_THRESHOLD,
+    check_libpq,
+    explained,
+    prepare_threshold_of,
+)
 from qworker.transports.lease import Part
 from qworker.transports.sql.join_rows import JoinTables, postgresql_record
 from qworker.transports.sql.link import Claimed, ClaimOrder, Link, MessageRow, Row, Trouble, blind
@@ -77,8 +82,28 @@ def _item(value: Any) -> str:
     return repr(value)
 
 
+def fields_of(url: str) -> dict[str, Any]:
+    """The arguments of psycopg's connection that *url* means. psycopg.ProgrammingError when libpq does not
+    know one of its parameters; ConfigurationError for one of psycopg's that means nothing."""
+    start, mark, query = url.partition("?")
+    pairs = query.split("&")
+    plain = "&".join(pair for pair in pairs if pair.partition("=")[0] != PREPARE_THRESHOLD)
+    fields: dict[str, Any] = dict(conninfo_to_dict(f"{start}{mark}{plain}" if plain else start))
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        if name == PREPARE_THRESHOLD:
+            fields[name] = prepare_threshold_of(value, "broker_url")
+    return fields
+
+
+def _no_url(error: Exception) -> ConfigurationError:
+    text = mask_urls(str(error).strip())
+    return ConfigurationError(f"broker_url is no URL of PostgreSQL: {text}", setting="broker_url")
+
+
 class PostgreSQLLink(Link):
-    """url: as libpq has it. relaxed: commits need not be on the disk when they return."""
+    """url: as libpq has it, and with ``prepare_threshold``. relaxed: commits need not be on the disk when
+    they return."""
 
     errors = (psycopg.Error,)
 
@@ -88,21 +113,18 @@ class PostgreSQLLink(Link):
         self._claims = Claims()
         try:
             fields: dict[str, Any] = {
+                "prepare_threshold": options.get(PREPARE_THRESHOLD, 2),
                 "connect_timeout": max(2, round(connect_timeout)),
                 "keepalives_idle": 30,
                 "keepalives_interval": 10,
                 "keepalives_count": 3,
                 "tcp_user_timeout": int(ANSWER_SECONDS * 1000),
                 "application_name": "qworker",
-                **conninfo_to_dict(url),
+                **fields_of(url),
             }
-            self._connection = TimeoutConnection.connect(
-                autocommit=True, prepare_threshold=options.get("prepare_threshold", 2), **fields
-            )
+            self._connection = TimeoutConnection.connect(autocommit=True, **fields)
         except psycopg.ProgrammingError as error:
-            raise ConfigurationError(
-                f"broker_url is no URL of PostgreSQL: {error}", setting="broker_url"
-            ) from None
+            raise _no_url(error) from None
         except psycopg.Error as error:
             raise BrokerUnavailable(f"PostgreSQL cannot be reached: {explained(str(error), TLS)}") from error
         self._connection.add_notify_handler(self._note)
@@ -120,7 +142,10 @@ class PostgreSQLLink(Link):
 
     @staticmethod
     def check(url: str) -> None:
-        check_libpq(dict(parse_qsl(urlsplit(url).query)), "broker_url")
+        try:
+            check_libpq(fields_of(url), "broker_url")
+        except psycopg.ProgrammingError as error:
+            raise _no_url(error) from None
 
     def _note(self, notification: Any) -> None:
         self._notified = True

@@ -42,9 +42,15 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 def database_path(url: str | None) -> Path:
     """Return the absolute path that *url* names: ``sqlite:///relative``, ``sqlite:////absolute`` or None.
 
-    Raises ConfigurationError for another scheme or a host in the URL.
+    Raises ConfigurationError for another scheme, a host or parameters in the URL.
     """
-    bare = (url or "").partition("?")[0]
+    bare = url or ""
+    if "?" in bare:
+        raise ConfigurationError(
+            f"{url!r}: sqlite:// has no parameters; take out what stands from the question mark on, or write "
+            "%3F for one in the path",
+            setting="broker_url",
+        )
     if bare in ("", "sqlite:", "sqlite://", "sqlite:///"):
         return Path(DEFAULT_PATH).absolute()
     scheme, separator, rest = bare.partition("://")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from qworker.transports.connect_errors import refuse_setting
+from qworker.transports.connect_errors import refuse_parameters, refuse_setting
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.sqs.server import LEASE_SECONDS, SqsServer
 from qworker.transports.visibility.broker import remote_broker
@@ -26,6 +26,7 @@ def open_broker(url: str | None, conf: Settings) -> KombuBroker:
         "SQS is reached by HTTPS, as sqs:// or sqs+https://; AWS_CA_BUNDLE names the file of an authority of "
         "your own",
     )
+    refuse_parameters(url or "", "broker_url")
     options = dict(conf.broker_transport_options)
     scheme, _, rest = (url or "").partition("://")
     if scheme.endswith("+https"):

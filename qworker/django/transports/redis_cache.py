@@ -1,0 +1,99 @@
+"""redis_cache: the server of a cache of django-redis, as a URL and transport options.
+
+Comes from:  ``CACHES``, for ``Q_CLUSTER['django_redis']``.
+Goes to:     ``urls.py``.
+Thread:      any; functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlsplit
+
+from qworker.errors import ConfigurationError
+from qworker.naming import near
+from qworker.transports.redis.client_options import merged
+
+_OF_VALUES = frozenset({
+    "SERIALIZER", "COMPRESSOR", "COMPRESSION_LEVEL", "IGNORE_EXCEPTIONS", "LOG_IGNORED_EXCEPTIONS",
+    "LOGGER", "PICKLE_VERSION", "REVERSE_KEY_FUNCTION", "CLOSE_CONNECTION", "MAX_ENTRIES", "CULL_FREQUENCY",
+    "CACHE_HERD_TIMEOUT", "PARSER_CLASS", "REDIS_CLIENT_KWARGS", "KEY_PREFIX", "VERSION", "TIMEOUT",
+})  # fmt: skip
+"""What the cache does with its values, and what a client is given that has a pool already."""
+_CLASSES = ("CLIENT_CLASS", "CONNECTION_FACTORY", "CONNECTION_POOL_CLASS", "REDIS_CLIENT_CLASS")
+_KNOWN_PACKAGES = ("redis.", "django_redis.")
+_CONNECTION = {
+    "PASSWORD": "password",
+    "SOCKET_TIMEOUT": "socket_timeout",
+    "SOCKET_CONNECT_TIMEOUT": "socket_connect_timeout",
+}
+_POOL, _SENTINELS, _SENTINEL_KWARGS = "CONNECTION_POOL_KWARGS", "SENTINELS", "SENTINEL_KWARGS"
+_NAMES = (*_OF_VALUES, *_CLASSES, *_CONNECTION, _POOL, _SENTINELS, _SENTINEL_KWARGS)
+SETTING = "django_redis"
+
+
+def cache_url(alias: str, caches: Mapping[str, Any], factory: str | None) -> tuple[str, dict[str, Any]]:
+    """Return the URL of the server that the cache *alias* writes to, and the transport options beside it.
+
+    factory: Django's setting ``DJANGO_REDIS_CONNECTION_FACTORY``. Raises ConfigurationError for options that
+    cannot be carried over.
+    """
+    cache = caches.get(alias) or {}
+    where = f"CACHES[{alias!r}]"
+    location = cache.get("LOCATION") or ""
+    first = location.split(",")[0] if isinstance(location, str) else str(next(iter(location), ""))
+    given = dict(cache.get("OPTIONS") or {})
+    if factory:
+        given.setdefault("CONNECTION_FACTORY", factory)
+    if not first:
+        raise _wrong(f"{where} has no LOCATION")
+    _look_at(given, where)
+    options = {_CONNECTION[name]: given[name] for name in _CONNECTION if given.get(name) is not None}
+    options |= given.get(_POOL) or {}
+    if sentinels := given.get(_SENTINELS):
+        return _by_sentinels(first, sentinels, given.get(_SENTINEL_KWARGS) or {}, options, where)
+    return merged(first, options, f"Q_CLUSTER[{SETTING!r}]: {where}")
+
+
+def _look_at(given: Mapping[str, Any], where: str) -> None:
+    for name, value in given.items():
+        if name not in _NAMES:
+            hint = near(str(name), _NAMES, 1)
+            did_you_mean = f"; did you mean {hint[0]!r}?" if hint else ""
+            raise _wrong(f"{where}: 'OPTIONS' has {name!r}, which is none of django-redis{did_you_mean}")
+        path = value if isinstance(value, str) else f"{getattr(value, '__module__', '')}."
+        if name in _CLASSES and value and not path.startswith(_KNOWN_PACKAGES):
+            raise _wrong(
+                f"{where}: {name!r} is a class of your own, {path}: what it does to the connection cannot be "
+                "done to ours; set Q_CLUSTER['redis'] in place of 'django_redis'"
+            )
+
+
+def _by_sentinels(
+    location: str, sentinels: Any, kwargs: Mapping[str, Any], given: Mapping[str, Any], where: str
+) -> tuple[str, dict[str, Any]]:
+    """location: ``redis://NAME/0``, where the name is the master's."""
+    parts = urlsplit(location)
+    if not parts.hostname:
+        raise _wrong(f"{where}: LOCATION must name the master, as in redis://mymaster/0")
+    try:
+        places = [(str(host), int(port)) for host, port in sentinels]
+    except (TypeError, ValueError):
+        raise _wrong(f"{where}: 'SENTINELS' must be a list of pairs of a host and a port") from None
+    hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in places)
+    login, at, _ = parts.netloc.rpartition("@")
+    tls = "ssl=true" if parts.scheme in ("rediss", "valkeys") else ""
+    asked = "&".join(
+        f"{quote(name)}={quote(value)}" for name, value in parse_qsl(parts.query) if name != "is_master"
+    )
+    query = "&".join(filter(None, [tls, asked]))
+    url = f"sentinel://{login}{at}{hosts}{parts.path}{'?' * bool(query)}{query}"
+    found, options = merged(url, {"ssl": True, **given} if tls else given, f"Q_CLUSTER[{SETTING!r}]: {where}")
+    # urlsplit() gives the name in lower case.
+    name = parts.netloc.rpartition("@")[2].partition(":")[0]
+    return found, {**options, "master_name": name, "sentinel_kwargs": dict(kwargs)}
+
+
+def _wrong(text: str) -> ConfigurationError:
+    return ConfigurationError(f"Q_CLUSTER[{SETTING!r}]: {text}", setting=SETTING)

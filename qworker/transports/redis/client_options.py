@@ -1,0 +1,146 @@
+"""Options of redis-py's client, as a URL and transport options of ours.
+
+Comes from:  ``Q_CLUSTER['redis']``, the ``OPTIONS`` of a cache of django-redis; parameters of URLs, whose
+             names are the same.
+Goes to:     ``url.py``, which connects.
+Thread:      any; pure.
+
+Each name is carried over, without a meaning here (IGNORED says why), or refused: none is dropped in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from qworker.errors import ConfigurationError
+from qworker.naming import near
+
+_ADDRESS = ("host", "port", "unix_socket_path", "path", "db", "username", "password", "ssl")
+CONNECTION = (
+    "socket_timeout", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options", "client_name",
+)  # fmt: skip
+"""Names that are transport options of ours as well."""
+IGNORED: dict[str, str] = {
+    **dict.fromkeys(
+        ("encoding", "encoding_errors", "decode_responses", "charset", "errors", "parser_class",
+         "command_packer", "protocol", "legacy_responses", "socket_read_size"),
+        "it is how commands are written and replies read, which we do ourselves",
+    ),
+    **dict.fromkeys(
+        ("retry", "retry_on_timeout", "retry_on_error", "health_check_interval",
+         "maint_notifications_config", "oss_cluster_maint_notifications_handler"),
+        "it is what follows when a connection breaks, which we see to ourselves",
+    ),
+    **dict.fromkeys(
+        ("max_connections", "timeout", "single_connection_client", "auto_close_connection_pool",
+         "event_dispatcher"),
+        "it is about a pool of redis-py's, which we have not",
+    ),
+    **dict.fromkeys(("cache", "cache_config"), "we ask for nothing twice"),
+    **dict.fromkeys(
+        ("lib_name", "lib_version", "driver_info"), "it is the library's own name, which the server lists"
+    ),
+}  # fmt: skip
+"""Names that mean nothing to our connection, and why."""
+REFUSED: dict[str, str] = {
+    "connection_pool": "say what it connects to by host, port and so on",
+    "connection_class": "say what it connects to by host, port, ssl and so on",
+    "credential_provider": "write username and password",
+    "redis_connect_func": "what it does to the connection cannot be done to ours",
+    **dict.fromkeys(
+        ("ssl_validate_ocsp", "ssl_validate_ocsp_stapled", "ssl_ocsp_context", "ssl_ocsp_expected_cert",
+         "ssl_min_version", "ssl_include_verify_flags", "ssl_exclude_verify_flags"),
+        "OpenSSL's own configuration, which the environment's OPENSSL_CONF names, can ask for the like",
+    ),
+}  # fmt: skip
+"""Names that mean something to a connection, and that ours cannot have; and what to do."""
+_TLS = (
+    "ssl_ca_certs", "ssl_ca_path", "ssl_ca_data", "ssl_certfile", "ssl_keyfile", "ssl_password",
+    "ssl_cert_reqs", "ssl_check_hostname", "ssl_ciphers",
+)  # fmt: skip
+NAMES = (*_ADDRESS, *CONNECTION, *_TLS)
+"""Every name that is carried over."""
+
+
+def checked(given: Mapping[str, Any], setting: str) -> dict[str, Any]:
+    """Return those of *given* that are carried over; None is as good as left out.
+
+    Raises ConfigurationError for a name that there is none of, or that cannot be carried over. What stands
+    there and says nothing may stay.
+    """
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in NAMES:
+            if value is not None or name == "ssl_cert_reqs":
+                found[name] = value
+        elif name in REFUSED:
+            if value:
+                raise _wrong(setting, f"{name} cannot be carried over: {REFUSED[name]}")
+        elif name not in IGNORED:
+            hint = near(str(name), (*NAMES, *IGNORED), 1)
+            did_you_mean = f"did you mean {hint[0]}?" if hint else f"there are {', '.join(NAMES)}"
+            raise _wrong(setting, f"redis-py's connection has no option {name!r}; {did_you_mean}")
+    return found
+
+
+def url_of(given: Mapping[str, Any], setting: str) -> tuple[str, dict[str, Any]]:
+    """Return the URL that options of redis-py's client mean, and the transport options beside it.
+
+    Raises ConfigurationError for options that cannot be carried over.
+    """
+    options = checked(given, setting)
+    path = options.pop("unix_socket_path", None) or options.pop("path", None)
+    host, port = str(options.pop("host", "localhost")), options.pop("port", 6379)
+    if path:
+        options["virtual_host"] = options.pop("db", 0)
+        return merged(f"redis+socket://{quote(str(path))}", options, setting)
+    host = f"[{host}]" if ":" in host else host
+    scheme = "rediss" if options.get("ssl") else "redis"
+    return merged(f"{scheme}://{host}:{port}/{options.pop('db', 0)}", options, setting)
+
+
+def merged(url: str, given: Mapping[str, Any], setting: str) -> tuple[str, dict[str, Any]]:
+    """Return *url* with what *given*, options of redis-py's client, says of the same server, and the
+    transport options that are left. What the URL says goes before it. Raises as url_of()."""
+    options = checked({name: value for name, value in given.items() if name != "virtual_host"}, setting)
+    parts = urlsplit(url)
+    is_socket = parts.scheme in ("redis+socket", "redis+unix", "unix")
+    login, at, where = parts.netloc.rpartition("@")
+    written = dict(parse_qsl(parts.query, keep_blank_values=True))
+    user, colon, secret = login.partition(":")
+    if not colon and options.get("password") and "password" not in written:
+        secret, colon = quote(str(options["password"]), safe=""), ":"
+    if not user and options.get("username") and "username" not in written:
+        user = quote(str(options["username"]), safe="")
+    at = "@" if user or colon else at
+    query = {name: str(value) for name, value in _tls(parts.scheme, options, is_socket, setting).items()}
+    if "virtual_host" in given:
+        query["virtual_host"] = str(given["virtual_host"])
+    path = parts.path
+    if not is_socket and not path.strip("/") and "db" in options and "db" not in written:
+        path = f"/{options['db']}"
+    text = urlencode({**query, **written})
+    left = {name: options[name] for name in CONNECTION if name in options and name not in written}
+    start = f"{parts.scheme}://{user}{colon}{secret}{at}{where}{path}"
+    return f"{start}?{text}" if text else start, left
+
+
+def _tls(scheme: str, options: Mapping[str, Any], is_socket: bool, setting: str) -> dict[str, Any]:
+    asked = {name: options[name] for name in _TLS if name in options}
+    switch = options.get("ssl")
+    if switch is False:
+        return {}  # which redis-py's client takes so as well
+    if is_socket and (switch or asked):
+        raise _wrong(setting, f"a socket has no TLS, which {', '.join(asked) or 'ssl'} asks for")
+    if asked and not switch and scheme not in ("rediss", "valkeys"):
+        raise _wrong(
+            setting, f"{', '.join(asked)} asks for TLS, and ssl does not: write ssl: True, or take it out"
+        )
+    named = {name: "none" if value is None else value for name, value in asked.items()}
+    return {"ssl": True, **named} if switch and scheme not in ("rediss", "valkeys") else named
+
+
+def _wrong(setting: str, text: str) -> ConfigurationError:
+    return ConfigurationError(f"{setting}: {text}", setting=setting)

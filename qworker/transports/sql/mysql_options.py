@@ -1,0 +1,204 @@
+"""What a URL of MySQL or MariaDB asks of the connection, as PyMySQL takes it.
+
+Comes from:  ``mysql://…?name=value``: words of PyMySQL, of mysqlclient, of the server's own client and of its
+             option files.
+Goes to:     ``mysql.py``, for the broker; ``backends/sql_tables.py``, for the result store.
+Thread:      any; pure, but that option files are read.
+
+Each name is carried over, without a meaning here (IGNORED says why), or refused: none is dropped in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from configparser import Error as ConfigParserError
+from configparser import RawConfigParser
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qworker.conf import kinds
+from qworker.errors import ConfigurationError
+from qworker.naming import near
+from qworker.transports.tls import Tls, divided, tls_of
+
+
+def _whole(value: str) -> int:
+    number = int(value)
+    if number <= 0:
+        raise ValueError
+    return number
+
+
+def _key(path: str) -> bytes:
+    return Path(path).expanduser().read_bytes()
+
+
+_CARRIED: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "host": ("host", str),
+    "port": ("port", _whole),
+    "user": ("user", str),
+    "password": ("password", str),
+    "passwd": ("password", str),
+    "database": ("database", str),
+    "db": ("database", str),
+    "unix_socket": ("unix_socket", str),
+    "charset": ("charset", str),
+    "collation": ("collation", str),
+    "connect_timeout": ("connect_timeout", _whole),
+    "read_timeout": ("read_timeout", _whole),
+    "write_timeout": ("write_timeout", _whole),
+    "bind_address": ("bind_address", str),
+    "program_name": ("program_name", str),
+    "init_command": ("init_command", str),
+    "server_public_key": ("server_public_key", str.encode),
+    "server_public_key_path": ("server_public_key", _key),
+}
+"""Names of options → PyMySQL's name for it, and what reads the value."""
+_FILE, _GROUP = "read_default_file", "read_default_group"
+IGNORED = {
+    "autocommit": "each statement, or group of statements, of ours says itself how it is committed",
+    "isolation_level": "it is READ COMMITTED, which claims need",
+    "sql_mode": "it is what our statements are written for",
+    "use_unicode": "it is how values come to the caller, and these are ours",
+    "binary_prefix": "it is how values are written into statements, and these are ours",
+    "conv": "it is how values come to the caller, and these are ours",
+    "cursorclass": "it is how rows come to the caller, and these are ours",
+    "client_flag": "it is how rows are counted; of these flags only that of TLS is looked at",
+    "multi_statements": "our own connection has them",
+    "multi_results": "our own connection has them",
+    "local_infile": "no statement of ours loads a file",
+    "max_allowed_packet": "the server is asked how much it takes",
+    "defer_connect": "we connect at the first use in any case",
+}
+"""Names that mean nothing to our connection, and why."""
+_SWITCHES = ("compress", "named_pipe")
+"""What PyMySQL cannot do: they may only say no."""
+_AUTH = "auth_plugin"
+_PLUGINS = (
+    "mysql_native_password", "caching_sha2_password", "sha256_password", "mysql_clear_password",
+    "client_ed25519", "dialog",
+)  # fmt: skip
+"""Ways to say who we are that PyMySQL knows; the server says which."""
+_MODES: dict[str, dict[str, Any]] = {
+    "PREFERRED": {},
+    "REQUIRED": {"ssl_cert_reqs": "none"},
+    "VERIFY_CA": {"ssl_cert_reqs": "required", "ssl_check_hostname": False},
+    "VERIFY_IDENTITY": {"ssl_cert_reqs": "required", "ssl_check_hostname": True},
+}
+"""What each ``ssl_mode`` means; DISABLED is none of them."""
+_SSL_FLAG = 2048
+"""CLIENT.SSL, among the flags of a client."""
+_AUTHORITIES = ("ssl_ca", "ssl_capath", "ssl_ca_certs", "ssl_ca_path", "ssl_ca_data")
+NAMES = frozenset((*_CARRIED, _FILE, _GROUP, *IGNORED, *_SWITCHES, _AUTH, "ssl_mode", "ssl_disabled"))
+"""Every name that is known, but for those of TLS, which are in ``tls.py``."""
+_IN_FILES = {
+    "socket": "unix_socket",
+    "default_character_set": "charset",
+    "default_auth": _AUTH,
+    "ssl_verify_server_cert": "ssl_verify_cert",
+}
+"""Names in option files that are others in URLs; all others are the same, with dashes or not."""
+
+
+class Asked(NamedTuple):
+    """fields: arguments of PyMySQL's connection. tls: None where none is asked for: PyMySQL encrypts then
+    if the server can, and looks at no certificate. plain: there shall be none."""
+
+    fields: dict[str, Any]
+    tls: Tls | None
+    plain: bool = False
+
+    def arguments(self) -> dict[str, Any]:
+        """All arguments of PyMySQL's connection. OSError when files of certificates are not in order."""
+        if self.tls is not None:
+            return {**self.fields, "ssl": self.tls.context()}
+        return {**self.fields, "ssl_disabled": True} if self.plain else self.fields
+
+
+def asked_of(query: Iterable[tuple[str, str]], setting: str) -> Asked:
+    """What the parameters of a URL ask for, which is the value of *setting*. Files of certificates are not
+    looked at.
+
+    Raises ConfigurationError for names there are none of, values that mean nothing, and option files that
+    cannot be read.
+    """
+    given = dict(query)
+    if _FILE in given or _GROUP in given:
+        given = {**_from_file(given, setting), **given}
+    parameters, others = divided(given.items())
+    if not parameters and _flags(others.get("client_flag", "")) & _SSL_FLAG:
+        parameters["ssl_mode"] = "REQUIRED"
+    fields: dict[str, Any] = {}
+    for name, value in others.items():
+        if name in _CARRIED:
+            argument, read = _CARRIED[name]
+            try:
+                fields[argument] = read(value)
+            except (ValueError, OSError) as error:
+                raise _wrong(setting, f"{name} is {value!r}, which is of no use ({error})") from None
+        elif name in _SWITCHES:
+            if _is_on(setting, name, value):
+                raise _wrong(setting, f"{name} is on, which PyMySQL cannot do: take it out")
+        elif name == _AUTH:
+            if value not in _PLUGINS:
+                raise _wrong(
+                    setting, f"{name} is {value!r}, and PyMySQL knows {', '.join(_PLUGINS)}: take it out"
+                )
+        elif name not in (_FILE, _GROUP) and name not in IGNORED:
+            hint = near(name, NAMES, 1)
+            did_you_mean = f"did you mean {hint[0]}?" if hint else f"there are {', '.join(sorted(NAMES))}"
+            raise _wrong(setting, f"MySQL's connection has no option {name!r}; {did_you_mean}")
+    return Asked(fields, *_tls(parameters, setting))
+
+
+def _flags(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def _tls(parameters: dict[str, str], setting: str) -> tuple[Tls | None, bool]:
+    """What is asked of TLS, and whether there shall be none."""
+    given = dict(parameters)
+    mode = given.pop("ssl_mode", None)
+    off = given.pop("ssl_disabled", None)
+    if (mode or "").upper() == "DISABLED" or (off and _is_on(setting, "ssl_disabled", off)):
+        return None, True
+    if mode is None:
+        return tls_of("mysql", given, setting=setting), False
+    if mode.upper() not in _MODES:
+        raise _wrong(setting, f"ssl_mode is {mode!r}, and must be one of DISABLED, {', '.join(_MODES)}")
+    meant = _MODES[mode.upper()]
+    if mode.upper() == "REQUIRED" and any(name in given for name in _AUTHORITIES):
+        meant = _MODES["VERIFY_CA"]  # as MySQL's own client has it
+    return tls_of("mysql", {**meant, **given}, setting=setting), False
+
+
+def _from_file(given: dict[str, str], setting: str) -> dict[str, str]:
+    """What the option file says, in the words of a URL."""
+    path = Path(given.get(_FILE, "/etc/my.cnf")).expanduser()
+    parser = RawConfigParser(allow_no_value=True, strict=False)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        # "!include" is no option of a group.
+        parser.read_string("\n".join(line for line in lines if not line.lstrip().startswith("!")))
+    except (OSError, UnicodeError, ConfigParserError) as error:
+        raise _wrong(setting, f"{_FILE}: {path} cannot be read ({error})") from None
+    if any(line.lstrip().startswith("!include") for line in lines):
+        raise _wrong(setting, f"{_FILE}: {path} includes others, which are not read: write it into one")
+    group = given.get(_GROUP, "client")
+    found: dict[str, str] = {}
+    for written, value in parser.items(group) if parser.has_section(group) else ():
+        name = written.replace("-", "_")
+        text = "true" if value is None else value.strip().strip("\"'")
+        found[_IN_FILES.get(name, name)] = text
+    return found
+
+
+def _is_on(setting: str, name: str, value: str) -> bool:
+    try:
+        return value != "" and bool(kinds.BOOLEAN.read(value))
+    except ValueError as error:
+        raise _wrong(setting, f"{name} {error}") from None
+
+
+def _wrong(setting: str, text: str) -> ConfigurationError:
+    return ConfigurationError(f"{setting}: {text}", setting=setting)

@@ -1,0 +1,475 @@
+"""No option of a connection is dropped in silence: each name that a driver accepts is carried over, is known
+to mean nothing to our own connection, or is refused by its name. A new one of a driver's fails here until
+somebody has decided."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from django.db import connections
+from django.test import override_settings
+
+from qworker import QWorker
+from qworker.backends import open_backend
+from qworker.backends.sql_tables import connect
+from qworker.clock import SYSTEM_CLOCK
+from qworker.conf import Settings
+from qworker.django.checks import check_broker
+from qworker.django.transports import databases
+from qworker.django.transports.databases import check_options, url_of
+from qworker.django.transports.redis_cache import cache_url
+from qworker.django.transports.urls import url_and_options
+from qworker.errors import ConfigurationError
+from qworker.transports import SCHEMES
+from qworker.transports.redis import client_options
+from qworker.transports.redis.url import endpoint
+from qworker.transports.sql import mysql_options
+from qworker.transports.sql.links import connector
+from qworker.transports.sql.mysql import MySQLLink, asked_by
+from qworker.transports.sql.mysql_options import asked_of
+from qworker.transports.sql.postgresql import PostgreSQLLink, fields_of
+from tests.certificates import Certificates
+
+pymysql = pytest.importorskip("pymysql", reason='pip install "qworker-queue[mysql]"')
+psycopg = pytest.importorskip("psycopg", reason='pip install "qworker-queue[postgresql]"')
+redis = pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"')
+
+Cluster = Callable[..., None]
+NEW = "an_option_of_tomorrow"
+USUAL = {"NAME": "shop", "USER": "me", "PASSWORD": "p/w", "HOST": "db", "PORT": "", "CONN_MAX_AGE": 0}
+
+
+class Backend:
+    """What the vendor of a database is asked for. made: Django's own class, whose parameters these are."""
+
+    def __init__(self, vendor: str, settings: dict[str, Any]) -> None:
+        self.vendor = vendor
+        self.display_name = vendor
+        self.settings_dict = {**USUAL, "OPTIONS": {}, **settings}
+
+    def is_in_memory_db(self) -> bool:
+        return False
+
+    def get_connection_params(self) -> Any:
+        engine = {"postgresql": "postgresql", "mysql": "mysql", "sqlite": "sqlite3"}[self.vendor]
+        with mock.patch.dict(sys.modules):
+            pymysql.install_as_MySQLdb()
+            made = import_module(f"django.db.backends.{engine}.base").DatabaseWrapper
+        return made.get_connection_params(made({**self.settings_dict, "TIME_ZONE": None, "AUTOCOMMIT": True}))
+
+
+@pytest.fixture
+def database(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Call it with a vendor and settings: the URL of that database."""
+
+    def made(vendor: str, options: dict[str, Any] | None = None, **settings: Any) -> str:
+        backend = Backend(vendor, {**settings, "OPTIONS": options or {}})
+        monkeypatch.setattr(databases, "connections", {"default": backend})
+        return url_of("default")
+
+    return made
+
+
+def named(function: Any) -> set[str]:
+    return set(inspect.signature(function).parameters) - {"self", "args", "kwargs"}
+
+
+# -- PostgreSQL --
+
+
+def test_every_parameter_of_libpq_reaches_the_brokers_connection(database: Any, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    files = {"sslrootcert", "sslcert", "sslkey"}
+    keywords = {each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults()}
+    assert len(keywords) > 30
+    address = {"dbname", "user", "password", "host", "port", "client_encoding"}
+    for keyword in sorted(keywords - address):
+        value = str(file) if keyword in files else "1"
+        url = database("postgresql", {keyword: value})
+        PostgreSQLLink.check(url)
+        found = fields_of(url)
+        expected = {"dbname": "shop", "user": "me", "password": "p/w", "host": "db", keyword: value}
+        assert found == expected, keyword
+
+
+def test_options_of_djangos_for_postgresql(database: Any) -> None:
+    taken = database("postgresql", {"assume_role": "my role", "options": "-c a=b", "pool": True})
+    assert fields_of(taken)["options"] == r"-c a=b -c role=my\ role"
+    assert fields_of(database("postgresql", {"prepare_threshold": None}))["prepare_threshold"] is None
+    assert fields_of(database("postgresql", {"prepare_threshold": 5}))["prepare_threshold"] == 5
+    assert "prepare_threshold" not in fields_of(database("postgresql", {"server_side_binding": True}))
+    several = fields_of(database("postgresql", HOST="a,b", PORT="1,2"))
+    assert (several["host"], several["port"]) == ("a,b", "1,2")
+    assert fields_of(database("postgresql", HOST="/run/pg"))["host"] == "/run/pg"
+    assert fields_of(database("postgresql", HOST="::1", PORT=5433))["host"] == "::1"
+
+
+def test_a_parameter_that_libpq_has_not_is_refused_by_its_name(database: Any) -> None:
+    with pytest.raises(ConfigurationError, match=NEW):
+        PostgreSQLLink.check(database("postgresql", {NEW: "x"}))
+    with pytest.raises(ConfigurationError, match=rf"DATABASES\['default'\].*{NEW}"):
+        check_options("default")
+
+
+def test_results_on_postgresql_take_how_statements_are_prepared() -> None:
+    engine = connect("db+postgresql+psycopg://h/d?prepare_threshold=none&sslmode=require", made := {}, False)
+    assert made["connect_args"]["prepare_threshold"] is None
+    assert dict(engine.url.query) == {"sslmode": "require"}
+
+
+# -- MySQL --
+
+OBJECTS = {"conv", "cursorclass", "auth_plugin_map", "ssl"}
+"""Options of PyMySQL's that no text can be."""
+TLS_NAMES = {
+    "ssl_ca", "ssl_cert", "ssl_key", "ssl_key_password", "ssl_verify_cert", "ssl_verify_identity",
+}  # fmt: skip
+MYSQLCLIENT = {
+    "host", "user", "passwd", "password", "db", "database", "port", "unix_socket", "conv", "connect_timeout",
+    "compress", "named_pipe", "init_command", "read_default_file", "read_default_group", "charset",
+    "collation", "auth_plugin", "sql_mode", "client_flag", "multi_statements", "ssl_mode", "ssl",
+    "cursorclass", "use_unicode", "read_timeout", "write_timeout", "local_infile", "autocommit",
+    "binary_prefix", "server_public_key_path",
+}  # fmt: skip
+"""What mysqlclient's connect() takes, by its documentation: it is C, and cannot be asked."""
+
+
+def test_every_option_of_mysqls_drivers_is_decided() -> None:
+    there = named(pymysql.connections.Connection.__init__) | MYSQLCLIENT
+    assert len(there) > 40
+    undecided = there - mysql_options.NAMES - TLS_NAMES - OBJECTS
+    assert undecided == set(), "carry it over in mysql_options.py, or say there why it means nothing"
+    for name in sorted(TLS_NAMES - {"ssl_key"}):
+        asked_of([(name, "true")], "broker_url")
+    for name in mysql_options.IGNORED:
+        assert asked_of([(name, "1")], "broker_url") == asked_of([], "broker_url")
+
+
+def test_a_new_option_of_mysqls_is_refused_by_its_name(database: Any) -> None:
+    url = database("mysql", {NEW: "x"})
+    for refuse in (
+        lambda: connector(url, 1.0, {}),
+        lambda: check_options("default"),
+        lambda: connect(f"db+{url}", {}, False),
+    ):
+        with pytest.raises(ConfigurationError, match=NEW):
+            refuse()
+    for option in ({"compress": True}, {"named_pipe": 1}, {"auth_plugin": "kerberos"}, {"ssl": object()}):
+        with pytest.raises(ConfigurationError, match=next(iter(option))):
+            connector(database("mysql", option), 1.0, {})
+    with pytest.raises(ConfigurationError, match="no option 'ssl_tls_version'"):
+        connector(database("mysql", {"ssl": {"tls_version": "1.3"}}), 1.0, {})
+    asked_by(database("mysql", {"compress": False, "auth_plugin": "mysql_native_password"}))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Certificates:
+    return Certificates(tmp_path)
+
+
+def test_tls_that_django_insists_on_is_insisted_on(database: Any, files: Certificates) -> None:
+    ca = str(files.authority)
+    insisting: list[tuple[dict[str, Any], tuple[str, bool]]] = [
+        ({"ssl": {"ca": ca}}, ("CERT_REQUIRED", True)),
+        ({"ssl_ca": ca}, ("CERT_REQUIRED", True)),
+        ({"ssl": {"capath": str(files.authority.parent)}}, ("CERT_REQUIRED", True)),
+        ({"ssl_verify_cert": True}, ("CERT_REQUIRED", True)),
+        ({"ssl_verify_identity": True}, ("CERT_REQUIRED", True)),
+        ({"ssl_mode": "REQUIRED"}, ("CERT_NONE", False)),
+        ({"ssl": True}, ("CERT_NONE", False)),
+        ({"client_flag": 2048 | 2}, ("CERT_NONE", False)),
+        ({"ssl_mode": "REQUIRED", "ssl": {"ca": ca}}, ("CERT_REQUIRED", False)),
+        ({"ssl_mode": "VERIFY_CA", "ssl_ca": ca}, ("CERT_REQUIRED", False)),
+        ({"ssl_mode": "VERIFY_IDENTITY"}, ("CERT_REQUIRED", True)),
+        ({"ssl": {"ca": ca, "check_hostname": False}}, ("CERT_REQUIRED", False)),
+    ]
+    for options, expected in insisting:
+        asked = asked_by(database("mysql", options))
+        assert asked.tls is not None, options
+        assert (asked.tls.cert_reqs.name, asked.tls.check_hostname) == expected, options
+        assert "ssl" in asked.arguments()
+    for options in ({}, {"ssl_mode": "PREFERRED"}, {"ssl": {}}):
+        asked = asked_by(database("mysql", options))
+        assert (asked.tls, asked.plain) == (None, False)
+    for options in ({"ssl_mode": "DISABLED"}, {"ssl_disabled": True}):
+        assert asked_by(database("mysql", options)).arguments()["ssl_disabled"] is True
+    with pytest.raises(ConfigurationError, match="DISABLED, PREFERRED"):
+        asked_by(database("mysql", {"ssl_mode": "SOMETIMES"}))
+    with pytest.raises(ConfigurationError, match="/no/such"):
+        check_options_of(database, {"ssl": {"ca": "/no/such"}})
+
+
+def check_options_of(database: Any, options: dict[str, Any]) -> None:
+    database("mysql", options)
+    check_options("default")
+
+
+def test_what_is_carried_over_reaches_pymysql(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+
+    class Recorder:
+        def __init__(self, **arguments: Any) -> None:
+            made.append(arguments)
+
+        def answer_within(self, seconds: float) -> None:
+            pass
+
+    monkeypatch.setattr("qworker.transports.sql.mysql.LimitedConnection", Recorder)
+    options = {
+        "init_command": "SET a=1; SET b=2",
+        "bind_address": "::1",
+        "read_timeout": 7,
+        "charset": "latin1",
+    }
+    MySQLLink(database("mysql", options, PORT="3307"), 4.0, {}, False)
+    expected = {
+        "host": "db", "port": 3307, "user": "me", "password": "p/w", "database": "shop",
+        "charset": "utf8mb4", "init_command": "SET a=1; SET b=2", "bind_address": "::1", "connect_timeout": 4,
+    }  # fmt: skip
+    assert {name: made[0][name] for name in expected} == expected
+    MySQLLink(database("mysql", HOST="/run/my.sock"), 4.0, {}, False)
+    assert made[1]["unix_socket"] == "/run/my.sock"
+
+
+def test_an_option_file_is_read(database: Any, tmp_path: Path) -> None:
+    file = tmp_path / "my.cnf"
+    file.write_text(
+        "[mysql]\nprompt = x\n[client]\nuser=file\npassword = 'a # b'\nhost=there\ndatabase=d\n"
+        "default-character-set = utf8mb4\nssl-mode=REQUIRED\nsocket=/run/s\n"
+    )
+    asked = asked_by(f"mysql:///?read_default_file={file}")
+    assert {name: asked.fields[name] for name in ("user", "password", "host", "database", "unix_socket")} == {
+        "user": "file", "password": "a # b", "host": "there", "database": "d", "unix_socket": "/run/s",
+    }  # fmt: skip
+    assert asked.tls is not None
+    own = asked_by(database("mysql", {"read_default_file": str(file)}))
+    assert (own.fields["user"], own.fields["host"], own.fields["database"]) == ("me", "db", "shop")
+    file.write_text(f"[client]\n{NEW.replace('_', '-')} = 1\n")
+    with pytest.raises(ConfigurationError, match=NEW):
+        asked_by(f"mysql:///?read_default_file={file}")
+    file.write_text("!includedir /etc/mysql\n[client]\n")
+    with pytest.raises(ConfigurationError, match="includes"):
+        asked_by(f"mysql:///?read_default_file={file}")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        asked_by("mysql:///?read_default_file=/no/such")
+
+
+# -- SQLite --
+
+
+def test_a_uri_of_sqlite_is_its_file(database: Any) -> None:
+    assert database("sqlite", NAME="file:/tmp/a%20b.db?mode=rw&cache=shared") == "sqlite:////tmp/a%20b.db"
+    for name in ("file:/tmp/a.db?vfs=unix-dotfile", "file:/tmp/a.db?mode=ro", "file:/tmp/a.db?immutable=1"):
+        with pytest.raises(ConfigurationError, match=name.partition("?")[2]):
+            database("sqlite", NAME=name)
+    with pytest.raises(ConfigurationError, match=NEW):
+        database("sqlite", {NEW: 1})
+    database("sqlite", {"timeout": 20, "transaction_mode": "IMMEDIATE", "init_command": "PRAGMA x=1"})
+
+
+# -- Redis --
+
+
+def test_every_option_of_redis_py_is_decided() -> None:
+    there = set().union(
+        *(
+            named(each.__init__)
+            for each in (
+                redis.Redis,
+                redis.Connection,
+                redis.SSLConnection,
+                redis.UnixDomainSocketConnection,
+                redis.connection.AbstractConnection,
+                redis.ConnectionPool,
+            )
+        )
+    )
+    assert len(there) > 50
+    # What the pool hands to its connections, which nobody configures.
+    there -= {
+        "socket_type", "connection_kwargs", "cache_factory", "maint_notifications_pool_handler",
+        "maintenance_state", "maintenance_notification_hash", "orig_host_address", "orig_socket_timeout",
+        "orig_socket_connect_timeout", "himport_registry",
+    }  # fmt: skip
+    decided = {*client_options.NAMES, *client_options.IGNORED, *client_options.REFUSED}
+    assert there - decided == set(), "carry it over in client_options.py, or say there why not"
+
+
+def test_every_name_that_is_carried_over_makes_a_difference(files: Certificates) -> None:
+    values: dict[str, Any] = {
+        "host": "::1", "port": 7, "unix_socket_path": "/run/r", "path": "/run/r", "db": 3, "username": "u",
+        "password": "p", "ssl": True, "socket_timeout": 1, "socket_connect_timeout": 2,
+        "socket_keepalive": False, "socket_keepalive_options": {1: 2}, "client_name": "c",
+        "ssl_ca_certs": str(files.authority), "ssl_ca_path": "/ca", "ssl_ca_data": "PEM",
+        "ssl_certfile": str(files.client.certificate), "ssl_keyfile": str(files.client.key),
+        "ssl_password": "s", "ssl_cert_reqs": None, "ssl_check_hostname": False, "ssl_ciphers": "HIGH",
+    }  # fmt: skip
+    assert set(values) == set(client_options.NAMES)
+    for name, value in values.items():
+        base = {"ssl": True} if name.startswith("ssl_") else {}
+        made = client_options.url_of({**base, name: value}, "Q_CLUSTER['redis']")
+        assert made != client_options.url_of(base, "Q_CLUSTER['redis']"), name
+
+
+def refused(value: Any, word: str) -> None:
+    with override_settings(Q_CLUSTER={"redis": value}):
+        with pytest.raises(ConfigurationError, match=word):
+            url_and_options("redis")
+        assert [message.id for message in check_broker()] == ["qworker.E002"]
+
+
+def test_an_option_of_redis_that_is_a_slip_is_an_error() -> None:
+    refused({"pasword": "x"}, "did you mean password")
+    refused({NEW: 1}, NEW)
+    refused(f"redis://h/0?{NEW}=1", NEW)
+    refused({"ssl_ca_certs": "/x"}, "ssl: True")
+    refused({"ssl": True, "ssl_ca_certs": "/no/such"}, "/no/such")
+    refused({"unix_socket_path": "/r", "ssl": True}, "a socket has no TLS")
+    for name in client_options.REFUSED:
+        refused({"ssl": True, name: object()}, name)
+    for name in client_options.IGNORED:
+        with override_settings(Q_CLUSTER={"redis": {name: 1}}):
+            assert url_and_options("redis") == ("redis://localhost:6379/0", {})
+
+
+def test_tls_of_redis_reaches_its_client(files: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+
+    def record(**fields: Any) -> Any:
+        made.append(fields)
+        return SimpleNamespace(connect=lambda: None, password="x")
+
+    monkeypatch.setattr(redis, "SSLConnection", record)
+    given = {
+        "host": "::1",
+        "ssl": True,
+        "ssl_ca_certs": str(files.authority),
+        "ssl_certfile": str(files.client.certificate),
+        "ssl_keyfile": str(files.client.key),
+        "socket_timeout": 4,
+    }
+    with override_settings(Q_CLUSTER={"redis": given}):
+        url, more = url_and_options("redis")
+    endpoint(url, more["broker_transport_options"]).connect()
+    assert {name: made[0][name] for name in given if name != "ssl"} == {
+        name: value for name, value in given.items() if name != "ssl"
+    }
+
+
+@pytest.mark.parametrize(
+    "query", [f"{NEW}=1", "host=x", "socket_timeout=soon", "pasword=x", "ssl_version=3", "path=/x"]
+)
+def test_a_parameter_of_a_redis_url_is_read_or_refused(query: str) -> None:
+    for setting in ("broker_url", "result_backend"):
+        with pytest.raises(ConfigurationError, match=query.partition("=")[0]) as caught:
+            endpoint(f"redis://h/0?{query}", setting=setting)
+        assert caught.value.setting == setting
+
+
+def cache(location: Any, **options: Any) -> tuple[str, dict[str, Any]]:
+    return cache_url("fast", {"fast": {"LOCATION": location, "OPTIONS": options}}, None)
+
+
+def test_what_a_cache_of_django_redis_says_of_its_server_is_carried_over() -> None:
+    assert cache("redis://h/1", PASSWORD="a/b")[0] == "redis://:a%2Fb@h/1"
+    assert cache("redis://:own@h/1", PASSWORD="x")[0] == "redis://:own@h/1"
+    assert cache("redis://u@h/1", PASSWORD="x")[0] == "redis://u:x@h/1"
+    assert cache(
+        ["rediss://h/1", "rediss://b/1"],
+        SOCKET_TIMEOUT=3,
+        CONNECTION_POOL_KWARGS={"ssl_ca_certs": "/ca", "max_connections": 9, "username": "u"},
+        CLIENT_CLASS="django_redis.client.DefaultClient",
+    ) == ("rediss://u@h/1?ssl_ca_certs=%2Fca", {"socket_timeout": 3})
+
+
+def test_sentinels_of_django_redis_are_asked_for_the_master() -> None:
+    url, options = cache(
+        "redis://MyMaster/2",
+        SENTINELS=[("a", 1), ("::1", 2)],
+        SENTINEL_KWARGS={"password": "q"},
+        PASSWORD="s",
+        CLIENT_CLASS="django_redis.client.SentinelClient",
+    )
+    assert url == "sentinel://:s@a:1,[::1]:2/2"
+    assert options == {"master_name": "MyMaster", "sentinel_kwargs": {"password": "q"}}
+    assert endpoint(url, options).place == ("sentinel", "MyMaster", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({NEW.upper(): 1}, NEW.upper()),
+        ({"PASWORD": "x"}, "did you mean 'PASSWORD'"),
+        ({"CONNECTION_FACTORY": "shop.redis.Factory"}, "CONNECTION_FACTORY"),
+        ({"CONNECTION_POOL_KWARGS": {NEW: 1}}, NEW),
+        ({"SENTINELS": "a:1"}, "SENTINELS"),
+    ],
+)
+def test_what_cannot_be_carried_over_from_django_redis_is_refused(options: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigurationError, match=word):
+        cache("redis://h/1", **options)
+
+
+# -- SQS --
+
+
+def test_every_option_of_boto3s_session_is_decided(cluster: Cluster) -> None:
+    boto3 = pytest.importorskip("boto3", reason='pip install "qworker-queue[sqs]"')
+    keys = {"aws_access_key_id": "k", "aws_secret_access_key": "s"}
+    taken = {"aws_region", "receive_message_wait_time_seconds", "endpoint_url", "region_name", *keys}
+    for name in named(boto3.session.Session.__init__) - taken | {NEW, "aws_regoin"}:
+        cluster(sqs={**keys, name: "x"})
+        with pytest.raises(ConfigurationError, match=name):
+            url_and_options("sqs")
+        assert [message.id for message in check_broker()] == ["qworker.E002"]
+    cluster(sqs={**keys, "region_name": "eu-west-1", "receive_message_wait_time_seconds": 0})
+    assert url_and_options("sqs")[1]["broker_transport_options"]["wait_time_seconds"] == 0
+    for wrong in ({"aws_access_key_id": "k"}, {"endpoint_url": "http://h/path"}):
+        cluster(sqs=wrong)
+        with pytest.raises(ConfigurationError, match=r"aws_secret_access_key|endpoint_url"):
+            url_and_options("sqs")
+
+
+# -- the others --
+
+URLS = {
+    "sqlite": "sqlite:///x.db", "unix": "unix:///run/r", "postgresql": "postgresql://h/d",
+    "postgres": "postgres://h/d", "mysql": "mysql://h/d", "mariadb": "mariadb://h/d", "sqs": "sqs://",
+    "ironmq": "ironmq://p:t@h", "spool": "spool:///srv/jobs",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, "nats"])
+def test_a_parameter_that_a_broker_does_not_know_is_refused(scheme: str) -> None:
+    url = f"{URLS.get(scheme, f'{scheme}://h')}?{NEW}=1"
+    options = {"master_name": "m"} if scheme == "sentinel" else {}
+    app = QWorker("a", broker=url, set_as_current=False, changes={"broker_transport_options": options})
+    with pytest.raises(ConfigurationError, match=NEW if scheme != "mongodb" else "parameters"):
+        _ = app.broker
+
+
+RESULTS = (
+    "redis://h", "rediss://h", "unix:///run/r", "db+postgresql://h/d", "db+mysql://h/d", "file:///srv/r",
+    "cache+memcached://h/", "mongodb://h/d", "sqlite:///x.db",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("url", RESULTS)
+def test_a_parameter_that_a_result_store_does_not_know_is_refused(url: str) -> None:
+    said = "parameters" if url.startswith(("mongodb", "sqlite")) else NEW
+    with pytest.raises(ConfigurationError, match=said):
+        open_backend(f"{url}?{NEW}=1", Settings({}), SYSTEM_CLOCK)
+
+
+def test_the_real_project_is_right() -> None:
+    assert connections["default"].vendor == "sqlite"
+    assert check_broker() == []
