@@ -243,11 +243,19 @@ class Worker:
         signals.worker_shutdown.send(self)
         totals = self.parts.state.totals
         logger.info(
-            "stopped (%s): finished %d, given back %d, of these cut short %d",
+            "stopped (%s): finished %d, given back %d, of these cut short %d%s",
             self.phase,
             totals["finished"] + totals["dead_lettered"],
             totals["returned"],
             self.parts.running.cut,
+            "".join(
+                f", {words} {totals[name]}"
+                for name, words in (
+                    ("lost", "delivered again after a death"),
+                    ("requeued", "put back by tasks"),
+                )
+                if totals[name]
+            ),
             extra={"event": "worker-stopped"},
         )
 

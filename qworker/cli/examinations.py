@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,6 +28,8 @@ from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable
 from qworker.naming import DISTRIBUTION, own_tasks
 from qworker.transports import broker_urls
+from qworker.transports.lease import QueueInfo
+from qworker.transports.presence import Presence, held_seconds
 from qworker.transports.sqlite.path import database_path
 
 # RETURNING, which claims and settles in one statement.
@@ -36,6 +38,7 @@ _SCARCE_DISK = 100 * 1024**2
 _SCARCE_FILES = 256
 _LARGEST_SKEW = 2.0  # seconds
 _OLD_MESSAGE = 600.0  # seconds
+_HELD = 10.0  # seconds
 
 
 class Finding(NamedTuple):
@@ -89,9 +92,8 @@ def settings(choice: AppChoice) -> Iterator[Finding]:
     """The settings, all problems at once."""
     problems = choice.app.conf.problems()
     for problem in problems:
-        severity = "error" if problem.severity == "error" else "warning"
-        yield Finding(severity, str(problem), "")
-    if not problems:
+        yield Finding("ok" if problem.severity == "note" else problem.severity, str(problem), "")
+    if all(problem.severity == "note" for problem in problems):
         yield Finding("ok", "the settings are in order")
 
 
@@ -136,6 +138,7 @@ def broker(choice: AppChoice) -> Iterator[Finding]:
         yield Finding(
             "ok", f"{count(len(workers), 'worker')}: {', '.join(worker.name for worker in workers)}"
         )
+    yield from _held(choice, workers, infos, now)
     if "workers" in store.lacks:
         yield Finding("ok", "this broker does not tell which workers there are")
         worked_on |= {*queues_in_use(choice.app), *infos}
@@ -163,6 +166,28 @@ def broker(choice: AppChoice) -> Iterator[Finding]:
             yield Finding(
                 "error", f"a message of queue {info.queue!r} was sent {ahead} in the future", _SET_CLOCKS
             )
+
+
+def _held(
+    choice: AppChoice, workers: Sequence[Presence], infos: Mapping[str, QueueInfo], now: float
+) -> Iterator[Finding]:
+    """Workers whose slots have all been taken for long, while messages wait for them."""
+    for worker in workers:
+        seconds = held_seconds(worker, now)
+        waiting = worker.waiting + sum(infos[queue].ready for queue in worker.queues if queue in infos)
+        if seconds < _HELD or not waiting:
+            continue
+        task = worker.running[0]
+        known = choice.app.tasks.get(task.name)
+        limited = choice.app.conf.task_time_limit or (known is not None and known.time_limit)
+        yield Finding(
+            "warning",
+            f"{worker.name}: no slot has been free for {age(seconds)}, and {count(waiting, 'message')} "
+            f"wait{'s' if waiting == 1 else ''}; {task.name}[{task.id}] has run for {age(now - task.started)}"
+            f"{'' if limited else ', and has no time limit'}",
+            f"end it with: qworker revoke {task.id} --terminate; set time_limit for tasks that may hang, or "
+            "start more workers",
+        )
 
 
 def _not_there(path: str, what: str, setting: str, choice: AppChoice) -> Iterator[Finding]:

@@ -15,13 +15,16 @@ import click
 
 from qworker.app import QWorker
 from qworker.cli.options import SettingValue, app_option, json_option, nothing_there, open_app
-from qworker.cli.output import print_json
+from qworker.cli.output import age, print_json
 from qworker.cli.process import expand_path, pidfile_owner
 from qworker.conf import mask_urls
 from qworker.errors import BrokerUnavailable
 from qworker.naming import node_name
+from qworker.transports.presence import held_seconds
 
 _SECONDS = SettingValue("broker_connection_timeout")
+HELD_SECONDS = 30.0
+"""Slots of which none has been free for so long are worth a look."""
 EVERYWHERE = ("", "0.0.0.0", "::")
 
 
@@ -100,11 +103,17 @@ def _find(app: QWorker, node: str | None, pid: int | None) -> Check:
         workers = store.admin.workers()
     except BrokerUnavailable as error:
         return Check("broker", False, mask_urls(f"the broker does not answer: {error}"))
-    names = [worker.name for worker in workers if pid is None or worker.pid == pid]
-    if node is not None:
-        names = [name for name in names if name == node]
-    if names:
-        return Check("broker", True, f"{', '.join(sorted(names))} consumes from {where}")
+    found = [worker for worker in workers if pid in (None, worker.pid) and node in (None, worker.name)]
+    if found:
+        now = app.clock.now()
+        names = ", ".join(sorted(worker.name for worker in found))
+        held = "".join(
+            f"; no slot of {worker.name} has been free for {age(seconds)}: {worker.running[0].name}"
+            f"[{worker.running[0].id}] has run for {age(now - worker.running[0].started)}"
+            for worker in found
+            if (seconds := held_seconds(worker, now)) >= HELD_SECONDS
+        )
+        return Check("broker", True, f"{names} consumes from {where}{held}")
     others = ", ".join(sorted(worker.name for worker in workers))
     wanted = node or (f"process {pid}" if pid is not None else "a worker")
     known = f"; there are {others}" if others else ""

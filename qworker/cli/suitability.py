@@ -153,6 +153,13 @@ def _results(choice: AppChoice) -> Iterator[Problem]:
     if why and conf.result_backend is None and not conf.task_ignore_result:
         message = f"{why}; or set task_ignore_result = True if nobody asks"
         yield Problem("result_backend", message, conf.source("result_backend"), "note")
+    elif choice.app.stores.place.replies and not conf.task_ignore_result:
+        message = (
+            "results are sent to the process that called (rpc://): no other process can ask for them, and "
+            "chords and graphs are refused. If you need these, or pages that ask for a result by its id, set "
+            "result_backend to a store such as redis:// or postgresql://"
+        )
+        yield Problem("result_backend", message, conf.source("result_backend"), "note")
 
 
 def _options(conf: Any) -> Iterator[Problem]:

@@ -21,17 +21,10 @@ from qworker.components.settlements import Settlements
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
 from qworker.publishing.retry import RECONNECT
 from qworker.transports.crash_points import CRASHING, crash_point
-from qworker.transports.lease import Ack, Broker, DeadLetter, Envelope, Release, Store
+from qworker.transports.lease import Ack, Broker, DeadLetter, Envelope, Release, Settlement
 
 logger = logging.getLogger(__name__)
 
-COUNTED = {
-    Ack: "finished",
-    Store: "finished",
-    Release: "returned",
-    DeadLetter: "dead_lettered",
-    type(None): "finished",
-}
 AGAIN = "ended and will run again"
 UNSTORED = "ended and have no result stored"
 LOST = "were acknowledged before they ran, have not run and are lost"
@@ -180,7 +173,7 @@ class AckBuffer:
             if order.anew:
                 continue
             if order.final and (request is not None or settlement is not None):
-                self._state.totals[COUNTED[type(settlement)]] += 1
+                self._state.totals[_counted(settlement)] += 1
             if request is None or not (order.final or order.starts):
                 continue
             if not request.acked and (request.tag in lost or _is_over(order, generation)):
@@ -282,6 +275,13 @@ class AckBuffer:
                 error,
                 extra={"event": "settlements-lost"},
             )
+
+
+def _counted(settlement: Settlement | None) -> str:
+    """What the totals call it."""
+    if isinstance(settlement, Release):
+        return "lost" if settlement.counted else "requeued" if settlement.requeued else "returned"
+    return "dead_lettered" if isinstance(settlement, DeadLetter) else "finished"
 
 
 def _is_over(order: SettlementOrder, generation: int) -> bool:

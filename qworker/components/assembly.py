@@ -34,7 +34,7 @@ from qworker.components.settlements import Settlements
 from qworker.components.settler import Settler
 from qworker.components.shutdown import KILL_SECONDS
 from qworker.components.status.counters import Counters
-from qworker.components.status.health import Health
+from qworker.components.status.health import Health, LongRuns
 from qworker.components.waiting_requests import WaitingRequests
 from qworker.components.worker_lease import Registration, WorkerLease
 from qworker.errors import NotSupported
@@ -115,8 +115,15 @@ class Assembly:
         self.listener = Listener(app, on_crash, lease, self.state, window, intake, waiting, acks, presence)
         # And who watches.
         self.others = others = tuple(make(on_crash) for make in besides)
+        long_runs = LongRuns(clock, self.pool, registration.concurrency)
         self.health = Health(
-            registration.hostname, conf.worker_stall_seconds, phase, self.pool, self.listener, others
+            registration.hostname,
+            conf.worker_stall_seconds,
+            phase,
+            self.pool,
+            self.listener,
+            long_runs,
+            others,
         )
         self.http: HttpStatus | None = None
         if address is not None and counters is not None:

@@ -112,13 +112,19 @@ class Intake:
         """Put *leased* back, or into the dead letters. Return the request if a child has to tell the calls
         that it carries."""
         app, name = self._app, error.name
+        request: Request | None
+        try:
+            request = requests.receive(app, leased, generation, self._accept, app.tasks[STAND_IN])
+        except MessageError:
+            request = None
+        task_id = None if request is None else request.id
         if signals.task_unknown.receivers:
-            signals.task_unknown.send(self._app, message=leased, exc=error, name=name, id=None)
+            signals.task_unknown.send(self._app, message=leased, exc=error, name=name, id=task_id)
         if leased.requeued < len(self._unknown_delays):
             delay = self._unknown_delays[leased.requeued]
             logger.warning(
-                "no task named %r is registered here (message %d in %s): putting it back for %g s",
-                name, leased.tag, leased.queue, delay,
+                "no task named %r is registered here (message %s in %s): putting it back for %g s",
+                name, task_id or leased.tag, leased.queue, delay,
             )  # fmt: skip
             # What is due soon is fetched ahead of time, and would be counted again at once.
             due = max(leased.due or 0.0, wall + delay) + self._eta_window
@@ -126,9 +132,7 @@ class Intake:
             return None
         full = NotRegistered(name, near_tasks(name, app.tasks))
         outcome = Outcome(UNKNOWN, text=requests.refusal(full))
-        try:
-            request = requests.receive(app, leased, generation, self._accept, app.tasks[STAND_IN])
-        except MessageError:
+        if request is None:
             self._refuse(Stranger(leased, full, {}), outcome)
             return None
         if not may_embed(request.leased.body):

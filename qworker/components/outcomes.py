@@ -183,7 +183,21 @@ def _traced(request: Request, outcome: Outcome) -> tuple[Any, ...]:
 
 
 def _of_message(stranger: Stranger, outcome: Outcome) -> tuple[Any, ...]:
-    return stranger.tag, stranger.leased.queue, outcome.text
+    return stranger.headers.get("id") or stranger.tag, stranger.leased.queue, outcome.text
+
+
+def _fate(request: Request | Stranger, settlement: Settlement | None, now: float) -> str:
+    """What becomes of the message, where the line about the end does not say it: it becomes a dead letter, or
+    is delivered again."""
+    if isinstance(settlement, DeadLetter):
+        return " (it becomes a dead letter)"
+    if not isinstance(settlement, Release) or not (settlement.counted or settlement.requeued):
+        return ""
+    when = "at once" if settlement.due is None else f"in {max(0.0, settlement.due - now):.0f} s"
+    if settlement.requeued:
+        return f" (put back, to be delivered again {when})"
+    limit = request.task.max_deliveries if isinstance(request, Request) else None
+    return f" (delivery {request.leased.deliveries + 1} of at most {limit or 1}; again {when})"
 
 
 class Rule(NamedTuple):
@@ -222,7 +236,7 @@ OUTCOMES: dict[str, Rule] = {
         label="success", event="task-succeeded", part=states.SUCCESS,
     ),
     kinds.RETRY: Rule(
-        ack, INFO, "Task %s[%s] will be retried after %.6fs: %s", _timed,
+        ack, INFO, "Task %s[%s] ran for %.6fs, to be retried: %s", _timed,
         label="retry", event="task-retried",
     ),
     kinds.FAILURE: Rule(
@@ -306,12 +320,12 @@ OUTCOMES: dict[str, Rule] = {
     ),
     kinds.COPY: Rule(ack, WARNING, "Task %s[%s] is not run: %s", signal=tell_rejected),
     kinds.UNKNOWN: Rule(
-        dead_letter, ERROR, "message %d in %s goes to the dead letters: %s", _of_message,
+        dead_letter, ERROR, "message %s in %s cannot be run: %s", _of_message,
         event="task-failed", state=states.FAILURE, error=_unknown,
         part=states.FAILURE,
     ),
     kinds.UNREADABLE: Rule(
-        dead_letter, ERROR, "message %d in %s cannot be run: %s; it goes to the dead letters", _of_message,
+        dead_letter, ERROR, "message %s in %s cannot be run: %s", _of_message,
         signal=tell_rejected,
     ),
 }  # fmt: skip
@@ -333,7 +347,8 @@ def end(app: QWorker, request: Request | Stranger, outcome: Outcome, now: float)
         ended = isinstance(settlement, Ack | DeadLetter)
         state = STATES.get(outcome.kind, rule.state or rule.part) if ended else states.PENDING
         extra = _extra(rule, request, outcome, state)
-        logger.log(rule.level, rule.said, *rule.fields(request, outcome), extra=extra)
+        described = outcome._replace(text=outcome.text + _fate(request, settlement, now))
+        logger.log(rule.level, rule.said, *rule.fields(request, described), extra=extra)
     if not isinstance(settlement, Ack | DeadLetter):
         return settlement
     settlement = _told(app, rule, request, outcome, settlement)

@@ -170,8 +170,9 @@ def _portions(settlements: Sequence[Settlement]) -> Iterator[Sequence[Settlement
 
 def _named(settlement: Settlement) -> str:
     row = None if isinstance(settlement, Release) else settlement.row
-    what = f"task {safe_repr(row[0], 80)}" if row is not None else "a message"
-    return what if isinstance(settlement, Store) else f"{what} (message {settlement.tag})"
+    if row is not None:
+        return f"task {safe_repr(row[0], 80)}"
+    return "a message" if isinstance(settlement, Store) else f"message {settlement.tag}"
 
 
 def _size(row: ResultRow) -> int:

@@ -176,8 +176,15 @@ class LeaseConsumer(Consumer):
             raise LeaseLost("this process holds no leases: register first")
 
     def _lost(self) -> LeaseLost:
+        """Another worker may have taken this one for dead, or the broker's data is gone: a lease that was
+        renewed within its time cannot have run out."""
+        renewed = self._renew_at - self._lease_seconds / 3
+        silent = self._uptime() - renewed
+        if silent >= self._lease_seconds:
+            return LeaseLost(f"this worker was silent for {silent:.0f} s and taken for dead")
         return LeaseLost(
-            f"worker {self._generation} was silent for over {self._lease_seconds:g} s and taken for dead"
+            f"the broker has no record of this worker, which renewed its lease {max(0.0, silent):.1f} s ago: "
+            "its data was deleted or replaced"
         )
 
     def _urgency(self, leased: Leased) -> tuple[int, int]:

@@ -94,6 +94,14 @@ class Presence(NamedTuple):
         }
 
 
+def held_seconds(worker: Presence, now: float) -> float:
+    """For how many seconds each slot of *worker* has been running the same task; 0.0 when one is free."""
+    slots = min(worker.concurrency, MAX_RUNNING)
+    if slots < 1 or worker.busy < worker.concurrency or len(worker.running) < slots:
+        return 0.0
+    return max(0.0, now - sorted(task.started for task in worker.running)[slots - 1])
+
+
 def to_text(presence: Presence) -> str:
     """What a worker gives its broker: what the broker's record of it does not say."""
     told = {name: value for name, value in presence.plain().items() if name in READERS}

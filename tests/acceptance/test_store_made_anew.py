@@ -23,8 +23,9 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.fault]
 MANY = 40
 
 
-def _outlive(site: Site, lose: Callable[[], Any]) -> None:
-    """Lose the store while tasks run and others wait to run; then all that is sent must end."""
+def _outlive(site: Site, lose: Callable[[], Any]) -> str:
+    """Lose the store while tasks run and others wait to run; then all that is sent must end. Return the
+    log."""
     worker = site.start()
     site.finished(*site.send_many("work", [(number,) for number in range(5)]))
     running = site.send_many("work", [(number, 1.5) for number in range(MANY)])
@@ -36,6 +37,8 @@ def _outlive(site: Site, lose: Callable[[], Any]) -> None:
     assert len(running) == MANY
     worker.stop()
     assert "Traceback" not in worker.log
+    assert "was silent for" not in worker.log
+    return worker.log
 
 
 def _sent(site: Site) -> str | None:
@@ -72,7 +75,8 @@ def test_the_file_is_moved_away_without_its_log_and_back(site: Site) -> None:
 
 @pytest.mark.parametrize("broken", ["redis"], indirect=True)
 def test_redis_is_flushed(remote: RemoteSite, broken: Broken) -> None:
-    _outlive(remote, lambda: broken.server.do("FLUSHALL"))
+    log = _outlive(remote, lambda: broken.server.do("FLUSHALL"))
+    assert "its data was deleted or replaced; what had not started is left to others" in log
 
 
 @pytest.mark.parametrize("broken", ["postgresql"], indirect=True)

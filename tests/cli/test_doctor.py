@@ -7,6 +7,7 @@ import datetime
 import decimal
 import enum
 import json
+import re
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
@@ -19,6 +20,7 @@ from qworker.cli.discovery import find_app
 from qworker.cli.return_types import unserialisable
 from qworker.clock import SYSTEM_CLOCK
 from qworker.testing.clock import FakeClock
+from qworker.transports.presence import Presence, RunningTask, to_text
 
 
 def what(result, severity="error"):
@@ -30,9 +32,10 @@ def worker(tasks):
     """Enlists workers, as they do themselves."""
     brokers = []
 
-    def register(*queues):
+    def register(*queues, text=""):
         app = find_app("tasks").app
         broker = type(app)("other", broker=app.broker.url, set_as_current=False).broker
+        broker.consumer.present(text)
         broker.consumer.register(f"w{len(brokers)}@here", queues, 1)
         brokers.append(broker)
 
@@ -83,6 +86,36 @@ def test_messages_in_a_queue_nobody_names(tasks, run, worker):
     worker("celery")
     run("call", "add", "1", "2", "-Q", "forgotten")
     assert what(run("doctor", "--json")) == ["no worker works on queue 'forgotten', where 1 message waits"]
+
+
+@pytest.mark.parametrize(("seconds", "calls", "warned"), [(40, 2, True), (40, 0, False), (5, 2, False)])
+def test_slots_that_stay_taken_while_messages_wait_are_a_warning(tasks, run, worker, seconds, calls, warned):
+    running = (RunningTask("stuck", "tasks.add", SYSTEM_CLOCK.now() - seconds, 1, "celery"),)
+    told = Presence("w0@here", 1, ("celery",), 1, 0.0, status="working", busy=1, running=running)
+    worker("celery", text=to_text(told))
+    for _ in range(calls):
+        run("call", "add", "1", "2")
+    found = [each for each in json.loads(run("doctor", "--json").stdout) if "no slot" in each["what"]]
+    assert len(found) == warned
+    for each in found:
+        assert each["severity"] == "warning"
+        assert re.fullmatch(
+            r"w0@here: no slot has been free for 4\d.* s, and 2 messages wait; "
+            r"tasks\.add\[stuck\] has run for 4\d.* s, and has no time limit",
+            each["what"],
+        )
+        assert "qworker revoke stuck --terminate" in each["advice"]
+    health = run("health")
+    assert health.exit_code == 0
+    assert ("tasks.add[stuck] has run for 4" in health.stdout) == (seconds == 40)
+
+
+def test_notes_are_no_warnings(tasks, run, worker, monkeypatch):
+    monkeypatch.setenv("QWORKER_ENABLE_UTC", "false")
+    worker("celery")
+    result = run("doctor", "--json")
+    assert what(result, "warning") == []
+    assert any("enable_utc = False has no effect" in each for each in what(result, "ok"))
 
 
 def test_dead_letters_are_a_warning(tasks, run, worker, dead_letter):

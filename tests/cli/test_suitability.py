@@ -89,8 +89,16 @@ def test_no_place_for_results_is_a_note(check):
     words = "set result_backend"
     assert about(check("broker='nats://h'"), "note", words)
     assert not about(check("broker='nats://h', task_ignore_result=True"), "note", words)
-    for url in ("sqlite:///x.db", "redis://h", "postgresql://h/d", "mysql://h/d", "amqp://h"):
+    for url in ("sqlite:///x.db", "redis://h", "postgresql://h/d", "mysql://h/d"):
         assert not about(check(f"broker='{url}'"), "note", words)
+
+
+def test_results_for_the_caller_alone_are_a_note(check):
+    words = "chords and graphs are refused"
+    assert about(check("broker='amqp://h'"), "note", words)
+    assert about(check("broker='amqp://h', backend='rpc://'"), "note", words)
+    assert not about(check("broker='amqp://h', backend='redis://h'"), "note", words)
+    assert not about(check("broker='amqp://h', task_ignore_result=True"), "note", words)
 
 
 def test_stores_there_are_none_for(check):

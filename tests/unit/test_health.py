@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from qworker import QWorker
 from qworker.components.status.counters import MAX_NAMES, OTHERS, Counters, Run
+from qworker.components.status.health import LongRuns
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 from qworker.transports.lease import Claim
 from qworker.worker import Worker
@@ -194,3 +196,68 @@ def test_run_times_are_counted_into_their_buckets() -> None:
     assert (counts[0], counts[-1], total) == (2, 2, 3)
     assert seconds == pytest.approx(7000.0015)
     assert counters.ends() == {("a", "success"): 2, ("a", "failure"): 1, ("a", "lost"): 1}
+
+
+class Pool:
+    """A pool that runs what the test says."""
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[Any, float]] = []
+
+    def running(self) -> list[tuple[Any, float]]:
+        return self.runs
+
+    def run(self, task_id: str, since: float, **fields: Any) -> None:
+        usual = {"name": "t", "id": task_id, "key": task_id, "pid": 7, "is_async": False, "time_limit": None}
+        leased = SimpleNamespace(deliveries=fields.pop("deliveries", 0))
+        self.runs.append((SimpleNamespace(**{**usual, **fields}, leased=leased), since))
+
+
+def test_a_task_that_runs_for_long_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock, pool = FakeClock(), Pool()
+    runs = LongRuns(clock, pool, 2)  # type: ignore[arg-type]
+    pool.run("long", clock.monotonic(), deliveries=1)
+    runs.look()
+    assert "task-running" not in logged(caplog)
+    clock.advance(1.5)
+    pool.run("short", clock.monotonic())
+    for _ in range(3):
+        runs.look()
+    assert logged(caplog).count("task-running") == 1
+    assert caplog.records[-1].getMessage() == "Task t[long] has run for 1.5 s, in process 7 (delivery 2)"
+    pool.runs.clear()
+    runs.look()
+    pool.run("long", clock.monotonic() - 5, deliveries=2)  # it came again
+    runs.look()
+    assert logged(caplog).count("task-running") == 2
+
+
+def test_slots_that_stay_taken_are_a_problem_that_names_the_task() -> None:
+    clock, pool = FakeClock(), Pool()
+    runs = LongRuns(clock, pool, 2)  # type: ignore[arg-type]
+    pool.run("stuck", clock.monotonic())
+    clock.advance(10)
+    pool.run("limited", clock.monotonic(), time_limit=60.0)
+    pool.run("aside", clock.monotonic() - 99, is_async=True)
+    clock.advance(29)
+    assert runs.problems() == []
+    clock.advance(1)
+    (problem,) = runs.problems()
+    assert (
+        problem == "none of 2 slots has been free for 30 s: t[stuck] has run for 40 s, and has no time limit"
+    )
+    del pool.runs[0]
+    assert runs.problems() == []
+
+
+def test_probes_are_told_of_slots_that_stay_taken() -> None:
+    stepped = Stepped()
+    pool = Pool()
+    stepped.health._long_runs._pool = pool  # type: ignore[assignment]
+    for number in range(stepped.health._long_runs._slots):
+        pool.run(f"stuck{number}", stepped.clock.monotonic())
+    stepped.turn(31)
+    info = stepped.health.info(stepped.health.not_ready())
+    assert info["status"] == "ok"
+    assert "t[stuck0] has run for 31 s" in info["problems"][0]

@@ -163,7 +163,8 @@ def test_an_unknown_task_is_put_back_longer_each_time(heard: Heard) -> None:
         ahead = desk.rooms.app.conf.worker_eta_window  # so much earlier it would be fetched
         assert desk.settlement == Release(7, now + delay + ahead, requeued=True)
         assert desk.meta is None
-    assert [(name, fields["name"]) for name, fields in heard] == [("task_unknown", "nobody.knows")] * 2
+    told = [(name, fields["name"], fields["id"]) for name, fields in heard]
+    assert told == [("task_unknown", "nobody.knows", "id-7")] * 2
 
 
 def test_an_unknown_task_that_stays_unknown_is_a_dead_letter_and_a_failure() -> None:

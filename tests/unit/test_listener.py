@@ -436,6 +436,17 @@ def test_settled_requests_leave_the_ledger_and_are_counted() -> None:
     assert ears.store.results == {"id": ROW}
 
 
+def test_deaths_and_what_tasks_put_back_are_counted_apart() -> None:
+    ears = Ears()
+    ears.push(2)
+    ears.turns()
+    died, requeued = ears.take()
+    ears.post(died, Release(died.tag, ears.clock.now() + 99, counted=True))
+    ears.post(requeued, Release(requeued.tag, ears.clock.now() + 99, requeued=True))
+    ears.turns()
+    assert ears.state.totals == {"lost": 1, "requeued": 1}
+
+
 def test_an_order_that_is_not_the_last_leaves_the_request_here() -> None:
     ears = Ears(worker_ack_flush_seconds=0)
     ears.push(1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.transports.presence import Presence, RunningTask, from_text, to_text
+from qworker.transports.presence import Presence, RunningTask, from_text, held_seconds, to_text
 
 RECORD = Presence("w@host", 17, ("q", "r"), 4, 1000.5)
 TOLD = RECORD._replace(
@@ -80,3 +80,22 @@ def test_no_text_fails_and_all_fields_have_their_types(fields: dict[str, object]
 def test_long_words_are_cut() -> None:
     text = to_text(TOLD._replace(running=(RunningTask("i" * 9999, "n" * 9999, 1.0),)))
     assert len(text) < 1500
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "started", "seconds"),
+    [
+        (2, [100.0, 130.0], 70.0),
+        (2, [100.0, 130.0, 195.0], 70.0),  # an async task takes no slot
+        (2, [100.0], 0.0),
+        (2, [], 0.0),
+        (1, [205.0], 0.0),  # its clock is ahead of ours
+        (150, [100.0] * 150, 100.0),  # more than are named
+    ],
+)
+def test_slots_are_held_since_the_last_of_them_was_taken(
+    concurrency: int, started: list[float], seconds: float
+) -> None:
+    running = tuple(RunningTask(str(number), "t", since) for number, since in enumerate(started))
+    worker = RECORD._replace(concurrency=concurrency, busy=len(running), running=running[:100])
+    assert held_seconds(worker, 200.0) == seconds

@@ -141,7 +141,7 @@ def test_what_a_child_has_sent_again_on_hearing_of_its_end_has_not_ended(
     with caplog.at_level("INFO"):
         desk.settler.ended([(one, Outcome(RETRY, text="Retry in 7s", row=ROW))])
     assert desk.order == SettlementOrder(one, Ack(1, ROW))
-    assert "will be retried after 3.000000s: Retry in 7s" in caplog.text
+    assert "ran for 3.000000s, to be retried: Retry in 7s" in caplog.text
 
 
 def test_what_could_not_be_decoded_is_a_dead_letter_and_a_failure() -> None:

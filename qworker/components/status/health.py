@@ -1,8 +1,8 @@
 """Health: whether a worker lives and consumes, and if not, why.
 
 Comes from:  Worker, which gives its parts and has them looked at from its main loop.
-Goes to:     the log, when the broker has been silent for long; ``http_status.py`` and ``metrics.py``, which
-             ask.
+Goes to:     the log, when the broker has been silent or a task has run for long; ``http_status.py`` and
+             ``metrics.py``, which ask.
 Thread:      look() on the main thread; the questions on any: they read single attributes, and snapshots.
 """
 
@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
+from qworker.clock import Clock
 from qworker.components.component import Component
 from qworker.components.listener import Listener
 from qworker.components.pool.contract import TaskPool
+from qworker.components.request import Key, Request
 from qworker.conf import mask_urls
 
 logger = logging.getLogger(__name__)
@@ -24,11 +27,15 @@ LOOK_SECONDS = 1.0
 STUCK_SECONDS = 30.0
 """A main loop that has not come round for so long is stuck."""
 RUNNING = "running"
+NAMED_AFTER = 1.0
+"""Seconds that a task runs before the log names it."""
+HELD_SECONDS = 30.0
+"""Slots of which none has been free for so long are worth a look."""
 
 
 class Health:
     """hostname, phase: of the worker; "running" is the phase in which it consumes. stall_seconds: see
-    ``worker_stall_seconds``. others: what else is asked for its problems."""
+    ``worker_stall_seconds``. long_runs, others: are asked for their problems."""
 
     def __init__(
         self,
@@ -37,10 +44,12 @@ class Health:
         phase: Callable[[], str],
         pool: TaskPool,
         listener: Listener,
+        long_runs: LongRuns,
         others: Sequence[Component] = (),
     ) -> None:
         self.hostname = hostname
         self.pool, self.listener = pool, listener
+        self._long_runs = long_runs
         self._others = tuple(others)
         self._phase = phase
         self._stall_seconds = stall_seconds
@@ -59,6 +68,7 @@ class Health:
         if now - self._looked < LOOK_SECONDS / 2:
             return
         self._looked = now
+        self._long_runs.look()
         if not self._is_silent(now):
             if self._silent_looks > 1:
                 logger.warning("consuming again", extra={"event": "consuming"})
@@ -120,5 +130,55 @@ class Health:
             "reasons": reasons,
             "worker": self.hostname,
             "phase": self._phase(),
-            "problems": [mask_urls(text) for part in self._others for text in part.problems()],
+            "problems": [
+                mask_urls(text)
+                for problems in (self._long_runs.problems, *(part.problems for part in self._others))
+                for text in problems()
+            ],
         }
+
+
+class LongRuns:
+    """Tasks that run for long. Each is named in the log once: a short task leaves the line of its end, but
+    one that hangs, or dies with its worker, would leave none. slots: how many sync tasks run at once."""
+
+    def __init__(self, clock: Clock, pool: TaskPool, slots: int) -> None:
+        self._clock = clock
+        self._pool = pool
+        self._slots = slots
+        self._named: set[Key] = set()  # main thread
+
+    def look(self) -> None:
+        """Name in the log what has run for longer than a second, each run once."""
+        now = self._clock.monotonic()
+        long = [run for run in self._pool.running() if now - run[1] >= NAMED_AFTER]
+        for request, since in long:
+            if request.key not in self._named:
+                _name(request, now - since)
+        self._named = {request.key for request, _ in long}
+
+    def problems(self) -> list[str]:
+        """One sentence when all slots have been taken by the same tasks for long; else nothing."""
+        now, slots = self._clock.monotonic(), self._slots
+        held = sorted((run for run in self._pool.running() if not run[0].is_async), key=itemgetter(1))[:slots]
+        if len(held) < slots or now - held[-1][1] < HELD_SECONDS:
+            return []
+        oldest, since = held[0]
+        limit = "" if oldest.time_limit else ", and has no time limit"
+        return [
+            f"none of {slots} slots has been free for {now - held[-1][1]:.0f} s: "
+            f"{oldest.name}[{oldest.id}] has run for {now - since:.0f} s{limit}"
+        ]
+
+
+def _name(request: Request, seconds: float) -> None:
+    deliveries = request.leased.deliveries
+    logger.info(
+        "Task %s[%s] has run for %.1f s%s%s",
+        request.name,
+        request.id,
+        seconds,
+        f", in process {request.pid}" if request.pid else "",
+        f" (delivery {deliveries + 1})" if deliveries else "",
+        extra={"event": "task-running"},
+    )
