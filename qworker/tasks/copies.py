@@ -8,6 +8,9 @@ Where results are kept apart from messages, no step both publishes a body and wr
 published. A joiner that dies in between is followed by one that publishes it once more, with the same id.
 Each publication has a number of its own, so that a message which is delivered again runs again, as any, and a
 copy of it does not.
+
+A task that replaces itself hands its id on, as to the body of a chord, which is published with a number of
+its own. That is no copy: calls of one id are told apart by how many they have taken the place of.
 """
 
 from __future__ import annotations
@@ -40,10 +43,11 @@ def refused(app: QWorker, task: Task[..., Any], context: Context) -> Outcome | N
         return None
     if type(number) is not int or not 0 <= number < 2**63:
         return None
-    backend = app.backend
+    nesting, backend = context.replaced_task_nesting, app.backend
+    body = f"{task_id}.{nesting}" if nesting else task_id
     lasting = DONE_SECONDS_FOR_EVER if backend.expires is None else max(backend.expires, DONE_SECONDS)
     try:
-        first = backend.joins.hold(task_id, number, lasting)
+        first = backend.joins.hold(body, number, lasting)
     except NotSupported:
         return None
     except BackendError as error:

@@ -1,5 +1,5 @@
-"""A task that is replaced, and one that adds to its chord, on a whole worker: on the embedded broker, and on
-Redis in both formats of joins."""
+"""A task that is replaced, and one that adds to its chord, on a whole worker: on the embedded broker, with
+results in the same place and elsewhere, and on Redis in both formats of joins."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from qworker import QWorker, Task, chain, chord, graph, group, signals
+from qworker.beat.calls import messages
+from qworker.beat.entry import Entry
+from qworker.beat.kinds import maybe_schedule
 from qworker.errors import ChordError, ConfigurationError, Ignore, NotInChord, PublishError, Replaced
 from qworker.results.result import AsyncResult
 from qworker.worker import Worker
@@ -99,10 +102,12 @@ class Flow:
         return self.app.tasks[name].s(*args)
 
 
-@pytest.fixture(params=["sqlite", "redis", "redis, shared"])
+@pytest.fixture(params=["sqlite", "sqlite and files", "redis", "redis, shared"])
 def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     if request.param == "sqlite":
         return {"broker": f"sqlite:///{tmp_path}/q.db"}
+    if request.param == "sqlite and files":
+        return {"broker": f"sqlite:///{tmp_path}/q.db", "backend": f"file://{tmp_path}/results"}
     url = require("redis")
     options = {"global_keyprefix": prefix_of(tmp_path)}
     return {
@@ -148,6 +153,33 @@ def test_in_the_header_of_a_chord_and_in_its_body(flow: Flow, kind: str) -> None
     assert flow.ran["lists"] == 1
     result = chord([flow.s("add", 1, 0)])(flow.app.tasks["become"].si(kind, 20) | flow.s("add", 5))
     assert value(result) == 26
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_a_body(flow: Flow, kind: str) -> None:
+    header = [flow.s("add", 1, 0), flow.s("add", 2, 0)]
+    result = chord(header)(flow.app.tasks["become"].si(kind, 20))
+    assert (value(result), flow.ran["become"] > 0) == (21, True)
+    inner = chord(header, flow.app.tasks["become"].si(kind, 30))
+    assert value(chord([inner, flow.s("become", kind, 40)])(flow.s("lists"))) == [31, 41]
+
+
+def test_a_body_is_replaced_by_what_has_many_values(flow: Flow) -> None:
+    header = [flow.s("add", 1, 0), flow.s("add", 2, 0)]
+    assert value(chord(header)(flow.app.tasks["spread"].si(1))) == [1, 2]
+    assert value(chord(header)(flow.app.tasks["branch"].si(1))) == {"a": 1, "b": 2}
+    assert value(chord(header)(flow.app.tasks["spread_last"].si(1) | flow.s("total"))) == 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_a_schedule_whose_call_is_published_twice(flow: Flow, kind: str) -> None:
+    entry = Entry(name="often", task="become", schedule=maybe_schedule(60), args=(kind, 50))
+    for _ in range(2):
+        flow.app.broker.sender.push(messages(flow.app, entry, 1.0, "due", True))
+    assert value(flow.app.AsyncResult("due")) == 51
+    until(lambda: not any(queue.ready + queue.leased for queue in flow.app.broker.admin.queues()))
+    became = flow.ran["become"]
+    assert became == {"a replaced task": 2, "a task that is replaced twice more": 3}.get(kind, 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
