@@ -49,7 +49,9 @@ NAMESPACE = uuid.UUID("3f0a8a0e-0d2a-5e64-8f6c-6d0a2b9a1c55")
 MOST = 500
 """Schedules of one look."""
 MOST_MISSED = 1000
-"""Due times of one schedule that are made up for in one look."""
+"""Due times that are made up for in one look, of all schedules together; but one of each."""
+SENT_AT_ONCE = 100
+"""Due times from which on those that were reckoned are sent, and the lease is renewed."""
 LONGEST_REST = 1.0
 """Seconds after which the table is read again: it may have been changed."""
 RETRY_SECONDS = 1.0
@@ -58,6 +60,8 @@ MOST_TOLD = 20
 MICROSECOND = 1e-6
 MOST_SET_BACK = 1000
 """How often a schedule may be set back to one due time."""
+Ends = dict[str, tuple[Schedule, dict[str, Any]]]
+"""Rows, and what becomes of their fields, by their keys."""
 UNREADABLE = (ValueError, TypeError, AttributeError, OverflowError)
 """What Django raises for a column that has what is none of its values, as SQLite lets it have."""
 
@@ -147,17 +151,33 @@ class Scheduler(ThreadComponent):
         if self._wrong:
             due = due.exclude(pk__in=self._changed_meanwhile())
         rows = self._read(due)
+        most = max(1, min(SENT_AT_ONCE, MOST_MISSED // max(1, len(rows))))
         firings: list[Firing] = []
-        ends: dict[str, tuple[Schedule, dict[str, Any]]] = {}
+        ends: Ends = {}
         for row in rows:
             try:
-                made, changes = self._calls(row, now)
+                made, changes = self._calls(row, now, most)
             except Exception as error:  # noqa: BLE001 - one that cannot be read keeps no other from being sent
                 let_pass(error)
                 self._note_wrong(row, error)
                 continue
             firings += made
             ends[str(row.pk)] = row, changes
+            if len(firings) >= SENT_AT_ONCE:
+                self._send(lease, firings, ends)
+                lease, firings, ends = self._renewed(lease), [], {}
+        self._send(lease, firings, ends)
+        return len(rows) == MOST
+
+    def _renewed(self, lease: Lease) -> Lease:
+        """The lease, renewed if it is time. Raises LeaseLost where somebody else has it."""
+        found = self._leadership.step(self.clock.monotonic())
+        if found is None or found.generation != lease.generation:
+            raise LeaseLost("another cluster leads the schedules now")
+        return found
+
+    def _send(self, lease: Lease, firings: list[Firing], ends: Ends) -> None:
+        """Send *firings*, and change the rows."""
         refused = self._fire(lease, firings, ends)
         if CRASHING and firings:
             crash_point("schedules-sent")
@@ -167,7 +187,6 @@ class Scheduler(ThreadComponent):
                 continue
             _change(row, changes)
             logger.info("schedule %s: sent %s", row.name or row.pk, changes.get("task"))
-        return len(rows) == MOST
 
     def _send_pending(self, lease: Lease) -> None:
         """Send what somebody has left behind of which nobody knows whether it was sent."""
@@ -192,9 +211,7 @@ class Scheduler(ThreadComponent):
             )
         self._store.sent(lease, [(slot.name, slot.due) for slot in slots])
 
-    def _fire(
-        self, lease: Lease, firings: list[Firing], ends: dict[str, tuple[Schedule, dict[str, Any]]]
-    ) -> dict[str, Exception]:
+    def _fire(self, lease: Lease, firings: list[Firing], ends: Ends) -> dict[str, Exception]:
         """Send *firings*, once each; and once more those whose schedule was set back to a slot of the past.
         The id of what was sent last comes into *ends*. Returns why the broker refuses some, by the names of
         their schedules."""
@@ -275,12 +292,12 @@ class Scheduler(ThreadComponent):
         )
         self._wrong[row.pk] = f"{text} {_fingerprint(row)}"
 
-    def _calls(self, row: Schedule, now: datetime) -> tuple[list[Firing], dict[str, Any]]:
-        """The calls of *row* that are due at *now*, and what becomes of its fields."""
+    def _calls(self, row: Schedule, now: datetime, most: int) -> tuple[list[Firing], dict[str, Any]]:
+        """The calls of *row* that are due at *now*, *most* of them, and what becomes of its fields."""
         repeats, due = row.repeats, row.next_run
         made: list[Firing] = []
         task_id = row.task
-        for due in _dues(row, now):
+        for due in _dues(row, now, most):
             firing, task_id = self._firing(row, due)
             made.append(firing)
             repeats -= 1
@@ -288,7 +305,7 @@ class Scheduler(ThreadComponent):
                 break
         following = due if row.schedule_type == Schedule.ONCE else row.calculate_next_run(due)
         if not conf.catch_up:
-            following = _after(row, following, now)
+            following = row.first_run_after(following, now)
         if row.schedule_type == Schedule.ONCE:
             repeats = -1 if row.repeats < 0 else 0
         return made, {"repeats": repeats, "next_run": following, "task": task_id}
@@ -330,11 +347,11 @@ def _call_of(row: Schedule) -> tuple[dict[str, Any], dict[str, Any]]:
     return options_apart({**given, "q_options": options})
 
 
-def _dues(row: Schedule, now: datetime) -> Iterator[datetime]:
-    """The due times of *row* up to *now*: all that were missed, or the first alone where none is made up
-    for."""
+def _dues(row: Schedule, now: datetime, most: int) -> Iterator[datetime]:
+    """The due times of *row* up to *now*, the *most* that were missed first; or the first alone where none is
+    made up for."""
     due = row.next_run
-    for _ in range(MOST_MISSED if conf.catch_up else 1):
+    for _ in range(most if conf.catch_up else 1):
         if due > now:
             return
         yield due
@@ -342,16 +359,6 @@ def _dues(row: Schedule, now: datetime) -> Iterator[datetime]:
         if following <= due:
             return
         due = following
-
-
-def _after(row: Schedule, due: datetime, now: datetime) -> datetime:
-    """The first due time of *row* from *due* on that is after *now*."""
-    while due <= now:
-        following = row.calculate_next_run(due)
-        if following <= due:
-            break
-        due = following
-    return due
 
 
 def _change(row: Schedule, changes: dict[str, Any]) -> None:

@@ -9,13 +9,15 @@ wall: what is due at noon stays due at noon when the clock is set forward or bac
 when the clock is set forward is due at the end of the gap; one that comes twice is due the first time.
 
 A month that lacks the day has its last day instead, and from then on that day stays: there is no other memory
-than the time that it was due last.
+than the time that it was due last. Where missed times are passed over, first_after() goes on from the last
+one that was not, so that a gap in between leaves no trace.
 """
 
 from __future__ import annotations
 
 import re
 from calendar import monthrange
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING
 
@@ -34,6 +36,7 @@ DAYS_LAST = (31, 6)
 """Those of the two that name days."""
 OPEN_STEP = re.compile(r"^(\w+)/(\d+)$")
 
+_MONTHS_OF_EVERY_LENGTH = 48
 DAYS = {DAILY: 1, WEEKLY: 7, BIWEEKLY: 14}
 MONTHS = {MONTHLY: 1, BIMONTHLY: 2, QUARTERLY: 3, YEARLY: 12}
 
@@ -70,6 +73,66 @@ def next_run(
             raise
         raise InvalidSchedule(f"nothing is due after {due}: the calendar ends there") from error
     raise InvalidSchedule(f"{kind!r:.20} is no kind of schedule")
+
+
+def first_after(
+    kind: str,
+    due: datetime,
+    now: datetime,
+    zone: tzinfo | None,
+    *,
+    minutes: int | None = None,
+    cron: str | None = None,
+) -> datetime:
+    """Return the first time after *now* at which a schedule is due that was due at *due*; *due* itself when
+    that is later. It costs as much for a minute as for a century.
+
+    now: aware or naive, as *due* is. The other arguments, what is returned and what is raised are as those of
+    next_run(). A schedule that never goes forward, such as ONCE, stays where it is.
+    """
+    if due > now:
+        return due
+    if kind == CRON:
+        return _next_of_cron(cron, now, zone)
+    if kind in (MINUTES, HOURLY):
+        first = next_run(kind, due, zone, minutes=minutes)
+        passed = first - due
+        if passed <= timedelta(0):
+            return due
+        return first if first > now else _jumped(lambda: first + ((now - first) // passed + 1) * passed, now)
+    if kind in DAYS or kind in MONTHS:
+        return _jumped(lambda: _wall_after(kind, due, now, zone), now)
+    return next_run(kind, due, zone)
+
+
+def _wall_after(kind: str, due: datetime, now: datetime, zone: tzinfo | None) -> datetime:
+    from qworker.beat.wall_clock import instant_of, shown
+
+    def instant(wall: datetime) -> datetime:
+        return wall if zone is None else instant_of(wall, zone).astimezone(UTC)
+
+    wall, today = (due, now) if zone is None else (shown(due, zone), shown(now, zone))
+    if kind in DAYS:
+        wall += max(0, (today - wall).days // DAYS[kind] - 1) * timedelta(days=DAYS[kind])
+    else:
+        months = MONTHS[kind]
+        # After so many months a day that some month lacks is none any more.
+        for _ in range(_MONTHS_OF_EVERY_LENGTH // months):
+            wall = months_later(wall, months)
+            if instant(wall) > now:
+                return instant(wall)
+        missed = (today.year - wall.year) * 12 + today.month - wall.month
+        wall = months_later(wall, max(0, missed // months - 1) * months)
+    while (found := instant(wall)) <= now:
+        wall = _stepped(kind, wall)
+    return found
+
+
+def _jumped(jump: Callable[[], datetime], now: datetime) -> datetime:
+    try:
+        return jump()
+    except (OverflowError, ValueError) as error:
+        raise InvalidSchedule(f"nothing is due after {now}: the calendar ends there") from error
 
 
 def months_later(wall: datetime, months: int) -> datetime:

@@ -156,14 +156,23 @@ class Schedule(models.Model):
         else naive, in the project's time zone. Raises InvalidSchedule for a crontab that cannot be read.
         """
         due = next_run or self.next_run or timezone.now()
+        return self._reckoned(recurrence.next_run, due)
+
+    def first_run_after(self, due: datetime, now: datetime) -> datetime:
+        """When it is due first after *now*, if it was due at *due*; *due* itself when that is later. As
+        calculate_next_run() otherwise."""
+        return self._reckoned(recurrence.first_after, due, now)
+
+    def _reckoned(self, reckon: Callable[..., datetime], *instants: datetime) -> datetime:
+        """What *reckon* makes of *instants* by the clock of the cluster."""
         named, own = conf.of(self.cluster or None).time_zone, timezone.get_default_timezone()
         zone: tzinfo | None = own if named == settings.TIME_ZONE else ZoneInfo(named)
         elsewhere = not settings.USE_TZ and zone is not own
         if elsewhere:
-            due = timezone.make_aware(due, own)
+            instants = tuple(timezone.make_aware(each, own) for each in instants)
         elif not settings.USE_TZ:
             zone = None
-        found = recurrence.next_run(self.schedule_type, due, zone, minutes=self.minutes, cron=self.cron)
+        found = reckon(self.schedule_type, *instants, zone, minutes=self.minutes, cron=self.cron)
         return timezone.make_naive(found, own) if elsewhere else found
 
     def clean(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from calendar import monthrange
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.beat.wall_clock import is_plain, shown
-from qworker.django.models.recurrence import DAYS, MONTHS, months_later, next_run
+from qworker.django.models.recurrence import DAYS, MONTHS, first_after, months_later, next_run
 from qworker.errors import InvalidSchedule
 
 AMSTERDAM = ZoneInfo("Europe/Amsterdam")
@@ -137,3 +138,70 @@ def test_without_time_zones_the_time_of_the_day_stays(wall: datetime, kind: str)
     assert found.tzinfo is None
     assert found > wall
     assert found.time() == wall.time()
+
+
+def stepped(
+    kind: str, due: datetime, now: datetime, zone: ZoneInfo | None, **fields: Any
+) -> tuple[datetime, bool]:
+    """What first_after() finds, one due time after the other; and whether none of them fell into a gap."""
+    plain = True
+    while due <= now:
+        following = next_run(kind, due, zone, **fields)
+        if zone is not None and kind in KINDS:
+            plain = plain and shown(following, zone).time() == shown(due, zone).time()
+        due = following
+    return due, plain
+
+
+CRONS = st.sampled_from(["0 4 * * *", "*/7 * * * *", "30 2 * * sun", "0 0 31 * *", "15 1,2,3 * * *"])
+SPANS = st.floats(0, 3 * 366)
+
+
+@given(INSTANTS, SPANS, st.sampled_from([*KINDS, "H"]), st.sampled_from([None, *ZONES]))
+def test_what_was_missed_is_passed_over_to_where_steps_lead(
+    due: datetime, days: float, kind: str, zone: ZoneInfo | None
+) -> None:
+    due = due if zone is not None else due.replace(tzinfo=None)
+    now = due + timedelta(days=days)
+    found, plain = stepped(kind, due, now, zone)
+    jumped = first_after(kind, due, now, zone)
+    assert jumped > now
+    if plain:
+        assert jumped == found
+    elif zone is not None:  # a gap on the way leaves no trace
+        assert (shown(jumped, zone).time() == shown(due, zone).time()) or shown(
+            jumped - timedelta(seconds=1), zone
+        ) < shown(jumped, zone) - timedelta(seconds=1)
+
+
+@given(INSTANTS, st.floats(0, 3), st.integers(1, 5000), st.sampled_from(ZONES), CRONS)
+def test_minutes_and_crontabs_are_passed_over_too(
+    due: datetime, days: float, minutes: int, zone: ZoneInfo, cron: str
+) -> None:
+    now = due + timedelta(days=days)
+    assert (
+        first_after("I", due, now, zone, minutes=minutes) == stepped("I", due, now, zone, minutes=minutes)[0]
+    )
+    first = next_run("C", due, zone, cron=cron)
+    assert first_after("C", first, now, zone, cron=cron) == stepped("C", first, now, zone, cron=cron)[0]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "I", "H", "C", "O"])
+def test_two_thousand_years_cost_no_more_than_a_day(kind: str) -> None:
+    # One due time after the other these are up to a thousand million.
+    due, now = datetime(1, 1, 31, 12, tzinfo=UTC), datetime(2026, 7, 29, 11, 30, tzinfo=UTC)
+    found = first_after(kind, due, now, AMSTERDAM, cron="0 12 * * *")
+    assert found == due if kind == "O" else now < found <= now + timedelta(days=366)
+
+
+def test_the_day_of_a_month_that_was_missed_is_the_last_one_that_all_months_have() -> None:
+    due, now = local(2024, 1, 31), local(2024, 3, 30)
+    assert first_after("M", due, now, AMSTERDAM) == local(2024, 4, 29).astimezone(UTC)
+    found = first_after("Y", local(2024, 2, 29), local(2400, 1, 1), AMSTERDAM)
+    assert found == local(2400, 2, 28).astimezone(UTC)
+
+
+def test_what_never_goes_forward_stays() -> None:
+    due, now = local(2024, 1, 1), local(2025, 1, 1)
+    assert first_after("I", due, now, AMSTERDAM, minutes=-5) == due
+    assert first_after("D", now, due, AMSTERDAM) == now

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from qworker.beat.store import Firing
+from qworker.beat.store import Firing, Lease
 from qworker.beat.store_memory import MemoryScheduleStore
 from qworker.clock import SYSTEM_CLOCK
 from qworker.django.clusters.engine import app
-from qworker.django.clusters.scheduling import Scheduler
+from qworker.django.clusters.scheduling import SENT_AT_ONCE, Scheduler
 from qworker.django.models import Schedule
 from qworker.errors import PublishError
+from qworker.testing.clock import FakeClock
 
 
 class _Undo(Exception):
@@ -82,3 +84,74 @@ def test_a_row_with_a_time_that_is_none_stops_no_other() -> None:
     scheduler.step(0.1)
     assert store.taken == [good]
     assert any(bad in text for text in scheduler.problems())
+
+
+class Slow(MemoryScheduleStore):
+    """A second passes at each sending. leases: those that were sent with; sizes: how much at once."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock, shared=True)
+        self.clock = clock
+        self.leases, self.sizes = list[Lease](), list[int]()
+
+    def fire(self, lease: Lease, firings: Sequence[Firing], sender: Any) -> list[Firing]:
+        self.leases.append(lease)
+        self.sizes.append(len(firings))
+        self.clock.advance(1.0)
+        return list(firings)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    clock = FakeClock(now=time.time())
+    monkeypatch.setattr(app(), "clock", clock)
+    return clock
+
+
+def test_a_long_look_is_sent_in_parts_and_renews_the_lease(clock: FakeClock) -> None:
+    due = timezone.now() - timedelta(seconds=5)
+    rows = [Schedule(func="math.sqrt", args="4", next_run=due, repeats=1) for _ in range(3 * SENT_AT_ONCE)]
+    Schedule.objects.bulk_create(rows)
+    store = Slow(clock)
+    scheduler = Scheduler(app(), lambda *_: None, store)
+    scheduler.step(clock.monotonic())
+    assert store.sizes == [SENT_AT_ONCE] * 3
+    beats = [lease.beats for lease in store.leases]
+    assert beats == sorted(set(beats)), "each part has a lease that was renewed since the last"
+
+
+def test_who_lost_the_lease_within_a_look_sends_no_more(clock: FakeClock) -> None:
+    due = timezone.now() - timedelta(seconds=5)
+    rows = [Schedule(func="math.sqrt", args="4", next_run=due, repeats=1) for _ in range(3 * SENT_AT_ONCE)]
+    Schedule.objects.bulk_create(rows)
+
+    class Stolen(Slow):
+        def fire(self, lease: Lease, firings: Sequence[Firing], sender: Any) -> list[Firing]:
+            self.take("another", self.look())
+            return super().fire(lease, firings, sender)
+
+    store = Stolen(clock)
+    Scheduler(app(), lambda *_: None, store).step(clock.monotonic())
+    assert store.sizes == [SENT_AT_ONCE]
+    assert Schedule.objects.filter(repeats=1).count() == 2 * SENT_AT_ONCE
+
+
+@pytest.mark.parametrize("catch_up", [True, False])
+def test_one_that_is_overdue_for_years_keeps_no_other_from_being_sent(
+    cluster: Any, clock: FakeClock, catch_up: bool
+) -> None:
+    cluster(name="default", orm="default", catch_up=catch_up)
+    old = Schedule.objects.create(
+        func="math.sqrt", args="4", schedule_type="I", minutes=1, next_run=datetime(2005, 1, 1, tzinfo=UTC)
+    )
+    other = make("other")
+    store = Slow(clock)
+    Scheduler(app(), lambda *_: None, store).step(clock.monotonic())
+    assert Schedule.objects.get(pk=other).repeats == 0
+    old.refresh_from_db()
+    if catch_up:
+        assert sum(store.sizes) <= SENT_AT_ONCE + 1
+        assert old.next_run == datetime(2005, 1, 1, tzinfo=UTC) + timedelta(minutes=sum(store.sizes) - 1)
+    else:
+        assert sum(store.sizes) == 2
+        assert timedelta(0) <= old.next_run - timezone.now() <= timedelta(minutes=1)
