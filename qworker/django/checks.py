@@ -18,7 +18,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from qworker.django.conf import ClusterConf, conf
 from qworker.django.execution.reporters import options_of_reporters, reporter_class
-from qworker.django.settings.broker import CUSTOM, choose, missing_client
+from qworker.django.settings.broker import CUSTOM, choose, missing_client, named_by
 from qworker.django.settings.layers import (
     Mistake,
     alternatives,
@@ -61,11 +61,22 @@ def check_keys(**_: Any) -> Messages:
 
 
 def check_broker(**_: Any) -> Messages:
-    """E002: a broker that cannot be used. E011: what it cannot do."""
+    """E002: a broker that cannot be used. E011: what it cannot do. W004: brokers that are not used, since
+    another is."""
     found: Messages = []
     for where, configuration in _clusters():
         try:
             choice = choose(configuration)
+            unused = [each.key for each in named_by(configuration) if each is not choice]
+            if unused and choice is not CUSTOM:
+                found.append(
+                    Warning(
+                        f"{where} names more than one broker: {choice.key!r} is used, as with django-q2, and "
+                        f"{' and '.join(map(repr, unused))} without effect",
+                        hint="Take out what is not used.",
+                        id="qworker.W004",
+                    )
+                )
             if choice is CUSTOM:
                 import_object(configuration.broker_class)
             if sentence := missing_client(choice):

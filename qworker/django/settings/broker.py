@@ -45,28 +45,24 @@ CHOICES = (
     Choice("iron_mq", "ironmq", "IronMQ", "urllib3", install_command("ironmq")),
     Choice("mongo", "mongo", "MongoDB", "pymongo", install_command("mongodb"), ("mongo_db",)),
 )
+ORDER = ("disque_nodes", "iron_mq", "sqs", "orm", "mongo", "django_redis", "redis")
+"""Keys in the order in which django-q2, and Django-Q before it, look for a broker."""
 CUSTOM = Choice("broker_class", "custom", "a class of your own")
 
 
 def choose(conf: Any) -> Choice:
     """What *conf*, the configuration of a cluster, says of its broker.
 
-    ConfigurationError when it names two, or has a key of another than it names. Without any it is the
-    database.
+    Of several it is the one that django-q2 takes. Without any it is the database. ConfigurationError when
+    there is a key of another that it does not name.
     """
     if conf.broker_class is not None:
         return CUSTOM
-    # None is nobody's broker; an empty mapping is one with all its defaults.
-    named = [choice for choice in CHOICES if getattr(conf, choice.key) is not None]
-    if len(named) > 1:
-        keys = " and ".join(f"{choice.key!r}" for choice in named)
-        raise ConfigurationError(
-            f"Q_CLUSTER names more than one broker: {keys}; keep one of them", setting=named[1].key
-        )
+    named = named_by(conf)
     choice = named[0] if named else CHOICES[0]
     for other in CHOICES:
         # As long as it says nothing (None, "", False) it may stand there.
-        lone = [key for key in other.beside if other is not choice and getattr(conf, key)]
+        lone = [key for key in other.beside if other not in (choice, *named) and getattr(conf, key)]
         if lone:
             raise ConfigurationError(
                 f"Q_CLUSTER[{lone[0]!r}] is a key of {other.title}, and the broker is {choice.title}: set "
@@ -74,6 +70,15 @@ def choose(conf: Any) -> Choice:
                 setting=lone[0],
             )
     return choice
+
+
+def named_by(conf: Any) -> list[Choice]:
+    """Every broker that *conf* names, but a class of its own: the one that is used first."""
+    by_key = {choice.key: choice for choice in CHOICES}
+    # None is nobody's broker. An empty mapping is one with all its defaults, which django-q2 passes over when
+    # there is another, but for that of SQS.
+    named = [by_key[key] for key in ORDER if getattr(conf, key) is not None]
+    return sorted(named, key=lambda choice: not getattr(conf, choice.key) and choice.key != "sqs")
 
 
 def missing_client(choice: Choice) -> str | None:

@@ -36,7 +36,7 @@ class ClusterConf:
     """The configuration of one cluster: an attribute for each key of ``keys.KEYS``, in lower case, and
 
     - broker (str): "orm", "redis", "sqs", "disque", "ironmq", "mongo" or "custom"; ConfigurationError
-      for two.
+      for a key of another broker.
     - prefix (str): the project's name, which is the salt of packages.
     - secret_key, secret_key_fallbacks: Django's.
 

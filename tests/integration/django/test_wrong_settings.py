@@ -28,7 +28,7 @@ execute_from_command_line(["manage.py", "check", "--tag", "qworker"])
     [
         ({"label": 5}, "E001) Q_CLUSTER['label'] is 5"),
         ({"orm": ""}, "E001) Q_CLUSTER['orm'] is ''"),
-        ({"orm": "default", "redis": {}}, "E002) Q_CLUSTER: Q_CLUSTER names more than one broker"),
+        ({"mongo_db": "x"}, "E002) Q_CLUSTER: Q_CLUSTER['mongo_db'] is a key of MongoDB"),
         (5, "E001) Q_CLUSTER is of the type int"),
     ],
     ids=str,

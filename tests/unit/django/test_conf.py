@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import combinations
 
 import pytest
 from django.conf import settings
@@ -18,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.django.conf import Conf, conf, logger, prepare_logger, shown
-from qworker.django.settings.broker import CHOICES
+from qworker.django.settings.broker import CHOICES, choose
 from qworker.django.settings.keys import FALLBACK_WORKERS, KEYS, SPELLINGS, processors
 from qworker.django.settings.layers import unknown_keys, wrong_values
 from qworker.django.settings.masking import masked
@@ -382,10 +383,34 @@ def test_the_broker_is_the_one_that_is_configured(cluster, keys, broker):
     assert conf.broker == broker
 
 
-def test_two_brokers_are_refused(cluster):
-    cluster(redis={}, orm="default")
-    with pytest.raises(ConfigurationError, match="more than one broker: 'orm' and 'redis'"):
-        _ = conf.broker
+VALUES = {
+    "orm": "default", "redis": {"host": "h"}, "django_redis": "default", "sqs": {"aws_region": "r"},
+    "disque_nodes": ["h:1"], "iron_mq": {"host": "h"}, "mongo": {"host": "h"},
+}  # fmt: skip
+ORDER_OF_DJANGO_Q2 = ("disque_nodes", "iron_mq", "sqs", "orm", "mongo", "django_redis", "redis")
+
+
+@pytest.mark.parametrize(("first", "second"), list(combinations(ORDER_OF_DJANGO_Q2, 2)))
+def test_of_two_brokers_it_is_the_one_that_django_q2_takes(cluster, first, second):
+    assert set(ORDER_OF_DJANGO_Q2) == {choice.key for choice in CHOICES} == VALUES.keys()
+    for keys in ((first, second), (second, first)):
+        cluster(**{key: VALUES[key] for key in keys})
+        assert choose(conf).key == first
+
+
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ({"iron_mq": {}, "orm": "default"}, "orm"),
+        ({"mongo": {}, "redis": {"host": "h"}}, "redis"),
+        ({"mongo": {}, "redis": {}}, "mongo"),
+        ({"sqs": {}, "orm": "default"}, "sqs"),
+        ({"orm": "default", "mongo": {"host": "h"}, "mongo_db": "queues"}, "orm"),
+    ],
+)
+def test_an_empty_mapping_stands_back_as_with_django_q2(cluster, keys, key):
+    cluster(**keys)
+    assert choose(conf).key == key
 
 
 @pytest.mark.parametrize(
@@ -513,7 +538,7 @@ def test_secrets_are_never_shown(cluster):
     assert told["MONGO"] == {"host": "mongodb://u:********@h/db"}
     assert told["SECRET_KEY"] == "********"
     assert told["RETRY"] == 60
-    assert told["BROKER"].startswith("(Q_CLUSTER names more than one broker")
+    assert told["BROKER"].startswith("(Q_CLUSTER")
     assert list(told) == sorted(told)
     assert {name.upper() for name in KEYS} <= told.keys()
 
