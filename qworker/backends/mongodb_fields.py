@@ -76,7 +76,11 @@ class Fields:
         """Undo _plain()."""
         if isinstance(stored, bytes):
             return self._backend.decode_value(stored, about, task_id)
-        return loads(json.dumps(stored, default=str)) if isinstance(stored, dict | list) else stored
+        if not isinstance(stored, dict | list):
+            return stored
+        if self._backend.signs:
+            raise self._backend.damaged(task_id, f"is refused: its {about[0]} are not signed")
+        return loads(json.dumps(stored, default=str))
 
     def found(self, stored: Document) -> Found | None:
         """The metadata in a document, or why it cannot be read; None when it has expired."""

@@ -5,7 +5,8 @@ Goes to:     the worker's joiner, which makes the call when the last member has 
 Thread:      any; pure.
 
 The body of a chord gets one list, and is written as the bare signature. Every other is written as
-``{"call": signature, "values": "one" or [argument, …], "always": true}``.
+``{"call": signature, "values": "one" or [argument, …], "always": true}``. With a security_key there is
+``"members"`` beside it: how many members there are, and a signature of their ids.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ class JoinBody(NamedTuple):
       None for all: the values are the first argument.
     - one: there is one member, and the first argument is its bare value. Else it is the list of all.
     - always: it is called although a member has failed, whose argument is None then.
+    - members: who they are, as ``publishing/bodies.py`` writes it; None: nothing says so.
     """
 
     call: Signature
     names: Sequence[str | None] | None = None
     one: bool = False
     always: bool = False
+    members: str | None = None
 
     @property
     def of_chord(self) -> bool:
@@ -43,11 +46,13 @@ class JoinBody(NamedTuple):
 
     def fields(self) -> dict[str, Any]:
         """It as plain data, for the result store."""
-        if self.of_chord:
-            return dict(self.call)
         written: dict[str, Any] = {"call": self.call, "values": ONE if self.one else self.names}
-        if self.always:
+        if self.of_chord:
+            written = dict(self.call)
+        elif self.always:
             written["always"] = True
+        if self.members is not None:
+            written["members"] = self.members
         return written
 
     def wants(self, number: int) -> bool:
@@ -68,12 +73,16 @@ class JoinBody(NamedTuple):
 
 def read(fields: Any, app: QWorker) -> JoinBody:
     """Undo fields(). Raises TypeError, LookupError or PublishError for what it has not written."""
+    members = fields.get("members")
+    if not isinstance(members, str | None):
+        raise TypeError("it does not say who the members are")
     if "task" in fields:
-        return JoinBody(Signature.from_dict(fields, app))
+        call = {name: value for name, value in fields.items() if name != "members"}
+        return JoinBody(Signature.from_dict(call, app), members=members)
     call, values = Signature.from_dict(fields["call"], app), fields["values"]
     always = fields.get("always") is True
     if values == ONE:
-        return JoinBody(call, None, True, always)
+        return JoinBody(call, None, True, always, members)
     if not isinstance(values, list | tuple) or not all(isinstance(name, str | None) for name in values):
         raise TypeError("it does not say which arguments the values are")
-    return JoinBody(call, values, False, always)
+    return JoinBody(call, values, False, always, members)

@@ -14,7 +14,7 @@ last step of the segment before. What is sent and kept grows with the steps then
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,13 +42,13 @@ SEGMENT = 32
 
 
 class PlannedJoin(NamedTuple):
-    """A join that is to be opened: *size* members, and the *body*, whose ids are settled.
+    """A join that is to be opened: the ids of its *members*, and the *body*, whose ids are settled.
 
     terms: for how many times the life of a result it is kept: what comes later has the time of all before.
     """
 
     id: str
-    size: int
+    members: Sequence[str]
     body: JoinBody
     terms: int = 1
 
@@ -180,7 +180,7 @@ class _Calls:
             body = chain.of_steps(steps[start : start + length], ending._app)
             body["options"] = {"root_id": root, "parent_id": identity}
             # By this id, so that the same chain sent twice opens the same joins.
-            self.joins.append(PlannedJoin(identity, 1, JoinBody(body, one=True), terms))
+            self.joins.append(PlannedJoin(identity, (identity,), JoinBody(body, one=True), terms))
 
     def _graph(
         self,
@@ -220,12 +220,14 @@ class _Calls:
     ) -> None:
         """Open a join for the node *call* of a graph, which waits for *steps*. names: of the arguments that
         their values are; None: they are not given. level: how many stand in a row before it."""
+        members: list[str] = []
         for number, step in enumerate(steps):
             ending = last_call(step)
             assert ending is not None  # a group in a graph is a chord
             _enter(ending, join, number)
+            members.append(ending["options"]["task_id"])
         body = JoinBody(call, [None] * len(steps) if names is None else names, always=always)
-        self.joins.append(PlannedJoin(join, len(steps), body, level))
+        self.joins.append(PlannedJoin(join, members, body, level))
 
     def _chord(
         self,
@@ -266,6 +268,7 @@ class _Calls:
         identity, tasks = members["options"]["task_id"], members.tasks
         # The same dict for all: what changes in the body, as its id, is in each of them.
         join = None if body is None else {**body}
+        ids: list[str] = []
         for number, each in enumerate(tasks):
             last = last_call(each)
             if last is not None:
@@ -278,9 +281,10 @@ class _Calls:
                 last["options"]["chord"] = join
             else:
                 _enter(last, identity, number)
+                ids.append(last["options"]["task_id"])
         if body is not None:
             if self.shared:
-                self.joins.append(PlannedJoin(identity, len(tasks), JoinBody(body)))
+                self.joins.append(PlannedJoin(identity, ids, JoinBody(body)))
             else:
                 self.sizes[identity] = len(tasks)
 

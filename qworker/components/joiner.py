@@ -112,8 +112,10 @@ class Joiner(ThreadComponent):
         if CRASHING:
             crash_point("join-claimed")
         envelopes: list[Envelope] = []
+        body: JoinBody | None = None
         try:
-            envelopes = self._messages(join, bodies.read_body(self._app, join), refused)
+            body, doubt = bodies.read_body(self._app, join)
+            envelopes = self._messages(join, body, doubt, refused)
         except _AWAY:
             raise
         except Exception as error:  # noqa: BLE001 - the body is damaged, and nobody can wait for it
@@ -130,10 +132,15 @@ class Joiner(ThreadComponent):
             text = "join %s ends without its body: %s"
             logger.error(text, join.id, _told(error), extra={"event": "join-failed"})
             self._joins.finish(join, (), self._app.broker.sender)
+        if body is not None:
+            bodies.forget_added(self._app, join, body)
 
-    def _messages(self, join: Finished, body: JoinBody, refused: str | None) -> list[Envelope]:
-        """What is published for *body*: its call, or that by which it fails."""
-        error = refused or self._error(join, body)
+    def _messages(
+        self, join: Finished, body: JoinBody, doubt: str | None, refused: str | None
+    ) -> list[Envelope]:
+        """What is published for *body*: its call, or that by which it fails. doubt: why the parts are not
+        believed."""
+        error = refused or doubt or self._error(join, body)
         if error is None:
             try:
                 return bodies.messages_of(self._app, body, self._values(join, body))
@@ -148,7 +155,7 @@ class Joiner(ThreadComponent):
             return []
         logger.error("join %s fails: %s", join.id, why, extra={"event": "join-failed"})
         if not join.parts or not join.parts[0].body:
-            members = () if join.overdue else [part.task_id for part in join.parts]
+            members = () if join.overdue or doubt else [part.task_id for part in join.parts]
             return bodies.failed_messages_of(self._app, body, why, members)
         envelopes, ended = followup.chord_failed(self._app, body.call, why)
         self._keep(ended)
@@ -200,14 +207,20 @@ class Joiner(ThreadComponent):
         """The values of the members, in their order; None of one that has failed or that is not wanted."""
         if join.parts and join.parts[0].value:
             return self._values_of_chord(join)
-        wanted = [part.status == states.SUCCESS and body.wants(part.number) for part in join.parts]
+        # Of a body that is called in any case nobody else is to say that a member has failed.
+        looked_at = body.always and body.members is not None
+        wanted = [
+            (part.status == states.SUCCESS or looked_at) and body.wants(part.number) for part in join.parts
+        ]
         ids = [part.task_id for part, is_wanted in zip(join.parts, wanted, strict=True) if is_wanted]
         found: dict[str, Any] = {}
         for start in range(0, len(ids), PORTION):
             found.update(self._app.backend.read_many(ids[start : start + PORTION]))
         values: list[Any] = []
         for part, is_wanted in zip(join.parts, wanted, strict=True):
-            values.append(_value(part, found.get(part.task_id)) if is_wanted else None)
+            meta = found.get(part.task_id)
+            failed = part.status != states.SUCCESS and not _has_succeeded(meta)
+            values.append(_value(part, meta) if is_wanted and not failed else None)
         return values
 
     def _values_of_chord(self, join: Finished) -> list[Any]:
@@ -233,10 +246,14 @@ def _shaped(result: Any, known: Mapping[str, Any]) -> Any:
 
 
 def _value(part: Part, meta: Any) -> Any:
-    if isinstance(meta, DamagedResult) or meta is None or meta["status"] != states.SUCCESS:
+    if not _has_succeeded(meta):
         how = "is not there" if meta is None else "cannot be read or is none"
         raise ResultNotFound(f"the result of member {part.task_id} {how}")
     return meta["result"]
+
+
+def _has_succeeded(meta: Any) -> bool:
+    return isinstance(meta, dict) and meta["status"] == states.SUCCESS
 
 
 def _told(error: Exception) -> str:

@@ -124,6 +124,12 @@ def _security(conf: Values) -> Iterator[Finding]:
             yield "security_key", message, "error"
             break
     if keys:
+        if conf["canvas_format"] == "celery":
+            message = (
+                "with a security_key nothing of Celery's takes part in chords, and in Celery's format the "
+                "order and number of their members are not signed: leave canvas_format out"
+            )
+            yield "canvas_format", message, "warning"
         return
     for setting in ("task_serializer", "result_serializer", "accept_content", "result_accept_content"):
         value = conf[setting]

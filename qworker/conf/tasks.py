@@ -83,7 +83,8 @@ class TaskSettings:
         kinds.TEXT,
         "auto",
         "How joins are written: so that Celery's workers may take part (`celery`; in Redis), or so that only "
-        "ours may (`shared`). `auto`: `celery` where Celery has such a broker and results are in Redis.",
+        "ours may (`shared`). `auto`: `celery` where Celery has such a broker and results are in Redis, and "
+        "there is no `security_key`.",
         choices=("auto", "celery", "shared"),
     )
     task_allow_error_cb_on_chord_header: bool = declare(

@@ -16,6 +16,7 @@ from qworker.canvas.plan import SEGMENT, Plan, plan
 from qworker.canvas.signatures import Signature, is_workflow
 from qworker.context import current_context
 from qworker.errors import BackendError, EncodeError, NotSupported, PublishError
+from qworker.publishing.bodies import written
 from qworker.publishing.call import read_call
 from qworker.publishing.transactions import is_held_back
 from qworker.results import outline
@@ -123,13 +124,7 @@ def _open(app: QWorker, plans: list[Plan]) -> None:
     if joins:
         backend.joins.open(
             [
-                # Signed, where messages are: whoever sends the body signs it as his own.
-                Join(
-                    join.id,
-                    join.size,
-                    backend.encode_value(join.body.fields(), about=("join", join.id)),
-                    backend.expiry(join.terms),
-                )
+                Join(join.id, len(join.members), written(app, join), backend.expiry(join.terms))
                 for join in joins
             ]
         )
@@ -209,6 +204,8 @@ def shares_joins(app: QWorker) -> bool:
     chosen = app.conf.canvas_format
     if chosen != "auto":
         return bool(chosen == "shared")
+    if app.conf.security_key is not None:  # Celery's workers cannot take part anyway
+        return True
     return _scheme(app.broker.url) not in _BROKERS_OF_CELERY or _scheme(app.backend.url) not in _OF_REDIS
 
 

@@ -28,6 +28,7 @@ from qworker.errors import ConfigurationError, NotInChord, PublishError, Replace
 from qworker.interrupts import conclude
 from qworker.message.marks import JOINS, mark
 from qworker.naming import ids_of, task_id
+from qworker.publishing.bodies import note_added
 from qworker.publishing.workflows import planned, refuse_ignored, start
 from qworker.states import FAILURE
 from qworker.tasks.unsent import put_back_if_unsent
@@ -147,6 +148,8 @@ def add_to_chord(task: Task[..., Any], sig: Any, lazy: bool) -> Any:
     # Whoever dies here is delivered again, and adds the same.
     if CRASHING:
         crash_point("chord-grown")
+    if number is not None and shared:
+        note_added(app, group, number, last["options"]["task_id"])
     if number is None:
         raise NotInChord(
             f"the chord of {task.name}[{request.id}] has got all its members, or is there no more"

@@ -149,7 +149,7 @@ def publish(house: House) -> Any:
         values = [house.app.backend.joins.read_chord_part(part) for part in join.parts]
     else:
         values = [house.app.backend.get(part.task_id)["result"] for part in join.parts]  # type: ignore[index]
-    made = bodies.messages_of(house.app, bodies.read_body(house.app, join), values)
+    made = bodies.messages_of(house.app, bodies.read_body(house.app, join)[0], values)
     assert house.app.backend.joins.claim(16, 10.0) == []
     house.app.broker.sender.push(made)
     return made

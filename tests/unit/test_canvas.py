@@ -159,7 +159,7 @@ def test_a_plan_of_a_chord_opens_one_join() -> None:
     made = plan(group(A, B | C) | D, shared=True)
     (join,) = made.joins
     first, second = made.calls
-    assert (join.size, join.body.call["task"], join.body.call["options"]["task_id"]) == (
+    assert (len(join.members), join.body.call["task"], join.body.call["options"]["task_id"]) == (
         2,
         "d",
         made.result.id,
