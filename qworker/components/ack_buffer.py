@@ -13,6 +13,7 @@ from itertools import count
 from typing import NamedTuple
 
 from qworker.clock import Clock
+from qworker.components.doubts import DOUBT_SECONDS, Doubts
 from qworker.components.early_acks import EarlyAcks
 from qworker.components.ledger import WorkerState
 from qworker.components.mailbox import Mailbox, SettlementOrder
@@ -61,13 +62,15 @@ class AckBuffer:
         """Something in here keeps a request from its start."""
         self._told: set[int] = set()
         """Tags of requests whose early ack the broker may have heard, though it did not answer."""
+        self.doubts = Doubts()
+        self._now = 0.0  # monotonic, of the last collect()
         self._given_up: list[SettlementOrder] = []
         """What the broker will not hear any more."""
         self._quiet = False  # set by quiet(), a flag
 
     def __len__(self) -> int:
         """How many orders the broker has not heard. Any thread."""
-        return len(self._orders) + len(self._mailbox)
+        return len(self._orders) + len(self._mailbox) + len(self.doubts)
 
     def left(self) -> dict[str, list[str]]:
         """What becomes of whom if the broker is not reached any more, in words: ids of tasks. Any thread, for
@@ -88,6 +91,7 @@ class AckBuffer:
     def collect(self, now: float) -> None:
         """Take in what has come by the monotonic time *now*."""
         self._mailbox.armed = False
+        self._now = now
         orders = self._mailbox.take()
         if orders:
             if not self._orders:
@@ -141,16 +145,21 @@ class AckBuffer:
         ]
         if CRASHING:
             crash_point("settling")
+        told = self._told.copy()
         if self._hurry:
             self._told.update(order.request.tag for order in orders if order.starts and order.request)
         lost = self._settlements.carry_out(generation, current) if current else set()
+        # What is to start stays here until that is confirmed; all else is done.
+        starting = [order for order in orders if order.starts]
+        self._orders = [order for order in orders if order.starts or order.anew]
+        self._settled([order for order in orders if not order.starts], lost, generation)
         if self._hurry:
-            self._consumer.confirm()  # an ack that got lost on its way would have the task run twice
+            self._settlements.confirm(self._told)  # an ack lost on its way would have the task run twice
             self._told.clear()
         if CRASHING:
             crash_point("settled")
-        self._orders, self._hurry = [order for order in orders if order.anew], False
-        self._settled(orders, lost, generation)
+        self._orders, self._hurry = [order for order in self._orders if order.anew], False
+        self._answered([order.request for order in starting if order.request is not None], lost, told)
         if self._orders:
             self._consumer.extend()  # while the broker is away nothing is sent
             self._consumer.confirm()
@@ -166,37 +175,40 @@ class AckBuffer:
 
     def _settled(self, orders: Sequence[SettlementOrder], lost: set[int], generation: int) -> None:
         """The broker has heard *orders*, but those for the tags *lost* came too late."""
-        acked: list[Request] = []
-        late: list[Request] = []
         for order in orders:
             request, settlement = order.request, order.settlement
             if order.anew:
                 continue
             if order.final and (request is not None or settlement is not None):
                 self._state.totals[_counted(settlement)] += 1
-            if request is None or not (order.final or order.starts):
+            if request is None or not order.final:
                 continue
             if not request.acked and (request.tag in lost or _is_over(order, generation)):
                 self._state.leave(request)
                 self._came_too_late(request, order)
-                if order.starts:
-                    late.append(request)
-            elif order.starts:
-                acked.append(request)
-            elif order.final:
+            else:
                 self._state.leave(request, finished=not isinstance(settlement, Release | DeadLetter))
-        if acked or late:
-            self._early.answered(acked, late)
+
+    def _answered(self, requests: Sequence[Request], lost: set[int], told: set[int]) -> None:
+        """The broker is known to have heard the acks of *requests*, which are to run, but for the tags
+        *lost*. told: the tags of those that it may have heard before, when no answer came."""
+        late = [request for request in requests if request.tag in lost]
+        doubtful = [request for request in late if request.tag in told]
+        for request in late:
+            if request.tag not in told:
+                self._state.leave(request)
+                logger.warning(
+                    "%r is not run: its lease was lost, and another worker has it",
+                    request,
+                    extra={"event": "task-lease-lost"},
+                )
+        self.doubts.add(doubtful, self._now + DOUBT_SECONDS)
+        if requests:
+            self._early.answered([request for request in requests if request.tag not in lost], late)
 
     def _came_too_late(self, request: Request, order: SettlementOrder) -> None:
         """Another worker has *request* by now; should it be delivered here again, it need not run again."""
-        if not order.final:
-            logger.warning(
-                "%r is not run: its lease was lost, and another worker has it",
-                request,
-                extra={"event": "task-lease-lost"},
-            )
-        elif isinstance(order.settlement, Ack | DeadLetter):
+        if isinstance(order.settlement, Ack | DeadLetter):
             logger.warning(
                 "%r ended after its lease was lost; another worker has it",
                 request,
@@ -208,7 +220,7 @@ class AckBuffer:
 
     def _send_anew(self) -> None:
         """Send what was acked and has not run. Once: if that fails it may have been sent, and must not run
-        twice."""
+        twice; so it has failed."""
         orders, self._orders = self._orders, []
         requests = [order.request for order in orders if order.request is not None]
         try:
@@ -220,8 +232,9 @@ class AckBuffer:
             )
         except (BrokerUnavailable, ConfigurationError, PublishError) as error:
             self._give_up(orders, error)
-        else:
-            self._state.totals["returned"] += len(requests)
+            self.doubts.add(requests, self._now)
+            return
+        self._state.totals["returned"] += len(requests)
         for request in requests:
             self._state.leave(request)
 

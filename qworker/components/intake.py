@@ -24,7 +24,7 @@ from qworker.message.reading import may_embed
 from qworker.naming import near_tasks
 from qworker.tasks.builtins import STAND_IN
 from qworker.tasks.outcome import COPY, EXPIRED, POISONED, REVOKED, UNKNOWN, UNREADABLE, Outcome
-from qworker.transports.lease import Leased, Release, Settlement
+from qworker.transports.lease import Ack, Leased, Release, Settlement
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -67,6 +67,8 @@ class Intake:
         running = self._state.requests.get(request.key)
         if running is not None:  # it is running here still: let that run settle this delivery
             running.generation = generation
+            if running.acked:  # which the broker has forgotten
+                self._settle(Ack(leased.tag))
             return None
         if self._state.is_copy(request):
             # The broker forgets it. Nothing is lost by that: the signature is that of what ran here, or will.

@@ -14,6 +14,7 @@ if the store ever gives it to us again.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -159,6 +160,7 @@ class Listener(ThreadComponent):
         if self._consumer.prefetched:  # no journey to the broker keeps a child from what is here
             self._fetch()
         self._acks.collect(now)
+        self._resolve_doubts(now)
         if self._acks.waiting:
             if self._acks.is_due(now) or self._window.idle() or self._quiet:
                 self._acks.flush(self._lease.generation)
@@ -271,6 +273,13 @@ class Listener(ThreadComponent):
         """The worker stops: what has not started is not to start here."""
         self._give_back(self._waiting.take_all())
 
+    def _resolve_doubts(self, now: float) -> None:
+        """Have run what was delivered again after its ack got lost; give up what was not, and all of it when
+        the worker stops."""
+        again, failed = self._acks.doubts.resolve(math.inf if self._quiet else now)
+        self._waiting.add(again)
+        self._waiting.give_up(failed)
+
     def _lost_lease(self, error: LeaseLost) -> None:
         logger.error("%s; what had not started is left to others", error, extra={"event": "lease-lost"})
         self._lease.lost()
@@ -304,6 +313,7 @@ class Listener(ThreadComponent):
         """The last settlements, then the store: the listener is the last to stop, because it owns the
         acks."""
         self._quiet = True
+        self._resolve_doubts(self.clock.monotonic())
         self._give_back_all()
         self._acks.end(self._lease.generation, self.clock, lambda: self._give_up_at)
         for fate, ids in self._acks.left().items():

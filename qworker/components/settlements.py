@@ -14,7 +14,7 @@ the message becomes a dead letter.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from qworker import states
@@ -52,6 +52,8 @@ class Settlements:
         """Tags that were settled before the store went away in the middle of a carry_out(), which will be
         repeated."""
         self._lost: set[int] = set()
+        self._unanswered: set[int] = set()
+        """Tags of what the store may have carried out, though no answer came."""
 
     def carry_out(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
         """As Consumer.settle(), but nothing is raised other than ABSENT: then call it again with the same,
@@ -60,21 +62,36 @@ class Settlements:
         What a store never takes has another end, and the log says so.
         """
         if generation != self._generation:
-            self._generation, self._done, self._lost = generation, set(), set()
+            self._generation, self._done, self._lost, self._unanswered = generation, set(), set(), set()
         if self._done:
             settlements = [
                 each for each in settlements if isinstance(each, Store) or each.tag not in self._done
             ]
         for portion in _portions(settlements):
             self._settle(portion)
+        if again := self._lost & self._unanswered:
+            self._lost = self._lost.difference(self._consumer.settled_before(again))
         lost, self._done, self._lost = self._lost, set(), set()
+        self._unanswered.clear()  # it was repeated, with all the rest
         if any(type(each) is not Release and each.parts for each in settlements):  # type: ignore[union-attr]
             self._on_parts()
         return lost
 
+    def confirm(self, tags: Collection[int]) -> None:
+        """As Consumer.confirm(): return once what was carried out is known to be done. tags: those that wait
+        for it; when this raises, they are to be carried out again."""
+        try:
+            self._consumer.confirm()
+        except BrokerUnavailable:
+            self._unanswered.update(tags)
+            raise
+
     def _settle(self, settlements: Sequence[Settlement]) -> None:
         try:
             lost = self._consumer.settle(self._generation, settlements)
+        except BrokerUnavailable:
+            self._unanswered.update(each.tag for each in settlements if not isinstance(each, Store))
+            raise
         except ABSENT:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is about, others must not suffer for it

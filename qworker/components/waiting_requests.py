@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from qworker.components.doubts import UNKNOWN
 from qworker.components.mediator import Mediator
 from qworker.components.pool.contract import OnEnded
 from qworker.components.ready_queue import ReadyQueue
 from qworker.components.request import Request
 from qworker.components.schedule_controller import ScheduleController
-from qworker.tasks.outcome import REVOKED, Outcome
+from qworker.tasks.outcome import LOST, REVOKED, Outcome
 from qworker.transports.crash_points import CRASHING, crash_point
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,14 @@ class WaitingRequests:
         """Have *requests* run: at once if somebody is idle, or else in their turn."""
         if requests and (rest := self._mediator.offer(requests)):
             self._ready.put_many(rest)
+
+    def give_up(self, requests: Sequence[Request]) -> None:
+        """End *requests*, of which nobody knows whether the broker has them still, as the death of a process
+        ends what was acked before it ran."""
+        for request in requests:
+            request.acked = True
+        if requests:
+            self._on_ended([(request, Outcome(LOST, text=UNKNOWN)) for request in requests])
 
     def end_failing(self, requests: Sequence[Request]) -> list[Request]:
         """End those of *requests* that a child was to tell of, and cannot any more; return the others."""

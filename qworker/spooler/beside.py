@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from qworker.spooler.consumer import Order
 from qworker.spooler.dispatch import JobDispatch
@@ -165,6 +165,10 @@ class _Both(Consumer):
                 own.append(Store(settlement.row, settlement.parts))
         lost = self._own.settle(generation, own) if own else set()
         return lost | {-tag for tag in self._spool.settle_held(jobs)}
+
+    def settled_before(self, tags: Collection[int]) -> Collection[int]:
+        own = [tag for tag in tags if tag >= 0]
+        return self._own.settled_before(own) if own else ()
 
     def confirm(self) -> None:
         self._own.confirm()

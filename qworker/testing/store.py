@@ -11,7 +11,7 @@ Broker demands, so that what is proven with this broker holds with every other.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from qworker.clock import SYSTEM_CLOCK, Clock
@@ -207,6 +207,10 @@ class MemoryStore(Undivided):
             if any(type(settlement) is Release for settlement in settlements):
                 self._ring()
             return lost
+
+    def settled_before(self, tags: Collection[int]) -> Collection[int]:
+        self.extend()
+        return tags
 
     def extend(self) -> None:
         with self._reached() as memory:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from qworker.conf import mask_urls
@@ -230,7 +230,18 @@ class FailoverConsumer(Consumer):
     def lease(
         self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
     ) -> Claim:
-        claim = self._at(lambda broker: broker.consumer.lease(queues, limit, delayed_limit, eta_window))
+        return self._marked(
+            self._at(lambda broker: broker.consumer.lease(queues, limit, delayed_limit, eta_window))
+        )
+
+    def look(self, queue: str) -> Claim:
+        return self._marked(self._at(lambda broker: broker.consumer.look(queue)))
+
+    def unbind(self, queue: str) -> None:
+        self._at(lambda broker: broker.consumer.unbind(queue))
+
+    def _marked(self, claim: Claim) -> Claim:
+        """*claim* with what tells its server in its tags."""
         last = claim.last_revocation
         if last is not None:  # what another server's cursor means here is not known before it is asked
             last = last * len(self._brokers.brokers) + self._index if self._asked == self._index else None
@@ -248,6 +259,14 @@ class FailoverConsumer(Consumer):
         return {
             tag ^ mark for tag in self._at(lambda broker: broker.consumer.settle(inner_generation, inner))
         }
+
+    def settled_before(self, tags: Collection[int]) -> Collection[int]:
+        mark = self._mark()
+        inner = [tag ^ mark for tag in tags]
+        return [tag ^ mark for tag in self._at(lambda broker: broker.consumer.settled_before(inner))]
+
+    def confirm(self) -> None:
+        self._at(lambda broker: broker.consumer.confirm())
 
     def extend(self) -> None:
         self._at(lambda broker: broker.consumer.extend())
@@ -279,6 +298,9 @@ class FailoverConsumer(Consumer):
 
     def sweep(self, dead_expires: float, dead_max: int) -> int:
         return self._at(lambda broker: broker.consumer.sweep(dead_expires, dead_max))
+
+    def sweep_failed(self, expires: float, most: int) -> int:
+        return self._at(lambda broker: broker.consumer.sweep_failed(expires, most))
 
     def running_path(self) -> str | None:
         """The first server's: while we work with another one, deaths of a whole worker are not counted."""

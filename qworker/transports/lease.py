@@ -19,7 +19,7 @@ message it remembers by the task's id as well (``Request.key``).
 import math
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, NamedTuple
 
 from qworker.errors import ConfigurationError, NotSupported
@@ -295,6 +295,12 @@ class Consumer(ABC):
     @abstractmethod
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
         """Carry out *settlements* in one step; return the tags that were ours no longer."""
+
+    def settled_before(self, tags: Collection[int]) -> Collection[int]:
+        """Those of *tags* that settle() found to be ours no longer because it had carried them out before,
+        when its answer, or that of confirm(), was lost. Where that cannot be told from what others have, none
+        is. Raises LeaseLost when this consumer was taken for dead: then others may have them."""
+        return ()
 
     def confirm(self) -> None:  # noqa: B027 - most know it when settle() returns
         """Return once the broker is known to have carried out what settle() told it: a task that is

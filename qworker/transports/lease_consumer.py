@@ -12,7 +12,7 @@ A server supplies ``_insert()`` and ``_renew()`` (the consumer's record in the s
 import os
 import socket
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -148,6 +148,10 @@ class LeaseConsumer(Consumer):
         began = self._uptime()
         self._renew()
         self._renewed(began)
+
+    def settled_before(self, tags: Collection[int]) -> Collection[int]:
+        self.extend()  # as long as we are not taken for dead, nobody else gets what we hold
+        return tags
 
     def running_path(self) -> str | None:
         return self._files.running or None

@@ -10,8 +10,15 @@ from qworker import QWorker
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 from qworker.transports import broker_urls, open_broker
-from qworker.transports.failover import MARK_BITS, Brokers, FailoverBroker
-from qworker.transports.lease import Ack, Release
+from qworker.transports.failover import (
+    MARK_BITS,
+    Brokers,
+    FailoverAdmin,
+    FailoverBroker,
+    FailoverConsumer,
+    FailoverSender,
+)
+from qworker.transports.lease import Ack, Admin, Consumer, Release, Sender
 from tests.support.logging_events import logged
 from tests.support.messages import envelope
 
@@ -285,3 +292,39 @@ def test_what_one_broker_lacks_all_lack() -> None:
     stores, _ = three()
     stores[1].lacks = frozenset({"workers"})
     assert FailoverBroker(stores).lacks == {"failed_tasks", "results", "workers"}
+
+
+RIGHT_AS_THEY_ARE = {
+    "may_have_due_joins": "results are in a store of their own, so there are no joins beside the messages",
+}
+
+
+@pytest.mark.parametrize(
+    ("promise", "kept_by"),
+    [(Sender, FailoverSender), (Consumer, FailoverConsumer), (Admin, FailoverAdmin)],
+)
+def test_no_part_of_the_promise_is_left_at_its_default(promise: type, kept_by: type) -> None:
+    """A default says what a broker does that has nothing to do there: those behind may have."""
+    public = {name for name in vars(promise) if not name.startswith("_")}
+    assert public - vars(kept_by).keys() - RIGHT_AS_THEY_ARE.keys() == set()
+
+
+class Confirming(MemoryStore):
+    confirmed = 0
+
+    def confirm(self) -> None:
+        self.confirmed += 1
+
+
+def test_an_ack_is_confirmed_by_the_server_that_was_told() -> None:
+    clock = FakeClock()
+    stores = [Confirming(clock) for _ in range(2)]
+    store = FailoverBroker(stores)
+    stores[0].away = True
+    generation = store.consumer.register("w@h", ["q"], 1)
+    store.sender.push([envelope("a")])
+    (leased,) = store.consumer.lease(["q"], 1).messages
+    assert store.consumer.settle(generation, [Ack(leased.tag)]) == set()
+    store.consumer.confirm()
+    assert [one.confirmed for one in stores] == [0, 1]
+    assert list(store.consumer.settled_before([leased.tag])) == [leased.tag]

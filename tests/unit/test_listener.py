@@ -756,25 +756,134 @@ def test_what_is_claimed_is_not_lost_when_revocations_cannot_be_heard() -> None:
     assert [request.revocation is not None for request in ears.take()] == [True], "they are asked for again"
 
 
-def test_an_early_ack_of_which_nobody_knows_lets_nothing_run() -> None:
-    """The broker may have heard it, or not: then another worker has the message."""
+class Deaf(MemoryStore):
+    """Carries out what it is told, and does not say so while it is deaf."""
 
-    class Deaf(MemoryStore):
-        deaf = True
+    deaf = True
 
-        def confirm(self) -> None:
-            if self.deaf:
-                raise BrokerUnavailable("no answer")
+    def confirm(self) -> None:
+        if self.deaf:
+            raise BrokerUnavailable("no answer")
 
+
+def test_an_early_ack_that_was_answered_and_not_confirmed_is_known_to_be_done() -> None:
     ears = Ears(worker_ack_flush_seconds=0, store=(store := Deaf()))
     ears.push(1, "once")
     ears.turns()
-    ears.early.ask(ears.take(), 0.0)
+    (request,) = ears.take()
+    ears.early.ask([request], 0.0)
     ears.turn()
-    assert (ears.early.take(), len(store.settled)) == ([], 1)
+    assert (ears.early.take(), store.settled) == ([], [Ack(request.tag)])
     store.deaf = False
     ears.turns()
-    assert (ears.early.take(), ears.state.requests) == ([], {}), "it was heard, and is lost"
+    assert (ears.early.take(), request.acked) == ([request], True)
+    assert store.settled == [Ack(request.tag)]
+
+
+@pytest.mark.parametrize("also", ["once", "add"])
+def test_a_settlement_whose_answer_was_lost_is_known_to_be_done(
+    also: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Mute(MemoryStore):
+        mute = False
+
+        def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+            lost = super().settle(generation, settlements)
+            if self.mute:
+                raise BrokerUnavailable("the answer is lost")
+            return lost
+
+    ears = Ears(worker_ack_flush_seconds=0, store=(store := Mute()))
+    ears.push(1, also)
+    ears.turns()
+    (request,) = ears.take()
+    store.mute = True
+    if also == "once":
+        ears.early.ask([request], 0.0)
+    else:
+        ears.post(request, Ack(request.tag, ROW))
+    ears.turn()
+    assert store.settled == [Ack(request.tag, None if also == "once" else ROW)]
+    store.mute = False
+    ears.turns()
+    assert [one.tag for one in ears.early.take()] == ([request.tag] if also == "once" else [])
+    assert "task-lease-lost" not in logged(caplog)
+    assert len(store.settled) == 1
+
+
+def doubtful(ears: Ears, heard: bool = True) -> Request:
+    """A request whose early ack was told, and then the lease was lost. heard: what was held went to another;
+    otherwise it comes again."""
+    ears.push(1, "once")
+    ears.turns()
+    (request,) = ears.take()
+    ears.push(1, id="beside")  # by which it notices
+    ears.turns()
+    ears.early.ask([request], 0.0)
+    ears.turn()
+    lose_lease(ears).consumer.lease(["celery"], 9 if heard else 0)
+    assert isinstance(ears.store, Deaf)
+    ears.store.deaf = False
+    ears.turns()
+    return request
+
+
+def test_an_early_ack_of_which_nobody_knows_ends_as_a_failure() -> None:
+    """The broker has heard it, and says no more whether it was that or that others have the message."""
+    ears = Ears(worker_ack_flush_seconds=0, store=Deaf)
+    request = doubtful(ears)
+    assert (len(ears.early), ears.store.results) == (0, {})
+    ears.pass_time(5)
+    assert (ears.early.take(), ears.state.requests) == ([], {})
+    (row,) = ears.store.results.values()
+    assert row[:2] == (request.id, "FAILURE")
+    assert b"WorkerLost" in row[2]
+
+
+def test_a_worker_that_stops_does_not_wait_for_what_becomes_of_an_early_ack() -> None:
+    ears = Ears(worker_ack_flush_seconds=0, store=Deaf)
+    request = doubtful(ears)
+    ears.listener.quiet()
+    ears.turns()
+    ears.turns()
+    assert ears.store.results[request.id][1] == "FAILURE"
+    assert ears.state.requests == {}
+
+
+def test_an_early_ack_that_was_not_heard_is_given_when_the_message_comes_again() -> None:
+    class Forgetful(Deaf):
+        """Forgets what it did not confirm, as RabbitMQ does the acks of a connection that broke."""
+
+        def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+            return set() if self.deaf else super().settle(generation, settlements)
+
+    ears = Ears(worker_ack_flush_seconds=0, store=Forgetful)
+    request = doubtful(ears, heard=False)
+    ears.turns()
+    assert request in ears.take()
+    ears.early.ask([request], 0.0)
+    ears.turns()
+    assert tags(ears.early.take()) == [request.tag]
+    assert (ears.store.results, ears.waiting()) == ({}, 1), "the other one is there"
+
+
+def test_a_message_that_comes_again_though_it_was_acked_before_it_ran_is_acked_again() -> None:
+    ears = Ears(worker_ack_flush_seconds=0)
+    ears.push(1, "once")
+    ears.turns()
+    (request,) = ears.take()
+    ears.early.ask([request], 0.0)
+    ears.turns()
+    assert ears.early.take() == [request]
+    # As after a crash that undid the ack.
+    ears.store.sender.push([Envelope("celery", request.leased.headers, None, request.leased.body)])
+    messages = ears.store._building.queues.messages
+    (tag,) = messages
+    messages[request.tag] = messages.pop(tag)
+    messages[request.tag].tag = request.tag
+    ears.turns()
+    ears.turns()
+    assert (len(ears.ready), ears.waiting(), ears.state.requests) == (0, 0, {request.key: request})
 
 
 def test_what_was_acked_early_survives_a_lost_lease() -> None:
@@ -1181,14 +1290,6 @@ def test_what_was_acked_and_has_not_started_is_sent_again() -> None:
 
 def test_an_early_ack_that_may_have_been_heard_is_not_taken_back() -> None:
     """To release it would find nothing to release, if it was heard; to ack it once more tells."""
-
-    class Deaf(MemoryStore):
-        deaf = True
-
-        def confirm(self) -> None:
-            if self.deaf:
-                raise BrokerUnavailable("no answer")
-
     ears = Ears(store=(store := Deaf()))
     ears.push(1, "once")
     ears.turns()
@@ -1224,6 +1325,7 @@ def test_what_is_sent_again_is_sent_once(caplog: pytest.LogCaptureFixture) -> No
     ears.listener.closed()
     assert (store.tries, ears.state.requests) == (1, {})
     assert "have not run and are lost: id-1" in caplog.text
+    assert store.results["id-1"][1] == "FAILURE"
 
 
 # -- the lease, as others see it --

@@ -23,6 +23,12 @@ class Picky(MemoryStore):
     refuses: Any = staticmethod(lambda settlement: False)
     gone: dict[int, Exception]
     calls = 0
+    deaf = False
+    """Nothing is confirmed."""
+
+    def confirm(self) -> None:
+        if self.deaf:
+            raise BrokerUnavailable("no answer")
 
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
         self.calls += 1
@@ -169,3 +175,39 @@ def test_a_batch_that_is_taken_costs_one_call(caplog: pytest.LogCaptureFixture) 
         assert desk.carry_out(*map(Ack, tags), Ack(10**6)) == {10**6}
     assert desk.store.calls == 1
     assert caplog.text == ""
+
+
+def test_what_was_carried_out_without_an_answer_is_not_lost() -> None:
+    desk = Desk()
+    first, second, third = desk.lease(3)
+    desk.store.consumer.settle(desk.generation, [Ack(first), Ack(third)])
+    desk.store.gone = {2: BrokerUnavailable("no answer")}
+    with pytest.raises(BrokerUnavailable):
+        desk.carry_out(Ack(first), Ack(second))
+    assert desk.carry_out(Ack(first), Ack(second), Ack(third)) == {third}, "this one was told once only"
+    assert desk.left() == 0
+
+
+def test_what_was_not_confirmed_is_not_lost() -> None:
+    desk = Desk()
+    first, second = desk.lease(2)
+    assert desk.carry_out(Ack(first), Ack(second)) == set()
+    desk.store.deaf = True
+    with pytest.raises(BrokerUnavailable):
+        desk.settlements.confirm({first})
+    desk.store.deaf = False
+    assert desk.carry_out(Ack(first), Ack(second)) == {second}
+    desk.settlements.confirm({first})
+    assert desk.carry_out(Ack(first)) == {first}, "it is known by now"
+
+
+def test_who_was_taken_for_dead_meanwhile_does_not_know_what_was_carried_out() -> None:
+    desk = Desk()
+    (tag,) = desk.lease(1)
+    desk.store.consumer.settle(desk.generation, [Ack(tag)])
+    desk.store.gone = {2: BrokerUnavailable("no answer")}
+    with pytest.raises(BrokerUnavailable):
+        desk.carry_out(Ack(tag))
+    desk.store._building.queues.give_up(desk.generation)
+    with pytest.raises(LeaseLost):
+        desk.carry_out(Ack(tag))

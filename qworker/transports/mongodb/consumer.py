@@ -241,7 +241,6 @@ class MongoConsumer(LeaseConsumer):
         except BrokerUnavailable:
             self._doubtful |= tags
             raise
-        lost -= self._doubtful & tags  # carried out the first time
         self._doubtful -= tags
         self._held -= tags
         self._copy_running()

@@ -7,10 +7,12 @@ Thread:      the test's.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from qworker.errors import LeaseLost
 from qworker.testing.clock import FakeClock
 from qworker.testing.contract.collecting import asks
 from qworker.testing.contract.fixtures import generation, take
@@ -155,3 +157,24 @@ def test_waiting_messages_cannot_be_settled(store: Broker) -> None:
     store.consumer.settle(own, [Release(leased.tag)])
     assert store.consumer.settle(own, [Ack(leased.tag)]) == {leased.tag}
     assert names(take(store)) == ["a"]
+
+
+def test_a_settlement_that_is_repeated_is_known_to_be_done_or_nothing_is_known(store: Broker) -> None:
+    """As when the answer to it was lost."""
+    own = generation(store)
+    store.sender.push([message("a"), message("b")])
+    first, second = take(store)
+    assert store.consumer.settle(own, [Ack(first.tag)]) == set()
+    assert set(store.consumer.settled_before([first.tag])) <= {first.tag}
+    store.consumer.confirm()
+    assert store.consumer.settle(own, [Ack(second.tag)]) == set()
+
+
+def test_who_was_taken_for_dead_knows_nothing_of_what_it_settled(store: Broker) -> None:
+    own = generation(store)
+    store.sender.push([message("a")])
+    (first,) = take(store)
+    assert store.consumer.settle(own, [Ack(first.tag)]) == set()
+    store.consumer.deregister()
+    with suppress(LeaseLost):
+        assert not list(store.consumer.settled_before([first.tag]))
