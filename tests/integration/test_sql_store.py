@@ -19,7 +19,7 @@ import pytest
 from qworker.backends.sql import SQLBackend
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
-from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
+from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
 from qworker.testing.contract import mark
 from qworker.transports import open_broker
 from qworker.transports.lease import Ack, Broker, Reclaimed, Release, Store
@@ -483,3 +483,66 @@ def test_what_a_consumer_knows_nothing_of_goes_back(stores: Any, place: SQLPlace
     assert [(each.headers, each.redelivered) for each in store.consumer.lease(["q"], 10).messages] == [
         ("b", True)
     ]
+
+
+def test_a_claim_that_the_server_forgot_is_made_again(stores: Any, place: SQLPlace) -> None:
+    """And with it the ack of what was claimed and acked in the moments that a crash undoes; but not what went
+    back, nor what another has by now."""
+    store = stores()
+    own = store.consumer.register("w@test", ["q"], 1)
+    names = ("held", "acked", "released", "theirs", "delayed")
+    store.sender.push([message(name) for name in names])
+    held, acked, released, theirs, delayed = store.consumer.lease(["q"], 10).messages
+    store.consumer.settle(own, [Ack(acked.tag, ("one", "SUCCESS", b"1", None)), Release(released.tag)])
+    # As it was before the commits that the crash undid.
+    columns = "queue, urgency, sent, headers, body"
+    place.execute(
+        f"INSERT INTO qworker_message (tag, state, {columns}) SELECT {acked.tag}, 0, {columns} FROM "
+        "qworker_message WHERE headers = 'held'"
+    )
+    place.execute("DELETE FROM celery_taskmeta WHERE task_id = 'one'")
+    place.execute(f"UPDATE qworker_message SET state = 0, owner = NULL WHERE tag IN ({held.tag})")
+    place.execute(f"UPDATE qworker_message SET state = 1, owner = NULL, due = 1e12 WHERE tag = {delayed.tag}")
+    place.execute(f"UPDATE qworker_message SET owner = 7 WHERE tag = {theirs.tag}")
+    place.end_connections()
+    with pytest.raises(BrokerUnavailable):
+        store.consumer.extend()
+    other = stores()
+    other.consumer.register("other@test", ["q"], 1)
+    store.consumer.extend()
+    assert [each.headers for each in other.consumer.lease(["q"], 10).messages] == ["released"]
+    assert place.result("one") == ("SUCCESS", b"1")
+    assert place.count() == len(names) - 1
+    lost = store.consumer.settle(own, [Ack(held.tag), Ack(theirs.tag), Ack(delayed.tag)])
+    assert lost == {theirs.tag}
+
+
+def test_who_was_taken_for_dead_makes_no_claim_again(stores: Any, place: SQLPlace) -> None:
+    store = stores()
+    own = store.consumer.register("w@test", ["q"], 1)
+    store.sender.push([message("a")])
+    store.consumer.lease(["q"], 10)
+    place.execute(f"DELETE FROM qworker_owner WHERE id = {own}")
+    place.execute("UPDATE qworker_message SET state = 0, owner = NULL")
+    place.end_connections()
+    with pytest.raises(BrokerUnavailable):
+        store.consumer.extend()
+    with pytest.raises(LeaseLost):
+        store.consumer.extend()
+    other = stores()
+    other.consumer.register("other@test", ["q"], 1)
+    assert [each.headers for each in other.consumer.lease(["q"], 10).messages] == ["a"]
+
+
+def test_what_was_settled_before_is_told_from_what_others_have(stores: Any, place: SQLPlace) -> None:
+    store = stores()
+    own = store.consumer.register("w@test", ["q"], 1)
+    store.sender.push([message("done"), message("theirs"), message("ready")])
+    done, theirs, ready = (each.tag for each in store.consumer.lease(["q"], 10).messages)
+    store.consumer.settle(own, [Ack(done)])
+    place.execute(f"UPDATE qworker_message SET owner = 7 WHERE tag = {theirs}")
+    place.execute(f"UPDATE qworker_message SET owner = NULL, state = 0 WHERE tag = {ready}")
+    assert set(store.consumer.settled_before([done, theirs, ready])) == {done}
+    place.execute(f"DELETE FROM qworker_owner WHERE id = {own}")
+    with pytest.raises(LeaseLost):
+        store.consumer.settled_before([done])

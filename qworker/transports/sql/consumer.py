@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -25,13 +25,25 @@ from qworker.transports.sql.poll_backoff import PollBackoff
 from qworker.transports.sql.recent_settlements import RecentSettlements
 from qworker.transports.sql.reclaim import HELD, forget_silent, reclaim, sweep, sweep_letters
 from qworker.transports.sql.results import ResultTable
-from qworker.transports.sql.schema import NEW_OWNER, NEXT_NUMBER, NOW, PUT_BACK, REVOKED_SINCE
+from qworker.transports.sql.schema import (
+    CLAIM_AGAIN,
+    NEW_OWNER,
+    NEXT_NUMBER,
+    NOW,
+    PRESENT,
+    PUT_BACK,
+    REVOKED_SINCE,
+    STANDING,
+)
 from qworker.transports.sql.settle import settle, settle_within
 from qworker.transports.sql.subscription import SUBSCRIBED_SECONDS, Subscription
 
 COPY_SECONDS = 0.05
 """How soon the running file is copied again, and how soon in a wait: children have begun by then what they
 were given."""
+CRASH_SECONDS = 3.0
+"""For how long after a crash of the server nobody claims what is new: a worker tries to reach it every two
+seconds, and then claims again what it held."""
 
 T = TypeVar("T")
 
@@ -59,6 +71,12 @@ class SQLConsumer(LeaseConsumer):
         self._recent = RecentSettlements()
         self._subscription = Subscription()
         self._copy_at = 0.0
+        self._crash = ""
+        """The server's last crash that we know of."""
+        self._claim_at = 0.0
+        """The monotonic time before which nothing new is claimed."""
+        self._uncertain: set[int] = set()
+        """What we held when the server crashed, and others may have had by the time we came back."""
 
     def _abandon_connections(self) -> None:
         self._wakeup.close()
@@ -84,16 +102,29 @@ class SQLConsumer(LeaseConsumer):
             )
         self._results.forget_layout()
         link.listen()
+        crash, age = link.crash()
+        rest = CRASH_SECONDS - age
+        late = self._crash not in ("", crash) and rest <= 0
+        if late:  # we heard late of it; or this server has taken over from another, a moment ago
+            rest = CRASH_SECONDS
+        self._crash, self._claim_at = crash, max(self._claim_at, time.monotonic() + rest)
         if self._generation == NOT_REGISTERED:
             return
         self._subscription.missed()
-        self._results.prepare(link, self._recent.all())
+        recent = self._recent
+        self._results.prepare(link, recent.all())
         with link.transaction():
-            orphaned = {tag for (tag,) in link.ask(HELD, (self._generation,))} - self._recent.held
-            for settlements in self._recent.of(orphaned):
+            ended = recent.ended()
+            if (recent.held or ended) and link.ask(STANDING, (self._generation,)):
+                link.do(CLAIM_AGAIN, (self._generation, list(recent.held | ended)))
+            ours = {tag for (tag,) in link.ask(HELD, (self._generation,))}
+            orphaned = ours - recent.held
+            for settlements in recent.of(orphaned):
                 settle_within(link, self._generation, settlements, self._results, self._clock.now())
             if orphaned:
                 link.do(PUT_BACK, (list(orphaned), self._generation))
+        if late:
+            self._uncertain = (recent.held | ended) - ours
 
     # -- the record in the server --
 
@@ -123,6 +154,7 @@ class SQLConsumer(LeaseConsumer):
                 link.do(statement, (generation, *row))
                 if CRASHING:
                     crash_point("registering")
+            link.flush()  # without the record a crash of the server would leave what we claim to others
             return generation
 
         generation = self._handle.run(work)
@@ -179,6 +211,10 @@ class SQLConsumer(LeaseConsumer):
             self.extend()
         elif began >= self._copy_at:
             self._run(self._copy_running)
+        self._handle.open()
+        if began < self._claim_at:
+            self._subscription.look_at = self._claim_at
+            return Claim([])
         asked = limit
         messages: list[Leased] = []
         dues: list[float | None] = []
@@ -223,6 +259,14 @@ class SQLConsumer(LeaseConsumer):
         if generation == self._generation:
             self._recent.settled(settlements)
         return lost
+
+    def settled_before(self, tags: Collection[int]) -> Collection[int]:
+        def left(link: Link) -> list[int]:
+            if not link.ask(STANDING, (self._generation,)):
+                raise self._lost()
+            return [tag for (tag,) in link.ask(PRESENT, (list(tags),))]
+
+        return set(tags) - self._uncertain - set(self._run(left))
 
     def confirm(self) -> None:
         self._run(lambda link: link.flush())

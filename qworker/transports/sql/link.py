@@ -6,6 +6,7 @@ Goes to:     ``sender.py`` and ``admin.py``, which take turns at one connection,
 Thread:      one at a time; a forked child lets go of its parent's without a word to the server.
 """
 
+import math
 import os
 import random
 import threading
@@ -136,6 +137,11 @@ class Link(ABC):
 
     def flush(self) -> None:  # noqa: B027 - a commit is on the disk where nothing else was asked for
         """Return when all that was committed before is on the disk."""
+
+    def crash(self) -> tuple[str, float]:
+        """The last crash of the server that may have undone commits that it had answered: what tells it from
+        others, and how many seconds ago it was; ("", inf) where there are no such crashes."""
+        return "", math.inf
 
     @abstractmethod
     def within(self, deadline: float) -> AbstractContextManager[None]:

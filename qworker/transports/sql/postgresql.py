@@ -6,12 +6,13 @@ Thread:      one at a time.
 
 Whoever waits is told by NOTIFY; but a commit with one waits for all other such commits, so publishers send it
 only when some worker has a subscription in ``qworker_owner.armed_until`` (``subscription.py``). The worker's
-own commits need not reach the disk at once (``synchronous_commit = off``): losing the last of them only means
-running a task again.
+own commits need not reach the disk at once (``synchronous_commit = off``): what a crash of the server undoes
+of them, the worker does again (``recent_settlements.py``).
 """
 
 from __future__ import annotations
 
+import math
 import select
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -211,6 +212,12 @@ class PostgreSQLLink(Link):
             self.do("SET LOCAL synchronous_commit = on")
             # What has written nothing has nothing to wait for: this is the least that can be written.
             self.ask("SELECT pg_logical_emit_message(true, 'qworker', '')")
+
+    def crash(self) -> tuple[str, float]:
+        # A crash, of one of its processes too, resets statistics; a shutdown in good order keeps them.
+        found = self.ask(f"SELECT stats_reset, {NOW} - extract(epoch FROM stats_reset) FROM pg_stat_bgwriter")
+        ((reset, age),) = found
+        return ("", math.inf) if reset is None else (str(reset), float(age))
 
     # -- publishing --
 

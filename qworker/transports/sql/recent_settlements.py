@@ -6,14 +6,15 @@ Thread:      the listener's.
 
 The worker's commits need not reach the disk at once, and a server that takes over may lack the last of them.
 An ack that is lost so leaves a message with a consumer who lives and will never settle it again: so it is
-settled again.
+settled again. A claim that is lost so leaves a message to whoever asks first, though its consumer lives and
+may be running it: so it is claimed again, and for a moment after a crash nobody claims anything else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from qworker.transports.lease import Leased, Settlement, Store
+from qworker.transports.lease import Leased, Release, Settlement, Store
 from qworker.transports.recent import Recent
 
 SECONDS = 3.0
@@ -34,6 +35,16 @@ class RecentSettlements:
     def settled(self, settlements: Sequence[Settlement]) -> None:
         self.held.difference_update([each.tag for each in settlements if not isinstance(each, Store)])
         self._recent.add(settlements)
+
+    def ended(self) -> set[int]:
+        """Tags of what is not to come again: it was acknowledged lately, or made a dead letter."""
+        found: set[int] = set()
+        for each in self.all():
+            if isinstance(each, Release):
+                found.discard(each.tag)
+            elif not isinstance(each, Store):
+                found.add(each.tag)
+        return found - self.held
 
     def all(self) -> list[Settlement]:
         """What was settled lately."""

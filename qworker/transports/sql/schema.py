@@ -115,5 +115,10 @@ started, lease_until,
 armed_until, running, presence) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, {until}, {armed}, '', %s)"""
 PUT_BACK = """UPDATE qworker_message SET state = 0, owner = NULL, redelivered = 1
 WHERE tag = ANY(%s) AND owner = %s"""
+STANDING = "SELECT id FROM qworker_owner WHERE id = %s FOR UPDATE"
+"""Whether a consumer counts as alive; within a transaction it does so until that ends."""
+PRESENT = "SELECT tag FROM qworker_message WHERE tag = ANY(%s)"
+CLAIM_AGAIN = """UPDATE qworker_message SET state = 2, owner = %s
+WHERE tag = ANY(%s) AND state <> 2 AND owner IS NULL"""
 REVOKED_SINCE = """SELECT seq, task_id, terminate, signal_name FROM qworker_revoked
 WHERE seq > %s AND expires > %s ORDER BY seq"""
