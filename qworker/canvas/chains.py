@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from qworker import states
 from qworker.canvas.chords import chord
-from qworker.canvas.groups import Several, group, members_of, with_callback, with_options
+from qworker.canvas.groups import Several, group, members_of, with_callback, with_links, with_options
 from qworker.canvas.signatures import Frozen, Signature, listed, maybe_signature, member
 from qworker.errors import PublishError
 from qworker.message.marks import over
@@ -207,6 +207,7 @@ def spliced(tasks: Iterable[Any]) -> Iterator[Any]:
         elif not isinstance(step, group):
             yield step
         elif len(step) == 1:
+            step = with_links(step)
             waiting.append(with_options(step, member(step.tasks[0], step._app)))
         elif step.tasks:
             yield step

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from qworker.canvas.groups import OF_THE_GROUP, app_of, group, with_callback
-from qworker.canvas.signatures import KINDS, Frozen, Signature, listed, maybe_signature, member, signature
+from qworker.canvas.groups import OF_THE_GROUP, app_of, group, with_callback, with_links
+from qworker.canvas.signatures import KINDS, Frozen, Signature, maybe_signature, member, signature
 from qworker.errors import PublishError
 from qworker.message.marks import over
 from qworker.naming import task_id as new_id
@@ -138,7 +138,7 @@ class chord(Signature):
         """Have *errback* called when the body fails, or is not called because one of the header failed.
 
         With the setting ``task_allow_error_cb_on_chord_header`` it is called for each of the header that
-        fails, too.
+        fails, too. A chord in the header that fails has this one fail, for which it is called once.
         """
         errback = maybe_signature(errback)
         each_too = self.app.conf.task_allow_error_cb_on_chord_header
@@ -146,7 +146,7 @@ class chord(Signature):
         if each_too or any(inner):
             self["kwargs"]["header"] = header = self.header.clone()
             for place, each in enumerate(header.tasks):
-                if each_too or inner[place]:
+                if each_too or inner[place]:  # as in Celery, where the outer one would not fail
                     header.tasks[place] = copy = each.clone()
                     copy.link_error(errback.clone().set(immutable=True) if each_too else errback)
         self.body = body = self.called_body().clone()
@@ -161,6 +161,7 @@ class chord(Signature):
 
     def steps(self) -> list[Signature]:
         """What it is as a part of a chain: where its body is a chain, the rest of that follows by itself."""
+        self = with_links(self)
         body = self.called_body()
         steps = body.steps() if body["subtask_type"] == "chain" else [body]
         if not steps:
@@ -175,6 +176,7 @@ class chord(Signature):
 
     def frozen(self, id: str | None = None, joined: bool = False, ids: Callable[[], str] = new_id) -> Frozen:
         """Return a copy with settled ids; see Signature."""
+        self = with_links(self)
         first, *rest = self.steps()
         if rest:
             made = KINDS["chain"]([first, *rest], app=self._app)
@@ -212,7 +214,7 @@ class chord(Signature):
     ) -> AsyncResult[Any]:
         """Run all here and now, as a worker would; see Task.apply. Raises what a call of the header
         raises."""
-        called = self._called(kwargs)
+        called = with_links(self._called(kwargs), options)
         return _run_here(called, tuple(args or ()), _others(kwargs) or {}, {**called["options"], **options})
 
     def _called(self, kwargs: Mapping[str, Any] | None) -> Any:
@@ -233,15 +235,10 @@ def _run_here(
 ) -> AsyncResult[Any]:
     """Run the calls of the header here and now, then the body; return the result of that."""
     identity = options.pop("task_id", None)
-    callbacks, errbacks = options.pop("link", None), options.pop("link_error", None)
     beside = {name: options[name] for name in options if name not in OF_THE_GROUP}
     kwargs = {**called["kwargs"]["kwargs"], **kwargs}
     header = called.header.apply((*args, *called["args"]), kwargs, **beside)
     body = called.called_body().clone()
-    for callback in listed(callbacks):
-        with_callback(body, callback)
-    for errback in listed(errbacks):
-        body.link_error(errback)
     if identity is not None and not isinstance(body, group):
         body["options"].setdefault("task_id", identity)
     ended: AsyncResult[Any] = body.apply(([each.get() for each in header.results],))

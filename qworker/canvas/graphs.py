@@ -17,7 +17,7 @@ from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, Unpack
 
 from qworker import states
-from qworker.canvas.groups import OF_THE_GROUP
+from qworker.canvas.groups import OF_THE_GROUP, with_links
 from qworker.canvas.mapping import chunks
 from qworker.canvas.membership import MOST
 from qworker.canvas.signatures import GRAPH, Frozen, Signature, member, signature
@@ -186,8 +186,11 @@ class graph(Signature):
         """Return a copy with settled ids; see Signature. What waits for one gets the values of all nodes from
         one more call."""
         copy = self._copy()
+        if joined:
+            copy["kwargs"]["gathered"] = self.gathered or Signature(GRAPH, app=self._app)
+        copy = with_links(copy)
         results: dict[str, Any] = {}
-        for name, each in self.nodes.items():
+        for name, each in list(copy.nodes.items()):
             frozen = each.frozen(None, True, ids)
             frozen.last._app = frozen.last._app or self._app
             copy.nodes[name], results[name] = frozen.step, frozen.last
@@ -195,7 +198,7 @@ class graph(Signature):
         result = GraphResult(identity, results, None, self._app)
         if not joined:
             return Frozen(copy, result, result)
-        gathering = (self.gathered or Signature(GRAPH, app=self._app)).frozen(id, True, ids)
+        gathering = copy.gathered.frozen(id, True, ids)
         copy["kwargs"]["gathered"] = gathering.step
         gathering.last.parent = result
         return Frozen(copy, result, gathering.last)
@@ -228,7 +231,7 @@ class graph(Signature):
         """Run all nodes here and now, one after another, as a worker would; see Task.apply."""
         own = {name: value for name, value in self["options"].items() if name not in OF_THE_GROUP}
         given = {**own, **{name: options[name] for name in options if name not in OF_THE_GROUP}}
-        flow = self.clone(args, kwargs)
+        flow = with_links(self.clone(args, kwargs), options)
         errors: dict[str, BaseException] = {}
         results: dict[str, Any] = {}
         for name in flow.levels():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from qworker.canvas.signatures import KINDS, Frozen, Signature, listed, maybe_signature, member, signature
@@ -137,6 +138,7 @@ class group(Several):
             for each in tasks:
                 each = member(each, self._app)
                 if isinstance(each, group):
+                    each = with_links(each)
                     waiting.append((iter(each.tasks), {**_of_members(each), **options}))
                     break
                 if each["subtask_type"] != "chain" or each.tasks:
@@ -158,11 +160,11 @@ class group(Several):
         self, id: str | None, joined: bool, ids: Callable[[], str]
     ) -> tuple[group, GroupResult[Any]]:
         """A copy whose members have settled ids; joined: each of them is a part of a join."""
-        copy = self._copy()
+        copy = with_links(self)._copy()
         identity = copy["options"].setdefault("task_id", id or ids())
         results, members = [], []
         numbers = task_ids() if ids is new_id else iter(ids, "")
-        for each, number in zip(self.flat(), numbers, strict=False):
+        for each, number in zip(copy.flat(), numbers, strict=False):
             step, _, last = each.frozen(number, joined, ids)
             members.append(step)
             results.append(last)
@@ -192,7 +194,8 @@ class group(Several):
         """Run all here and now, one after another, as a worker would; see Task.apply."""
         given = {**_of_members(self), **{name: options[name] for name in options if name not in OF_THE_GROUP}}
         identity = options.get("task_id") or self.options.get("task_id") or new_id()
-        results = [each.apply((*(args or ()), *self.args), kwargs, **given) for each in self.flat()]
+        members = with_links(self, options).flat()
+        results = [each.apply((*(args or ()), *self.args), kwargs, **given) for each in members]
         return GroupResult(identity, results, None, self._app)
 
     def delay(self, *args: Any, **kwargs: Any) -> GroupResult[Any]:  # type: ignore[override]
@@ -265,6 +268,26 @@ def with_options(of: Signature, each: Any) -> Any:
     """*each*, a member of the group *of*, with the options that this has for each."""
     options = _of_members(of)
     return each.clone(**options) if options else each
+
+
+def with_links(work: Any, options: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """*work*, a group, chord or graph, with the callbacks and errbacks among its options, as ``set(link=…)``
+    puts them there, and among those of its call, at the calls that they are for. It itself when there are
+    none."""
+    callbacks, errbacks = (
+        [*listed(work["options"].get(option)), *listed(options.get(option))]
+        for option in ("link", "link_error")
+    )
+    if not callbacks and not errbacks:
+        return work
+    copy = work._copy()
+    for option in ("link", "link_error"):
+        copy["options"].pop(option, None)
+    for callback in callbacks:
+        with_callback(copy, maybe_signature(callback))
+    for errback in errbacks:
+        copy.link_error(maybe_signature(errback))
+    return copy
 
 
 def with_callback(each: Any, callback: Any) -> Any:

@@ -93,6 +93,16 @@ def first_calls(call: Any) -> Iterator[tuple[Signature, list[Any]]]:
             waiting += ((other, []) for other in others)
 
 
+def errbacks_of(call: Any) -> list[Any]:
+    """The errbacks that are told when *call*, a signature or workflow as messages carry it, cannot begin."""
+    return [
+        errback
+        for first, _ in first_calls(call)
+        if isinstance(first.options, Mapping)
+        for errback in listed(first.options.get("link_error"))
+    ]
+
+
 def _members(call: Mapping[str, Any]) -> list[Any] | None:
     """What a workflow is made of; None: it is the call of a task."""
     given = call.get("kwargs")

@@ -25,6 +25,7 @@ from qworker.canvas.graphs import graph
 from qworker.canvas.groups import OF_THE_GROUP, group, with_callback
 from qworker.canvas.join_body import JoinBody
 from qworker.canvas.mapping import chunks
+from qworker.canvas.membership import errbacks_of
 from qworker.canvas.signatures import Signature, listed, maybe_signature, member
 from qworker.canvas.stamping import NAMES, hand_on
 from qworker.context import current_context
@@ -248,6 +249,10 @@ class _Calls:
             return
         if rest:
             body["options"]["chain"] = [*(body["options"].get("chain") or ()), *rest]
+        if self.shared:
+            for each in header.tasks:
+                if isinstance(each, chord):
+                    _leave_errbacks(each.body, body)
         beside = {**header["options"], **own}
         beside = {name: value for name, value in beside.items() if name not in OF_THE_GROUP}
         before = len(self.calls)
@@ -287,6 +292,16 @@ class _Calls:
                 self.joins.append(PlannedJoin(identity, ids, JoinBody(body)))
             else:
                 self.sizes[identity] = len(tasks)
+
+
+def _leave_errbacks(inner: Signature, outer: Signature) -> None:
+    """Take from *inner*, the body of a chord in a header, what is told as well of *outer*, which fails along:
+    ``link_error()`` puts one errback at both. In Celery, whose workers read Celery's format, it does not."""
+    told, own = errbacks_of(outer), listed(inner["options"].get("link_error"))
+    if left := [each for each in own if each not in told]:
+        inner["options"]["link_error"] = left
+    else:
+        inner["options"].pop("link_error", None)
 
 
 def _enter(call: Signature, join: str, number: int) -> None:

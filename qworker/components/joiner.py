@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from qworker import states
 from qworker.backends.joins import Finished, Joins
 from qworker.canvas.join_body import JoinBody
-from qworker.canvas.membership import calls_in
+from qworker.canvas.membership import MOST_MEMBERS_TEXT, calls_in
 from qworker.components.component import ThreadComponent
 from qworker.errors import (
     BackendError,
@@ -156,10 +156,22 @@ class Joiner(ThreadComponent):
         logger.error("join %s fails: %s", join.id, why, extra={"event": "join-failed"})
         if not join.parts or not join.parts[0].body:
             members = () if join.overdue or doubt else [part.task_id for part in join.parts]
-            return bodies.failed_messages_of(self._app, body, why, members)
-        envelopes, ended = followup.chord_failed(self._app, body.call, why)
+            return bodies.failed_messages_of(self._app, body, why, members, self._cause(error, body))
+        envelopes, ended = followup.chord_failed(self._app, body.call, why, self._cause(error, body))
         self._keep(ended)
         return envelopes
+
+    def _cause(self, error: str | Part, body: JoinBody) -> Any:
+        """With which error, as it is stored, the calls of *body* fail: a group's with that of the member, as
+        in Celery; None: with ChordError."""
+        if isinstance(error, str) or body.call["subtask_type"] != "group":
+            return None
+        try:
+            meta = self._meta_of(error)
+            cause = self._joins.read_chord_part(error) if error.value else meta and meta["result"]
+        except DamagedResult:
+            return None
+        return cause if isinstance(cause, Mapping) and len(repr(cause)) <= MOST_MEMBERS_TEXT else None
 
     def _fail_along(self, body: JoinBody, error: str | Part, why: str) -> None:
         """Store that the calls of *body* fail: with the error of the member that failed, as the rest of a

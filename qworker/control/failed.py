@@ -23,7 +23,7 @@ from qworker.errors import (
     SecurityError,
 )
 from qworker.message.failures import error_and_traceback
-from qworker.message.marks import FAILED, MEMBERS
+from qworker.message.marks import CAUSE, FAILED, MEMBERS
 from qworker.message.protocol import encode_parts, rewrite_body
 from qworker.message.reading import decode_body, may_embed, parse_headers, parse_properties
 from qworker.transports.lease import Again, Dead, FailedTasks
@@ -284,7 +284,8 @@ def _again(app: QWorker, letter: Dead, args: Sequence[Any] | None, kwargs: Mappi
             old = decode_body(body, headers, properties, app.accept, None, limit)
             args = [*_values_of_members(app, letter, headers), *old.args]
         del headers[FAILED]
-        headers.pop(MEMBERS, None)
+        for name in (CAUSE, MEMBERS):
+            headers.pop(name, None)
     headers |= {"retries": 0, "eta": None, "expires": None}
     if args is not None or kwargs is not None:
         if (task := app.tasks.get(headers.get("task", ""))) is not None:

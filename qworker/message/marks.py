@@ -21,12 +21,16 @@ JOINS = "qworker_joins"
 FAILED = "qworker_failed"
 """Why the call is not to run but to fail: a member of the join before it has failed. Of an errback it is a
 mapping: the call that has failed so, and why."""
+CAUSE = "qworker_cause"
+"""What a call of a group has besides that is the body of a chord, and is to fail: the error of the member, as
+it is stored. It fails with that, as in Celery; every other body, and one that is run by an older worker, with
+ChordError."""
 MEMBERS = "qworker_members"
 """What a body that is to fail has besides: ``{"ids": [of the members, in their order], "given": whether their
 values are its argument}``, so that it can run after all (``control/failed.py``)."""
 PUBLICATION = "qworker_publication"
 """Tells apart the messages of one body: its joiner may have died, and another published it again."""
-MARKS = frozenset([JOINS, FAILED, MEMBERS, PUBLICATION])
+MARKS = frozenset([JOINS, FAILED, CAUSE, MEMBERS, PUBLICATION])
 
 
 def marks_in(names: Mapping[str, Any]) -> dict[str, Any]:

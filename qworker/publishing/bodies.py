@@ -19,7 +19,7 @@ from qworker.canvas.join_body import JoinBody, read
 from qworker.canvas.membership import MOST_MEMBERS_TEXT, first_calls, publication
 from qworker.canvas.signatures import is_workflow
 from qworker.errors import DamagedResult, InvalidTaskMessage, PublishError, SecurityError
-from qworker.message.marks import FAILED, MEMBERS, PUBLICATION, apart, mark
+from qworker.message.marks import CAUSE, FAILED, MEMBERS, PUBLICATION, apart, mark
 from qworker.publishing.transactions import holding_back
 from qworker.transports.lease import Envelope
 
@@ -43,10 +43,18 @@ def messages_of(app: QWorker, body: JoinBody, values: Sequence[Any]) -> list[Env
     return held
 
 
-def failed_messages_of(app: QWorker, body: JoinBody, why: str, members: Sequence[str]) -> list[Envelope]:
+def failed_messages_of(
+    app: QWorker, body: JoinBody, why: str, members: Sequence[str], cause: Any = None
+) -> list[Envelope]:
     """The messages by which the call of *body* fails in a worker: it is not run, its errbacks are called, and
-    what would have come after it fails as well. members: their ids; () when not all have ended."""
+    what would have come after it fails as well.
+
+    - members: their ids; () when not all have ended.
+    - cause: the error of one, as it is stored, if the body fails with that.
+    """
     marks: dict[str, Any] = {FAILED: why, **publication(body.call)}
+    if cause is not None:
+        marks[CAUSE] = cause
     calls = list(first_calls(body.call))
     if len(calls) == 1 and 0 < sum(map(len, members)) <= MOST_MEMBERS_TEXT:
         marks[MEMBERS] = {"ids": list(members), "given": not calls[0][0].immutable}

@@ -162,7 +162,19 @@ def ignores_result(context: Context, task: Task[..., Any]) -> bool:
 class Run:
     """The steps of one run, in order: enter, call, returned or raised, leave."""
 
-    __slots__ = ("app", "context", "info", "runtime", "start", "status", "stored", "task", "token", "value")
+    __slots__ = (
+        "app",
+        "context",
+        "doom",
+        "info",
+        "runtime",
+        "start",
+        "status",
+        "stored",
+        "task",
+        "token",
+        "value",
+    )
 
     def __init__(self, app: QWorker, task: Task[..., Any], context: Context) -> None:
         self.app = app
@@ -175,6 +187,8 @@ class Run:
         self.runtime = 0.0
         self.start = 0.0
         self.stored = False
+        self.doom: BaseException | None = None
+        """With what it fails without having been run: nothing of its own says how it goes on."""
 
     def enter(self) -> None:
         context, task = self.context, self.task
@@ -195,7 +209,10 @@ class Run:
         function = task.taking_plain(function)
         headers = message_headers(self.context)
         if FAILED in headers:
-            function = followup.for_failed(function, headers[FAILED])
+            self.doom = followup.failure(headers)
+            if self.doom is not None:
+                raise self.doom
+            function = followup.for_failed(function, headers)
         if self.app.middleware:
             chain = compose(
                 self.app.middleware, "execute", lambda context: function(*context.args, **context.kwargs)
@@ -261,6 +278,8 @@ class Run:
     def raised(self, error: BaseException) -> Outcome:
         self.runtime = time.perf_counter() - self.start
         task = self.task
+        if error is self.doom:
+            return self._failed(error)
         if isinstance(error, Interrupted):
             self.status = states.REJECTED
             return Outcome(INTERRUPTED, self.runtime, "the worker ends")

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from qworker import states
-from qworker.canvas.membership import calls_in, first_calls, parts_of, publication
+from qworker.canvas.membership import calls_in, errbacks_of, first_calls, parts_of, publication
 from qworker.canvas.signatures import Signature, listed, signature
 from qworker.canvas.stamping import NAMES, hand_on
 from qworker.context import Context, carried_chain
 from qworker.errors import ChordError, InvalidTaskMessage, NotSupported, PublishError, QWorkerError
 from qworker.message.chain_text import WrittenCalls
-from qworker.message.exceptions import exception_to_dict
-from qworker.message.marks import FAILED, apart, mark
+from qworker.message.exceptions import exception_from_dict, exception_to_dict
+from qworker.message.marks import CAUSE, FAILED, apart, mark
 from qworker.naming import ids_of
 from qworker.publishing.call import OPTIONS
 from qworker.publishing.transactions import holding_back
@@ -129,27 +130,50 @@ def doomed(app: QWorker, context: Context, error: Mapping[str, Any], traceback: 
     return ended(app, calls_in(chain, following=True), error, traceback, context.id)
 
 
-def chord_failed(app: QWorker, body: Signature, why: str) -> tuple[list[Envelope], tuple[Followed, ...]]:
+def chord_failed(
+    app: QWorker, body: Signature, why: str, cause: Mapping[str, Any] | None = None
+) -> tuple[list[Envelope], tuple[Followed, ...]]:
     """The messages to the errbacks of the *body* of a chord that failed, and what is to be stored of its
-    calls.
+    calls. cause: the error of the member, as it is stored, if they fail with that.
+
+    An errback that the chord has, too, of whose header this body is a member, is left to that, which fails
+    along: ``link_error()`` of Celery's puts one errback at both. Like Celery, the state that is stored of the
+    body names the errbacks as its children.
 
     For chords of which Celery's workers know: one of them would run a body that is sent to fail. An errback
     that takes ``(request, exc, traceback)`` gets these in our workers alone; one of Celery's gives it the id
     of the body, as it does to all others.
     """
     failing: list[Signature] = []
+    error = exception_to_dict(ChordError(why)) if cause is None else cause
+    children: dict[str, list[Any]] = {}
     with holding_back(app) as held:
         for call, rest in first_calls(body):
             failing += (call, *calls_in(rest))
+            last = rest[0] if rest else call
+            later = errbacks_of((last.get("options") or {}).get("chord"))
+            told: list[Any] = []
             for number, each in enumerate(listed(call.options.get("link_error"))):
+                if each in later:
+                    continue
                 errback = signature(each, app=app)
                 if errback.id is None and call.id is not None:  # who tells it again makes the same call
                     errback.set(task_id=f"{call.id}-errback-{number}")
-                _tell(app, errback, call, why, publication(body))
-    return held, ended(app, failing, exception_to_dict(ChordError(why)), "")
+                _tell(app, errback, call, why, publication(body), cause)
+                told.append([[errback.id, None], None])
+            if told and call.id is not None:
+                children[call.id] = [[[f"{call.id}-errbacks", None], told]]
+    return held, ended(app, failing, error, "", children=children)
 
 
-def _tell(app: QWorker, errback: Signature, call: Signature, why: str, marks: Mapping[str, Any]) -> None:
+def _tell(
+    app: QWorker,
+    errback: Signature,
+    call: Signature,
+    why: str,
+    marks: Mapping[str, Any],
+    cause: Mapping[str, Any] | None,
+) -> None:
     if errback["subtask_type"] is not None:
         if errback.id is not None:  # all of its calls are to be the same, too
             errback = errback.frozen(errback.id, ids=ids_of(errback.id)).step
@@ -164,18 +188,31 @@ def _tell(app: QWorker, errback: Signature, call: Signature, why: str, marks: Ma
     if _takes(app.tasks.get(errback.task), errback, (None, None, "")):
         told = {"id": call.id, "task": call.task, "args": call.args, "kwargs": call.kwargs, "why": why}
         known[FAILED] = told
+        if cause is not None:
+            known[CAUSE] = cause
     args = errback.args if errback.immutable else (call.id, *errback.args)
     app.send_task(errback.task, args, errback.kwargs, **known)
 
 
-def for_failed(function: Callable[..., Any], told: Any) -> Callable[..., Any]:
-    """What is run instead of *function*, in whose message the mark FAILED is *told*: of the body of a chord
-    nothing (it raises ChordError), of an errback of that itself, with what it takes."""
-    if not isinstance(told, Mapping):
-        raise ChordError(str(told))
+def failure(headers: Mapping[str, Any]) -> BaseException | None:
+    """With which error the call whose message has these *headers* fails instead of being run; None: it is
+    run."""
+    told = headers.get(FAILED)
+    return None if told is None or isinstance(told, Mapping) else _failure(str(told), headers)
+
+
+def for_failed(function: Callable[..., Any], headers: Mapping[str, Any]) -> Callable[..., Any]:
+    """What is run instead of *function*, the errback of the body of a chord that failed: itself, with what it
+    takes. headers: of its message."""
+    told = headers[FAILED]
     request = Context(**{name: told.get(name) for name in ("id", "task", "args", "kwargs")})
-    error = ChordError(str(told.get("why")))
+    error = _failure(str(told.get("why")), headers)
     return lambda _, *args, **kwargs: function(request, error, "", *args, **kwargs)
+
+
+def _failure(why: str, headers: Mapping[str, Any]) -> BaseException:
+    cause = headers.get(CAUSE)
+    return exception_from_dict(cause) if isinstance(cause, Mapping) else ChordError(why)
 
 
 def ended(
@@ -184,8 +221,10 @@ def ended(
     error: Mapping[str, Any],
     traceback: str,
     parent: str | None = None,
+    children: Mapping[str, list[Any]] = MappingProxyType({}),
 ) -> tuple[Followed, ...]:
-    """What is to be stored of *calls* that are not to run, and fail with *error* (as it is stored)."""
+    """What is to be stored of *calls* that are not to run, and fail with *error* (as it is stored). children:
+    of some, by their ids, in the form of ``as_tuple()``."""
     found: list[Followed] = []
     for call in calls:
         given = call.options
@@ -200,6 +239,8 @@ def ended(
         )
         places = {"group_id": given.get("group_id"), "parent_id": parent}
         known: dict[str, Any] = {name: value for name, value in places.items() if isinstance(value, str)}
+        if task_id in children:
+            known["children"] = children[task_id]
         meta = app.backend.meta(task_id, states.FAILURE, error, traceback, **known)
         row = app.backend.row(task_id, meta)
         if row is not None:

@@ -57,7 +57,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             (
                 "a body that is a group or a chord, when its header fails",
                 "differs: the errbacks of all that would have run first in it are told, each once, and all "
-                "its results are failures",
+                "its results are failures; those of a group with the error of the member, as in Celery",
                 "integration/test_workflow_oracle.py::test_what_runs_is_what_plain_python_says",
             ),
             (
@@ -75,6 +75,18 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
                 "`group.apply_async(link=…)` and `link_error=`",
                 "as Celery: TypeError",
                 "unit/test_canvas.py::test_a_group_takes_no_link",
+            ),
+            (
+                "`.set(link=…)` and `.set(link_error=…)` on a group or chord, wherever it stands",
+                "differs: they are called beside those that the members of a group have; in Celery they "
+                "replace these, and those of a group in a group are lost",
+                "integration/test_workflow_links.py::test_what_is_set_on_a_workflow_is_called",
+            ),
+            (
+                "an errback of a chord in whose header a chord fails",
+                "as Celery: called once. The outer chord fails, too; in Celery it waits for ever",
+                "integration/test_workflow_links.py::"
+                "test_an_errback_of_a_chord_with_a_chord_in_its_header_is_called_once",
             ),
             (
                 "a chord without a body",

@@ -383,7 +383,10 @@ class _Oracle:
                 value = [each for each, _ in rows]
                 after = frozenset().union(*(ends for _, ends in rows)) if rows else after
                 if (joined or not last) and any(isinstance(each, Failed) for each in value):
-                    value = Failed("ChordError")
+                    failed = next(each for each in value if isinstance(each, Failed))
+                    # A body that is a group fails with the error of the member.
+                    alone = not joined and isinstance(stages[-1], Beside) and place == len(stages) - 2
+                    value = failed if alone else Failed("ChordError")
                     if not last:
                         self.tell(stages, place + 1)
             if isinstance(value, Failed):
