@@ -6,13 +6,13 @@ import os
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.servers import forget_keys
+from tests.servers import asking, forget_keys
 
 # "ci" is the default because a suite that fails by the luck of the draw teaches people to run it again.
 # HYPOTHESIS_PROFILE=search looks further: random seeds and many examples.
@@ -30,6 +30,22 @@ def pytest_configure() -> None:
     what runs in the background with SIGINT ignored, and a process hands that on."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    asking.watch()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a test that has reached for a server it has not asked for, whatever it made of the refusal."""
+    report = yield
+    if asking.uninvited and call.when == "teardown":
+        report.outcome = "failed"
+        report.longrepr = (
+            f"without require(): {', '.join(sorted(set(asking.uninvited)))}\n{report.longrepr or ''}"
+        )
+        asking.uninvited.clear()
+    return report
 
 
 def pytest_sessionfinish() -> None:

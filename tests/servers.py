@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.asking import LOOPBACK, Asking, Place
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 URLS = {
     "redis": os.environ.get("TEST_QWORKER_REDIS_URL", "redis://127.0.0.1:6379/9"),
@@ -41,13 +43,25 @@ PORTS = {
 }
 
 
+def _place(name: str) -> Place:
+    parts = urlsplit(URLS[name])
+    host = parts.hostname or "127.0.0.1"
+    return ("127.0.0.1" if host in LOOPBACK else host, parts.port or PORTS[parts.scheme])
+
+
+def _places() -> dict[Place, str]:
+    """What a test must ask for before it connects there: the servers of this run, and the usual ports."""
+    usual = {("127.0.0.1", port): {"amqp": "rabbitmq"}.get(name, name) for name, port in PORTS.items()}
+    return usual | {("127.0.0.1", PORTS["mysql"]): "mysql"} | {_place(name): name for name in URLS}
+
+
+asking = Asking(_places)
+
+
 def unreachable(name: str) -> str | None:
     """Why the server *name* cannot be used; None when it listens."""
-    parts = urlsplit(URLS[name])
     try:
-        with socket.create_connection(
-            (parts.hostname or "127.0.0.1", parts.port or PORTS[parts.scheme]), 2.0
-        ):
+        with asking.looking(), socket.create_connection(_place(name), 2.0):
             return None
     except OSError as error:
         return str(error)
@@ -110,8 +124,8 @@ _STARTERS = {"memcached": _start_memcached, "mongodb": _start_mongodb}
 
 
 def require(name: str) -> str:
-    """The URL of the server *name*. Without it the test is skipped; where CI is set it fails, so that nothing
-    goes untested unseen."""
+    """The URL of the server *name*, to which this process may connect from then on, and not before. Without
+    that server the test is skipped; where CI is set it fails, so that nothing goes untested unseen."""
     reason = unreachable(name)
     if reason is not None and name in _STARTERS:
         _STARTERS[name]()
@@ -121,6 +135,7 @@ def require(name: str) -> str:
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)
+    asking.asked.add(name)
     return URLS[name]
 
 
@@ -151,7 +166,7 @@ def forget_keys() -> None:
     import redis
 
     beginnings = tuple(prefix.encode() for prefix in _prefixes)
-    with redis.Redis.from_url(URLS["redis"]) as client:
+    with asking.looking(), redis.Redis.from_url(URLS["redis"]) as client:
         left = [key for key in client.scan_iter(count=10_000) if key.startswith(beginnings)]
         for start in range(0, len(left), 1000):
             client.unlink(*left[start : start + 1000])

@@ -90,8 +90,6 @@ calls = {
 }
 
 def files():
-    gc.collect()
-    gc.collect()  # a connection of SQLite is garbage of its own once Django's is gone
     return len(os.listdir("/proc/self/fd"))
 
 def grown(call):
@@ -100,10 +98,15 @@ def grown(call):
         thread = threading.Thread(target=call)
         thread.start()
         thread.join()
+        # Connections are in cycles, and SQLite keeps as many files for later as were open at one time:
+        # without this, their number would depend on when Python looks for garbage.
+        gc.collect()
+        gc.collect()  # a connection of SQLite is garbage of its own once Django's is gone
     return files() - before
 
+gc.disable()
 for call in calls.values():
-    grown(call)  # what is opened once; SQLite keeps files for later, too
+    grown(call)  # what is opened once
 answer = {name: more for name, call in calls.items() if (more := grown(call)) >= 10}
 """
 

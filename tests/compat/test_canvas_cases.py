@@ -108,6 +108,7 @@ def reroute(app: Any, routes: Any) -> None:
 
 @pytest.mark.parametrize("name", MAPPINGS)
 def test_a_mapping_is_routed_as_its_task(name: str, of_celery: Any) -> None:
+    require("redis")
     queues: list[str] = []
 
     def note(routing_key: str = "", **more: Any) -> None:
