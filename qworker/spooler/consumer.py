@@ -131,7 +131,7 @@ class DirectoryConsumer(Consumer, Generic[L]):
         self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
     ) -> Claim:
         self._require()
-        messages = self._offered()
+        messages = self._offered(limit)
         size = sum(len(leased.body) for leased in messages)
         if unknown := [queue for queue in queues if queue not in self._queues]:
             self._lanes += self._open_lanes(unknown)
@@ -158,8 +158,8 @@ class DirectoryConsumer(Consumer, Generic[L]):
         is told of the others at once."""
         return sys.maxsize
 
-    def _offered(self) -> list[Leased]:
-        """What offer_again() has said is to be given out."""
+    def _offered(self, limit: int) -> list[Leased]:
+        """What offer_again() has said is to be given out; and of what no lane has, up to *limit* messages."""
         return []
 
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:

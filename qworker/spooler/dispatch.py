@@ -70,13 +70,20 @@ class JobLane(Lane):
 
 
 class _Given(NamedTuple):
-    """A message that was given out: at the monotonic time *at*, the epoch second *since*."""
+    """A message that was given out: at the monotonic time *at*, the epoch second *since*. signal: that it is
+    about; it names no files then."""
 
     lane: JobLane
     paths: tuple[str, ...]
     at: float
     since: float
     leased: Leased
+    signal: Due | None = None
+
+
+def _has_not_begun(order: Order) -> bool:
+    """Whether the worker gives back what no process had yet."""
+    return isinstance(order, Release) and not (order.redelivered or order.counted or order.requeued)
 
 
 def _is_cut_short(order: Order) -> bool:
@@ -101,7 +108,7 @@ class JobDispatch(DirectoryConsumer[JobLane]):
         self._again: list[int] = []
         self._settled_at = 0.0
         self._raised: list[Due] = []
-        """Signals that nobody was given yet."""
+        """Signals that nobody was given yet, or that have come back: no file stands for them."""
 
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         generation = super().register(name, queues, concurrency)
@@ -141,12 +148,15 @@ class JobDispatch(DirectoryConsumer[JobLane]):
 
     def settle_held(self, orders: Sequence[Order]) -> set[int]:
         lost: set[int] = set()
+        back: list[Due] = []
         ended_of: dict[JobLane, list[_Given]] = {}
         for order in orders:
             given = self._given.pop(order.tag, None)
             if given is None:
                 lost.add(order.tag)
                 continue
+            if given.signal is not None and _has_not_begun(order):
+                back.append(given.signal)
             ended = not isinstance(order, Release) or order.requeued
             if _is_cut_short(order):
                 for path in given.paths:
@@ -157,6 +167,7 @@ class JobDispatch(DirectoryConsumer[JobLane]):
                 given.lane.directory.tried(given.paths, given.since, at_once=not ended)
             if ended and given.paths:
                 ended_of.setdefault(given.lane, []).append(given)
+        self._raised[:0] = back
         now = self._clock.monotonic()
         for lane, several in ended_of.items():
             # The processes had so many in the time in which they certainly had some.
@@ -170,32 +181,36 @@ class JobDispatch(DirectoryConsumer[JobLane]):
 
     def _heard(self, ready: set[int]) -> bool:
         news = super()._heard(ready)
-        self._collect_signals()
+        news = self._collect_signals() or news
         for lane in self._lanes:
             if self._give_to_others(lane):
                 lane.drained = False
                 news = True
-        return news or bool(self._raised)
+        return news
 
     def _most_at_once(self) -> int:
         most = max((lane.size for lane in self._lanes), default=1)
         return max(1, min(AT_ONCE, NAMES_AT_ONCE // most)) * self._concurrency
 
-    def _collect_signals(self) -> None:
-        if self._signals is not None:
-            self._raised += self._signals.due(self._clock.now())
+    def _collect_signals(self) -> bool:
+        """Take in the signals that are due; return whether there were any. Who has no room for them is not
+        told of them again."""
+        due = [] if self._signals is None else self._signals.due(self._clock.now())
+        self._raised += due
+        return bool(due)
 
-    def _offered(self) -> list[Leased]:
+    def _offered(self, limit: int) -> list[Leased]:
         again, self._again = self._again, []
         messages = [self._given[tag].leased for tag in again if tag in self._given]
         self._collect_signals()
-        raised, self._raised = self._raised, []
-        return messages + [self._give_signal(number, directory) for number, directory in raised]
+        raised, self._raised = self._raised[:limit], self._raised[limit:]
+        return messages + [self._give_signal(signal) for signal in raised]
 
-    def _give_signal(self, number: int, directory: str) -> Leased:
+    def _give_signal(self, signal: Due) -> Leased:
         tag = next(self._tags)
-        leased = signal_message(tag, number, directory)
-        self._given[tag] = _Given(self._lanes[0], (), self._clock.monotonic(), self._clock.now(), leased)
+        leased = signal_message(tag, *signal)
+        clock = self._clock
+        self._given[tag] = _Given(self._lanes[0], (), clock.monotonic(), clock.now(), leased, signal)
         return leased
 
     def _take(self, lane: JobLane, limit: int) -> list[Leased]:

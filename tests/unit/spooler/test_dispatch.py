@@ -25,6 +25,8 @@ from qworker.spooler.dispatch import (
     JobLane,
 )
 from qworker.spooler.job_messages import RUN, job_id, job_messages, signal_message
+from qworker.spooler.signal_source import SignalSource
+from qworker.spooler.signal_table import SignalTable
 from qworker.spooler.writing import Writer
 from qworker.testing import FakeClock
 from qworker.transports.lease import Ack, DeadLetter, Leased, Release, Store
@@ -382,3 +384,65 @@ def test_a_signal_is_a_message_without_a_file() -> None:
     leased = signal_message(7, 17, "/spool")
     assert json.loads(leased.body)[0] == [17]
     assert json.loads(leased.headers)["ignore_result"] is True
+
+
+@pytest.fixture
+def raising(writer: Writer, clock: FakeClock) -> Iterator[JobDispatch]:
+    """One whose signal 7 is raised every five seconds."""
+    table = SignalTable()
+    table.register(7, "spooler", print)
+    table.add_timer(7, 5)
+    directory = SpoolDirectory(writer.path, clock=clock)
+    lane = JobLane(directory, job_messages(directory.path, 30.0, results=False))
+    consumer = JobDispatch(lambda queues: [lane], clock, SignalSource([writer.path], table))
+    consumer.register("spooler", (), 2)
+    consumer.lease((), 10)  # the timer begins
+    yield consumer
+    consumer.deregister()
+
+
+def signals_of(leased: list[Leased]) -> list[int]:
+    return [json.loads(each.body)[0][0] for each in leased]
+
+
+def test_a_signal_that_has_not_begun_is_given_out_again(raising: JobDispatch, clock: FakeClock) -> None:
+    """No file stands for it: what the worker gives back because its processes are busy comes from here."""
+    clock.advance(5)
+    assert raising.has_news()
+    (leased,) = raising.lease((), 10).messages
+    assert raising.settle_held([Release(leased.tag)]) == set()
+    assert not raising.has_news(), "who has no room for it is not told again and again"
+    assert raising.lease((), 0).messages == []
+    (again,) = raising.lease((), 10).messages
+    assert signals_of([leased, again]) == [7, 7]
+    assert again.tag != leased.tag
+    raising.settle_held([Ack(again.tag)])
+    assert raising.lease((), 10).messages == []
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda tag: Release(tag, redelivered=True),
+        lambda tag: Release(tag, counted=True),
+        lambda tag: DeadLetter(tag, "too many deaths"),
+    ],
+)
+def test_a_signal_whose_handler_has_begun_is_not(
+    raising: JobDispatch, clock: FakeClock, end: Callable[[int], Ack | Release | DeadLetter]
+) -> None:
+    clock.advance(5)
+    (leased,) = raising.lease((), 10).messages
+    raising.settle_held([end(leased.tag)])
+    assert raising.lease((), 10).messages == []
+
+
+def test_a_signal_waits_for_room_and_keeps_its_place(raising: JobDispatch, clock: FakeClock) -> None:
+    for _ in range(3):
+        clock.advance(5)
+        raising.has_news()
+    assert raising.lease((), 0).messages == []
+    first = raising.lease((), 2).messages
+    assert signals_of(first) == [7, 7]
+    raising.settle_held([Release(first[0].tag), Ack(first[1].tag)])
+    assert signals_of(raising.lease((), 10).messages) == [7, 7]
