@@ -47,7 +47,13 @@ class SpoolBeside(Broker):
         self.lacks = broker.lacks
         self.lowest_first = broker.lowest_first
         self.silent_seconds = broker.silent_seconds
+        self.failed = broker.failed
+        self.registry = broker.registry
         self._broker = broker
+
+    @property
+    def missing(self) -> str | None:
+        return self._broker.missing
 
     def close(self) -> None:
         try:
@@ -57,7 +63,8 @@ class SpoolBeside(Broker):
 
 
 class SpoolInstead(Broker):
-    """The same, but that nothing is taken from the app's own broker: the worker has the directories alone."""
+    """The same, but that nothing is taken from the app's own broker: the worker has the directories alone.
+    Their jobs are set aside and not kept as failed tasks, and kombu's users have the app's broker."""
 
     def __init__(self, broker: Broker, spool: JobDispatch, admin: Admin) -> None:
         self.url = broker.url
@@ -67,6 +74,10 @@ class SpoolInstead(Broker):
         # Results have a store of their own, whatever the app's broker would do with them.
         self.lacks = capabilities_of("spool:").lacks
         self._broker = broker
+
+    @property
+    def missing(self) -> str | None:
+        return self._broker.missing
 
     def close(self) -> None:
         try:
@@ -149,6 +160,12 @@ class _Both(Consumer):
         dues = [due for due in (claim.next_due, jobs.next_due) if due is not None]
         return Claim(messages, min(dues, default=None), claim.last_revocation)
 
+    def look(self, queue: str) -> Claim:
+        return self._own.look(queue)
+
+    def unbind(self, queue: str) -> None:
+        self._own.unbind(queue)
+
     @property
     def prefetched(self) -> bool:
         return self._own.prefetched
@@ -194,6 +211,9 @@ class _Both(Consumer):
 
     def sweep(self, dead_expires: float, dead_max: int) -> int:
         return self._own.sweep(dead_expires, dead_max)
+
+    def sweep_failed(self, expires: float, most: int) -> int:
+        return self._own.sweep_failed(expires, most)
 
     def running_path(self) -> str | None:
         return self._own.running_path()

@@ -53,6 +53,10 @@ class SpoolDepths(Admin):
     def may_have_due_joins(self, now: float) -> bool:
         return self._own.may_have_due_joins(now)
 
+    @property
+    def purges_leased(self) -> bool:
+        return self._own.purges_leased
+
     def purge(self, queue: str) -> int:
         return self._own.purge(queue)
 

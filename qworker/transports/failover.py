@@ -324,6 +324,9 @@ class FailoverAdmin(Admin):
     def next_due(self, queues: Sequence[str]) -> float | None:
         return self._current.ask(lambda broker: broker.admin.next_due(queues))
 
+    def may_have_due_joins(self, now: float) -> bool:
+        return self._current.ask(lambda broker: broker.admin.may_have_due_joins(now))
+
     def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
         return self._current.ask(lambda broker: broker.admin.peek(queue, standing, limit))
 
@@ -375,9 +378,14 @@ class FailoverBroker(Broker):
         self.silent_seconds = min(broker.silent_seconds for broker in brokers)
         shared = Brokers(brokers, strategy)
         current, consumer = Current(shared), FailoverConsumer(shared, monotonic)
+        self._current = current
         self.sender = FailoverSender(current)
         self.consumer = consumer
         self.admin = FailoverAdmin(current, consumer)
+
+    @property
+    def missing(self) -> str | None:
+        return self._current.broker.missing
 
     def close(self) -> None:
         for broker in self._brokers:

@@ -1,0 +1,83 @@
+"""Whatever stands between a worker and its broker passes on all of the promise, or withholds it by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qworker.publishing.transactions import _Held
+from qworker.spooler.beside import SpoolBeside, SpoolInstead
+from qworker.spooler.depths import SpoolDepths
+from qworker.spooler.directory import SpoolDirectory
+from qworker.spooler.dispatch import JobDispatch, JobLane
+from qworker.spooler.job_messages import job_messages
+from qworker.testing import FakeClock
+from qworker.transports.failover import ROUND_ROBIN, Brokers, FailoverBroker, FailoverConsumer
+from qworker.transports.lease import Consumer, Sender
+from qworker.transports.sql.transactional import TransactionalSender
+from qworker.transports.sqlite.sender import JoinedSender
+from tests.support.promise import MEMBERS, Noting, forgotten, not_defined
+
+NOT_WITH_FAILOVER = {
+    "failed": "failed tasks of one server would not be found at the other",
+    "registry": "nor what was declared there",
+}
+NOT_INSTEAD = {
+    **dict.fromkeys(MEMBERS[Consumer], "the directories are what is consumed, and nothing of the broker"),
+    "failed": "jobs are set aside in their directory",
+    "registry": "kombu's users have the app's own broker",
+    "lacks": "it lacks what the directories do",
+    "lowest_first": "priorities are the directories'",
+    "silent_seconds": "nothing is silent in a directory",
+}
+NOT_IN_A_TRANSACTION = {
+    "revoke": "only calls are published in a caller's transaction",
+    "join": "it is joined already",
+}
+
+
+def spooled(kind: type, inner: Any, directory: Path) -> Any:
+    clock = FakeClock()
+
+    def lanes(queues: object) -> list[JobLane]:
+        place = SpoolDirectory(directory, clock=clock)
+        return [JobLane(place, job_messages(place.path, None, results=False), 1)]
+
+    return kind(inner, JobDispatch(lanes, clock), SpoolDepths(inner.admin, [str(directory)], clock))
+
+
+@pytest.mark.parametrize(
+    ("kind", "withheld"), [(SpoolBeside, {}), (SpoolInstead, NOT_INSTEAD)], ids=["beside", "instead"]
+)
+def test_a_spooler_passes_on_all_of_the_broker(kind: type, withheld: dict[str, str], tmp_path: Path) -> None:
+    inner = Noting()
+    assert forgotten(spooled(kind, inner, tmp_path), inner, withheld) == []
+
+
+def test_several_brokers_pass_on_all_of_the_one_in_use() -> None:
+    inner = Noting()
+    assert forgotten(FailoverBroker([inner]), inner, NOT_WITH_FAILOVER) == []  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("kind", [JoinedSender, TransactionalSender, _Held])
+def test_senders_of_a_transaction_push(kind: type) -> None:
+    assert not_defined(kind, [Sender], NOT_IN_A_TRANSACTION) == []
+
+
+class Silent(FailoverConsumer):
+    def confirm(self) -> None:
+        """Nothing is asked."""
+
+
+class Forgetful(FailoverBroker):
+    def __init__(self, inner: Any) -> None:
+        super().__init__([inner])
+        self.consumer = Silent(Brokers([inner], ROUND_ROBIN), FakeClock().monotonic)
+
+
+def test_one_that_forgets_a_member_is_found() -> None:
+    inner = Noting()
+    found = forgotten(Forgetful(inner), inner, {**NOT_WITH_FAILOVER, "lacks": ""})
+    assert found == ["confirm is forgotten", "lacks is withheld by name, and passed on"]
