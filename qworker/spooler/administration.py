@@ -235,7 +235,7 @@ class SpoolAdmin:
             for part in path.split("/")[:-1]:
                 if make:
                     with suppress(FileExistsError):
-                        os.mkdir(part, dir_fd=folder)
+                        os.mkdir(part, stat.S_IMODE(os.fstat(folder).st_mode), dir_fd=folder)
                 inner = os.open(part, _DIRECTORY, dir_fd=folder)
                 os.close(folder)
                 folder = inner

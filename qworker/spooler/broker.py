@@ -36,7 +36,7 @@ from qworker.spooler.message_files import (
 )
 from qworker.spooler.messages import MessageConsumer
 from qworker.spooler.place import prepared
-from qworker.spooler.writing import NewJob, Sync, Writer
+from qworker.spooler.writing import NewJob, Sync, Writer, write_together
 from qworker.transports.capabilities import capabilities_of
 from qworker.transports.connect_errors import refuse_parameters, refuse_setting
 from qworker.transports.lease import Admin, Broker, Dead, Envelope, Leased, QueueInfo, Sender
@@ -101,13 +101,13 @@ class SpoolSender(Sender):
             if not isinstance(envelope.body, bytes):
                 raise TypeError(f"the type of a body is bytes, not {type(envelope.body).__name__}")
             jobs.setdefault(envelope.queue, []).append(to_job(envelope, sent.name(index)))
-        for queue, several in jobs.items():
-            try:
-                self._writer(queue).write_many(several)
-            except (SpoolError, OSError) as error:
-                with self._lock:
+        try:
+            write_together([(self._writer(queue), several) for queue, several in jobs.items()])
+        except (SpoolError, OSError) as error:
+            with self._lock:
+                for queue in jobs:
                     self._writers.pop(queue, None)  # its directory may have gone
-                raise BrokerUnavailable(f"the spool directory takes no message: {error}") from error
+            raise BrokerUnavailable(f"the spool directory takes no message: {error}") from error
 
     def _writer(self, queue: str) -> Writer:
         with self._lock:

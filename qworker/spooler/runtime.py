@@ -68,7 +68,7 @@ def state_place(directory: str | os.PathLike[str]) -> str:
     place = os.path.join(directory, STATE)
     try:
         with suppress(FileExistsError):
-            os.mkdir(place)
+            os.mkdir(place, 0o700)
             os.chmod(place, stat.S_IMODE(os.stat(directory).st_mode))
         if not stat.S_ISDIR(os.lstat(place).st_mode):
             raise SpoolError(f"{place} is no directory: remove it")

@@ -98,10 +98,15 @@ class Writer:
 
         SpoolError when it cannot be written; then nothing is there.
         """
-        draft = self._draft(pairs, body, at, priority, packet=packet)
-        if self._sync is not Sync.NOTHING:
-            self._sync_drafts([draft])
-        return self._name([draft])[0]
+        drafts = [self._draft(pairs, body, at, priority, packet=packet)]
+        try:
+            if self._sync is not Sync.NOTHING:
+                self._sync_drafts(drafts)
+            self._name(drafts)
+        except BaseException:
+            _forget(drafts)
+            raise
+        return drafts[0][2]
 
     def write_many(self, jobs: Iterable[NewJob]) -> list[str]:
         """Write several jobs and return the paths of their files, in order. What is to reach the disk does so
@@ -109,15 +114,7 @@ class Writer:
 
         They get their names when all are written: SpoolError about one of them means that none is there.
         """
-        drafts: list[_Draft] = []
-        try:
-            for job in jobs:
-                drafts.append(self._draft(*job))
-        except BaseException:
-            _forget(drafts)
-            raise
-        self._sync_drafts(drafts)
-        return self._name(drafts)
+        return write_together([(self, jobs)])
 
     def _draft(
         self,
@@ -162,7 +159,7 @@ class Writer:
             return self.path
         folder = f"{self.path}/{priority}"
         with suppress(FileExistsError):
-            os.mkdir(folder)
+            os.mkdir(folder, stat.S_IMODE(os.stat(self.path).st_mode))  # whatever the umask, no wider
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             raise SpoolError(f"{folder} is no directory, so no job of that priority can be written")
         return folder
@@ -172,21 +169,16 @@ class Writer:
             return
         try:
             sync_all([temporary for _, temporary, _ in drafts])
-        except BaseException as error:
-            _forget(drafts)
-            if isinstance(error, OSError):
-                raise self._failed(error) from error
-            raise
+        except OSError as error:
+            raise self._failed(error) from error
 
-    def _name(self, drafts: list[_Draft]) -> list[str]:
+    def _name(self, drafts: list[_Draft]) -> None:
         """Give each its name."""
-        paths: list[str] = []
         try:
             for _, temporary, path in drafts:
                 if CRASHING:
                     crash_point("spool file ready")
                 os.rename(temporary, path)
-                paths.append(path)
             if CRASHING:
                 crash_point("spool file named")
             if self._sync is Sync.DIRECTORY:
@@ -194,20 +186,47 @@ class Writer:
                 for folder in {self.path, *(folder for folder, _, _ in drafts)}:
                     sync(folder)
         except OSError as error:
-            raise self._failed(error, written=len(paths)) from error
-        return paths
+            raise self._failed(error) from error
 
-    def _failed(self, error: OSError, written: int = 0) -> SpoolError:
-        there = f"{written} jobs are there, but may be lost with the power" if written else "nothing was"
+    def _failed(self, error: OSError) -> SpoolError:
         return SpoolError(
-            f"no spool file can be written in {self.path}: {error.strerror or error}; {there} enqueued"
+            f"no spool file can be written in {self.path}: {error.strerror or error}; nothing was enqueued"
         )
 
 
+def write_together(several: Iterable[tuple[Writer, Iterable[NewJob]]]) -> list[str]:
+    """Write the jobs of each writer, and return the paths of all their files, in order.
+
+    They get their names when all are written. SpoolError about one of them means that none is there: what has
+    its name already is taken back, as whoever wrote it is to write it again. A spooler may have begun it.
+    """
+    drafts: list[tuple[Writer, list[_Draft]]] = []
+    try:
+        for writer, jobs in several:
+            own: list[_Draft] = []
+            drafts.append((writer, own))
+            for job in jobs:
+                own.append(writer._draft(*job))
+        for writer, own in drafts:
+            writer._sync_drafts(own)
+        for writer, own in drafts:
+            writer._name(own)
+    except BaseException:
+        _forget([draft for _, own in drafts for draft in own])
+        raise
+    return [path for _, own in drafts for _, _, path in own]
+
+
 def _forget(drafts: list[_Draft]) -> None:
-    for _, temporary, _ in drafts:
-        with suppress(OSError):
+    """Remove what is there of *drafts*, which have their names in turn."""
+    for _, temporary, path in drafts:
+        try:
             os.unlink(temporary)
+        except FileNotFoundError:
+            with suppress(OSError):
+                os.unlink(path)
+        except OSError:
+            pass
 
 
 def _due(at: float | datetime | None, *, exact: bool) -> float:

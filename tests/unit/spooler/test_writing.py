@@ -12,7 +12,7 @@ import pytest
 from qworker.errors import ConfigurationError, SpoolError
 from qworker.spooler.names import PREFIX, TEMPORARY
 from qworker.spooler.packet import decode
-from qworker.spooler.writing import NewJob, Sync, Writer, sweep
+from qworker.spooler.writing import NewJob, Sync, Writer, sweep, write_together
 from tests.support.spools import files
 
 
@@ -159,3 +159,40 @@ def test_what_a_dead_writer_left_is_swept(tmp_path: Path) -> None:
     assert sweep(tmp_path, older_than=-60) == 2
     assert files(tmp_path) == ["other"]
     assert sweep(tmp_path / "nowhere") == 0
+
+
+def test_a_priority_has_the_rights_of_its_directory(tmp_path: Path) -> None:
+    """Whoever may write there has code run, so a process without a umask opens nothing."""
+    before = os.umask(0)
+    try:
+        path = Writer(tmp_path / "spool").write({}, priority=3)
+        shared = tmp_path / "shared"
+        shared.mkdir()
+        shared.chmod(0o770)
+        other = Writer(shared).write({}, priority=3)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o750
+    assert stat.S_IMODE(os.stat(os.path.dirname(other)).st_mode) == 0o770
+
+
+@pytest.mark.parametrize("sync", list(Sync))
+def test_when_one_cannot_get_its_name_none_is_there(tmp_path: Path, sync: Sync) -> None:
+    """Whoever writes several writes all of them again then: those that had their names would run twice."""
+    one, other = Writer(tmp_path / "one", sync=sync), Writer(tmp_path / "other", sync=sync)
+    names = [f"{PREFIX}{number}" for number in range(3)]
+    jobs = [NewJob({"k": "v"}, name=name) for name in names]
+    os.mkdir(f"{other.path}/{names[1]}")
+    for writer in (one, other):
+        writer.write({}, priority=2)
+    before = files(one.path), files(other.path)
+    with pytest.raises(SpoolError, match="nothing was enqueued"):
+        write_together([(one, jobs), (other, jobs)])
+    with pytest.raises(SpoolError, match="nothing was enqueued"):
+        other.write_many(jobs)
+    assert (files(one.path), files(other.path)) == before
+    assert not list(tmp_path.rglob(f"{TEMPORARY}*"))
+    os.rmdir(f"{other.path}/{names[1]}")
+    assert write_together([(one, jobs), (other, jobs)]) == [
+        f"{writer.path}/{name}" for writer in (one, other) for name in names
+    ]
