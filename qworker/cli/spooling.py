@@ -62,6 +62,11 @@ def spool_in(app: QWorker, given: SpoolerGiven, *, alone: bool) -> list[MakeComp
         )
     if options.processes is not None and alone:
         conf.command_line({"worker_concurrency": options.processes})
+    elif options.ordered and conf.worker_concurrency != 1:
+        logger.warning(
+            "spooler-ordered: this worker runs several tasks and jobs at a time, so jobs begin in order and "
+            "may end in another; `qworker spool run` runs one after the other"
+        )
     if options.max_tasks is not None and alone:
         conf.command_line({"worker_max_tasks_per_child": options.max_tasks})
     uwsgi_api.configure(options)
@@ -75,7 +80,7 @@ def spool_in(app: QWorker, given: SpoolerGiven, *, alone: bool) -> list[MakeComp
 
 def _import_application(options: SpoolerOptions, ini: IniFile | None) -> None:
     """Import what has the function that runs jobs. What cannot be imported is told, as uWSGI does it, and the
-    spooler goes on."""
+    spooler goes on; jobs for functions that are not there wait then."""
     named = list(options.imports)
     if ini is not None:
         named = [*ini.shared_imports, *ini.imports, *filter(None, [ini.module or ini.wsgi_file]), *named]
@@ -83,6 +88,7 @@ def _import_application(options: SpoolerOptions, ini: IniFile | None) -> None:
         try:
             _import(name.partition(":")[0])
         except Exception as error:  # noqa: BLE001 - the user's module is code: it may raise anything
+            uwsgi_api.not_imported.append(name)
             logger.error("the spooler goes on without %s: %s", name, import_story(name, error))
 
 

@@ -64,6 +64,8 @@ _ALIASES = {
 }
 _FIELD_OF = {setting.replace("_", "-"): name for name, setting in SETTING_OF.items()}
 _LISTS = frozenset(option.name for option in fields(SpoolerOptions) if isinstance(option.default, tuple))
+_EMPTY_IS_UNSAID = frozenset({"processes", "chdir", "max_tasks", "harakiri", "frequency", "imports"})
+"""Fields that may be without a value, as uWSGI has it: they are not said then."""
 _APPLICATION = frozenset({"chdir", "pythonpath", "env", "module", "wsgi-file", "import", "shared-import"})
 _LOGIC = re.compile(r"(end-?)?(if|for)(-.*)?", re.ASCII | re.DOTALL)
 _WITHOUT_EFFECT = {
@@ -325,9 +327,10 @@ def _understood(values: _Values, files: tuple[str, ...]) -> IniFile:
         if key in _FIELD_OF:
             _say(said, _FIELD_OF[key], line, values.resolved(line))
         elif key in _APPLICATION:
-            if not line.value:
+            if line.value:
+                application[key].append((line, values.resolved(line)))
+            elif key == "chdir":  # the others are nothing then, for uWSGI too
                 raise line.wrong(f"{line.key} needs a value")
-            application[key].append((line, values.resolved(line)))
         elif key in _WITHOUT_EFFECT:
             without[f"{line.key} has no effect: {_WITHOUT_EFFECT[key]}"] = None
         elif key not in ("ini", "set-placeholder", "set"):
@@ -367,6 +370,10 @@ def _say(said: dict[str, Any], name: str, line: _Line, text: str) -> None:
     setting = SETTINGS[SETTING_OF[name]]
     if setting.kind is BOOLEAN:
         said[name] = text.lower() not in _FALSE
+        return
+    if not text and name in _EMPTY_IS_UNSAID:
+        if name not in _LISTS:
+            said.pop(name, None)
         return
     if not text:
         raise line.wrong(f"{line.key} needs a value")

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from qworker.context import current_context
 from qworker.errors import (
     Ignore,
     NoSpoolFunction,
@@ -138,6 +139,7 @@ class JobRunner:
         self._policy = Policy(options.max_attempts, options.backoff, options.backoff_max)
         self._places: dict[tuple[int, str], _Place] = {}  # by process
         self._bridge: Callable[[Env], Any] | None = None
+        self._told: set[str] = set()
         self._running: set[Claim] = set()
         _runners.add(self)
         self._stuck: list[Claim] = []
@@ -164,7 +166,7 @@ class JobRunner:
         until = time.monotonic() + self._seconds
         value: Any = NOT_RUN
         ended = 0
-        with _working_directory() as may_move:
+        with _working_directory() as may_move, _named_by_job(len(paths) > 1) as begin:
             for number, path in enumerate(paths):
                 if number and time.monotonic() > until:
                     break
@@ -173,6 +175,7 @@ class JobRunner:
                     ended += found.reason is Reason.GONE
                     continue
                 self._running.add(found)
+                begin(found.name)
                 try:
                     value = self._run(place, found, may_move)
                 finally:
@@ -220,8 +223,7 @@ class JobRunner:
             claim.set_aside(str(directive) or type(directive).__name__)
             return self._failed(directive)
         except NoSpoolFunction as error:
-            logger.error("job %s: attempt %d: %s", claim.name, number, error)
-            return self._again(claim, number, error)
+            return self._keep(claim, before, error)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             logger.exception("job %s raised at attempt %d", claim.name, number)
             return self._again(claim, number, error)
@@ -269,6 +271,17 @@ class JobRunner:
         if self._results:
             raise Reject(f"runs again: {error}"[:200], requeue=True)
         return None
+
+    def _keep(self, claim: Claim, before: int, error: NoSpoolFunction) -> None:
+        """What is wrong is not the job, but what was deployed: it waits as long as it takes, as with uWSGI.
+        Each reason is told once in a process."""
+        claim.give_back(self._options.frequency, attempts=before)
+        said = str(error)
+        level = logging.DEBUG if said in self._told else logging.ERROR
+        self._told.add(said)
+        logger.log(level, "job %s waits: %s", claim.name, said)
+        if self._results:
+            raise Reject(f"waits: {error}"[:200], requeue=True)
 
     def _failed(self, error: BaseException) -> None:
         """It is told as the result, where there are results; the file is set aside already."""
@@ -332,6 +345,25 @@ class JobRunner:
             os.chdir(os.path.dirname(f"{place.path}/{path}"))
         else:
             os.fchdir(place.claims.directory)
+
+
+@contextmanager
+def _named_by_job(several: bool) -> Iterator[Callable[[str], None]]:
+    """Call what this gives with the name of each job: lines of the log, and what the job calls, have its id
+    then, and not that of the first job of the message. several: whether the message names more."""
+    context = current_context()
+    if context is None or not several:
+        yield lambda name: None
+        return
+    before = context.id, context.root_id
+
+    def begin(name: str) -> None:
+        context.id = context.root_id = job_id(name)
+
+    try:
+        yield begin
+    finally:
+        context.id, context.root_id = before
 
 
 @contextmanager

@@ -25,7 +25,7 @@ class SpoolerOptions:
     - default: where jobs go that name none: the first that was named, of either kind.
     - ordered: ``spooler-ordered``; natural order, with priorities.
     - chdir: ``spooler-chdir``; where a job runs. None: in the directory of its file.
-    - processes: ``spooler-processes``. None: the worker's own number.
+    - processes: ``spooler-processes``. None: the worker's own number; with ``ordered`` it is never None.
     - quiet: ``spooler-quiet``; no line for each job.
     - max_tasks: ``spooler-max-tasks``; a process is replaced after so many. None: never.
     - signal_as_task: ``spooler-signal-as-task``; signals count for max_tasks.

@@ -110,7 +110,8 @@ def _lane(place: str, options: SpoolerOptions) -> JobLane:
     directory = SpoolDirectory(place, ordered=options.ordered, frequency=frequency)
     message = job_messages(directory.path, options.harakiri, results=options.results)
     # What each job returns is a result of its own, and a process that ends after some jobs counts messages.
-    most = 1 if options.results or options.max_tasks else MOST
+    # Where there is an order, what is left of a message after a while would come after the next message.
+    most = 1 if options.results or options.max_tasks or options.ordered else MOST
     return JobLane(directory, message, most, has_results=options.results)
 
 

@@ -43,6 +43,8 @@ def merge(
         values[name] = values[name] or None
     values["socket_key"] = values["socket_key"] or ()
     values["frequency"] = values["frequency"] or FREQUENCY_SECONDS
+    if values["ordered"] and values["processes"] is None:
+        values["processes"] = 1  # as uWSGI's always is when it is not said: several keep no order
     options = SpoolerOptions(**values)
     _check(options)
     return options

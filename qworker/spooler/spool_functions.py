@@ -9,7 +9,8 @@ Different from uWSGI's own module, on purpose:
 - Values may be text, bytes and whole numbers, and ``at`` a datetime or a number.
 - A value that is no UTF-8 is passed as bytes; uWSGI's module fails with it for ever.
 - Only plain data is passed by ``pass_arguments``: see ``arguments``.
-- A job for a function that is not there raises UnknownFunction, and is set aside, not tried for ever.
+- A job for a function that is not there raises UnknownFunction, and is set aside, not tried for ever; unless
+  a module could not be imported: then it waits.
 - Two functions of one name are warned of: jobs only have the name.
 - Either of ``spooler`` and ``spooler-external`` will do. Outside uWSGI only a call needs one: a module can
   be imported without any.
@@ -25,12 +26,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from qworker.errors import NoSpooler, NotSpooled, UnknownFunction, UnrunnableJob
+from qworker.errors import NoSpooler, NoSpoolFunction, NotSpooled, SpoolError, UnknownFunction, UnrunnableJob
 from qworker.safe_repr import safe_repr
 from qworker.spooler import uwsgi_api
 from qworker.spooler.arguments import read_arguments, write_arguments
 from qworker.spooler.enqueueing import as_body, epoch
 from qworker.spooler.installing import uwsgi_of_process
+from qworker.spooler.packet import encode
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +80,7 @@ class Spooled:
                 message.update((_encoded(key), value) for key, value in pairs.items())
         if uwsgi is not uwsgi_api:
             message = {_encoded(key): _as_uwsgi_takes_it(key, value) for key, value in message.items()}
+            _check_size(message)
         path: bytes = uwsgi.spool(message)
         return path
 
@@ -108,10 +111,16 @@ def remember(function: Callable[..., Any]) -> None:
 
 
 def manage_spool_request(env: dict[Any, Any]) -> int:
-    """Run the function of a job, and return what becomes of it. UnrunnableJob when no retry can help."""
+    """Run the function of a job, and return what becomes of it. UnrunnableJob when no retry can help;
+    NoSpoolFunction when the function may be in a module that could not be imported."""
     pairs = {_decoded(key): value for key, value in env.items()}
     name = _decoded(pairs.get("ud_spool_func", ""))
     function = spooler_functions.get(name)
+    if function is None and uwsgi_api.not_imported:
+        raise NoSpoolFunction(
+            f"no function {safe_repr(name, 100)} is decorated here, and {', '.join(uwsgi_api.not_imported)} "
+            "could not be imported: mend that and start the spooler again; the job waits"
+        )
     if function is None:
         raise UnknownFunction(
             f"no function {safe_repr(name, 100)} is decorated here: import its module in the spooler, then "
@@ -161,6 +170,14 @@ def _as_uwsgi_takes_it(key: Any, value: Any) -> Any:
     if _encoded(key) == b"at":
         return b"%d" % math.ceil(epoch(value))
     return as_body(value) if _encoded(key) == b"body" else _encoded(value)
+
+
+def _check_size(message: Mapping[Any, Any]) -> None:
+    """Raise NotSpooled for what uWSGI would cut and say nothing: it keeps two bytes of each length."""
+    try:
+        encode({key: value for key, value in message.items() if key != b"body"})
+    except SpoolError as error:
+        raise NotSpooled(str(error)) from error
 
 
 def _place(function: Callable[..., Any]) -> str:

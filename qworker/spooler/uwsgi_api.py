@@ -54,6 +54,8 @@ spooler: Callable[[dict[Any, Any]], object] | None = None
 """The function that runs jobs; the application sets it. Looked up for each job."""
 post_fork_hook: Callable[[], object] | None = None
 """What each process of the spooler calls when it has started; the application sets it."""
+not_imported: list[str] = []
+"""The modules of the application that could not be imported: what is not there may be in one of them."""
 signal_table = SignalTable()
 """What the application registered."""
 

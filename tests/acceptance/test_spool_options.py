@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -165,3 +166,80 @@ def test_there_has_to_be_a_directory(spooler: Spooler) -> None:
     assert done.returncode == 1
     assert "there is no spool directory to work off: name one" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+DEPLOYED = """
+import json, uwsgi
+from uwsgidecorators import spool
+{more}
+@spool
+def send(args):
+    with open("{ledger}", "a") as ledger:
+        ledger.write(json.dumps(args["n"]) + "\\n")
+"""
+
+
+def test_after_a_bad_deploy_jobs_wait_for_the_next(spooler: Spooler) -> None:
+    """A module that cannot be imported costs none of them."""
+    module = spooler.folder / "jobs_module.py"
+    module.write_text(DEPLOYED.format(more="import a_module_of_the_new_version", ledger=spooler.ledger))
+    paths = [
+        spooler.writer.write({"ud_spool_func": "send", "ud_spool_ret": -2, "n": str(n)}) for n in range(5)
+    ]
+    before = time.time()
+    with spooler.running("--spooler-max-attempts", "1", "--spooler-frequency", "1"):
+        # Each has been looked at, and put off.
+        until(lambda: min(os.stat(path).st_mtime for path in paths) > before + 1, say=spooler.said)
+        until(lambda: min(os.stat(path).st_mtime for path in paths) > before + 3, say=spooler.said)
+    assert "jobs_module could not be imported" in spooler.said()
+    assert spooler.noted() == []
+    module.write_text(DEPLOYED.format(more="", ledger=spooler.ledger))
+    with spooler.running("--spooler-max-attempts", "1"):
+        assert sorted(map(str, spooler.await_notes(5))) == ["0", "1", "2", "3", "4"]
+
+
+SLOW = """
+import os, time, uwsgi
+from uwsgidecorators import filemon, spool
+
+def note(what):
+    with open("{ledger}", "a") as ledger:
+        ledger.write('{{"what": "%s"}}\\n' % what)
+
+@filemon("{watched}", target="spooler")
+def changed(number):
+    note("changed")
+
+@spool
+def slow(args):
+    note("begun")
+    while not os.path.exists("{go}"):
+        time.sleep(0.01)
+"""
+
+
+def test_a_signal_that_comes_while_jobs_have_just_begun_is_run_after_them(spooler: Spooler) -> None:
+    watched, go = spooler.folder / "watched", spooler.folder / "go"
+    watched.touch()
+    (spooler.folder / "jobs_module.py").write_text(SLOW.format(ledger=spooler.ledger, watched=watched, go=go))
+    with spooler.running("--spooler-processes", "2"):
+        until(lambda: "ready" in spooler.said(), say=spooler.said)
+        for _ in range(2):
+            spooler.writer.write({"ud_spool_func": "slow", "ud_spool_ret": -2})
+        spooler.await_notes(2)
+        watched.write_text("changed")
+        # The monitor looks once a second; what has come is with the worker by its next look, and then some.
+        seen = time.monotonic() + 2.5
+        until(lambda: time.monotonic() > seen)
+        assert {"what": "changed"} not in spooler.noted()
+        go.touch()
+        until(lambda: {"what": "changed"} in spooler.noted(), say=spooler.said)
+
+
+def test_in_order_by_itself(spooler: Spooler) -> None:
+    """As with uWSGI, where one process is what there is when nobody says how many."""
+    write(spooler, *range(30))
+    with spooler.running("--spooler-ordered"):
+        notes = spooler.await_notes(30)
+    assert [note["n"] for note in notes] == [str(n) for n in range(30)]
+    assert len({note["pid"] for note in notes}) == 1

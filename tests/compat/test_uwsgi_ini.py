@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from qworker.errors import ConfigurationError
 from qworker.spooler.ini import read_ini
 
 pytest.importorskip("pyuwsgi", reason="a real uWSGI: `pip install pyuwsgi`")
@@ -44,6 +45,36 @@ spooler-python-import = never
   spooler-python-import   =   back again
 ini = {inner}
 """
+
+
+WITHOUT_VALUE = (
+    *("python-path", "env", "module", "wsgi-file", "import", "shared-import", "spooler-python-import"),
+    *("spooler-processes", "spooler-harakiri", "spooler-frequency", "spooler-max-tasks", "spooler-chdir"),
+)
+
+
+@pytest.mark.parametrize(("name", "starts"), [*((name, True) for name in WITHOUT_VALUE), ("chdir", False)])
+def test_uwsgi_starts_with_options_that_have_no_value_and_so_do_we(
+    name: str, starts: bool, tmp_path: Path
+) -> None:
+    """But with none for chdir, where it looks for the directory ''."""
+    (tmp_path / "jobs").mkdir()
+    file = tmp_path / "site.ini"
+    file.write_text(f"[uwsgi]\nspooler = {tmp_path}/jobs\n{name} =\n")
+    code = "import sys, pyuwsgi; pyuwsgi.run(sys.argv[1:])"
+    shown = subprocess.run(
+        [sys.executable, "-c", code, "--no-server", "--ini", str(file)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ("Operational MODE" in shown.stderr) == starts, shown.stderr
+    if starts:
+        assert read_ini(str(file)).values["directories"] == (f"{tmp_path}/jobs",)
+    else:
+        with pytest.raises(ConfigurationError, match="needs a value"):
+            read_ini(str(file))
 
 
 def test_the_values_are_those_of_uwsgi(tmp_path: Path) -> None:

@@ -43,6 +43,21 @@ spooler = /elsewhere
 spooler-signal-as-task = 1
 """
 
+WITHOUT_VALUE = (
+    "python-path",
+    "env",
+    "module",
+    "wsgi-file",
+    "import",
+    "shared-import",
+    "spooler-python-import",
+    "spooler-processes",
+    "spooler-harakiri",
+    "spooler-frequency",
+    "spooler-max-tasks",
+    "spooler-chdir",
+)
+
 
 def write(folder: Path, content: str | bytes, name: str = "site.ini") -> str:
     path = folder / name
@@ -181,7 +196,7 @@ def test_files_that_are_included(tmp_path: Path) -> None:
     [
         ("spooler-processes = many", "line 2: spooler-processes must be a whole number, and is 'many'"),
         ("spooler-processes = -1", "must be at least 0"),
-        ("spooler-harakiri =", "line 2: spooler-harakiri needs a value"),
+        ("spooler =", "line 2: spooler needs a value"),
         ("spooler", "spooler needs a value"),
         ("spooler-frequency = soon", "must be a duration"),
         ("spooler = %(nothing)/x", "%(nothing) stands for nothing"),
@@ -194,7 +209,7 @@ def test_files_that_are_included(tmp_path: Path) -> None:
         ("env = NOTHING", "env needs NAME=VALUE, and is 'NOTHING'"),
         ("set-ph = nothing", "set-ph needs NAME=VALUE"),
         ("chdir = /nowhere/at/all", "'/nowhere/at/all' is no directory"),
-        ("module", "module needs a value"),
+        ("chdir =", "chdir needs a value"),
         ("if-env = HOME", "if-env is not understood here: put the spooler's options into a section"),
         ("for = a b", "for is not understood here"),
         ("endif", "endif is not understood here"),
@@ -304,3 +319,11 @@ def test_any_file_is_read_or_told_of(tmp_path: Path, lines: list[bytes]) -> None
     except ConfigurationError as error:
         files, message = (), str(error)
     assert files == (path,) or "site.ini" in message
+
+
+def test_what_has_no_value_is_not_said(tmp_path: Path) -> None:
+    """uWSGI starts with each of these; test_uwsgi_ini.py asks it."""
+    empty = "".join(f"{name} =\n" for name in WITHOUT_VALUE)
+    found = read(tmp_path, f"[uwsgi]\nspooler = /a\nspooler-harakiri = 5\nspooler-import = jobs\n{empty}")
+    assert found.values == {"directories": ("/a",), "default": "/a", "imports": ("jobs",)}
+    assert found == IniFile((f"{tmp_path}/site.ini",), found.values)

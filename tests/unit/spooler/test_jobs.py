@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
+from qworker.context import Context, current_context, pop, push
 from qworker.errors import Ignore, Reject, SoftTimeLimitExceeded, Terminated, UnrunnableJob
 from qworker.spooler import uwsgi_api
 from qworker.spooler.attempts import Attempts, returns_of
 from qworker.spooler.jobs import Env, JobRunner
 from qworker.spooler.locks import _WHOLE_FILE, DescriptionLock
 from qworker.spooler.options import SpoolerOptions
+from qworker.spooler.spool_functions import manage_spool_request
 from qworker.spooler.writing import Writer
 from qworker.testing import FakeClock
 from tests.support.spools import files
@@ -298,7 +300,59 @@ def test_with_no_function_a_job_is_kept(runner: Make, writer: Writer, function: 
     function(None)  # type: ignore[arg-type]
     path = writer.write({}, at=1)
     run(runner(), writer.path, [name_of(path)])
-    assert counts(path) == (1, 1)
+    assert counts(path) == (0, 0)
+
+
+def test_a_job_whose_module_could_not_be_imported_waits_as_long_as_it_takes(
+    runner: Make,
+    writer: Writer,
+    clock: FakeClock,
+    function: Set,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A deploy that went wrong costs no job, and not one of its attempts."""
+    function(manage_spool_request)
+    monkeypatch.setattr(uwsgi_api, "not_imported", ["shop.jobs"])
+    path = writer.write({"ud_spool_func": "of_the_shop"}, at=1)
+    running = runner(max_attempts=2, frequency=7.0)
+    for _ in range(5):
+        run(running, writer.path, [name_of(path)])
+        assert os.stat(path).st_mtime == pytest.approx(clock.now() + 7.0, abs=0.01)
+        assert counts(path) == (0, 0)
+        clock.advance(7.1)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "shop.jobs could not be imported" in caplog.text
+    monkeypatch.setattr(uwsgi_api, "not_imported", [])
+    run(running, writer.path, [name_of(path)])
+    assert "is decorated here" in reasons(writer)[0]
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_what_a_job_logs_and_calls_has_its_own_id(
+    function: Set, runner: Make, writer: Writer, number: int
+) -> None:
+    """Though several come in one message, whose id is the first one's."""
+    found: list[tuple[str, str | None]] = []
+
+    def note(env: Env) -> object:
+        context = current_context()
+        assert context is not None
+        found.append((context.id, context.root_id))
+        if len(found) == 2:
+            raise ValueError("the next has its own all the same")
+        return uwsgi_api.SPOOL_OK
+
+    function(note)
+    names = [name_of(writer.write({}, at=1)) for _ in range(number)]
+    context = Context(id=names[0], root_id=names[0], task="run")
+    token = push(context, None)  # type: ignore[arg-type]
+    try:
+        run(runner(), writer.path, names)
+    finally:
+        pop(token)
+    assert found == [(name, name) for name in names]
+    assert (context.id, context.root_id) == (names[0], names[0])
 
 
 def test_results(function: Set, runner: Make, writer: Writer, clock: FakeClock) -> None:

@@ -188,3 +188,14 @@ def test_what_does_not_go_together_from_two_places(tmp_path: Path) -> None:
 def test_a_key_for_sockets_is_masked() -> None:
     settings = conf(spooler_socket_key="k" * 32)
     assert "kkk" not in repr(settings) + settings.humanize()
+
+
+@pytest.mark.parametrize(
+    ("given", "processes"),
+    [({"ordered": True}, 1), ({"ordered": True, "processes": 3}, 3), ({}, None), ({"ordered": False}, None)],
+)
+def test_one_process_keeps_the_order_unless_more_are_asked_for(
+    given: dict[str, Any], processes: int | None
+) -> None:
+    """uWSGI has one spooler process when nobody says how many."""
+    assert merge(conf(), given=given).processes == processes

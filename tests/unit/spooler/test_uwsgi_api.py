@@ -405,12 +405,21 @@ def test_another_uwsgi_is_not_replaced(tmp_path: Path) -> None:
         def f(env): pass
         f(a=1, at=1.5, body="x")
         print(sent)
+        for much in ({"v": "v" * 70_000}, {"k" * 70_000: "v"}, {str(n): "v" * 9_999 for n in range(7)}):
+            try:
+                f(much)
+            except ValueError as error:
+                print(error)
+        f(body="x" * 70_000)
+        print(len(sent))
     """
     said = in_a_new_process(code, tmp_path).splitlines()
     assert "set spooler, or spooler-external" in said[0]
     assert said[1] == str(
         [{b"ud_spool_func": b"f", b"ud_spool_ret": b"-2", b"a": b"1", b"at": b"2", b"body": b"x"}]
     )
+    assert ["pass what is large as the body" in line for line in said[2:]] == [True, True, True, False]
+    assert said[5:] == ["2"]
 
 
 def test_a_file_of_that_name_that_is_imported_is_told_of(tmp_path: Path) -> None:
