@@ -91,4 +91,6 @@ _OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("group_id", str, "text"),
     ("headers", _MAPPINGS, "a mapping"),
     ("chain", _LISTS, "a list of signatures"),
+    ("chord", _MAPPINGS, "a signature"),
+    ("reply_to", str, "text"),
 )

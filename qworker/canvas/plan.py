@@ -38,6 +38,8 @@ NOT_OF_THE_BODY = frozenset(["task_id", "parent_id", "link", "link_error", "chai
 """Options of a chord that are not those of its body."""
 
 
+_LINKS = frozenset(["link", "link_error"])
+
 SEGMENT = 32
 """Steps of a chain in one segment. The value of the last one of each is kept, even if its task ignores it."""
 
@@ -324,6 +326,22 @@ def last_call(step: Any) -> Signature | None:
         else:
             return None if isinstance(step, group) else step
     return step
+
+
+def all_in(step: Any) -> Iterator[Signature]:
+    """*step*, a frozen one, with all that stands in it or is linked to it."""
+    waiting = [step]
+    while waiting:
+        each = waiting.pop()
+        yield each
+        if isinstance(each, chain | group):
+            waiting += each.tasks
+        elif isinstance(each, chord):
+            waiting += (each.header, each.body)
+        elif isinstance(each, graph):
+            waiting += each.nodes.values()
+        for name in _LINKS & each["options"].keys():
+            waiting += map(maybe_signature, listed(each["options"][name]))
 
 
 def _joined(step: Any) -> Iterator[Signature]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qworker import states
@@ -32,10 +33,11 @@ from qworker.errors import (
 )
 from qworker.interrupts import let_pass
 from qworker.message.exceptions import exception_of, exception_to_dict
-from qworker.publishing import bodies
+from qworker.publishing import bodies, body_messages
 from qworker.safe_repr import safe_repr
 from qworker.tasks import followup
 from qworker.tasks.outcome import Followed
+from qworker.tasks.unsent import is_away
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Envelope, Part
 
@@ -107,59 +109,74 @@ class Joiner(ThreadComponent):
             return RETRY_SECONDS
         return self._seconds
 
-    def _finish(self, join: Finished, refused: str | None = None) -> None:
-        """Send what follows *join*; *refused*: why the broker does not take the call of its body."""
+    def _finish(self, join: Finished) -> None:
+        """Send what follows *join*. Where that cannot be sent, send what tells of it, as far as it can be."""
         if CRASHING:
             crash_point("join-claimed")
-        envelopes: list[Envelope] = []
-        body: JoinBody | None = None
         try:
             body, doubt = bodies.read_body(self._app, join)
-            envelopes = self._messages(join, body, doubt, refused)
+            error = doubt or self._error(join, body)
         except _AWAY:
             raise
-        except Exception as error:  # noqa: BLE001 - the body is damaged, and nobody can wait for it
-            text = "join %s ends without its body: %s"
-            logger.error(text, join.id, _told(error), extra={"event": "join-failed"})
-        if CRASHING:
-            crash_point("body-made")
-        try:
-            self._joins.finish(join, envelopes, self._app.broker.sender)
-        except (EncodeError, PublishError) as error:
-            if refused is None:
-                self._finish(join, _told(error))
-                return
-            text = "join %s ends without its body: %s"
-            logger.error(text, join.id, _told(error), extra={"event": "join-failed"})
-            self._joins.finish(join, (), self._app.broker.sender)
-        if body is not None:
-            bodies.forget_added(self._app, join, body)
-
-    def _messages(
-        self, join: Finished, body: JoinBody, doubt: str | None, refused: str | None
-    ) -> list[Envelope]:
-        """What is published for *body*: its call, or that by which it fails. doubt: why the parts are not
-        believed."""
-        error = refused or doubt or self._error(join, body)
-        if error is None:
+        except Exception as damaged:  # noqa: BLE001 - what a stranger may have written
+            self._give_up(join, _told(damaged))
+            return
+        fail = partial(self._fail, believed=doubt is None)
+        for way in (*(() if error else (self._call,)), fail, self._end, self._store):
             try:
-                return bodies.messages_of(self._app, body, self._values(join, body))
-            except _AWAY:
-                raise
-            except Exception as raised:  # noqa: BLE001 - values that are gone, a call that nobody can send
-                error = _told(raised)
-        why = error if isinstance(error, str) else f"Dependency {error.task_id} {self._end_of(error)}"
+                envelopes = way(join, body, error)
+            except Exception as raised:
+                if is_away(raised):
+                    raise
+                error = error or _told(raised)  # values that are gone, a call that nobody can send
+                continue
+            if CRASHING:
+                crash_point("body-made")
+            try:
+                self._joins.finish(join, envelopes, self._app.broker.sender)
+                break
+            except (EncodeError, PublishError) as raised:  # the broker does not take them
+                error = error or _told(raised)
+        else:
+            self._give_up(join, error)
+        bodies.forget_added(self._app, join, body)
+
+    def _give_up(self, join: Finished, error: Any) -> None:
+        text = "join %s ends without its body: %s"
+        logger.error(text, join.id, error, extra={"event": "join-failed"})
+        self._joins.finish(join, (), self._app.broker.sender)
+
+    def _call(self, join: Finished, body: JoinBody, error: Any) -> list[Envelope]:
+        """The call of *body*."""
+        return body_messages.messages_of(self._app, body, self._values(join, body))
+
+    def _fail(self, join: Finished, body: JoinBody, error: Any, believed: bool) -> list[Envelope]:
+        """What tells that *body* is not called: a message by which it fails, where a worker of ours gets
+        that. believed: the parts are those of the members."""
+        why = self._why(error)
         if not body.of_chord:
             logger.info("what join %s would have called fails along: %s", join.id, why)
             self._fail_along(body, error, why)
             return []
         logger.error("join %s fails: %s", join.id, why, extra={"event": "join-failed"})
-        if not join.parts or not join.parts[0].body:
-            members = () if join.overdue or doubt else [part.task_id for part in join.parts]
-            return bodies.failed_messages_of(self._app, body, why, members, self._cause(error, body))
-        envelopes, ended = followup.chord_failed(self._app, body.call, why, self._cause(error, body))
+        if join.parts and join.parts[0].body:
+            return self._end(join, body, error)
+        members = () if join.overdue or not believed else [part.task_id for part in join.parts]
+        return body_messages.failed_messages_of(self._app, body, why, members, self._cause(error, body))
+
+    def _end(self, join: Finished, body: JoinBody, error: Any) -> list[Envelope]:
+        """The messages to the errbacks of *body*, which has failed here: it can be in no message."""
+        envelopes, ended = followup.chord_failed(
+            self._app, body.call, self._why(error), self._cause(error, body)
+        )
         self._keep(ended)
         return envelopes
+
+    def _store(self, join: Finished, body: JoinBody, error: Any) -> list[Envelope]:
+        """Nothing: not even the errbacks of *body* can be told. It has failed all the same."""
+        logger.error("nobody is told that join %s fails: %s", join.id, self._why(error))
+        self._fail_along(body, self._why(error), self._why(error))
+        return []
 
     def _cause(self, error: str | Part, body: JoinBody) -> Any:
         """With which error, as it is stored, the calls of *body* fail: a group's with that of the member, as
@@ -172,6 +189,9 @@ class Joiner(ThreadComponent):
         except DamagedResult:
             return None
         return cause if isinstance(cause, Mapping) and len(repr(cause)) <= MOST_MEMBERS_TEXT else None
+
+    def _why(self, error: str | Part) -> str:
+        return error if isinstance(error, str) else f"Dependency {error.task_id} {self._end_of(error)}"
 
     def _fail_along(self, body: JoinBody, error: str | Part, why: str) -> None:
         """Store that the calls of *body* fail: with the error of the member that failed, as the rest of a

@@ -1,7 +1,7 @@
-"""Bodies: the messages of the call that follows a join.
+"""Bodies: the call that follows a join, written and read.
 
-Comes from:  the worker's joiner, with a join whose members have all ended.
-Goes to:     back to it: it publishes them in the step in which the join is done.
+Comes from:  ``workflows``, which opens joins; the worker's joiner, with one whose members have all ended.
+Goes to:     the result store; ``body_messages``.
 Thread:      any.
 
 With a security_key the body is signed when its join is opened, for whoever sends it signs it as his own; and
@@ -11,59 +11,17 @@ results are signed. A member that is added later has its id signed beside the re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from qworker.backends.joins import Finished
 from qworker.canvas.join_body import JoinBody, read
-from qworker.canvas.membership import MOST_MEMBERS_TEXT, first_calls, publication
-from qworker.canvas.signatures import is_workflow
 from qworker.errors import DamagedResult, InvalidTaskMessage, PublishError, SecurityError
-from qworker.message.marks import CAUSE, FAILED, MEMBERS, PUBLICATION, apart, mark
-from qworker.publishing.transactions import holding_back
-from qworker.transports.lease import Envelope
+from qworker.message.marks import PUBLICATION, mark
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.canvas.plan import PlannedJoin
-
-
-def messages_of(app: QWorker, body: JoinBody, values: Sequence[Any]) -> list[Envelope]:
-    """The messages that make the call of *body* with the *values* of the members.
-
-    Raises PublishError and EncodeError for one that cannot be sent, TypeError for one that does not take the
-    values, ValueError when they are not as many as it was written for.
-    """
-    args, kwargs = body.arguments(values)
-    with holding_back(app) as held:
-        if is_workflow(body.call):
-            app.send_workflow(body.call, args, kwargs)
-        else:
-            body.call.apply_async(args, kwargs)
-    return held
-
-
-def failed_messages_of(
-    app: QWorker, body: JoinBody, why: str, members: Sequence[str], cause: Any = None
-) -> list[Envelope]:
-    """The messages by which the call of *body* fails in a worker: it is not run, its errbacks are called, and
-    what would have come after it fails as well.
-
-    - members: their ids; () when not all have ended.
-    - cause: the error of one, as it is stored, if the body fails with that.
-    """
-    marks: dict[str, Any] = {FAILED: why, **publication(body.call)}
-    if cause is not None:
-        marks[CAUSE] = cause
-    calls = list(first_calls(body.call))
-    if len(calls) == 1 and 0 < sum(map(len, members)) <= MOST_MEMBERS_TEXT:
-        marks[MEMBERS] = {"ids": list(members), "given": not calls[0][0].immutable}
-    with holding_back(app) as held:
-        for call, rest in calls:
-            # By its name: nobody is to ask whether the task takes these arguments.
-            options = {**apart(call.options), **marks, "chain": rest or None}
-            app.send_task(call.task, call.args, call.kwargs, **options)
-    return held
 
 
 def written(app: QWorker, join: PlannedJoin) -> bytes:

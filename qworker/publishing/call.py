@@ -131,6 +131,16 @@ def check_options(app: QWorker, name: str, options: Mapping[str, Any]) -> None:
             raise PublishError(f"calling {name}: there is no option {option!r}.{hint}")
 
 
+def tidied(app: QWorker, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The *options* of a signature that came in a message, as far as we know them, with their stamps. What
+    else a producer of Celery's has put there is for its own eyes, and RabbitMQ has more priorities."""
+    stamps = listed(options.get("stamped_headers"))
+    known = {name: value for name, value in options.items() if name in OPTIONS or name in stamps}
+    if isinstance(priority := known.get("priority"), int):
+        known["priority"] = max(0, min(priority, app.conf.task_queue_max_priority))
+    return known
+
+
 def read_call(app: QWorker, task: Task[..., Any] | None, item: Any) -> Invocation:
     """What one item asks for that was given to apply_many (of *task*) or to send_many (None)."""
     if isinstance(item, Signature):

@@ -22,7 +22,7 @@ from qworker.canvas.signatures import Signature
 from qworker.context import Context, current_context
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.interrupts import deferred, let_pass
-from qworker.message.marks import MARKS, marks_in, unmarked
+from qworker.message.marks import MARKS, apart, marks_in, unmarked
 from qworker.message.protocol import (
     EncodedMessage,
     TaskMessage,
@@ -54,6 +54,9 @@ _NO_KEYWORDS: dict[str, Any] = {}
 
 _OF_A_WORKFLOW = {"add_to_parent": False}
 """What is remembered by the task that calls is the workflow, and not its calls."""
+
+_OF_OTHERS = frozenset(["chain", "chord", "link", "link_error"])
+"""Options that are calls by themselves."""
 
 Answer = Callable[[], AsyncResult[Any]]
 
@@ -276,6 +279,16 @@ class Publisher:
         call = make_call(self.app, self._derive().router, invocation, request)
         self._through_middleware(call, lambda message: self._deliver([self._prepare(call, message)]))
         return AsyncResult(call.message.id, self.app, None, call.destination.queue)
+
+    def check_later(self, name: str, options: Mapping[str, Any]) -> None:
+        """Raise what a call of the task *name* that is made later would raise for its *options*, which are
+        those of a signature. Nobody could be told then."""
+        given = {key: value for key, value in apart(options).items() if key not in _OF_OTHERS}
+        check_options(self.app, name, given)
+        router = self._derive().router.without_functions()
+        # By its name: no code of the task's is asked, which would see arguments that are not all.
+        call = make_call(self.app, router, Invocation(None, name, (), {}, {"reply_to": "", **given}))
+        encode(replace(call.message, headers={**call.message.headers, **call.marks}))
 
     # -- the steps --
 

@@ -9,8 +9,9 @@ What the call says wins over the task's options, these over ``task_routes``, and
 
 import re
 from collections.abc import Callable, Mapping
+from copy import copy
 from fnmatch import translate
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 from qworker.errors import PublishError, QueueNotFound
 from qworker.naming import import_object, near, valid_queue_name
@@ -50,6 +51,15 @@ class Router:
             _compile(route) if isinstance(route, Mapping) else _router(route) for route in conf.task_routes
         ]
         self.constant = all(isinstance(route, list) for route in self._routes)
+
+    def without_functions(self) -> Self:
+        """This router, but for the routes that are functions: they may look at arguments that are not known
+        yet."""
+        if self.constant:
+            return self
+        other = copy(self)
+        other._routes = [route for route in self._routes if isinstance(route, list)]
+        return other
 
     def route(
         self,

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from qworker.backends.joins import Join
-from qworker.canvas.plan import SEGMENT, Plan, plan
+from qworker.canvas.plan import SEGMENT, Plan, all_in, plan
 from qworker.canvas.signatures import Signature, is_workflow
 from qworker.context import current_context
 from qworker.errors import BackendError, EncodeError, NotSupported, PublishError
+from qworker.message.reading import valid_id
 from qworker.publishing.bodies import written
 from qworker.publishing.call import read_call
 from qworker.publishing.transactions import is_held_back
@@ -47,6 +48,8 @@ def send_workflow(
 
 def _called(app: QWorker, plans: list[Plan]) -> list[Any]:
     """Carry out *plans* of workflows that are parts of no others; return the result of each."""
+    for made in plans:
+        check_later(app, made)
     _open(app, plans)
     lines = _outlines(app, plans)
     _publish(app, plans)
@@ -68,6 +71,23 @@ def planned(
     shared = app.shared_canvas
     segment = SEGMENT if shared and _joins(app) else None
     return plan(signature, args, kwargs, options, shared=shared, segment=segment, app=app)
+
+
+def check_later(app: QWorker, made: Plan) -> None:
+    """Raise PublishError for options of a call in the plan *made* with which it could not be sent: when its
+    turn comes, nobody is there to be told."""
+    if made.step is None:
+        return
+    for each in all_in(made.step):
+        options = each["options"]
+        if options.keys() <= _SETTLED and all(valid_id(options[name]) for name in _IDS & options.keys()):
+            continue
+        app.publisher.check_later(each["task"], options)
+
+
+_IDS = frozenset(["task_id", "root_id", "group_id"])
+_SETTLED = _IDS | {"group_index", "chain", "chord"}
+"""Options that a plan gives to calls."""
 
 
 def _joins(app: QWorker) -> bool:

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any
 from qworker import states
 from qworker.canvas.membership import calls_in, errbacks_of, first_calls, parts_of, publication
 from qworker.canvas.signatures import Signature, listed, signature
-from qworker.canvas.stamping import NAMES, hand_on
+from qworker.canvas.stamping import hand_on
 from qworker.context import Context, carried_chain
 from qworker.errors import ChordError, InvalidTaskMessage, NotSupported, PublishError, QWorkerError
+from qworker.interrupts import let_pass
 from qworker.message.chain_text import WrittenCalls
 from qworker.message.exceptions import exception_from_dict, exception_to_dict
 from qworker.message.marks import CAUSE, FAILED, apart, mark
 from qworker.naming import ids_of
-from qworker.publishing.call import OPTIONS
+from qworker.publishing.call import tidied
 from qworker.publishing.transactions import holding_back
 from qworker.tasks.coroutines import run_to_end
 from qworker.tasks.outcome import Fields, Followed
@@ -159,8 +160,14 @@ def chord_failed(
                 errback = signature(each, app=app)
                 if errback.id is None and call.id is not None:  # who tells it again makes the same call
                     errback.set(task_id=f"{call.id}-errback-{number}")
-                _tell(app, errback, call, why, publication(body), cause)
-                told.append([[errback.id, None], None])
+                try:
+                    _tell(app, errback, call, why, publication(body), cause)
+                    told.append([[errback.id, None], None])
+                except Exception as unsent:
+                    if is_away(unsent):
+                        raise
+                    let_pass(unsent)
+                    logger.exception("an errback of %s[%s] was not sent", call.task, call.id)
             if told and call.id is not None:
                 children[call.id] = [[[f"{call.id}-errbacks", None], told]]
     return held, ended(app, failing, error, "", children=children)
@@ -184,7 +191,7 @@ def _tell(
             mark(each["options"], marks)
         start(app, made)
         return
-    known = {**apart(_known(errback.options)), **marks}
+    known = {**apart(tidied(app, errback.options)), **marks}
     if _takes(app.tasks.get(errback.task), errback, (None, None, "")):
         told = {"id": call.id, "task": call.task, "args": call.args, "kwargs": call.kwargs, "why": why}
         known[FAILED] = told
@@ -308,17 +315,7 @@ def _read_chain(call: Signature) -> None:
 
 
 def _tidy(app: QWorker, context: Context, call: Signature) -> None:
-    """Leave of a call's options those that we know: what else a Celery producer has put there is for its own
-    eyes."""
-    options = _known(call.options)
+    """Leave of a call's options those that we know; see tidied()."""
+    call["options"] = options = tidied(app, call.options)
     if context.reply_to is not None:  # who called the first is to hear of all
         options.setdefault("reply_to", context.reply_to)
-    if isinstance(priority := options.get("priority"), int):  # RabbitMQ has more of them
-        options["priority"] = max(0, min(priority, app.conf.task_queue_max_priority))
-    call["options"] = options
-
-
-def _known(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of *options* that we know, and the stamps among them."""
-    stamps = listed(options.get(NAMES))
-    return {name: value for name, value in options.items() if name in OPTIONS or name in stamps}

@@ -29,7 +29,7 @@ from qworker.interrupts import conclude
 from qworker.message.marks import JOINS, mark
 from qworker.naming import ids_of, task_id
 from qworker.publishing.bodies import note_added
-from qworker.publishing.workflows import planned, refuse_ignored, start
+from qworker.publishing.workflows import check_later, planned, refuse_ignored, start
 from qworker.states import FAILURE
 from qworker.tasks.unsent import put_back_if_unsent
 from qworker.transports.crash_points import CRASHING, crash_point
@@ -108,6 +108,7 @@ def _publish(task: Task[..., Any], request: Context, sig: Signature) -> None:
     if CRASHING:
         crash_point("replacement-made")
     made = planned(task.app, sig)
+    check_later(task.app, made)
     for call in made.calls:
         call["options"].setdefault("root_id", request.root_id)
         if request.reply_to is not None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from qworker import QWorker, Reject
+from qworker import QWorker, Reject, chain, chord, graph
 from qworker.backends.joins import Finished, Join, Joins
 from qworker.canvas.join_body import JoinBody
 from qworker.canvas.signatures import Signature
 from qworker.components.joiner import RETRY_SECONDS, Joiner
-from qworker.errors import BackendError, ChordError, ConfigurationError, EncodeError
+from qworker.errors import BackendError, ChordError, ConfigurationError, EncodeError, PublishError
 from qworker.message.marks import JOINS
 from qworker.naming import task_id
 from qworker.results.result import AsyncResult
@@ -112,6 +112,63 @@ def test_the_body_is_called_once_with_the_values_in_the_order_of_the_members(hou
         worker.advance(house.app.conf.worker_lease_seconds + 1)
     assert house.ran == [[3, 1, 2]]
     assert house.app.backend.joins.count() == 0
+
+
+BAD_OPTIONS: dict[str, Any] = {
+    "expires": "tomorrow", "countdown": "x", "eta": "soon", "serializer": "nope", "compression": "zzz",
+    "queue": "no such\0", "time_limit": "x", "soft_time_limit": -1, "link": "nolink", "shadow": 5,
+    "root_id": 7, "parent_id": 3, "stamped_headers": 5, "stamps": 3, "argsrepr": 5,
+    "replaced_task_nesting": "x", "retry_policy": 5, "group_index": "x", "headers": {"id": 5},
+}  # fmt: skip
+"""What a stranger may have written into the body of a join."""
+
+
+@pytest.mark.parametrize("option", BAD_OPTIONS)
+def test_a_body_that_cannot_be_sent_ends_and_its_errbacks_are_called(house: House, option: str) -> None:
+    with StepWorker(house.app) as worker:
+        options = {option: BAD_OPTIONS[option], "link_error": [house.s("told"), house.s("told", expires="x")]}
+        result = house.join([house.s("give", 1), house.s("give", 2)], house.s("gather", **options))
+        worker.run()
+        with pytest.raises(ChordError):
+            result.get(timeout=0)
+    assert house.told == [result.id]
+    assert house.ran == []
+    assert house.app.backend.joins.count() == 0
+
+
+@pytest.mark.parametrize("options", [{"weird": 1}, {"priority": 255}, {"priority": -3}], ids=str)
+@pytest.mark.parametrize("inner", [False, True])
+def test_what_celery_writes_into_a_body_is_passed_over(
+    house: House, options: dict[str, Any], inner: bool
+) -> None:
+    body: Any = house.s("gather", **options)
+    if inner:
+        body = chain(body, house.s("give", **options))
+        body = body.frozen("b").step
+    with StepWorker(house.app) as worker:
+        result = house.join([house.s("give", 1)], body)
+        worker.run()
+        assert house.app.AsyncResult("b" if inner else result.id).get(timeout=0) == [1]
+
+
+@pytest.mark.parametrize("option", sorted(BAD_OPTIONS.keys() - {"root_id", "group_index"}))
+def test_what_could_not_be_sent_later_is_refused_at_the_call(house: House, option: str) -> None:
+    """Those that are left out are settled anew where a call stands in a workflow."""
+    bad = {option: BAD_OPTIONS[option]}
+    give, gather = house.s("give", 1), house.s("gather")
+    for work in (
+        chord([give], house.s("gather", **bad)),
+        chord([give], chain(gather, house.s("gather", **bad))),
+        chain(give, house.s("give", **bad)),
+        chain(give, chord([house.s("give", **bad)], gather)),
+        graph({"a": give, "b": house.s("named", **bad)}, after={"b": ["a"]}),
+        chord([give], gather.clone(link_error=[house.s("told", **bad)])),
+        chain(give, house.s("give").clone(link=[house.s("give", **bad)])),
+    ):
+        with pytest.raises((PublishError, TypeError, ConfigurationError)):
+            work.apply_async()
+    assert house.app.backend.joins.count() == 0
+    assert not any(queue.ready for queue in house.app.broker.admin.queues())
 
 
 def test_the_only_member_may_give_its_bare_value(house: House) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from qworker import QWorker, chain, chord, group
 from qworker.canvas.signatures import Signature
-from qworker.publishing import bodies
+from qworker.publishing import bodies, body_messages
 from qworker.testing import FakeClock, StepWorker
 from tests.servers import prefix_of, require
 
@@ -149,7 +149,7 @@ def publish(house: House) -> Any:
         values = [house.app.backend.joins.read_chord_part(part) for part in join.parts]
     else:
         values = [house.app.backend.get(part.task_id)["result"] for part in join.parts]  # type: ignore[index]
-    made = bodies.messages_of(house.app, bodies.read_body(house.app, join)[0], values)
+    made = body_messages.messages_of(house.app, bodies.read_body(house.app, join)[0], values)
     assert house.app.backend.joins.claim(16, 10.0) == []
     house.app.broker.sender.push(made)
     return made
