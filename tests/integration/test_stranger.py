@@ -1,0 +1,467 @@
+"""What is read back with a security_key: the table of the page on security, row by row, by somebody who has
+the passwords and no key.
+
+The stranger is an app on the same servers with a key of its own. What he writes is a pickle wherever one may
+stand, which says so when it is opened.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qworker import QWorker, group
+from qworker.control import dead_letters
+from qworker.errors import DamagedResult, NotSupported
+from qworker.message.marks import MARKS
+from qworker.message.protocol import TaskMessage, encode
+from qworker.results import outline
+from qworker.results.group_result import GroupResult
+from qworker.states import SUCCESS
+from qworker.testing import StepWorker
+from qworker.testing.contract import Place
+from qworker.transports.lease import Envelope
+from qworker.transports.sqlite.broker import SQLiteBroker
+from qworker.transports.transfer import move
+from tests.contract.lease_places import SQLitePlace
+from tests.contract.place_amqp import AMQPPlace
+from tests.contract.place_redis import RedisPlace
+from tests.contract.place_spool import SpoolPlace
+from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
+from tests.servers import new_prefix, require
+
+pytestmark = pytest.mark.integration
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGE = REPOSITORY / "docs/how-to/security.md"
+KEY, STRANGERS = "k" * 32, "s" * 32
+PICKLE = {"content_type": "application/x-python-serialize", "content_encoding": "binary"}
+BROKERS: dict[str, type[Place]] = {
+    "sqlite": SQLitePlace,
+    "redis": RedisPlace,
+    "postgresql": PostgreSQLPlace,
+    "mysql": MySQLPlace,
+    "rabbitmq": AMQPPlace,
+    "spool": SpoolPlace,
+}
+RESULTS = ("sqlite", "files", "redis", "postgresql", "mysql", "memcached")
+TABLE = {
+    "messages": ["test_messages", "test_security.py::test_a_changed_message_is_refused"],
+    "headers that were added to a message": ["test_headers_that_were_added"],
+    "the broker's marks: queue, priority, due time, deliveries, `x-…`": ["test_marks_of_the_broker"],
+    "dead letters": ["test_dead_letters", "test_moved"],
+    "failed tasks": [
+        "test_failed_tasks",
+        "test_failed_tasks.py::test_with_a_key_nothing_is_read_that_is_not_signed",
+    ],
+    "results": ["test_results"],
+    "saved groups and the outlines of workflows": ["test_groups_and_outlines"],
+    "bodies of joins": ["test_bodies_of_joins"],
+    "parts of joins: which member has ended how": [
+        "test_sealed_joins.py::test_a_stranger_does_not_choose_what_the_body_of_a_chord_gets",
+        "test_sealed_joins.py::test_that_a_member_has_failed_says_its_result_and_nobody_else",
+        "test_sealed_joins.py::test_a_node_of_a_graph_gets_the_values_of_its_own",
+    ],
+    "members added to a chord": ["test_sealed_joins.py::test_a_stranger_adds_no_member"],
+    "size, claim, due time and done marks of joins; which copy of a body runs": ["test_which_copy_runs"],
+    "parts of chords in Celery's format": ["test_parts_in_celerys_format"],
+    "edits of schedules": [
+        "test_sealed_schedules.py::test_an_entry_that_is_not_signed_is_not_called_and_all_others_are",
+        "test_sealed_schedules.py::test_a_sealed_entry_can_be_neither_altered_nor_copied",
+    ],
+    "states, slots and the lease of schedules": [
+        "test_sealed_schedules.py::test_whose_task_a_slot_is_nobody_else_says",
+        "test_sealed_schedules.py::test_nobody_else_chooses_what_is_revoked",
+    ],
+    "revocations": ["test_revocations"],
+    "presence and leases of workers, registered queues and tasks, notifications": ["test_presence"],
+    "replies of `rpc://`": [
+        "../contract/test_rpc_backend.py::test_a_reply_that_is_not_signed_is_passed_over"
+    ],
+    "message files of `spool://`": ["test_messages"],
+}
+"""The rows of the page, each with the tests that show it."""
+
+opened: list[str] = []
+"""What was unpickled."""
+
+
+def _opened(what: str) -> str:
+    opened.append(what)
+    return what
+
+
+class Evil:
+    """Says so when it is unpickled."""
+
+    def __init__(self, what: str = "evil") -> None:
+        self.what = what
+
+    def __reduce__(self) -> Any:
+        return _opened, (self.what,)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_opened() -> Iterator[None]:
+    opened.clear()
+    yield
+    assert opened == []
+
+
+def test_the_page_and_the_tests_have_the_same_rows() -> None:
+    _, _, rest = PAGE.read_text(encoding="utf-8").partition("| what is read | with a key |")
+    rows = [line.split("|")[1].strip() for line in rest.partition("\n\n")[0].splitlines()[2:]]
+    assert rows == list(TABLE)
+    for names in TABLE.values():
+        for name in names:
+            file, separator, function = name.rpartition("::")
+            path = Path(__file__).parent / file if separator else Path(__file__)
+            assert re.search(rf"^def {function}\(", path.read_text(encoding="utf-8"), re.MULTILINE), name
+
+
+# -- brokers --
+
+
+class House:
+    """The app and its key. ran: what ran."""
+
+    def __init__(self, directory: Path, place: Place) -> None:
+        self.directory, self.place = directory, place
+        self.ran: list[Any] = []
+        self.app = self.make(security_key=[KEY], accept_content=["json", "pickle"])
+        self.stranger = self.make(security_key=[STRANGERS], accept_content=["json", "pickle"])
+        self.queue = "celery"
+
+    def make(self, **settings: Any) -> QWorker:
+        app = QWorker(
+            "house",
+            broker=self.place.open(),
+            backend=f"sqlite:///{self.directory}/results.db",
+            set_as_current=False,
+            task_unknown_delays=(),
+            **settings,
+        )
+
+        @app.task(name="add")
+        def add(*args: Any) -> int:
+            self.ran.append(args)
+            return sum(args)
+
+        @app.task(name="boom")
+        def boom(*args: Any) -> None:
+            self.ran.append(args)
+            raise ValueError("boom")
+
+        return app
+
+    def sent(self, name: str, *args: Any, **options: Any) -> tuple[Any, Envelope]:
+        """The result, and the message that is in no queue yet."""
+        sender, seen = self.app.broker.sender, []
+        push = sender.push
+        sender.push = lambda envelopes, timeout=10.0: seen.extend(envelopes)  # type: ignore[method-assign]
+        try:
+            result = self.app.send_task(name, args, **options)
+        finally:
+            sender.push = push  # type: ignore[method-assign]
+        return result, seen[0]
+
+    def push(self, *envelopes: Envelope) -> None:
+        self.stranger.broker.sender.push(envelopes)
+
+    def run(self, app: QWorker | None = None) -> None:
+        with StepWorker(app or self.app) as worker:
+            worker.run()
+
+    def run_all(self) -> None:
+        """Until an honest message that was sent last has run."""
+        result = self.app.send_task("add", (40, 2))
+        with StepWorker(self.app) as worker:
+            for _ in range(50):
+                worker.run()
+                if result.ready():
+                    break
+        assert result.get(timeout=0) == 42
+        self.ran.remove((40, 2))
+
+    def reasons(self) -> list[str]:
+        return [letter.reason for letter in self.app.broker.admin.dead()]
+
+    def close(self) -> None:
+        self.stranger.close()
+        self.app.close()
+
+
+@pytest.fixture(params=BROKERS)
+def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
+    place = BROKERS[request.param](tmp_path)
+    made = House(tmp_path, place)
+    yield made
+    made.close()
+    place.clear()
+
+
+def forged(task: str, id: str, **headers: Any) -> Envelope:
+    """A message that nobody has signed, whose body is a pickle."""
+    body = pickle.dumps(((Evil(task),), {}, {"callbacks": None, "errbacks": None, "chain": [1]}))
+    return Envelope("celery", json.dumps({"id": id, "task": task, **headers}), json.dumps(PICKLE), body)
+
+
+PAST = "2020-01-01T00:00:00+00:00"
+
+
+def test_messages(house: House) -> None:
+    house.push(
+        forged("add", "id-1"),
+        forged("no.such.task", "id-2"),
+        forged("add", "id-3", expires=PAST),
+        forged("add", "id-4", eta=PAST),
+        forged("add", "id-5", signature="v1:a:1:b::c"),
+        Envelope("celery", "{}", json.dumps(PICKLE), pickle.dumps(Evil("protocol 1"))),
+    )
+    house.run_all()
+    assert house.ran == []
+    reasons = house.reasons()
+    assert len(reasons) == 6
+    assert all("SecurityError" in reason for reason in reasons)
+    assert all(house.app.AsyncResult(f"id-{number}").state == "PENDING" for number in range(1, 6))
+
+
+def test_headers_that_were_added(house: House) -> None:
+    messages = []
+    for name in sorted(MARKS):
+        _, envelope = house.sent("add", 1, 2)
+        headers = json.loads(envelope.headers) | {name: [["a join", 0]]}
+        messages.append(envelope._replace(headers=json.dumps(headers)))
+    _, envelope = house.sent("add", 3, 4)
+    headers = json.loads(envelope.headers) | {"traceparent": "added", "argsrepr": "(5,)"}
+    house.push(*messages, envelope._replace(headers=json.dumps(headers)))
+    house.run_all()
+    assert house.ran == [(3, 4)]
+    assert len(house.reasons()) == len(MARKS)
+    assert all("was added after the message was signed" in reason for reason in house.reasons())
+
+
+def test_marks_of_the_broker(house: House) -> None:
+    """What comes at another time, or by another way, is the same call."""
+    result, envelope = house.sent("add", 3, 4, countdown=3600, priority=0)
+    headers = json.loads(envelope.headers) | {"redelivered": True, "x-death": [{"count": 5}]}
+    house.push(envelope._replace(headers=json.dumps(headers), due=None))
+    with StepWorker(house.app) as worker:
+        worker.run()
+    assert house.ran == [], "when it is due is signed"
+    assert result.state == "PENDING"
+
+
+def test_dead_letters(house: House) -> None:
+    house.push(forged("add", "id-1"), forged("boom", "id-2"))
+    house.run_all()
+    assert len(house.app.broker.admin.dead()) == 2
+    assert dead_letters.retry(house.app) == 2
+    house.run_all()
+    assert house.ran == []
+    assert len(house.reasons()) == 2
+
+
+def test_moved(house: House) -> None:
+    house.push(forged("add", "id-1"))
+    other = SQLiteBroker(f"sqlite:///{house.directory}/other.db")
+    try:
+        assert move(house.app.broker, other).moved == 1
+        assert [peeked.headers for peeked in other.admin.peek("celery", "ready", 10)]
+    finally:
+        other.close()
+
+
+def test_failed_tasks(house: House) -> None:
+    """A worker of the stranger's has put there what it likes."""
+    if house.app.broker.failed is None:
+        assert isinstance(house.place, SpoolPlace)
+        return
+    body = encode(TaskMessage("boom", "id-1", (1,), serializer="pickle"), house.stranger.signer)
+    house.push(Envelope("celery", body.headers, body.properties, body.body))
+    house.run(house.stranger)
+    assert house.ran == [(1,)]
+    (found,) = house.app.failed.list()
+    assert house.app.failed.get(found.tag).task == "boom"
+    assert house.app.failed.retry() == 0
+    house.run_all()
+    assert house.ran == [(1,)]
+    assert house.app.backend.read_many(["id-1"]), "what it has stored is not forgotten"
+
+
+def test_revocations(house: House) -> None:
+    if isinstance(house.place, SpoolPlace):
+        with pytest.raises(NotSupported):
+            house.stranger.control.revoke("id-1")
+        return
+    result = house.app.send_task("add", (1, 2))
+    house.stranger.control.revoke(result.id, terminate=True)
+    house.run_all()
+    assert result.get(timeout=0) == 3
+
+
+def test_presence(house: House) -> None:
+    """Whoever says that he is a worker is shown as one, and nothing else follows from it."""
+    with StepWorker(house.stranger) as worker:
+        consumer = house.stranger.broker.consumer
+        for text in ("", "[]", '{"tasks": 5, "phase": ["evil"]}', "\0\x1b[2J", "{" * 1000):
+            consumer.present(text)
+            house.app.workers()
+        del worker
+    house.run_all()
+
+
+# -- result stores --
+
+
+@pytest.fixture(params=RESULTS)
+def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[QWorker, QWorker]]:
+    """The app and the stranger, on one result store."""
+    kind, place = request.param, None
+    options: dict[str, Any] = {"broker": "memory://"}
+    if kind == "redis":
+        options["result_backend_transport_options"] = {"global_keyprefix": new_prefix()}
+    if kind in ("postgresql", "mysql"):
+        place = BROKERS[kind](tmp_path)
+        url = place.results_url
+    elif kind in ("sqlite", "files"):
+        (tmp_path / "files").mkdir()
+        url = f"sqlite:///{tmp_path}/results.db" if kind == "sqlite" else f"file://{tmp_path}/files"
+    elif kind == "memcached":
+        url = require(kind).replace("memcached://", "cache+memcached://")
+    else:
+        url = require(kind)
+    content = {"accept_content": ["json", "pickle"], "result_serializer": "pickle", "backend": url}
+    app = QWorker("house", set_as_current=False, security_key=[KEY], **options, **content)
+    stranger = QWorker("house", set_as_current=False, security_key=[STRANGERS], **options, **content)
+    yield app, stranger
+    stranger.close()
+    app.close()
+    if place is not None:
+        place.clear()
+
+
+def store(app: QWorker, task_id: str, value: Any) -> None:
+    app.backend.store(task_id, app.backend.meta(task_id, SUCCESS, value))
+
+
+def test_results(stores: tuple[QWorker, QWorker]) -> None:
+    app, stranger = stores
+    name = f"id-{new_prefix()}"
+    store(stranger, name, Evil())
+    with pytest.raises(DamagedResult, match="not signed with a key"):
+        app.AsyncResult(name).get(timeout=0)
+    assert isinstance(app.backend.read_many([name])[name], DamagedResult)
+    assert app.AsyncResult(name).forget() is None
+    store(app, name, 5)
+    assert app.AsyncResult(name).get(timeout=0) == 5
+
+
+def test_groups_and_outlines(stores: tuple[QWorker, QWorker]) -> None:
+    app, stranger = stores
+    name = f"id-{new_prefix()}"
+    stranger.backend.save_group(name, [[name, None], [[["another", None], None], Evil()]])
+    with pytest.raises(DamagedResult, match="not signed with a key"):
+        GroupResult.restore(name, app=app)
+    stranger.backend.save_group(f"qworker-workflow-{name}", {"line": [[name, "evil"]], "parent": Evil()})
+    assert outline.read(app.backend, name) is None
+    outline.keep(app.backend, [[name, "add"]], None)
+    assert outline.read(app.backend, name) == outline.Outline([[name, "add"]], None)
+
+
+# -- joins --
+
+
+Change = Callable[[QWorker, QWorker, str, bytes], bytes]
+BODIES: dict[str, Change] = {
+    "a pickle": lambda app, stranger, join, body: pickle.dumps(Evil()),
+    "a call of the stranger's": lambda app, stranger, join, body: stranger.backend.encode_value(
+        dict(stranger.tasks["add"].s(66))
+    ),
+    "that of another join": lambda app, stranger, join, body: app.backend.encode_value(
+        dict(app.tasks["add"].s(66)), about=("join", "another")
+    ),
+    "altered": lambda app, stranger, join, body: body.replace(b"gather", b"add\0\0\0"),
+}
+
+
+@pytest.fixture
+def joined(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path, SQLitePlace(tmp_path))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("what", BODIES)
+def test_bodies_of_joins(joined: House, what: str) -> None:
+    app, stranger = joined.app, joined.stranger
+
+    @app.task(name="gather")
+    def gather(values: list[int]) -> None:
+        joined.ran.append(values)
+
+    result = (group(app.tasks["add"].s(1), app.tasks["add"].s(2)) | gather.s()).apply_async()
+    with closing(sqlite3.connect(joined.directory / "results.db")) as file, file:
+        ((join, body),) = file.execute("SELECT id, body FROM joins")
+        file.execute("UPDATE joins SET body = ?", (BODIES[what](app, stranger, join, body),))
+    joined.run_all()
+    assert sorted(joined.ran) == [(1,), (2,)]
+    assert result.state in ("PENDING", "FAILURE")
+
+
+def test_which_copy_runs(joined: House) -> None:
+    """Who says that another copy of a body has run keeps this one from it, as who deletes it does."""
+
+    @joined.app.task(name="gather")
+    def gather(values: list[int]) -> None:
+        joined.ran.append(values)
+
+    add = joined.app.tasks["add"]
+    result = (group(add.s(1), add.s(2)) | gather.s()).apply_async()
+    joined.stranger.backend.joins.hold(result.id, 7, 1000.0)
+    joined.run_all()
+    assert [each for each in joined.ran if each not in ((1,), (2,))] in ([], [[1, 2]])
+
+
+def test_parts_in_celerys_format(tmp_path: Path) -> None:
+    """A value that is not signed is none; config check says that the order is not."""
+    prefix = new_prefix()
+    options: dict[str, Any] = {
+        "broker": require("redis"),
+        "backend": require("redis"),
+        "broker_transport_options": {"global_keyprefix": prefix},
+        "result_backend_transport_options": {"global_keyprefix": prefix},
+    }
+    app = QWorker("house", set_as_current=False, security_key=[KEY], canvas_format="celery", **options)
+    stranger = QWorker("house", set_as_current=False, security_key=[STRANGERS], **options)
+    ran = []
+
+    @app.task(name="add")
+    def add(x: int) -> int:
+        return x
+
+    @app.task(name="gather")
+    def gather(values: list[int]) -> None:
+        ran.append(values)
+
+    with app, stranger:
+        result = (group(add.s(1), add.s(2)) | gather.s()).apply_async()
+        ours, theirs = app.backend.joins, stranger.backend.joins
+        part = theirs.chord_part(result.parent.id, 0, result.parent.results[0].id, SUCCESS, 66, b"")
+        assert part is not None
+        theirs.add([part])
+        with StepWorker(app) as worker:
+            worker.run()
+        assert ran in ([], [[1, 2]])
+        with pytest.raises(DamagedResult, match="not signed with a key"):
+            ours.read_chord_part(part)
+    found = [problem.severity for problem in app.conf.problems() if problem.setting == "canvas_format"]
+    assert found == ["warning"]
