@@ -15,9 +15,9 @@ import io
 import pickle
 import uuid
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 
 from django.db.models.base import model_unpickle
 
@@ -27,6 +27,10 @@ MOST_NAMES = 1000
 """Classes and functions that one pickle may name: each costs a class here."""
 DEEPEST = 12
 """Containers in each other that are shown."""
+DEEPEST_KEY = 100
+"""Tuples in each other that may be a key: Python hashes them by recursion without a limit."""
+MOST_HASHED = 1_000_000
+"""Items of keys that are hashed in all: tuples that hold each other twice make many of few bytes."""
 LONGEST_PIECE = 10_000
 MODEL = f"{model_unpickle.__module__}.{model_unpickle.__qualname__}"
 """The function that pickles of model instances name; what follows is the model's name."""
@@ -104,12 +108,19 @@ HARMLESS: dict[str, Any] = {
 """Classes that are what they say, and cannot be made large."""
 
 
+_BUILD: Callable[[Any], None] = pickle._Unpickler.dispatch[pickle.BUILD[0]]
+
+
 class Reader(pickle._Unpickler):
     """Reads a pickle whose names are stand-ins. The one in Python: it keeps no room for what is announced."""
+
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+    stack: list[Any]
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
         self._named: dict[str, Any] = {}
+        self._hashed = 0
 
     def find_class(self, module: str, name: str) -> Any:
         path = f"{BUILT_IN if module == OLD_BUILT_IN else module}.{name}"
@@ -127,6 +138,45 @@ class Reader(pickle._Unpickler):
                 raise Unreadable("it names too many classes")
             self._named[path] = type("StandIn", (StandIn,), {"path": path.removeprefix(f"{BUILT_IN}.")})
         return self._named[path]
+
+    def _load_build(self) -> None:
+        """Set the state of an instance. Classes and functions stay as they are: they are this process's."""
+        made, state = self.stack[-2:]
+        is_whole = type(made) is uuid.UUID and isinstance(state, dict) and type(state.get("int")) is int
+        if not is_whole and not isinstance(made, StandIn):
+            raise Unreadable("it changes what is no instance")
+        _BUILD(self)
+
+    dispatch[pickle.BUILD[0]] = _load_build
+
+    def _check_keys(self, keys: Iterable[Any]) -> None:
+        """Refuse keys whose hashing would take too long, or too deep a stack, which ends the process."""
+        waiting = [(key, 1) for key in keys]
+        while waiting:
+            key, depth = waiting.pop()
+            self._hashed += 1
+            if depth > DEEPEST_KEY or self._hashed > MOST_HASHED:
+                raise Unreadable("its keys are too large")
+            if type(key) in (tuple, frozenset):
+                waiting += [(item, depth + 1) for item in key]
+
+
+def _checking(opcode: int, keys: Callable[[Reader], Iterable[Any]]) -> None:
+    """Have *keys* checked, which are still to be hashed, before *opcode* is carried out."""
+    load = Reader.dispatch[opcode]
+
+    def check_and_load(reader: Reader) -> None:
+        reader._check_keys(keys(reader))
+        load(reader)
+
+    Reader.dispatch[opcode] = check_and_load
+
+
+_checking(pickle.SETITEM[0], lambda reader: reader.stack[-2:-1])
+_checking(pickle.SETITEMS[0], lambda reader: reader.stack[::2])
+_checking(pickle.DICT[0], lambda reader: reader.stack[::2])
+_checking(pickle.ADDITEMS[0], lambda reader: reader.stack)
+_checking(pickle.FROZENSET[0], lambda reader: reader.stack)
 
 
 def read(data: bytes) -> Any:

@@ -5,12 +5,13 @@ Goes to:     the model Schedule, which checks its arguments; ``exposure``, which
 Thread:      that of the request.
 
 A user without the permission ``schedule_any_callable`` chooses among the functions that are exposed. What
-else a schedule calls, that user can only leave as it is, or delete: function, hook and arguments together say
-what is run.
+else a schedule calls, that user can only leave as it is, pause, or delete: function, hook and arguments
+together say what is run, and the times how often.
 """
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django import forms
@@ -44,7 +45,10 @@ class ScheduleForm(forms.ModelForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._before = {name: getattr(self.instance, name) if self.instance.pk else None for name in CALL}
+        names = {*CALL, *self.fields}
+        self._before = {
+            name: getattr(self.instance, name, None) if self.instance.pk else None for name in names
+        }
         if not self.may_schedule_any:
             for name in CALLED:
                 if name in self.fields:
@@ -71,14 +75,26 @@ class ScheduleForm(forms.ModelForm):
         call = {name: values.get(name, self._before[name]) or "" for name in CALL}
         changed = [name for name in CALL if call[name] != (self._before[name] or "")]
         wrong = [name for name in CALLED if call[name] and not is_exposed(call[name])]
+        # When and how often it is called is not for this user either, but to pause it.
+        changed = changed or [
+            name for name in self._before.keys() & values if self._is_changed(name, values[name])
+        ]
         if changed and (wrong or not self._options_are_harmless(call["kwargs"])):
             for name in changed:
                 self.add_error(name if name in self.fields else None, self._refusal(name, wrong))
         return values
 
+    def _is_changed(self, name: str, value: Any) -> bool:
+        """Whether *value* is another than in the database, and does more than pause. (The form would compare
+        with what the browser sends along.)"""
+        before = self._before[name]
+        if isinstance(before, datetime):
+            before = before.replace(microsecond=0)  # the form shows none
+        return (before or "") != (value or "") and not (name == "repeats" and value == 0)
+
     @staticmethod
     def _refusal(name: str, wrong: list[str]) -> Any:
-        if name in CALLED or not wrong:
+        if name not in ARGUMENTS or not wrong:
             return _("You may not schedule this function.")
         return _("You may not change the arguments of this function.")
 

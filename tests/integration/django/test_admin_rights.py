@@ -13,6 +13,7 @@ from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import Client, override_settings
 from django.urls import path
+from django.utils import timezone
 
 from qworker import QWorker
 from qworker.django.admin import ScheduleAdmin, exposure
@@ -40,6 +41,12 @@ def logged_in(*permissions: str, superuser: bool = False) -> Client:
     )
     client = Client()
     client.force_login(user)
+    return client
+
+
+def logged_in_as_root() -> Client:
+    client = Client()
+    client.force_login(User.objects.create_user("root", is_staff=True, is_superuser=True))
     return client
 
 
@@ -122,13 +129,50 @@ def test_options_do_not_choose_the_function_of_a_package() -> None:
     assert (package["func"], package["args"], package["group"]) == ("math.sqrt", (4,), "g")
 
 
+NEXT_RUN = dict(
+    zip(("next_run_0", "next_run_1"), f"{timezone.localtime(START):%Y-%m-%d %H:%M:%S}".split(), strict=True)
+)
 OTHERS = {"func": "os.system", "hook": "os.abort", "args": "'true'", "kwargs": "x=1"}
 
 
-def test_what_somebody_else_scheduled_can_be_paused() -> None:
-    made = Schedule.objects.create(**OTHERS, next_run=START)
-    save(logged_in(*RIGHTS), made.pk, **OTHERS, repeats="0")
+AS_IT_IS = {**OTHERS, "name": "", "schedule_type": "D", **NEXT_RUN}
+
+
+@pytest.fixture
+def of_others() -> Schedule:
+    return Schedule.objects.create(**OTHERS, schedule_type="D", next_run=START, repeats=-1)
+
+
+def test_what_somebody_else_scheduled_can_be_paused(of_others: Schedule) -> None:
+    save(logged_in(*RIGHTS), of_others.pk, **AS_IT_IS, repeats="0")
     assert Schedule.objects.get().repeats == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "change"),
+    [
+        ({"repeats": 0}, {"repeats": "-1"}),
+        ({"repeats": 0}, {"repeats": "1"}),
+        ({}, {"next_run_0": "2023-01-01"}),
+        ({}, {"schedule_type": "I", "minutes": "1"}),
+        ({}, {"schedule_type": "C", "cron": "* * * * *"}),
+        ({}, {"cluster": "other"}),
+        ({}, {"repeats": "0", "next_run_0": "2023-01-01"}),
+    ],
+    ids=str,
+)
+def test_what_somebody_else_scheduled_cannot_be_called_at_other_times(
+    of_others: Schedule, before: dict[str, Any], change: dict[str, str]
+) -> None:
+    Schedule.objects.update(**before)
+    expected = Schedule.objects.values().get()
+    told = save(
+        logged_in(*RIGHTS), of_others.pk, **{**AS_IT_IS, "repeats": str(expected["repeats"]), **change}
+    )
+    assert REFUSED in told
+    assert Schedule.objects.values().get() == expected
+    save(logged_in_as_root(), of_others.pk, **{**AS_IT_IS, "repeats": str(expected["repeats"]), **change})
+    assert Schedule.objects.values().get() != expected
 
 
 @override_settings(QWORKER_SCHEDULE_ALLOW=["math.sqrt"])
@@ -197,6 +241,7 @@ class site_with:
         (("func", "args"), {"args": "'rm x'"}, True),
         (("args",), {"args": "'rm x'"}, True),
         (("repeats",), {"repeats": "0"}, False),
+        (("repeats",), {"repeats": "5"}, True),
     ],
     ids=str,
 )

@@ -9,6 +9,8 @@ import decimal
 import enum
 import os
 import pickle
+import subprocess
+import sys
 import uuid
 import zoneinfo
 from typing import Any
@@ -179,3 +181,84 @@ def test_what_is_long_is_spread_over_lines() -> None:
     assert pickles.spread(rows, 1000).startswith(f"[{HERE}.Order(number=0, customer='Ada'),\n {HERE}.Order(")
     assert pickles.spread([1, 2], 1000) == "[1, 2]"
     assert len(pickles.spread([1] * 1000, 100)) == 100
+
+
+def nested(depth: int, doubled: bool = False) -> bytes:
+    """A tuple in a tuple in a tuple… that is a key: hashing it takes as deep a stack; doubled: each holds the
+    one before twice."""
+    step = b"\x94h\x00\x86" if doubled else b"\x85"
+    if doubled:
+        body = b")" + b"".join(b"\x94j" + number.to_bytes(4, "little") + b"\x86" for number in range(depth))
+        return b"\x80\x05}" + body + b"K\x01s."
+    return b"\x80\x05})" + step * depth + b"K\x01s."
+
+
+@pytest.mark.parametrize("depth", [200, 200_000])
+def test_keys_that_would_end_the_process_are_refused(depth: int) -> None:
+    """In a process of its own: without the check it dies by SIGSEGV."""
+    script = """if True:
+        import sys
+        from django.conf import settings
+        import django
+        apps = ["contenttypes", "auth", "admin"]
+        settings.configure(INSTALLED_APPS=["qworker.django", *("django.contrib." + app for app in apps)])
+        django.setup()
+        from qworker.django.admin.pickles import read
+        read(sys.stdin.buffer.read())
+    """
+    done = subprocess.run([sys.executable, "-c", script], input=nested(depth), capture_output=True)
+    assert (done.returncode, b"its keys are too large" in done.stderr) == (1, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [b"K\x01s.", b"(K\x01K\x02d.", b"\x8f(", b"(", b"u."],
+)
+def test_keys_of_every_opcode_are_checked(ending: bytes) -> None:
+    """SETITEM, DICT, ADDITEMS, FROZENSET and SETITEMS."""
+    deep = b")" + b"\x85" * 200
+    data = {
+        b"K\x01s.": b"}" + deep + b"K\x01s.",
+        b"(K\x01K\x02d.": b"(" + deep + b"K\x02d.",
+        b"\x8f(": b"\x8f(" + deep + b"\x90.",
+        b"(": b"(" + deep + b"\x91.",
+        b"u.": b"}(" + deep + b"K\x01u.",
+    }[ending]
+    with pytest.raises(Unreadable, match="its keys are too large"):
+        read(b"\x80\x05" + data)
+
+
+def test_keys_that_double_are_refused_before_they_are_hashed() -> None:
+    with pytest.raises(Unreadable, match="its keys are too large"):
+        read(nested(64, doubled=True))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "zoneinfo\nZoneInfo",
+        "datetime\ndatetime",
+        "_codecs\nencode",
+        "builtins\ngetattr",
+        "x\ny",
+        "decimal\nDecimal",
+    ],
+)
+@pytest.mark.parametrize(
+    "state",
+    [b"}\x8c\x08__repr__cx\ny\ns", b"N}\x8c\x08__repr__cx\ny\ns\x86", b"N}\x8c\x0c__defaults__)s\x86"],
+)
+def test_classes_and_functions_stay_as_they_are(path: str, state: bytes) -> None:
+    good = pickle.dumps(datetime.datetime(2026, 1, 1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")), 5)
+    before = shown(read(good), 200)
+    assert "ZoneInfo('Europe/Berlin')" in before
+    with pytest.raises(Unreadable, match="no instance"):
+        read(b"\x80\x05c" + path.encode() + b"\n" + state + b"b.")
+    assert shown(read(good), 200) == before
+
+
+def test_an_uuid_is_read_of_a_number_alone() -> None:
+    value = uuid.UUID(int=5)
+    assert read(pickle.dumps(value)) == value
+    with pytest.raises(Unreadable):
+        read(b"\x80\x05cuuid\nUUID\n)\x81}\x8c\x03int" + b")" + b"\x85" * 200 + b"sb.")
