@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
+from qworker import states
 from qworker.canvas.groups import OF_THE_GROUP, app_of, group, with_callback, with_links
+from qworker.canvas.plain import timed
 from qworker.canvas.signatures import KINDS, Frozen, Signature, maybe_signature, member, signature
 from qworker.errors import PublishError
 from qworker.message.marks import over
@@ -183,7 +185,7 @@ class chord(Signature):
             made["options"].update(self["options"])
             return made.frozen(id, joined, ids)  # type: ignore[no-any-return]
         copy = first._copy()
-        options = copy["options"]
+        options = copy["options"] = timed(copy["options"])
         named = options.pop("task_id", None)
         header = copy.header
         before = header["options"].get("task_id")
@@ -241,12 +243,18 @@ def _run_here(
     body = called.called_body().clone()
     if identity is not None and not isinstance(body, group):
         body["options"].setdefault("task_id", identity)
-    ended: AsyncResult[Any] = body.apply(([each.get() for each in header.results],))
+    ended: AsyncResult[Any] = body.apply(([_value(each) for each in header.results],))
     first: Any = ended
     while first.parent is not None:
         first = first.parent
     first.parent = header
     return ended
+
+
+def _value(ended: Any) -> Any:
+    """What the body gets of a member; None of one that has neither a value nor failed."""
+    value = ended.get()
+    return None if ended._is_single and ended.state in (states.IGNORED, states.REJECTED) else value
 
 
 def _beside(header: Any, app: QWorker | None) -> Any:

@@ -20,6 +20,7 @@ from qworker import states
 from qworker.canvas.groups import OF_THE_GROUP, with_links
 from qworker.canvas.mapping import chunks
 from qworker.canvas.membership import MOST
+from qworker.canvas.plain import timed
 from qworker.canvas.signatures import GRAPH, Frozen, Signature, member, signature
 from qworker.errors import PublishError
 from qworker.message.marks import over
@@ -194,6 +195,7 @@ class graph(Signature):
             frozen = each.frozen(None, True, ids)
             frozen.last._app = frozen.last._app or self._app
             copy.nodes[name], results[name] = frozen.step, frozen.last
+        copy["options"] = timed(copy["options"])
         identity = copy["options"].setdefault("task_id", (None if joined else id) or ids())
         result = GraphResult(identity, results, None, self._app)
         if not joined:

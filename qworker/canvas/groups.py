@@ -12,6 +12,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from qworker.canvas.plain import timed
 from qworker.canvas.signatures import KINDS, Frozen, Signature, listed, maybe_signature, member, signature
 from qworker.context import get_current_app
 from qworker.errors import PublishError
@@ -161,6 +162,7 @@ class group(Several):
     ) -> tuple[group, GroupResult[Any]]:
         """A copy whose members have settled ids; joined: each of them is a part of a join."""
         copy = with_links(self)._copy()
+        copy["options"] = timed(copy["options"])
         identity = copy["options"].setdefault("task_id", id or ids())
         results, members = [], []
         numbers = task_ids() if ids is new_id else iter(ids, "")

@@ -1,4 +1,4 @@
-"""Plain: workflows with the arguments of their calls as the tasks send them.
+"""Plain: workflows with the arguments of their calls as the tasks send them, and times as they are written.
 
 Comes from:  signatures whose ids are settled: they may be written into a message or a join long before their
              own messages are made.
@@ -8,6 +8,8 @@ Thread:      the caller's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import timedelta
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from qworker.tasks.task import Task
 
 _LINKS = frozenset(["link", "link_error"])
+_TIMES = frozenset(["countdown", "expires"])
+"""Options that may be timedeltas: they count from when the call is made, and are written as seconds."""
+_TOLD = _LINKS | _TIMES
 MOST_NESTED = 200
 """How deep a signature may be linked to others, or stand in them: JSON that is deeper is refused."""
 
@@ -29,8 +34,16 @@ def known_task(call: Signature, app: QWorker | None) -> Task[..., Any] | None:
 def sendable(call: Signature, task: Task[..., Any] | None, kind: type[Signature]) -> Signature:
     """What plain() returns of *call*, which calls *task*; None where that is not known. Most have nothing
     that could be another, which is told here at once."""
-    nothing = (task is None or not task.dumps_arguments) and _LINKS.isdisjoint(call["options"])
+    nothing = (task is None or not task.dumps_arguments) and _TOLD.isdisjoint(call["options"])
     return call if nothing else _plain_signature(call, kind, 0)
+
+
+def timed(options: Mapping[str, Any]) -> Any:
+    """*options* with seconds in place of timedeltas; itself where there are none."""
+    found = {name: options[name] for name in _TIMES & options.keys() if isinstance(options[name], timedelta)}
+    if not found:
+        return options
+    return {**options, **{name: length.total_seconds() for name, length in found.items()}}
 
 
 def plain(part: Any, kind: type[Signature], depth: int = 0) -> Any:
@@ -54,7 +67,7 @@ def plain(part: Any, kind: type[Signature], depth: int = 0) -> Any:
 
 
 def _plain_signature(call: Signature, kind: type[Signature], depth: int) -> Signature:
-    args, kwargs, options = call["args"], call["kwargs"], call["options"]
+    args, kwargs, options = call["args"], call["kwargs"], timed(call["options"])
     if call["subtask_type"] is not None:
         kwargs = plain(kwargs, kind, depth)
     elif (task := known_task(call, call._app)) is not None and task.dumps_arguments:

@@ -98,6 +98,10 @@ class Signature(dict[str, Any]):
         """The name of the task."""
         return str(self["task"])
 
+    @task.setter
+    def task(self, value: str) -> None:
+        self["task"] = value
+
     name = task
 
     @property
@@ -110,40 +114,72 @@ class Signature(dict[str, Any]):
         """The id that the call will have; None while that is open."""
         return self.options.get("task_id")
 
+    @id.setter
+    def id(self, value: str | None) -> None:
+        self.options["task_id"] = value
+
     @property
     def subtask_type(self) -> str | None:
         """What kind of workflow it is part of; None for a plain call."""
         return self["subtask_type"]  # type: ignore[no-any-return]
+
+    @subtask_type.setter
+    def subtask_type(self, value: str | None) -> None:
+        self["subtask_type"] = value
 
     @property
     def root_id(self) -> str | None:
         """The id of the first call of all; None while that is open."""
         return self.options.get("root_id")
 
+    @root_id.setter
+    def root_id(self, value: str | None) -> None:
+        self.options["root_id"] = value
+
     @property
     def parent_id(self) -> str | None:
         """The id of the call that made this one; None while that is open."""
         return self.options.get("parent_id")
+
+    @parent_id.setter
+    def parent_id(self, value: str | None) -> None:
+        self.options["parent_id"] = value
 
     @property
     def args(self) -> tuple[Any, ...]:
         """The positional arguments so far."""
         return self["args"]  # type: ignore[no-any-return]
 
+    @args.setter
+    def args(self, value: Iterable[Any]) -> None:
+        self["args"] = tuple(value)
+
     @property
     def kwargs(self) -> dict[str, Any]:
         """The keyword arguments so far."""
         return self["kwargs"]  # type: ignore[no-any-return]
+
+    @kwargs.setter
+    def kwargs(self, value: Mapping[str, Any]) -> None:
+        self["kwargs"] = dict(value)
 
     @property
     def options(self) -> dict[str, Any]:
         """Options for apply_async."""
         return self["options"]  # type: ignore[no-any-return]
 
+    @options.setter
+    def options(self, value: Mapping[str, Any]) -> None:
+        self["options"] = dict(value)
+
     @property
     def immutable(self) -> bool:
         """True when arguments given later (a parent's return value) are left out."""
         return bool(self["immutable"])
+
+    @immutable.setter
+    def immutable(self, value: bool) -> None:
+        self["immutable"] = value
 
     def clone(
         self,

@@ -366,7 +366,9 @@ class AsyncResult(Generic[R]):
             raise absent("AsyncResult", name, RESULT)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, AsyncResult) and other.id == self.id
+        if isinstance(other, str):
+            return other == self.id
+        return other.id == self.id if isinstance(other, AsyncResult) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self.id)

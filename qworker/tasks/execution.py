@@ -253,16 +253,17 @@ class Run:
         self.value, self.status = value, states.SUCCESS
         task, context = self.task, self.context
         row = None
+        kept = _kept(value)
         try:
             held: list[Envelope] = []
             if context.callbacks:  # made before the state is stored, which names them, and sent after it
                 with holding_back(self.app) as held:
-                    followup.succeeded(self.app, context, value)
+                    followup.succeeded(self.app, context, kept)
             elif calls_within(context):
-                followup.succeeded(self.app, context, value)
+                followup.succeeded(self.app, context, kept)
             if not ignores_result(context, task):
-                row = self._store(states.SUCCESS, value)
-            parts = self._parts(states.SUCCESS, value)
+                row = self._store(states.SUCCESS, kept)
+            parts = self._parts(states.SUCCESS, kept)
             if context.callbacks or task.sees_its_end:
                 self.stored = store_now(self.app, row)
             if held:
@@ -452,6 +453,12 @@ class Run:
         except BackendError as error:  # no message waits for it, and the caller has the value
             logger.warning("the result of %s is not stored: %s", context.id, error)
         return None
+
+
+def _kept(value: Any) -> Any:
+    """What is kept of the *value* that a task returned: the handle of a call or of a workflow is described,
+    as result_from_tuple() reads it."""
+    return value.as_tuple() if hasattr(type(value), "_members_described") else value
 
 
 def _format(error: BaseException) -> str:

@@ -45,6 +45,10 @@ def replacement(task: Task[..., Any], sig: Any) -> Signature:
     request, app = task.request, task.app
     check(sig)
     work = maybe_signature(sig, app, clone=True)
+    if isinstance(work, chain) and not work.tasks:
+        raise ConfigurationError(
+            f"Cannot replace with an empty chain: give {task.name}.replace() a step to run"
+        )
     if "chord" in work.options:
         raise ConfigurationError("what replaces a task must not be part of a chord: leave its option out")
     if isinstance(work, chunks):
