@@ -389,3 +389,47 @@ def test_who_cannot_be_announced_waits_before_it_tries_again(open_: Open) -> Non
         assert [worker.waiting for worker in store.admin.workers()] == [7]
     finally:
         publisher.send = usual  # type: ignore[method-assign]
+
+
+def test_what_goes_back_changed_waits_here_while_the_server_takes_no_messages(open_: Open) -> None:
+    """Nobody waits for the end of the alarm, other acks arrive, and there is no second copy."""
+    store = open_()
+    own = store.consumer.register("w@test", ["q"], 1)
+    store.sender.push([envelope("dies"), envelope("ends")])
+    dies, ends = receive(store, 2)
+    assert store._publisher.is_taken()
+    link = store._publisher._link
+    assert link is not None
+    link._set_blocked("memory")  # what the server's connection.blocked does
+    began = store._publisher._sent
+    assert store.consumer.settle(own, [Release(dies.tag, counted=True), Ack(ends.tag)]) == set()
+    store.consumer.reclaim()
+    store.consumer.extend()
+    assert store._publisher._sent == began
+    assert store.consumer.settle(own, [Ack(dies.tag)]) == {dies.tag}, "it was settled"
+    link._set_unblocked()
+    store.consumer.reclaim()
+    (again,) = receive(store, 1)
+    assert (again.deliveries, again.headers) == (1, dies.headers)
+    store.consumer.settle(own, [Ack(again.tag)])
+    store.consumer.deregister()
+    assert [queue for queue in store.admin.queues() if queue.ready + queue.leased] == []
+
+
+def test_what_waited_here_when_the_connection_broke_comes_again(open_: Open) -> None:
+    store = open_()
+    own = store.consumer.register("w@test", ["q"], 1)
+    store.sender.push([envelope("dies")])
+    (dies,) = receive(store, 1)
+    assert store._publisher.is_taken()
+    link = store._publisher._link
+    assert link is not None
+    link._set_blocked("memory")
+    store.consumer.settle(own, [Release(dies.tag, counted=True)])
+    store.consumer.register("w@test", ["q"], 1)
+    (again,) = receive(store, 1)
+    assert again.headers == dies.headers
+    assert store.consumer.settle(store.consumer._generation, [Ack(again.tag)]) == set()
+    link._set_unblocked()
+    store.consumer.reclaim()
+    assert receive(store, 0) == []

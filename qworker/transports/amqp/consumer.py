@@ -92,6 +92,8 @@ class AMQPConsumer(Consumer):
         self._finished = Finished()
         self._subscription: Subscription | None = None
         """The last one; its link is closed when the lease is lost."""
+        self._postponed: dict[int, tuple[Held, Release | DeadLetter]] = {}
+        """By tag, what is to be sent anew once the server takes messages again; it is held until then."""
         self._to_open: dict[str, Callable[[Link], None]] = {}
         """What opens a stream that is not open yet, by what this worker lacks without it."""
         self._open_at = 0.0
@@ -136,6 +138,7 @@ class AMQPConsumer(Consumer):
         if self._subscription is not None:
             self._finished.lose(self._subscription.inbox.identities())
             self._subscription = None
+        self._postponed = {}  # the server gives it back, and it is to run again
         inbox = Inbox(Prefetch(4 * max(1, concurrency)), self._finished, self._deaths.of)
         self.queues = tuple(queues)
         try:
@@ -183,10 +186,9 @@ class AMQPConsumer(Consumer):
             inbox.promote_due(now)
             late = inbox.later_than(now + KEPT_SECONDS)
             if late:
-                self._send_anew(
+                self._part_with(
                     subscription, [(held, Release(held.leased.tag, held.leased.due)) for held in late]
                 )
-                subscription.settle(late, [])
             taken = inbox.take(queues, limit, delayed_limit, now + eta_window)
             subscription.unheard = False
             if CRASHING and taken:
@@ -206,6 +208,8 @@ class AMQPConsumer(Consumer):
         with self._held() as subscription:
             subscription.read()
             subscription.link.tick()
+            if self._postponed:
+                self._part_with(subscription, [])
             if self._to_open and time.monotonic() >= self._open_at:
                 self._open_streams(subscription.link, logger.debug)
             self._announcement.tell_in_time()
@@ -254,7 +258,7 @@ class AMQPConsumer(Consumer):
                 if isinstance(settlement, Store):
                     continue  # results are kept elsewhere
                 tag = settlement.tag
-                held = leased.get(tag) if tag not in seen else None
+                held = leased.get(tag) if tag not in seen and tag not in self._postponed else None
                 if held is None:
                     lost.add(tag)
                     continue
@@ -267,10 +271,10 @@ class AMQPConsumer(Consumer):
                     back.append(held)
             if anew:
                 # First, since only this can fail without the lease being lost: then nothing was done.
-                self._send_anew(subscription, anew)
+                self._part_with(subscription, anew)
             if CRASHING:
                 crash_point("acking")
-            subscription.settle([*gone, *(held for held, _ in anew)], back)
+            subscription.settle(gone, back)
             self._finished.add([held.identity for held in gone])
             return lost
 
@@ -286,6 +290,21 @@ class AMQPConsumer(Consumer):
         except LeaseLost:
             self._finished.undo()
             raise
+
+    def _part_with(
+        self, subscription: Subscription, messages: list[tuple[Held, Release | DeadLetter]]
+    ) -> None:
+        """Send *messages*, and what was postponed, to where they are to go, and acknowledge them as they
+        were. While the server takes no messages they are kept, and nobody waits for that."""
+        if not self._publisher.is_taken():
+            if not self._postponed:
+                logger.warning("RabbitMQ takes no messages (an alarm): what is to go back waits here")
+            self._postponed.update((held.leased.tag, (held, order)) for held, order in messages)
+            return
+        messages = [*self._postponed.values(), *messages]
+        self._send_anew(subscription, messages)
+        self._postponed = {}
+        subscription.settle([held for held, _ in messages], [])
 
     def _send_anew(
         self, subscription: Subscription, messages: list[tuple[Held, Release | DeadLetter]]

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from qworker.errors import BrokerUnavailable, QueueNotFound
-from qworker.interrupts import apart, in_turn
-from qworker.transports.amqp.codec import message_frames, publish_method
+from qworker.interrupts import NotOurTurn, apart, in_turn
+from qworker.transports.amqp.codec import content_header, message_frames, publish_method
 from qworker.transports.amqp.delay_queues import DelayQueues
 from qworker.transports.amqp.delays import places, way, word_of
 from qworker.transports.amqp.link import Link
@@ -41,6 +41,12 @@ PORTION = 2000
 DELAYED_TOGETHER = 1000
 """Delayed messages that are sent before their confirms are waited for. How long one has to wait is counted
 from when the server gets it, so they must not lie about on the way."""
+
+TURN_SECONDS = 0.5
+"""For how long who asks whether messages are taken waits for another thread that sends."""
+_PROBE = publish_method("", "", False)
+"""No queue has that name."""
+_NOTHING = content_header("{}", None, 0, "probe")
 
 
 class _ReturnedError(Exception):
@@ -98,6 +104,34 @@ class Publisher:
                 raise BrokerUnavailable(
                     f"{start} of {len(messages)} messages were published; of the rest: {error}"
                 ) from error
+
+    def is_taken(self) -> bool:
+        """Whether the server takes messages now; False while it has an alarm, or another thread sends for
+        long. It says so only to who publishes: so a message that no queue takes is sent ahead, and waits
+        there in place of one that matters. Raises BrokerUnavailable when the server does not answer."""
+        try:
+            return in_turn(self.lock, TURN_SECONDS, self._takes)
+        except NotOurTurn:
+            return False
+
+    def _takes(self) -> bool:
+        deadline = time.monotonic() + self._server.timeout
+        link = self._opened(deadline, wait=False)
+        if link.blocked or not self._confirms:
+            return not link.blocked
+        self._whole = False
+        try:
+            self._write(link, message_frames(1, _PROBE, _NOTHING, b"", link.connection.frame_max), deadline)
+            self._sent += 1
+            self._await_confirms(link, deadline, until_blocked=True)
+        except BrokerUnavailable:
+            self._whole = True  # or it is closed
+            raise
+        except BaseException:
+            link.drop()
+            raise
+        self._whole = True
+        return not link.blocked
 
     def _serve(self, batch: list[Pending[Outgoing]], deadline: float) -> None:
         """Send the whole batch, and mark each with what became of it."""
@@ -213,9 +247,9 @@ class Publisher:
         while link.read(0):
             pass
 
-    def _await_confirms(self, link: Link, deadline: float) -> None:
+    def _await_confirms(self, link: Link, deadline: float, until_blocked: bool = False) -> None:
         heard = time.monotonic()
-        while self._confirmed < self._sent:
+        while self._confirmed < self._sent and not (until_blocked and link.blocked):
             now = time.monotonic()
             dead = heard + self._server.silent_seconds if not link.blocked else math.inf
             if now >= min(deadline, dead):
@@ -231,9 +265,9 @@ class Publisher:
 
     # -- the link --
 
-    def _opened(self, deadline: float) -> Link:
-        """The link, ready to send. BrokerUnavailable when there is none, or it is blocked until
-        *deadline*."""
+    def _opened(self, deadline: float, wait: bool = True) -> Link:
+        """The link, ready to send. BrokerUnavailable when there is none, or it is blocked until *deadline*.
+        wait: otherwise it may be blocked."""
         link = self._link
         if link is not None and not self._whole:
             link.drop()
@@ -245,7 +279,7 @@ class Publisher:
                 pass
         if link is None or not link.alive:
             link = self._open(deadline)
-        while link.blocked:
+        while link.blocked and wait:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise BrokerUnavailable(

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 CONSUMER = "qworker.revoked"
 PREFETCH = 500
+PAUSE_SECONDS = 0.5
+"""When nothing more comes for so long all is read, where no mark can be sent."""
 
 
 def encode(values: Sequence[dict[str, Any]], queues: Queues) -> list[Outgoing]:
@@ -84,6 +86,11 @@ class RevokedStream:
             raise not_served(link, queues.prefix + REVOKED, error) from None
         except (ConfigurationError, ChannelError) as error:
             logger.warning("this worker hears of no revocations: RabbitMQ has no streams here (%s)", error)
+            return
+        if not self._publisher.is_taken():  # an alarm: a worker takes tasks all the same
+            end = time.monotonic() + self._server.timeout
+            while time.monotonic() < end and link.read(PAUSE_SECONDS):
+                pass
             return
         # The server does not say how long a stream is: read on until our own mark comes along.
         self._marker = task_id()

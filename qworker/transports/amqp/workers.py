@@ -45,6 +45,8 @@ PREFETCH = 500
 def _send(publisher: Publisher, server: Server, value: dict[str, Any]) -> None:
     body = json.dumps(value).encode()
     header = content_header("{}", None, len(body), task_id())
+    if not publisher.is_taken():
+        raise BrokerUnavailable("RabbitMQ takes no messages now")
     publisher.send([Outgoing(server.queues.prefix + WORKERS, header, body)], server.timeout)
 
 
