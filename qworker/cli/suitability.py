@@ -7,6 +7,7 @@ Thread:      main. Nothing is connected to.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -27,6 +28,7 @@ from qworker.transports.capabilities import (
     capabilities_of,
 )
 from qworker.transports.known_options import without_effect
+from qworker.transports.owner_files import runtime_directory
 
 PAGE = "docs/reference/transports.md"
 _DEFAULT = "default"
@@ -49,6 +51,7 @@ def problems(choice: AppChoice) -> list[Problem]:
         _queues_with_priority(choice),
         _options(conf),
         _redis(choice),
+        _rabbitmq(choice),
         _tls(conf),
     )
     order = ("error", "warning", "note")
@@ -188,6 +191,30 @@ def _redis(choice: AppChoice) -> Iterator[Problem]:
     if options.get("allow_eviction"):
         message = "allow_eviction is on: a Redis whose memory is full may delete messages"
         yield Problem("broker_transport_options", message, conf.source("broker_transport_options"), "warning")
+
+
+def _rabbitmq(choice: AppChoice) -> Iterator[Problem]:
+    """The directory by which the deaths of whole workers are counted."""
+    conf = choice.app.conf
+    if _scheme(conf.broker_url) not in _RABBITMQ:
+        return
+    directory = runtime_directory()
+    if directory is None:
+        why = "there is no directory for that which this user may write to"
+        severity = "warning"
+    elif os.environ.get("XDG_RUNTIME_DIR"):
+        return
+    else:
+        why = (
+            f"the next start looks for what the dead one ran in {directory}, which systemd's PrivateTmp "
+            "and a new container make anew"
+        )
+        severity = "note"
+    message = (
+        f"RabbitMQ does not count how often a task killed its whole worker, and {why}: set XDG_RUNTIME_DIR "
+        "to a directory that stays, as the unit of `qworker init systemd` does"
+    )
+    yield Problem("task_max_deliveries", message, conf.source("task_max_deliveries"), severity)
 
 
 def _tls(conf: Any) -> Iterator[Problem]:

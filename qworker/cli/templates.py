@@ -87,6 +87,11 @@ RestartSec=1
 LimitNOFILE=65536
 NoNewPrivileges=true
 PrivateTmp=true
+# Where a worker that is killed leaves word of what it ran: /tmp is new at each start.
+RuntimeDirectory=$name-worker
+RuntimeDirectoryMode=0700
+RuntimeDirectoryPreserve=restart
+Environment=XDG_RUNTIME_DIR=%t/$name-worker
 
 [Install]
 WantedBy=multi-user.target
@@ -199,7 +204,7 @@ ${group}      containers:
           env:
             - name: QWORKER_WORKER_HTTP_ADDRESS
               value: ":$port"
-${environment}          ports:
+${runtime}${environment}          ports:
             - name: status
               containerPort: $port
           # Not /readyz: while the broker is away, starting workers again does not help.
@@ -225,6 +230,7 @@ _KUBERNETES_ON_DISK = {
     "group": """        # The volume belongs to this group, so that the worker may write to it.
         fsGroup: $uid
 """,
+    "runtime": "",
     "held": """          volumeMounts:
             - name: queue
               mountPath: $volume
@@ -244,7 +250,21 @@ spec:
       storage: 1Gi
 """,
 }
-_KUBERNETES_ON_SERVER = {"replicas": "  replicas: 2\n", "group": "", "held": ""}
+_KUBERNETES_ON_SERVER = {
+    "replicas": "  replicas: 2\n",
+    "group": "",
+    "runtime": """            - name: XDG_RUNTIME_DIR
+              value: /run/worker
+""",
+    "held": """          # Where a worker that is killed leaves word of what it ran, for the next container.
+          volumeMounts:
+            - name: runtime
+              mountPath: /run/worker
+      volumes:
+        - name: runtime
+          emptyDir: {}
+""",
+}
 _KUBERNETES_VARIABLES = Variables(
     '            - name: $variable\n              value: "$value"\n',
     """            - name: $variable

@@ -108,6 +108,22 @@ def test_what_reads_a_file_accepts_it(tasks, run, monkeypatch, kind, broker):
 # -- what a broker needs --
 
 
+def test_what_a_killed_worker_leaves_outlives_its_start(tasks, run, monkeypatch):
+    """It is how RabbitMQ's tasks that kill their whole worker are counted."""
+    monkeypatch.setenv("QWORKER_BROKER_URL", SERVER)
+    deployment, *_ = resources(run)
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (directory,) = [one["value"] for one in container["env"] if one["name"] == "XDG_RUNTIME_DIR"]
+    (mount,) = container["volumeMounts"]
+    assert mount["mountPath"] == directory
+    assert {"name": mount["name"], "emptyDir": {}} in pod["volumes"]
+    unit = run("init", "systemd").stdout
+    name = re.search(r"^RuntimeDirectory=(\S+)$", unit, re.MULTILINE)[1]
+    assert f"Environment=XDG_RUNTIME_DIR=%t/{name}\n" in unit
+    assert "RuntimeDirectoryPreserve=restart\n" in unit
+
+
 @pytest.mark.parametrize("broker", [None, SERVER], ids=["file", "server"])
 def test_only_a_broker_that_is_a_file_has_a_volume_and_one_worker(tasks, run, monkeypatch, broker):
     if broker:
@@ -121,8 +137,7 @@ def test_only_a_broker_that_is_a_file_has_a_volume_and_one_worker(tasks, run, mo
         assert (deployment["spec"]["replicas"], service["deploy"]) == (2, {"replicas": 2})
         assert not claims
         assert "fsGroup" not in pod["securityContext"]
-        assert "volumes" not in pod | service
-        assert "volumeMounts" not in container
+        assert "volumes" not in service
         assert "chown" not in image
     else:
         assert (deployment["spec"]["replicas"], "deploy" in service) == (1, False)

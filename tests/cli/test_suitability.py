@@ -277,3 +277,17 @@ def test_stores_that_keep_no_schedules_are_told(check):
 def test_what_two_looks_find_is_told_once(check):
     settings = "broker='mongodb://127.0.0.1:1/db', backend='disabled://', broker_use_ssl=True"
     assert len(about(check(settings, "", "--connect"), "error", "broker_use_ssl is for")) == 1
+
+
+def test_where_rabbitmq_counts_deaths_of_workers_has_to_stay(check, monkeypatch, tmp_path):
+    words = "how often a task killed its whole worker"
+    rabbitmq = "broker='amqp://h', backend='redis://h'"
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    assert about(check(rabbitmq), "note", words)
+    assert not about(check(REDIS), "note", words)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert not about(check(rabbitmq), "note", words)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    assert about(check(rabbitmq), "warning", words)
