@@ -19,6 +19,11 @@ from django.conf import settings
 
 
 def main(order: dict[str, Any]) -> list[Any]:
+    configure(order, ["django.contrib.contenttypes", "django.contrib.auth", order["app"]])
+    return [DO[what](*words) for what, *words in order["do"]]
+
+
+def configure(order: dict[str, Any], apps: list[str]) -> None:
     if order["database"]["ENGINE"].endswith("mysql"):
         import pymysql
 
@@ -33,13 +38,12 @@ def main(order: dict[str, Any]) -> list[Any]:
     settings.configure(
         SECRET_KEY="a key that only tests of adoption know, and nobody else does",
         USE_TZ=True,
-        INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", order["app"]],
+        INSTALLED_APPS=apps,
         DATABASES={"default": order["database"]},
         SILENCED_SYSTEM_CHECKS=["models.W037", "mysql.W002"],
         Q_CLUSTER={"name": "default", "orm": order.get("orm", "default")},
     )
     django.setup()
-    return [DO[what](*words) for what, *words in order["do"]]
 
 
 def call(*words: str) -> str:

@@ -15,6 +15,7 @@ from picklefield.fields import PickledObjectField
 
 from qworker.django.apps import label
 from qworker.django.models.schedule import validate_cron, validate_kwarg
+from qworker.django.tables import operations as repeatable
 from qworker.django.tables.predecessor import LABEL as PREDECESSOR
 from qworker.django.tables.predecessor import MIGRATIONS
 
@@ -36,7 +37,7 @@ TYPES = [
 
 
 OLD_QUEUE: list[Any] = [
-    migrations.CreateModel(
+    repeatable.CreateModel(
         name="OrmQ",
         fields=[
             ("id", models.AutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
@@ -54,7 +55,7 @@ class Migration(migrations.Migration):
     replaces = [(LABEL, name) for name in MIGRATIONS] if ADOPTING else []
     dependencies: list[Any] = []
     operations: list[Any] = [
-        migrations.CreateModel(
+        repeatable.CreateModel(
             name="Schedule",
             fields=[
                 (
@@ -185,7 +186,7 @@ class Migration(migrations.Migration):
                 "permissions": [("schedule_any_callable", "Can schedule any function that can be imported")],
             },
         ),
-        migrations.CreateModel(
+        repeatable.CreateModel(
             name="Task",
             fields=[
                 (
@@ -294,13 +295,13 @@ class Migration(migrations.Migration):
             ],
             options={"verbose_name": "Task", "verbose_name_plural": "Tasks", "ordering": ["-stopped"]},
         ),
-        migrations.AddIndex(
+        repeatable.AddIndex(
             model_name="task",
             index=models.Index(
                 condition=models.Q(("success", True)), fields=["group", "name", "func"], name="success_index"
             ),
         ),
-        migrations.CreateModel(
+        repeatable.CreateModel(
             name="Failure",
             fields=[],
             options={
@@ -313,7 +314,7 @@ class Migration(migrations.Migration):
             },
             bases=(f"{LABEL}.task",),
         ),
-        migrations.CreateModel(
+        repeatable.CreateModel(
             name="Success",
             fields=[],
             options={

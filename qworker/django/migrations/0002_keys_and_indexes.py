@@ -12,10 +12,11 @@ from typing import Any
 from django.db import migrations, models
 
 from qworker.django.apps import label
+from qworker.django.tables.operations import AddIndex
 
 
 def _index(model: str, name: str, *fields: str) -> Any:
-    return migrations.AddIndex(model_name=model, index=models.Index(fields=list(fields), name=name))
+    return AddIndex(model_name=model, index=models.Index(fields=list(fields), name=name))
 
 
 class Migration(migrations.Migration):

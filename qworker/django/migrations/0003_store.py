@@ -1,7 +1,7 @@
 """The broker's tables, in the database that is the broker.
 
 Comes from:  Django's command migrate.
-Goes to:     ``tables/store.py``.
+Goes to:     ``tables/store.py``; backwards, with what waits, also ``tables/adoption.py``.
 Thread:      the one that migrates.
 """
 
@@ -12,9 +12,17 @@ from typing import Any
 from django.db import migrations
 
 from qworker.django.apps import label
+from qworker.django.tables.adoption import give_back
+from qworker.django.tables.predecessor import LABEL as PREDECESSOR
 from qworker.django.tables.store import drop_tables, make_tables
+
+LABEL = label()
 
 
 class Migration(migrations.Migration):
-    dependencies = [(label(), "0002_keys_and_indexes")]
-    operations: list[Any] = [migrations.RunPython(make_tables, drop_tables, hints={"model_name": "ormq"})]
+    dependencies = [(LABEL, "0002_keys_and_indexes")]
+    operations: list[Any] = [
+        migrations.RunPython(
+            make_tables, give_back if LABEL == PREDECESSOR else drop_tables, hints={"model_name": "ormq"}
+        )
+    ]

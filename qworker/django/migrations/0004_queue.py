@@ -12,14 +12,16 @@ from typing import Any
 from django.db import migrations, models
 
 from qworker.django.apps import label
-from qworker.django.tables.adoption import move_back, move_queue
+from qworker.django.tables.adoption import make_old_queue, move_queue
 from qworker.django.tables.store import drop_views, make_views
 
 LABEL = label()
 HINTS = {"model_name": "ormq"}
 ADOPT: list[Any] = [
-    migrations.RunPython(move_queue, move_back, hints=HINTS),
-    migrations.DeleteModel(name="OrmQ"),
+    migrations.RunPython(move_queue, migrations.RunPython.noop, hints=HINTS),
+    # Django makes no table in a transaction that MySQL would end by it.
+    migrations.RunPython(migrations.RunPython.noop, make_old_queue, hints=HINTS, atomic=False),
+    migrations.SeparateDatabaseAndState(state_operations=[migrations.DeleteModel(name="OrmQ")]),
 ]
 
 

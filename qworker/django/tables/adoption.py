@@ -1,6 +1,6 @@
 """adoption: what django-q2 had in its queue goes into ours; and back, for who gives qworker up again.
 
-Comes from:  the migration that gives up the table of django-q2's queue.
+Comes from:  the migrations that give up the table of django-q2's queue, and the store's.
 Goes to:     the store's table of messages, through Django's connection; back to that of django-q2.
 Thread:      the one that migrates.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
@@ -16,7 +17,8 @@ from uuid import uuid4
 from django.conf import settings
 
 from qworker.django.signing import SignedPackage
-from qworker.django.tables.store import is_broker
+from qworker.django.tables.predecessor import LABEL
+from qworker.django.tables.store import drop_tables, is_broker
 from qworker.django.transports import packages
 from qworker.errors import InvalidTaskMessage
 from qworker.transports.sql.schema import READY
@@ -33,45 +35,96 @@ AT_ONCE = 500
 
 
 def move_queue(apps: Any, schema_editor: Any) -> None:
-    """Put what waits in django-q2's table into the store, oldest first, each in the queue of its key.
+    """Put what waits in django-q2's table into the store, oldest first, each in the queue of its key; then
+    drop the table.
 
     What a cluster of django-q2 had locked waits again: nobody else would run it. Where the database is not
     the broker, what waits there is left behind, which is logged.
     """
     connection = schema_editor.connection
-    old = apps.get_model("django_q", "OrmQ")
-    if old._meta.db_table not in connection.introspection.table_names():
-        return
-    rows = old.objects.using(connection.alias).order_by("pk")
-    if not is_broker(connection):
-        if count := rows.count():
-            logger.warning("%d packages in %s are left behind: it is not the broker", count, connection.alias)
-        return
-    with connection.cursor() as cursor:
-        for row in rows.iterator(AT_ONCE):
-            insert(cursor, connection.vendor, row.key, row.payload)
+
+    def move(cursor: Any, table: str) -> None:
+        if not is_broker(connection):
+            cursor.execute(f"SELECT count(*) FROM {table}")
+            if count := cursor.fetchone()[0]:
+                told = "%d packages in %s are left behind: it is not the broker"
+                logger.warning(told, count, connection.alias)
+            return
+        key = connection.ops.quote_name("key")
+        for queue, package in _rows(cursor, table, "id", f"{key}, payload"):
+            insert(cursor, connection.vendor, queue, package)
+
+    _empty(connection, apps.get_model(LABEL, "OrmQ")._meta.db_table, move)
 
 
-def move_back(apps: Any, schema_editor: Any) -> None:
-    """Put the packages that wait in the store, or are held, into django-q2's table, oldest first. Other
-    messages have no place there: they go with the store, which is logged."""
+def make_old_queue(apps: Any, schema_editor: Any) -> None:
+    """Make the table of django-q2's queue, without anything in it yet."""
+    model = apps.get_model(LABEL, "OrmQ")
+    if model._meta.db_table not in schema_editor.connection.introspection.table_names():
+        schema_editor.create_model(model)
+
+
+def give_back(apps: Any, schema_editor: Any) -> None:
+    """Put the packages that wait in the store, or are held, into django-q2's table, oldest first; then drop
+    the store's tables. Other messages have no place there: they go with the store, which is logged."""
     connection = schema_editor.connection
     if not is_broker(connection):
         return
-    old = apps.get_model("django_q", "OrmQ")
-    table = "message" if connection.vendor == "sqlite" else "qworker_message"
+    old = apps.get_model(LABEL, "OrmQ").objects.using(connection.alias)
+
+    def move(cursor: Any, table: str) -> None:
+        others, packed = 0, []
+        for queue, body in list(_rows(cursor, table, "tag", "queue, body", "AND state IN (0, 1, 2)")):
+            try:
+                packed.append(old.model(key=queue, payload=packages.text_of(bytes(body)), lock=_long_ago()))
+            except InvalidTaskMessage:
+                others += 1
+        old.bulk_create(packed, batch_size=AT_ONCE)
+        if others:
+            logger.warning("%d messages are no packages, and are lost with qworker's tables", others)
+
+    _empty(connection, "message" if connection.vendor == "sqlite" else "qworker_message", move)
+    drop_tables(apps, schema_editor)
+
+
+def _empty(connection: Any, table: str, move: Callable[[Any, str], None]) -> None:
+    """Have *move* move the rows of *table*, and drop it. It is given a cursor, and the name of the table that
+    has them now.
+
+    The table gets another name first: that waits for transactions that have written into it, and who comes
+    later finds no table, and is told so, where his row would be lost with it. MySQL commits what was moved,
+    and the new name; so who is cut short there and begins anew finds either all rows in their old place, or
+    under the other name, or none. An SQLite file has one writer at a time, and takes back everything.
+    """
+    aside = table if connection.vendor == "sqlite" else f"{table}_moving"
     with connection.cursor() as cursor:
-        cursor.execute(f"SELECT queue, body FROM {table} WHERE state IN (0, 1, 2) ORDER BY tag")
-        messages = cursor.fetchall()
-    rows, others = [], 0
-    for queue, body in messages:
-        try:
-            rows.append(old(key=queue, payload=packages.text_of(bytes(body)), lock=_long_ago()))
-        except InvalidTaskMessage:
-            others += 1
-    old.objects.using(connection.alias).bulk_create(rows, batch_size=AT_ONCE)
-    if others:
-        logger.warning("%d messages are no packages, and are lost with qworker's tables", others)
+        if connection.vendor == "postgresql":  # else what others commit while we wait would not be seen
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        for _ in range(2):  # what an attempt before this one has put aside; then the table itself
+            there = connection.introspection.table_names(cursor)
+            if aside not in there:
+                if table not in there:
+                    return
+                cursor.execute(f"ALTER TABLE {table} RENAME TO {aside}")
+            move(cursor, aside)
+            cursor.execute(f"DELETE FROM {aside}")
+            cursor.execute(f"DROP TABLE {aside}")
+
+
+def _rows(cursor: Any, table: str, key: str, columns: str, more: str = "") -> Iterator[tuple[Any, ...]]:
+    """The *columns* of all rows of *table*, in the order of its *key*, so many at a time."""
+    last = 0
+    while True:
+        cursor.execute(
+            f"SELECT {key}, {columns} FROM {table} WHERE {key} > %s {more} ORDER BY {key} LIMIT {AT_ONCE}",
+            [last],
+        )
+        found = cursor.fetchall()
+        for row in found:
+            yield row[1:]
+        if len(found) < AT_ONCE:
+            return
+        last = found[-1][0]
 
 
 def _long_ago() -> datetime:

@@ -23,11 +23,13 @@ from qworker.django.conf import conf
 from qworker.errors import ConfigurationError
 from qworker.transports.sql.schema import ADDITIONS, BELLS, MYSQL, POSTGRESQL, VERSION
 from qworker.transports.sqlite.database import schema_statements
+from qworker.transports.sqlite.schema import ADDED_COLUMNS
 
 QUEUE_MIGRATION = "0004_queue"
 """The last of the migrations that make them."""
 VIEW, OWNER_VIEW = "qworker_ormq", "qworker_ormq_owner"
 _COLUMNS = "state, due, owner, sent, deliveries, headers, body"
+ELSEWHERE = "name another database in Q_CLUSTER['orm'], or keep the app out of this one by a router"
 _TABLE = ["CREATE", "TABLE", "IF", "NOT", "EXISTS"]
 
 
@@ -41,19 +43,21 @@ class Kind(NamedTuple):
     forget: Sequence[str] = ()
 
 
-def _views(message: str, owner: str, quote: str) -> tuple[str, ...]:
+def _views(message: str, owner: str, quote: str, create: str = "CREATE OR REPLACE VIEW") -> tuple[str, ...]:
+    """One may be there already: it is kept when who made it is cut short."""
     return (
-        f"CREATE VIEW {VIEW} AS SELECT tag AS id, queue AS {quote}key{quote}, {_COLUMNS} FROM {message} "
+        f"{create} {VIEW} AS SELECT tag AS id, queue AS {quote}key{quote}, {_COLUMNS} FROM {message} "
         "WHERE state IN (0, 1, 2)",
-        f"CREATE VIEW {OWNER_VIEW} AS SELECT id, name, lease_until FROM {owner}",
+        f"{create} {OWNER_VIEW} AS SELECT id, name, lease_until FROM {owner}",
     )
 
 
 _TRIGGERS = (
-    f"CREATE TRIGGER {VIEW}_delete INSTEAD OF DELETE ON {VIEW} "
+    f"CREATE TRIGGER IF NOT EXISTS {VIEW}_delete INSTEAD OF DELETE ON {VIEW} "
     "BEGIN DELETE FROM message WHERE tag = old.id; END",
-    f"CREATE TRIGGER {VIEW}_update INSTEAD OF UPDATE ON {VIEW} BEGIN UPDATE message SET queue = new.key, "
-    "state = new.state, due = new.due, owner = new.owner WHERE tag = old.id; END",
+    f"CREATE TRIGGER IF NOT EXISTS {VIEW}_update INSTEAD OF UPDATE ON {VIEW} "
+    "BEGIN UPDATE message SET queue = new.key, state = new.state, due = new.due, owner = new.owner "
+    "WHERE tag = old.id; END",
 )
 """SQLite changes no view by itself."""
 
@@ -63,7 +67,7 @@ def _kinds() -> Mapping[str, Kind]:
     return {
         "sqlite": Kind(
             schema_statements(),
-            (*_views("message", "owner", '"'), *_TRIGGERS),
+            (*_views("message", "owner", '"', "CREATE VIEW IF NOT EXISTS"), *_TRIGGERS),
             "message",
             "owner",
             ("PRAGMA user_version = 0",),
@@ -98,19 +102,26 @@ def make_tables(_apps: Any, schema_editor: Any) -> None:
     if not is_broker(connection):
         return
     if connection.vendor == "sqlite":
-        if _is_ours(connection):  # a cluster came first: the store itself brings its tables up to date
-            return
         _refuse_strangers(connection)
+        if _is_made(connection):  # a cluster came first: the store itself brings its tables up to date
+            return
     _do(connection, _kinds()[connection.vendor].tables)
     if connection.vendor != "sqlite":
         _add_columns(connection)
 
 
-def _is_ours(connection: Any) -> bool:
-    """Whether the store has made its tables in an SQLite file already."""
+def _is_made(connection: Any) -> bool:
+    """Whether the store has made its tables in an SQLite file already. Raises ConfigurationError where the
+    number by which it knows them is somebody else's."""
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA user_version")
-        return bool(cursor.fetchone()[0]) and "message" in connection.introspection.table_names(cursor)
+        version = cursor.fetchone()[0]
+        if version and "message" not in connection.introspection.table_names(cursor):
+            raise ConfigurationError(
+                f"the database {connection.alias!r} has the user_version {version}, which is not qworker's, "
+                f"and where qworker notes the version of its tables: {ELSEWHERE}"
+            )
+    return bool(version)
 
 
 def _add_columns(connection: Any) -> None:
@@ -158,7 +169,7 @@ def make_what_is_missing(using: str, app_config: Any, **_signal: Any) -> None:
         return  # it was migrated backwards
     with connection.cursor() as cursor:
         there = {table.name for table in connection.introspection.get_table_list(cursor)}
-    if VIEW not in there:
+    if not {VIEW, OWNER_VIEW} <= there:
         with transaction.atomic(using):
             editor = SimpleNamespace(connection=connection)
             make_tables(None, editor)
@@ -185,8 +196,8 @@ def _refuse_strangers(connection: Any) -> None:
             cursor.execute(f"PRAGMA table_info({name})")
             there = {column[1] for column in cursor.fetchall()}
             ours = {column[1] for column in memory.execute(f"PRAGMA table_info({name})")}
-            if there and not ours & there == ours:
+            ours -= {column for table, column, _ in ADDED_COLUMNS if table == name}  # an older file lacks it
+            if there and not ours <= there:
                 raise ConfigurationError(
-                    f"the database {connection.alias!r} has a table {name} that is not qworker's: name "
-                    "another database in Q_CLUSTER['orm'], or keep the app out of this one by a router"
+                    f"the database {connection.alias!r} has a table {name} that is not qworker's: {ELSEWHERE}"
                 )

@@ -120,12 +120,36 @@ def test_a_database_of_an_older_django_q2_is_refused(places: Callable[[str], Pla
     assert len(place.rows("SELECT * FROM django_q_ormq")) == 3
 
 
-def test_tables_of_somebody_else_are_left_alone(places: Callable[[str], Place]) -> None:
+@pytest.mark.parametrize("version", [0, 3, 6, 99])
+@pytest.mark.parametrize("name", ["message", "owner", "result", "part"])
+def test_tables_of_somebody_else_are_left_alone(
+    places: Callable[[str], Place], version: int, name: str
+) -> None:
+    """Also in a file with a user_version, which is a project's own then."""
     place = places("sqlite")
     with closing(place.connect()) as connection:
-        connection.execute("CREATE TABLE message (id INTEGER, text TEXT)")
-    with pytest.raises(AssertionError, match="a table message that is not qworker's"):
+        connection.execute(f"CREATE TABLE {name} (id INTEGER, text TEXT)")
+        connection.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(AssertionError, match=f"a table {name} that is not qworker's"):
         place.migrating(APPS["qworker"], ["call", "migrate"])
+
+
+def test_a_user_version_of_somebody_else_is_left_alone(places: Callable[[str], Place]) -> None:
+    place = places("sqlite")
+    with closing(place.connect()) as connection:
+        connection.execute("PRAGMA user_version = 3")
+    with pytest.raises(AssertionError, match="the user_version 3, which is not qworker's"):
+        place.migrating(APPS["qworker"], ["call", "migrate"])
+    assert place.rows("PRAGMA user_version") == [(3,)]
+
+
+def test_tables_of_an_older_store_are_taken_over(places: Callable[[str], Place]) -> None:
+    place = places("sqlite")
+    Database(place.file).connect().close()
+    with closing(place.connect()) as connection:
+        connection.execute("ALTER TABLE owner DROP COLUMN presence")
+        connection.execute("PRAGMA user_version = 5")
+    place.migrating(APPS["qworker"], ["call", "migrate"])
 
 
 def test_where_another_database_is_the_broker_no_queue_is_made(places: Callable[[str], Place]) -> None:

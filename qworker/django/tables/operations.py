@@ -1,0 +1,61 @@
+"""operations: steps of migrations that may be cut short and repeated on every database.
+
+Comes from:  our migrations.
+Goes to:     Django's steps of the same names.
+Thread:      the one that migrates.
+
+MySQL and MariaDB commit each statement about tables at once, and on every database Django may note what a
+migration did only after that is committed. Who is cut short there begins the migration anew, and finds what
+was made before: a table or an index that is there, as it should be, is not made again, and one that is gone
+is not dropped again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import migrations
+
+
+class CreateModel(migrations.CreateModel):
+    """As Django's. Indexes are steps of their own: Django makes them after the table, and they may lack."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        if not _has_table(schema_editor.connection, to_state.apps.get_model(app_label, self.name)):
+            super().database_forwards(app_label, schema_editor, from_state, to_state)
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        table = from_state.apps.get_model(app_label, self.name)._meta.db_table
+        if table in schema_editor.connection.introspection.table_names():
+            super().database_backwards(app_label, schema_editor, from_state, to_state)
+
+
+class AddIndex(migrations.AddIndex):
+    """As Django's."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        if not self._is_there(schema_editor.connection, to_state.apps.get_model(app_label, self.model_name)):
+            super().database_forwards(app_label, schema_editor, from_state, to_state)
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        model = from_state.apps.get_model(app_label, self.model_name)
+        if self._is_there(schema_editor.connection, model):
+            super().database_backwards(app_label, schema_editor, from_state, to_state)
+
+    def _is_there(self, connection: Any, model: Any) -> bool:
+        table = model._meta.db_table
+        if table not in connection.introspection.table_names():
+            return False
+        with connection.cursor() as cursor:
+            return self.index.name in connection.introspection.get_constraints(cursor, table)
+
+
+def _has_table(connection: Any, model: Any) -> bool:
+    """Whether an attempt before this one has made the table of *model*. A table without its columns is
+    somebody else's: to make it anew is the error that says so."""
+    table = model._meta.db_table
+    if table not in connection.introspection.table_names():
+        return False
+    with connection.cursor() as cursor:
+        there = {each.name for each in connection.introspection.get_table_description(cursor, table)}
+    return there >= {field.column for field in model._meta.local_concrete_fields}
