@@ -12,12 +12,12 @@ from typing import Any
 
 from qworker.django.brokers import Broker, get_broker
 from qworker.django.conf import conf
-from qworker.django.execution import cached as cache
 from qworker.django.execution.calls import enqueue, package_of
-from qworker.django.execution.endings import call_of, save
+from qworker.django.execution.endings import call_of
 from qworker.django.execution.running import note, values_of
 from qworker.django.humanhash import uuid
 from qworker.django.models import Task
+from qworker.django.transports import task_rows
 from qworker.django.transports.packages import options_apart
 from qworker.django.waiting import fetching
 
@@ -41,11 +41,10 @@ def async_iter(func: str | Callable[..., Any], args_iter: Iterable[Any], **kwarg
     if not calls:  # nothing will ever end
         package = package_of(func, (), kwargs, {"id": identity, "task_name": name})
         note(package, True, [])
-        save(values_of(package))
+        task_rows.save(values_of(package))
         return identity
     options |= {
         "group": identity,
-        "cached": given or cache.keeps_parts(),
         "iter_count": len(calls),
         "iter_cached": given,
     }

@@ -82,3 +82,30 @@ def test_a_part_whose_process_dies_is_collected(
         site.drained()
         assert [row["id"] for row in site.tasks()] == [whole], "parts are left"
         second.stop()
+
+
+def test_retention_takes_no_part_that_is_waited_for(database: ProjectDatabase, tmp_path: Path) -> None:
+    """Each part of one iterable ends among more tasks than are kept; another has more parts than that."""
+    with site_on(tmp_path, database, {"workers": 2, "save_limit": 3}) as site:
+        whole, large = site.do(
+            f"""
+            import qworker.django.several as several
+            plain = several.enqueue
+            def among_others(*call):
+                for number in range(8):
+                    plain("math.sqrt", (number,), {{}}, {{}})
+                return plain(*call)
+            several.enqueue = among_others
+            whole = async_iter("math.floor", range(6))
+            several.enqueue = plain
+            answer = whole, async_iter("{TASKS}.work", [(f"large-{{n}}", 0.5) for n in range(8)])
+            """
+        )
+        cluster = site.start()
+        for task_id, results in ((whole, [*range(6)]), (large, [f"large-{n}" for n in range(8)])):
+            kept = site.do(f"answer = result({task_id!r}, wait={int(PATIENCE) * 1000})")
+            assert sorted(kept) == results, site.log
+        site.drained()
+        site.until(lambda: len(site.tasks()) <= 3, "what is beyond the limit goes")
+        assert site.do("from qworker.django.models import Part; answer = Part.objects.count()") == 2
+        cluster.stop()

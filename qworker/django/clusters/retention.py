@@ -1,7 +1,7 @@
 """Retention: of the tasks that succeeded, the newest are kept.
 
 Comes from:  the worker of a cluster, which has one.
-Goes to:     the table of ``Task``.
+Goes to:     the table of ``Task``; what iterables wait with is seen to by ``execution/parts.py``.
 Thread:      retention.
 
 ``save_limit`` is how many stay, of all or of each group, name or function. A few more may stand there for a
@@ -20,10 +20,14 @@ from qworker import QWorker
 from qworker.components.component import ThreadComponent
 from qworker.django.conf import conf, logger
 from qworker.django.execution import connections as task_connections
+from qworker.django.execution import parts
 from qworker.django.models import Success
+from qworker.errors import BackendError
 from qworker.interrupts import let_pass
 
 LOOK_SECONDS = 1.0
+TIDY_SECONDS = 60.0
+"""Between two looks for iterables that nobody ends."""
 MOST = 1000
 """Tasks that are deleted in one step."""
 
@@ -35,17 +39,21 @@ class Retention(ThreadComponent):
 
     def __init__(self, app: QWorker, on_crash: Callable[[str, BaseException], None]) -> None:
         super().__init__(app.clock, on_crash)
+        self._tidy_at = 0.0  # this thread
 
     def step(self, now: float) -> float:
-        if conf.save_limit <= 0:
-            return LOOK_SECONDS * 10
         task_connections.begin()
         try:
+            if now >= self._tidy_at:
+                parts.tidy()
+                self._tidy_at = now + TIDY_SECONDS
+            if conf.save_limit <= 0:
+                return LOOK_SECONDS * 10
             deleted = sweep()
-        except Error as error:
+        except (Error, BackendError) as error:
             let_pass(error)
             task_connections.drop_broken()
-            logger.warning("tasks beyond save_limit stay for now: %s", error)
+            logger.warning("nothing that is old is deleted for now: %s", error)
             return LOOK_SECONDS * 10
         return 0.0 if deleted >= MOST else LOOK_SECONDS
 

@@ -18,10 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from django.core.cache import caches
-from django.core.cache.backends.db import DatabaseCache
-from django.core.cache.backends.dummy import DummyCache
 from django.core.cache.backends.filebased import FileBasedCache
-from django.core.cache.backends.locmem import LocMemCache
 from django.core.files import locks
 
 from qworker.django.conf import conf, logger
@@ -35,19 +32,11 @@ from qworker.safe_repr import safe_repr
 
 SHORTEST_SECONDS = 1.0
 """What is kept for less than that, some caches never keep."""
-FINISHED_SECONDS = 86400.0
-"""For so long a part is known that comes again after all were collected."""
 
 
 def store() -> Any:
     """Return the cache."""
     return caches[conf.cache]
-
-
-def keeps_parts() -> bool:
-    """Tell whether other processes see what is in the cache, and whether it keeps it: some of Django's throw
-    entries away where there are more than a few hundred."""
-    return not isinstance(store(), LocMemCache | DummyCache | FileBasedCache | DatabaseCache)
 
 
 def key(name: str, *more: object) -> str:
@@ -70,8 +59,7 @@ def put(package: Package) -> int:
     text = SignedPackage.dumps(values_of(package))
     try:
         _set(key(identity), text, seconds)
-        if not package.get("iter_count"):  # nobody looks for a part of an iterable
-            store().set(_by_name(package["name"]), identity, seconds)
+        store().set(_by_name(package["name"]), identity, seconds)
         if not group:
             return 0
         with _one_at_a_time():
@@ -170,17 +158,6 @@ def members(group: str) -> list[Task]:
     found = store().get_many(keys)
     tasks = (_task_of(found[each]) for each in keys if each in found)
     return [each for each in tasks if each is not None]
-
-
-def finish(group: str) -> None:
-    """Forget *group*, whose members were collected, and remember that for those that come again."""
-    store().set(key(group, "finished"), 1, FINISHED_SECONDS)
-    delete_group(group)
-
-
-def is_finished(group: str) -> bool:
-    """Tell whether *group* was collected."""
-    return store().get(key(group, "finished")) is not None
 
 
 def delete(task_id: str) -> bool:

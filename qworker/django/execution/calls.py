@@ -20,6 +20,7 @@ from qworker.django.execution.running import SENDER, is_kept, run, unpacked, val
 from qworker.django.humanhash import uuid
 from qworker.django.signals import pre_enqueue
 from qworker.django.signing import SignedPackage
+from qworker.django.transports import task_rows
 from qworker.django.transports.packages import Package, options_apart
 from qworker.interrupts import let_pass
 from qworker.safe_repr import safe_repr, storable
@@ -141,7 +142,7 @@ def _run_here(text: str) -> None:
             logger.debug("task %s failed", package["id"], exc_info=error)
         following = endings.end(package)
         if is_kept(package):
-            endings.save(values_of(package))
+            task_rows.save(values_of(package))
         for func, args, kwargs, options in following:
             local = {name: value for name, value in options.items() if name not in ("broker", "sync")}
             waiting.append(signed(package_of(func, args, kwargs, local)))

@@ -1,18 +1,19 @@
 """models: what is kept in the project's database.
 
-Modules, in reading order: ``display`` (what a column is headed with), ``task`` (what has run), ``recurrence``
-(when a schedule is due next), ``literals`` (arguments as people write them), ``schedule`` (what is to run
-when), ``queue`` (what waits, where the database is the broker).
+Modules, in reading order: ``display`` (what a column is headed with), ``task`` (what has run, and what an
+iterable waits with), ``recurrence`` (when a schedule is due next), ``literals`` (arguments as people write
+them), ``schedule`` (what is to run when), ``queue`` (what waits, where the database is the broker).
 """
 
 from qworker.django.models.queue import OrmQ, QueueOwner
 from qworker.django.models.schedule import Schedule, validate_cron, validate_kwarg
-from qworker.django.models.task import Failure, FailureManager, Success, SuccessManager, Task
+from qworker.django.models.task import Failure, FailureManager, Part, Success, SuccessManager, Task
 
 __all__ = [
     "Failure",
     "FailureManager",
     "OrmQ",
+    "Part",
     "QueueOwner",
     "Schedule",
     "Success",

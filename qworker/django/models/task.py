@@ -218,3 +218,35 @@ class Failure(Task):
         verbose_name = _("Failed task")
         verbose_name_plural = _("Failed tasks")
         ordering = ["-stopped"]
+
+
+class Part(models.Model):
+    """A call of an iterable that has ended while others have not, or, where id and whole are the same, the
+    iterable itself. Parts are no tasks: nobody lists them, and no limit for tasks counts them.
+
+    - whole: the id of the iterable. started: when the call was sent. changed: when the row was written.
+    - row: the call as ``task_rows`` packs it. Of the iterable it is the signed package that the whole is made
+      of, without arguments.
+    - needed, ended: of the iterable: how many calls it has, and how many have ended; COLLECTED after that.
+    """
+
+    COLLECTED = -1
+
+    id = models.CharField(max_length=ID_LENGTH, primary_key=True)
+    whole = models.CharField(max_length=ID_LENGTH)
+    started = models.DateTimeField()
+    changed = models.DateTimeField()
+    row = models.BinaryField()
+    needed = models.IntegerField(null=True)
+    ended = models.IntegerField(null=True)
+
+    class Meta:
+        db_table = "qworker_part"
+        default_permissions = ()
+        indexes = [
+            models.Index(name="qworker_part_whole", fields=["whole", "changed"]),
+            models.Index(name="qworker_part_changed", fields=["needed", "changed"]),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.id)

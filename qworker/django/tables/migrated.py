@@ -10,7 +10,7 @@ from __future__ import annotations
 from django.db import DatabaseError, connections, router
 
 from qworker.django.conf import conf
-from qworker.django.models import Schedule, Task
+from qworker.django.models import Part, Schedule, Task
 from qworker.django.transports.databases import url_of
 from qworker.django.transports.opening import broker_alias
 from qworker.errors import BackendError, ConfigurationError
@@ -48,7 +48,7 @@ def _tables(alias: str) -> set[str]:
 def _needed() -> dict[str, set[str]]:
     """The tables that are to be there, by the aliases of their databases."""
     found: dict[str, set[str]] = {}
-    for model in (Task, Schedule):
+    for model in (Task, Schedule, Part):
         found.setdefault(router.db_for_write(model), set()).add(model._meta.db_table)
     if conf.broker == "orm":
         alias = broker_alias()

@@ -13,14 +13,16 @@ from __future__ import annotations
 import marshal
 import math
 import pickle
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from functools import cache
 from typing import Any
 
-from django.db import connections
+from django.db import Error, connections, router, transaction
 
+from qworker import states
 from qworker.django.models import Task
 from qworker.django.signing import PROTOCOL
 from qworker.django.transports.notifications import notify, notifying
@@ -28,6 +30,7 @@ from qworker.errors import EncodeError
 from qworker.interrupts import let_pass
 from qworker.safe_repr import safe_repr
 from qworker.transports.lease import ResultRow
+from qworker.transports.sql import refusals
 
 MARK = b"\x00task"
 """What the payload of a task's row begins with; any other is a result of qworker's own."""
@@ -112,6 +115,22 @@ def unpack(payload: bytes) -> tuple[Any, ...]:
     return columns
 
 
+def is_success(payload: bytes) -> bool:
+    """Tell whether the task that pack() has made *payload* of is a success."""
+    return bool(unpack(payload)[COLUMNS.index("success")])
+
+
+def values_of(payload: bytes) -> dict[str, Any]:
+    """Return the fields that pack() has made *payload* of; instants as the database takes them.
+
+    Raises what unpickling raises.
+    """
+    return {
+        name: pickle.loads(b64decode(value)) if name in PICKLED and value is not None else value
+        for name, value in zip(COLUMNS, unpack(payload), strict=True)
+    }
+
+
 def is_task(row: ResultRow) -> bool:
     """Tell whether *row* is one of the table of ``Task``."""
     return row[2].startswith(MARK)
@@ -156,6 +175,20 @@ def store(rows: Sequence[ResultRow], alias: str) -> None:
         for query, values in statements(connection.vendor, rows):
             cursor.execute(query, values)
     notify(connection, [text for row in rows for text in _told_of(unpack(row[2]))])
+
+
+def save(values: Mapping[str, Any]) -> None:
+    """Store the values of one ``Task`` at once, by this process's own connection. What the database refuses
+    is stored as a failure."""
+    alias = router.db_for_write(Task)
+    row = values["id"], states.SUCCESS if values["success"] else states.FAILURE, pack(values, alias), None
+    try:
+        with transaction.atomic(alias) if connections[alias].in_atomic_block else nullcontext():
+            store([row], alias)
+    except Error as error:
+        if not refusals.refused(error.__cause__):
+            raise
+        store([(*row[:2], refused(row[2], f"it cannot be stored: {error}"), None)], alias)
 
 
 def _told_of(columns: Sequence[Any]) -> list[str]:

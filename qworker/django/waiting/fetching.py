@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from asgiref.sync import sync_to_async
 from django.db import router
 
-from qworker.django.conf import conf
+from qworker.django.conf import conf, logger
 from qworker.django.execution import cached as cache
 from qworker.django.models import Task
 from qworker.django.transports.databases import is_in_memory
@@ -158,6 +158,7 @@ def members(
     when there is nothing in the cache.
     """
     if wait or count:
+        _warn_of_limit(group_id, count, cached)
         found_by(_members(group_id, failures, count, cached), _patience(wait, count))
     if not _is_cached(cached):
         return Task.get_task_group(group_id, failures)
@@ -169,8 +170,19 @@ async def amembers(
 ) -> Any:
     """As members()."""
     if wait or count:
+        _warn_of_limit(group_id, count, cached)
         await afound_by(_members(group_id, failures, count, cached), _patience(wait, count))
     return await sync_to_async(members)(group_id, failures, cached=cached)
+
+
+def _warn_of_limit(group_id: str, count: int | None, cached: Any) -> None:
+    limit = conf.save_limit
+    if count and count > limit > 0 and conf.save_limit_per in (None, "group") and not _is_cached(cached):
+        logger.warning(
+            "%d tasks of the group %r are waited for, and save_limit keeps %d successes: the rest is deleted "
+            "before all are there",
+            count, group_id, limit,
+        )  # fmt: skip
 
 
 def _patience(wait: int, count: int | None) -> int:

@@ -64,11 +64,3 @@ def test_a_cache_that_keeps_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(LocMemCache, "set", lambda *_, **__: None)
     with pytest.raises(BackendError, match="has not kept"):
         cached.put(member(0))
-
-
-def test_a_group_that_was_collected_is_remembered() -> None:
-    cached.put(member(0))
-    assert not cached.is_finished("g")
-    cached.finish("g")
-    assert cached.is_finished("g")
-    assert not cached.member_ids("g")

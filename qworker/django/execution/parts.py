@@ -1,0 +1,150 @@
+"""Parts: the calls of an iterable are kept until all have ended, and are made into one task then.
+
+Comes from:  ``endings.py``, with a call that has ended; ``clusters/retention.py``, with what nobody ends.
+Goes to:     the table of ``Part``; the whole to the table of ``Task``, or to the cache.
+Thread:      whichever ran the call; retention.
+
+Nothing deletes a part before its whole is stored, whatever is said of how many tasks are kept. How many have
+ended is counted apart from the parts: where somebody has deleted one, the whole is a failure, and not waited
+for without end. The row of the iterable stays for a while after that, for calls that are delivered again.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.db import router, transaction
+from django.db.models import F
+from django.utils import timezone
+
+from qworker.django.conf import logger
+from qworker.django.execution import cached
+from qworker.django.execution.running import is_kept, unpacked, values_of
+from qworker.django.models import Part
+from qworker.django.signing import SignedPackage
+from qworker.django.transports import task_rows
+from qworker.django.transports.packages import Package
+from qworker.errors import EncodeError, Reject
+from qworker.interrupts import let_pass
+from qworker.safe_repr import safe_repr
+
+COLLECTED_DAYS = 7.0
+"""For so long the calls of an iterable are known that are delivered again after it was collected."""
+SILENT_DAYS = 30.0
+"""An iterable of which no call has ended for so long fails: its messages are gone."""
+MOST = 100
+"""Iterables that tidy() looks at in one step."""
+
+
+def add(package: Package) -> None:
+    """Keep the call *package*, whose end is noted; who brings the last one makes the task of all.
+
+    Of a call that comes again its success stays, or else what came last. Nothing is kept after the whole was
+    made.
+    """
+    whole, now, parts = package["group"], timezone.now(), _parts()
+    call = {"whole": whole, "started": package["started"], "changed": now}
+    if not parts.filter(pk=whole).exists():
+        counter = {"row": _whole_of(package), "needed": package["iter_count"], "ended": 0}
+        parts.bulk_create([Part(pk=whole, **call, **counter)], ignore_conflicts=True)
+    call["row"] = task_rows.pack(values_of(package), parts.db)
+    with transaction.atomic(parts.db):
+        # The first statement writes: it takes the row, or the whole file of SQLite, before anything is read.
+        if not parts.filter(pk=whole, ended__gte=0).update(changed=now):
+            return
+        there = parts.filter(pk=package["id"]).first()
+        if there is None:
+            parts.create(pk=package["id"], **call)
+            parts.filter(pk=whole).update(ended=F("ended") + 1)
+        elif not task_rows.is_success(bytes(there.row)):
+            parts.filter(pk=there.pk).update(**call)
+    if parts.filter(pk=whole, ended__gte=F("needed")).exists():
+        _collect(whole, package)
+
+
+def tidy() -> int:
+    """Give up iterables of which nothing was heard for SILENT_DAYS, and forget those that were collected long
+    ago; return how many these were."""
+    now, parts = timezone.now(), _parts()
+    wholes = parts.filter(needed__isnull=False)
+    silent = wholes.filter(ended__gte=0, changed__lt=now - timedelta(days=SILENT_DAYS))
+    given_up = list(silent.values_list("pk", flat=True)[:MOST])
+    for whole in given_up:
+        _give_up(whole)
+    old = wholes.filter(ended=Part.COLLECTED, changed__lt=now - timedelta(days=COLLECTED_DAYS))
+    gone = list(old.values_list("pk", flat=True)[:MOST])
+    parts.filter(pk__in=gone).delete()
+    return len(given_up) + len(gone)
+
+
+def _parts() -> Any:
+    return Part.objects.using(router.db_for_write(Part))
+
+
+def _whole_of(package: Package) -> bytes:
+    """The package of the whole, as far as it is known before the calls have ended."""
+    whole = {**package, "id": package["group"], "args": (), "group": None, "hook": None, "result": None}
+    whole |= {"cached": package.get("iter_cached"), "iter_count": None}
+    return SignedPackage.dumps(whole).encode()
+
+
+def _collect(whole: str, package: Package) -> None:
+    """Make one task of the parts of *whole*, unless another has done it. They go in the same transaction."""
+    parts = _parts()
+    with transaction.atomic(parts.db):
+        if parts.filter(pk=whole, ended__gte=F("needed")).update(changed=timezone.now()):
+            _store(_made_of(whole, unpacked(_whole_of(package).decode())))
+            _forget_parts(whole)
+
+
+def _give_up(whole: str) -> None:
+    """Make a failure of *whole*, unless a call has ended meanwhile."""
+    parts = _parts()
+    with transaction.atomic(parts.db):
+        if not parts.filter(pk=whole, ended__gte=0).update(changed=timezone.now()):
+            return
+        try:
+            _store(_made_of(whole, unpacked(bytes(parts.get(pk=whole).row).decode())))
+        except Reject as error:
+            logger.error("the iterable %s is given up without a result: %s", whole, error)
+        _forget_parts(whole)
+
+
+def _forget_parts(whole: str) -> None:
+    parts = _parts()
+    parts.filter(whole=whole).exclude(pk=whole).delete()
+    parts.filter(pk=whole).update(ended=Part.COLLECTED, row=b"")
+
+
+def _made_of(whole: str, package: Package) -> Package:
+    """The package of *whole* with its end, as far as *package* tells of it."""
+    parts = _parts()
+    calls = list(parts.filter(whole=whole).exclude(pk=whole).order_by("changed", "id"))
+    needed = parts.values_list("needed", flat=True).get(pk=whole)
+    try:
+        found = [task_rows.values_of(bytes(call.row)) for call in calls]
+    except Exception as error:  # noqa: BLE001 - the user's classes
+        let_pass(error)
+        found, lost = [], f"a result cannot be read: {safe_repr(error)}"
+    else:
+        lost = f"{needed - len(found)} of {needed} results are missing" if len(found) < needed else ""
+    if lost:
+        logger.error("the iterable %s has no result: %s", whole, lost)
+    return package | {
+        "args": [each["args"] for each in found],
+        "result": lost or [each["result"] for each in found],
+        "success": not lost and all(each["success"] for each in found),
+        "started": min((call.started for call in calls), default=package["started"]),
+        "stopped": timezone.now(),
+    }
+
+
+def _store(whole: Package) -> None:
+    if whole["cached"]:
+        cached.put(whole)
+    elif is_kept(whole):
+        try:
+            task_rows.save(values_of(whole))
+        except EncodeError as error:  # it is larger than the database takes
+            task_rows.save(values_of({**whole, "success": False, "result": str(error)}))
