@@ -77,6 +77,11 @@ class Stores:
         return known[1]
 
     @property
+    def why_none(self) -> str:
+        """Why no result can be had, and what to do; "": they can."""
+        return "" if self._given else self.place.why_none
+
+    @property
     def missing_results(self) -> str | None:
         """The file or directory in which results are kept, where it is not there; None where it is, and for
         servers. Who only looks for a result finds none there, and makes nothing."""

@@ -5,7 +5,8 @@ Modules, in reading order. When: ``schedule`` (what a schedule is), ``fields``, 
 value is). What: ``entry``, ``written`` (as plain data), ``catalog`` (all entries of an app). Where: ``store``
 (what is kept), ``store_memory``, ``store_sql`` with ``place_sqlite`` and ``place_server``, ``store_redis``,
 ``stores`` (which one an app has), ``sealed`` (what it is believed). Who calls: ``leadership`` (one of many),
-``agenda`` (what is due), ``calls`` (as messages), ``service``. And ``api``, which is ``app.schedules``.
+``agenda`` (what is due), ``overlap`` (has the call before ended), ``calls`` (as messages), ``caution`` (whose
+trouble an error is), ``service``. And ``api``, which is ``app.schedules``.
 """
 
 from qworker.beat.crontab import crontab

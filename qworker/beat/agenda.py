@@ -11,24 +11,26 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import NamedTuple
 
-from qworker.beat.catalog import Listed
+from qworker.beat.catalog import Listed, marked, said
 from qworker.beat.entry import SKIP, Entry
 from qworker.beat.kinds import told
 from qworker.beat.schedules import schedule
 from qworker.beat.store import State
-from qworker.errors import InvalidSchedule
 
 logger = logging.getLogger(__name__)
 
 LATE_SECONDS = 60.0
 """A due time that is older than this was missed."""
 BIT = timedelta(microseconds=1)
+MOST_LOOKS = 10_000
+"""Due times that are looked at for one call: with much jitter there may be millions that will come yet."""
 
 
 class Due(NamedTuple):
@@ -44,18 +46,22 @@ class Due(NamedTuple):
 
 @dataclass(slots=True)
 class _Plan:
-    """number: of the plan; what the heap has of others of the same name is old."""
+    """due: epoch seconds. number: of the plan; what the heap has of others of the same name is old."""
 
     entry: Entry
     state: State
+    due: float
     number: int
 
 
 class Agenda:
-    """zone: of schedules that have none of their own."""
+    """zone: of schedules that have none of their own. remembered: seconds for which due times that were
+    called are remembered. An entry that counts from later than that from now on, or from before 1970, begins
+    anew: the clock, our own or that of who has led before, was wrong, and it would be silent until then."""
 
-    def __init__(self, zone: tzinfo = UTC) -> None:
+    def __init__(self, zone: tzinfo = UTC, remembered: float = math.inf) -> None:
         self._zone = zone
+        self._remembered = remembered
         self._plans: dict[str, _Plan] = {}
         self._heap: list[tuple[float, int, str]] = []
         self._count = 0
@@ -76,12 +82,21 @@ class Agenda:
             if each.entry is None and not each.removed:
                 continue
             state = each.state or State()
-            seen = _seen(each.entry)
+            seen = seen_as(each)
             if state.seen != seen:
                 state = state._replace(seen=seen, since=round(now, 6), error=None)
                 fresh[each.name] = state
-            if each.entry is not None:
-                self.plan(each.name, anchored(each.entry, state), state)
+            elif not 0 <= _base(state) <= now + self._remembered:
+                state = state._replace(since=round(now, 6), last_due=None)
+                fresh[each.name] = state
+            if each.entry is None:
+                continue
+            try:
+                entry = anchored(each.entry, state)
+            except Exception as error:  # noqa: BLE001 - with a clock that shows what is in no calendar
+                self._tell(each.name, error)
+            else:
+                self.plan(each.name, entry, state)
         return fresh
 
     def drop(self, names: Iterable[str]) -> None:
@@ -90,23 +105,26 @@ class Agenda:
             self._plans.pop(name, None)
             self.wrong.pop(name, None)
 
-    def plan(self, name: str, entry: Entry, state: State) -> float | None:
-        """Note when *entry* is due next; return that, None for never, as where its schedule fails."""
+    def plan(self, name: str, entry: Entry, state: State, not_before: float = 0.0) -> float | None:
+        """Note when *entry* is due next; return that, None for never, as where its schedule fails.
+
+        not_before: it is not given out earlier than that, though it is due.
+        """
         self._plans.pop(name, None)
         if not entry.enabled or (entry.max_runs is not None and state.runs >= entry.max_runs):
             return None
         try:
             found = entry.next(self._instant(_base(state)))
-        except InvalidSchedule as error:
+            due = None if found is None else found.timestamp()
+        except Exception as error:  # noqa: BLE001 - schedules and time zones may be anybody's
             self._tell(name, error)
             return None
-        if found is None:
+        if due is None:
             return None
-        due = found.timestamp()
         self._count += 1
-        self._plans[name] = _Plan(entry, state, self._count)
+        self._plans[name] = _Plan(entry, state, due, self._count)
         late = share(name, due) * entry.jitter if entry.jitter else 0.0
-        heapq.heappush(self._heap, (due + late, self._count, name))
+        heapq.heappush(self._heap, (max(due + late, not_before), self._count, name))
         return due
 
     def next(self) -> float | None:
@@ -129,7 +147,7 @@ class Agenda:
             plan = self._plans.pop(name)
             try:
                 due = self._choose(name, plan, now)
-            except InvalidSchedule as error:
+            except Exception as error:  # noqa: BLE001 - as above
                 self._tell(name, error)
                 continue
             found.append(due)
@@ -144,13 +162,21 @@ class Agenda:
         if entry.max_runs is not None:
             wanted = min(wanted, entry.max_runs - state.runs)
         before, upto = self._instant(now) + BIT, base
-        while len(dues) < wanted and (found := entry.previous(before)) is not None:
-            due = found.timestamp()
+        looks = 0
+        while len(dues) < wanted:
+            looks += 1
+            found = entry.previous(before) if looks <= MOST_LOOKS else None
+            due = -math.inf if found is None else found.timestamp()
             if due <= base:
-                break
-            before = found
-            if due + share(name, due) * entry.jitter > now:
-                continue  # it will come yet
+                if upto > base:
+                    break
+                # Looking back has not found it, but it was due, and is done with now.
+                due, wanted = plan.due, 1
+                upto = now if looks <= MOST_LOOKS else base
+            elif found is not None:
+                before = found
+                if due + share(name, due) * entry.jitter > now:
+                    continue  # it will come yet
             upto = max(upto, due)
             if entry.catch_up == SKIP and now - due - entry.jitter > LATE_SECONDS:
                 break
@@ -159,9 +185,9 @@ class Agenda:
             dues.append(due)
         return Due(name, entry, state, tuple(reversed(dues)), upto)
 
-    def _tell(self, name: str, error: InvalidSchedule) -> None:
-        self.wrong[name] = str(error)
-        logger.error("the entry %s is not called: %s", name, error, extra={"event": "entry-wrong"})
+    def _tell(self, name: str, error: Exception) -> None:
+        self.wrong[name] = text = said(error)
+        logger.error("the entry %s is not called: %s", name, text, extra={"event": "entry-wrong"})
 
     def _instant(self, seconds: float) -> datetime:
         return datetime.fromtimestamp(seconds, self._zone)
@@ -172,12 +198,13 @@ def share(name: str, due: float) -> float:
     return zlib.crc32(f"{name}\0{round(due * 1_000_000)}".encode()) / 2**32
 
 
-def _seen(entry: Entry | None) -> str:
+def seen_as(found: Listed) -> str:
     """By what it is known whether an entry is as it was. One that is paused or removed is another: what is
     due meanwhile was not missed."""
+    entry = found.entry
     if entry is None:
         return "removed"
-    return told(entry.schedule) + ("" if entry.enabled else " paused")
+    return told(entry.schedule) + ("" if entry.enabled else " paused") + marked(found.born)
 
 
 def _base(state: State) -> float:

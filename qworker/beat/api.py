@@ -7,17 +7,18 @@ Thread:      any.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
-from qworker.beat.agenda import anchored
+from qworker.beat.agenda import anchored, seen_as
 from qworker.beat.calls import DUE_HEADER, NAME_HEADER
 from qworker.beat.catalog import Edit, Listed, base_of, catalog, edit_of, listed, read_edit
 from qworker.beat.entry import Entry, read_entry
-from qworker.beat.kinds import told
+from qworker.beat.overlap import hindrance
 from qworker.beat.store import Lease, Row, ScheduleStore, Slot, State
 from qworker.beat.stores import open_store
 from qworker.beat.written import read_fields, to_json, write_fields
@@ -29,6 +30,8 @@ from qworker.results.result import AsyncResult
 if TYPE_CHECKING:
     from qworker.app import QWorker
 
+_OF_OVERLAP = frozenset(["overlap", "task", "options"])
+"""Fields on which it depends whether ``overlap`` can work."""
 TRIES = 10
 """How often an edit is tried while others edit the same entry."""
 
@@ -102,7 +105,7 @@ class Schedules:
         """Its entry, with intervals counted from when it was first seen; from now on when nobody has."""
         assert found.entry is not None
         state = found.state or State()
-        known = state.seen == told(found.entry.schedule)
+        known = state.seen == seen_as(found)
         return anchored(found.entry, State(since=state.since if known else self._app.clock.now()))
 
     def runs(self, name: str, most: int = 100) -> list[Slot]:
@@ -126,6 +129,7 @@ class Schedules:
         Raises InvalidSchedule for what is wrong, and when there is such an entry.
         """
         entry = self._plain(read_entry(name, {"task": task, "schedule": schedule, **fields}))
+        self._refuse_hindered(entry)
         written = _written(entry, {"task", "schedule", *fields})
 
         def change(found: Listed | None, edit: Edit | None) -> Edit:
@@ -133,7 +137,7 @@ class Schedules:
                 raise InvalidSchedule(
                     f"there is an entry {name!r} already: `qworker beat set`, or set(), changes it"
                 )
-            return Edit(written, added=True)
+            return Edit(written, added=True, born=secrets.token_hex(8))
 
         return self._edit(name, change)
 
@@ -142,7 +146,10 @@ class Schedules:
 
         def change(found: Listed | None, edit: Edit | None) -> Edit:
             entry = self._entry_of(name, found)
-            written = _written(self._plain(entry.changed(fields)), set(fields))
+            changed = self._plain(entry.changed(fields))
+            if not _OF_OVERLAP.isdisjoint(fields):
+                self._refuse_hindered(changed)
+            written = _written(changed, set(fields))
             before = edit or Edit({})
             return before._replace(fields={**before.fields, **written}, removed=False)
 
@@ -246,6 +253,11 @@ class Schedules:
         except EncodeError as error:
             raise InvalidSchedule(f"entry {entry.name!r}: {error}") from error
         return entry.changed({"args": args, "kwargs": kwargs})
+
+    def _refuse_hindered(self, entry: Entry) -> None:
+        """Raise InvalidSchedule for an ``overlap`` that cannot work."""
+        if why := hindrance(self._app, entry):
+            raise InvalidSchedule(f"entry {entry.name!r}: {why}")
 
     def _entry_or_wrong(self, name: str, found: Listed | None) -> Listed:
         if found is None:

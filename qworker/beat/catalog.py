@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from operator import attrgetter
@@ -23,7 +24,7 @@ from qworker.beat.entry import FIELDS, USUAL, Entry, read_entry
 from qworker.beat.kinds import write_schedule
 from qworker.beat.store import Row, State
 from qworker.beat.written import from_json, read_fields
-from qworker.errors import InvalidSchedule
+from qworker.errors import InvalidSchedule, QWorkerError
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -40,6 +41,7 @@ class Listed(NamedTuple):
     - source: SETTINGS, CODE, TASK or HAND.
     - changed: the fields that were changed by hand.
     - removed: it was removed by hand, though settings or code have it.
+    - born: by what one that was added by hand is told from others of its name before and after.
     """
 
     name: str
@@ -49,20 +51,22 @@ class Listed(NamedTuple):
     error: str | None = None
     removed: bool = False
     state: State | None = None
+    born: str | None = None
 
 
 class Edit(NamedTuple):
     """What was changed by hand. fields: as plain data. added: they are all of an entry. removed: it is not to
-    be called."""
+    be called. born: of one that was added, what no other has."""
 
     fields: dict[str, Any]
     added: bool = False
     removed: bool = False
+    born: str | None = None
 
     def as_data(self) -> dict[str, Any]:
         """What is kept of it."""
         marks = {name: True for name in ("added", "removed") if getattr(self, name)}
-        return {"fields": self.fields, **marks}
+        return {"fields": self.fields, **marks, **({"born": self.born} if self.born else {})}
 
 
 def edit_of(row: Row | None) -> Edit | None:
@@ -85,7 +89,32 @@ def read_edit(text: bytes) -> Edit:
     fields = found.get("fields")
     if not isinstance(fields, dict):
         raise InvalidSchedule(f"{text[:80]!r} is no edit of an entry")
-    return Edit(fields, found.get("added") is True, found.get("removed") is True)
+    born = found.get("born")
+    is_mark = isinstance(born, str) and _MARK.fullmatch(marked(born)) is not None
+    return Edit(fields, found.get("added") is True, found.get("removed") is True, born if is_mark else None)
+
+
+_MARK = re.compile(r" added ([0-9a-f]{16})")
+
+
+def marked(born: str | None) -> str:
+    """How ``State.seen`` ends for an entry that was added by hand."""
+    return "" if born is None else f" added {born}"
+
+
+def _born(state: State) -> str | None:
+    """To which of the entries that were added by hand under one name *state* belongs; None: to none of them,
+    or nobody has noted that."""
+    found = _MARK.search(state.seen, max(0, len(state.seen) - len(marked("0" * 16))))
+    return found and found[1]
+
+
+def says_nothing(row: Row) -> bool:
+    """Tell whether nothing would be lost with *row*, where settings and code have no such entry: it is what
+    an entry that was added by hand has left."""
+    if row.edit is not None:
+        return False
+    return row.state is None or row.state == State() or _born(row.state) is not None
 
 
 def base_of(app: QWorker) -> dict[str, tuple[str, Any]]:
@@ -130,18 +159,26 @@ def listed(name: str, given: tuple[str, Any] | None, row: Row | None) -> Listed:
     state = row and row.state
     try:
         edit = edit_of(row)
+        born = edit and edit.born
+        if born is not None and state is not None and _born(state) not in (None, born):
+            state = None  # of another, which was removed
         changes = frozenset(edit.fields) if edit is not None else UNCHANGED
         if edit is not None and edit.removed:
             return Listed(name, None, source, changes, removed=True, state=state)
         if given is None or (edit is not None and edit.added):
             fields = read_fields(edit.fields) if edit is not None else {}
-            return Listed(name, read_entry(name, fields), HAND, state=state)
+            return Listed(name, read_entry(name, fields), HAND, state=state, born=born)
         entry = read_entry(name, described)
         if edit is not None:
             entry = entry.changed(read_fields(edit.fields))
         return Listed(name, entry, source, changes, state=state)
-    except InvalidSchedule as error:
-        return Listed(name, None, source, error=str(error), state=state)
+    except Exception as error:  # noqa: BLE001 - what settings, code and a store have may be anybody's objects
+        return Listed(name, None, source, error=said(error), state=state)
+
+
+def said(error: Exception) -> str:
+    """Return what *error* says, with its kind where it is none of ours."""
+    return str(error) if isinstance(error, QWorkerError) else f"{type(error).__name__}: {error}"
 
 
 def about(plain: Mapping[str, Listed]) -> str:
@@ -153,7 +190,7 @@ def about(plain: Mapping[str, Listed]) -> str:
     every = [(name, _told(plain[name])) for name in sorted(plain)]
     try:
         text = _as_text(every)
-    except (TypeError, ValueError, RecursionError):  # of some the arguments are not known in such a way
+    except Exception:  # noqa: BLE001 - arguments are anybody's objects; of some only the task is told
         text = _as_text([(name, _as_text_or_task(told)) for name, told in every])
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return json.dumps({"qworker": __version__, "entries": digest}, sort_keys=True)
@@ -185,7 +222,7 @@ def _as_text(value: Any) -> str:
 def _as_text_or_task(told: tuple[Any, ...]) -> Any:
     try:
         return _as_text(told)
-    except (TypeError, ValueError, RecursionError):
+    except Exception:  # noqa: BLE001 - as above
         return told[0]
 
 

@@ -110,6 +110,9 @@ class SealedScheduleStore(ScheduleStore):
     def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:
         return self.inner.fire(lease, firings, sender)
 
+    def prune(self, lease: Lease, versions: Mapping[str, int]) -> None:
+        self.inner.prune(lease, versions)
+
     def prepare(self, sender: Sender) -> None:
         self.inner.prepare(sender)
 

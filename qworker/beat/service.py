@@ -16,24 +16,27 @@ import math
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
-from qworker import signals, states
+from qworker import signals
 from qworker.beat.agenda import Agenda, Due
 from qworker.beat.calls import id_of, messages
-from qworker.beat.catalog import Listed, about, base_of, catalog, listed
-from qworker.beat.entry import ALLOW, REPLACE
+from qworker.beat.catalog import Listed, about, base_of, catalog, listed, said, says_nothing
+from qworker.beat.caution import Caution, N
+from qworker.beat.entry import ALLOW, REPLACE, Entry
 from qworker.beat.leadership import Leadership
+from qworker.beat.overlap import Before, Overlaps, hindrance
 from qworker.beat.store import LOOK_SECONDS, Firing, Lease, Row, ScheduleStore, Slot, State
 from qworker.beat.stores import open_store
 from qworker.components.component import ThreadComponent
-from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, QWorkerError
+from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, NotSupported, QWorkerError
 from qworker.interrupts import let_pass
+from qworker.transports.lease import Envelope
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -53,6 +56,22 @@ RETRY_SECONDS = 0.25
 SWEEP_SECONDS = 60.0
 LONGEST_REST = 0.5
 """Seconds after which the clock is looked at again: it may have been set."""
+AWAY = (BackendError, BrokerUnavailable)
+"""What is tried again, since a store or a broker may have been away."""
+
+
+class _Call(NamedTuple):
+    """What is to be made of an entry that is due. state: what the entry's becomes. replaces: the id of the
+    call before, which is revoked then."""
+
+    due: Due
+    firings: Sequence[Firing]
+    state: State
+    replaces: str | None
+
+    @property
+    def name(self) -> str:
+        return self.due.name
 
 
 class Beat(ThreadComponent):
@@ -91,7 +110,17 @@ class Beat(ThreadComponent):
         """Why entries are not called, by their names, for all that is known but by the agenda."""
         for each in self._plain.values():
             self._note_error(each.name, each.error)
+        self._notes: dict[str, str] = {}
+        """What else is wrong with entries, by their names: they wait, or cannot be called as they say."""
         self._problems = tuple(self._wrong())  # replaced as a whole: others read it
+        self._overlaps = Overlaps(app, self._note)
+        self._caution = Caution(MOST_AT_ONCE)
+        self._revocations: dict[str, str] = {}
+        """The calls that were replaced, and are to be revoked, by the names of their entries."""
+        self._tombstones: dict[str, int] = {}
+        """Rows that say nothing, by the names of their entries, with their versions."""
+        self._wall = self.clock.now()
+        """What the clock has shown at the last turn."""
         self._away = False
         self._unsure = False
         """Slots were taken of which it is not known whether the broker has the messages."""
@@ -112,7 +141,7 @@ class Beat(ThreadComponent):
                 self.leadership.lost()
             self._agenda = None
             return LOOK_SECONDS
-        except (BackendError, BrokerUnavailable) as error:
+        except AWAY as error:
             let_pass(error)
             self._sweep_at = 0.0  # there may be slots whose messages were not sent
             if not self._away:
@@ -120,16 +149,24 @@ class Beat(ThreadComponent):
                 logger.error("the schedules wait: %s", error, extra={"event": "beat-waits"})
             return RETRY_SECONDS
         self._problems = tuple(self._wrong())
+        if self._away and not self._caution.waiting:
+            self._go_on()
+        return rest
+
+    def _go_on(self) -> None:
         if self._away:
             self._away = False
             logger.info("the schedules go on", extra={"event": "beat-goes-on"})
-        return rest
 
     def _turn(self, now: float) -> float:
         lease = self.leadership.step(now)
         if lease is None:
             self._agenda = None
             return LOOK_SECONDS
+        wall = self.clock.now()
+        if abs(wall - self._wall) > self.app.conf.beat_history_expires:
+            self._agenda = None  # it is, or was, wrong: what was planned by it counts no more
+        self._wall = wall
         agenda = self._agenda
         if agenda is None:
             with _much_is_kept():
@@ -145,6 +182,10 @@ class Beat(ThreadComponent):
             self._send_pending(self.store.pending())
             swept = self.store.sweep(self.clock.now() - self.app.conf.beat_history_expires)
             self._sweep_at = now + (1.0 if swept else SWEEP_SECONDS)
+        if self._revocations:
+            self._revoke()
+        if self._tombstones:
+            self._prune(lease)
         due = agenda.next()
         rest = math.inf if due is None else due - self.clock.now()
         return max(0.0, min(rest, self.leadership.rest(self.clock.monotonic()), LONGEST_REST))
@@ -163,6 +204,9 @@ class Beat(ThreadComponent):
         told = {**self._errors, **(self._agenda.wrong if self._agenda is not None else {})}
         for name in islice(told, MOST_TOLD):
             yield f"the entry {name} is not called: {told[name]:.500}"
+        others = (name for name in self._notes if name not in told)
+        for name in islice(others, MOST_TOLD - min(len(told), MOST_TOLD)):
+            yield f"the entry {name}: {self._notes[name]:.500}"
 
     # -- entries --
 
@@ -173,7 +217,11 @@ class Beat(ThreadComponent):
         rows = self.store.rows()
         self._listed = catalog(self._base, rows, self._plain)
         self._errors.clear()
-        agenda = Agenda(self._zone)
+        self._notes.clear()
+        self._tombstones = {
+            row.name: row.version for row in rows if row.name not in self._base and says_nothing(row)
+        }
+        agenda = Agenda(self._zone, self.app.conf.beat_history_expires)
         for some in _portions(self._listed.values()):
             self._go_on_leading()
             self.store.note(lease, agenda.update(some, self.clock.now()))
@@ -208,20 +256,46 @@ class Beat(ThreadComponent):
                 self._listed.pop(row.name, None)
                 agenda.drop([row.name])
                 self._note_error(row.name, None)
+                self._notes.pop(row.name, None)
                 forgotten[row.name] = State()  # whoever adds one of that name again begins anew
+                self._tombstones[row.name] = row.version
             else:
                 self._listed[row.name] = found = listed(row.name, given, row)
                 changed.append(found)
+            self._caution.forget(row.name)
         self.store.note(lease, {**agenda.update(changed, self.clock.now()), **forgotten})
         self._tell_of_errors(changed)
 
     def _tell_of_errors(self, every: Iterable[Listed]) -> None:
         for each in every:
             self._note_error(each.name, each.error or (each.state and each.state.error))
+            self._notes.pop(each.name, None)
+            self._note_hindrance(each.name, each.entry)
             if each.error is not None:
                 logger.error(
                     "the entry %s is not called: %s", each.name, each.error, extra={"event": "entry-wrong"}
                 )
+
+    def _prune(self, lease: Lease) -> None:
+        """Forget a portion of the rows that say nothing. Who has to see that they were removed is who leads,
+        and has seen it."""
+        some = dict(islice(self._tombstones.items(), PORTION))
+        self.store.prune(lease, some)
+        for name in some:
+            del self._tombstones[name]
+
+    def _note(self, name: str, text: str) -> None:
+        """Tell what is wrong with an entry that is called all the same, or will be."""
+        if name not in self._notes:
+            logger.error("the entry %s: %s", name, text, extra={"event": "entry-noted"})
+        self._notes[name] = text
+
+    def _note_hindrance(self, name: str, entry: Entry | None) -> None:
+        why = None if entry is None or entry.overlap == ALLOW else hindrance(self.app, entry)
+        if why is None:
+            self._notes.pop(name, None)
+        else:
+            self._note(name, f"it is called as with overlap={ALLOW!r}, since {why}")
 
     def _note_error(self, name: str, error: str | None) -> None:
         if error is None:
@@ -233,81 +307,169 @@ class Beat(ThreadComponent):
 
     def _call(self, agenda: Agenda) -> None:
         """Call what is due."""
+        found = agenda.due(self.clock.now(), MOST_AT_ONCE)
+        left = {each.name: each for each in found}
+        pauses: dict[str, float] = {}
+        plain = [each for each in found if each.entry.overlap == ALLOW]
+        asking = [each for each in found if each.entry.overlap != ALLOW]
+        try:
+            for some in (plain, asking):  # who asks the result store keeps no other waiting
+                if some:
+                    self._call_some(some, agenda, left, pauses)
+        finally:
+            # As if nothing had been tried: a slot that was taken is not free again.
+            for name, each in left.items():
+                pause = max(pauses.get(name, 0.0), self._caution.pause(name, self.clock.monotonic()))
+                agenda.plan(name, each.entry, each.state, self.clock.now() + pause if pause else 0.0)
+
+    def _call_some(
+        self, found: Sequence[Due], agenda: Agenda, left: dict[str, Due], pauses: dict[str, float]
+    ) -> None:
+        """Call *found*. Those that are done with are planned and taken out of *left*; *pauses* gets the
+        seconds for which others wait."""
         lease = self.leadership.lease
         assert lease is not None
-        now = self.clock.now()
-        found = agenda.due(now, MOST_AT_ONCE)
-        if not found:
-            return
-        try:
-            living = self._living(found)
-            numbered = not self.store.is_with(self.app.broker.sender)
-            firings: list[Firing] = []
-            states_of: dict[str, State] = {}
-            replaced: dict[str, str] = {}
-            for each in found:
-                if each.name in living and each.entry.overlap == REPLACE and each.state.task_id is not None:
-                    replaced[each.name] = each.state.task_id
-                made, state = self._firings(each, now, each.name in living, numbered)
-                firings += made
-                states_of[each.name] = state
-            if firings:
-                self._unsure = True
-                free = self.store.fire(lease, firings, self.app.broker.sender)
-                self._unsure = len(free) < len(firings)  # it may have been us who took the others
-                self.fired += len(free)
-                self._tell(free)
-                done = {each.name for each in firings}
-                self._revoke({name: task_id for name, task_id in replaced.items() if name in done})
-            else:
-                done = set()
-            self.store.note(lease, {name: state for name, state in states_of.items() if name not in done})
-        except BaseException:
-            for each in found:  # as if nothing had been tried: a slot that was taken is not free again
-                agenda.plan(each.name, each.entry, each.state)
-            raise
-        for each in found:
-            agenda.plan(each.name, each.entry, states_of[each.name])
-            self._note_error(each.name, states_of[each.name].error)
+        before = self._overlaps.before(found)
+        uncalled: dict[str, State] = {}
 
-    def _firings(self, due: Due, now: float, lives: bool, numbered: bool) -> tuple[list[Firing], State]:
+        def done(name: str, state: State) -> None:
+            due = left.pop(name)
+            agenda.plan(name, due.entry, state)
+            self._note_error(name, state.error)
+            self._note_hindrance(name, due.entry)
+
+        def call(some: Sequence[Due]) -> frozenset[str]:
+            calls = [made for each in some if (made := self._made(each, before.get(each.name))) is not None]
+            self._fire(lease, [each for each in calls if each.firings])
+            for each in calls:
+                if each.firings:
+                    done(each.name, each.state)
+                else:
+                    uncalled[each.name] = each.state
+            return frozenset(each.name for each in calls)
+
+        def refuse(due: Due, error: Exception) -> None:
+            uncalled[due.name] = self._failed(due, error)
+
+        unknown = {name for name, known in before.items() if known is Before.UNKNOWN}
+        pauses.update(dict.fromkeys(unknown, RETRY_SECONDS))
+        ready = [each for each in found if each.name not in unknown]
+        for part in self._caution.parts(ready, self.clock.monotonic()):
+            self._try(part, call, refuse)
+        self.store.note(lease, uncalled)
+        for name, state in uncalled.items():
+            done(name, state)
+
+    def _try(
+        self,
+        part: Sequence[N],
+        do: Callable[[Sequence[N]], frozenset[str]],
+        refused: Callable[[N, Exception], None],
+    ) -> None:
+        """Do what is to be done for *part*, whose members are of entries. Raises what a store or broker does
+        that is away, unless that is the trouble of some of these entries alone: then others go on, and those
+        wait.
+
+        do: returns the names for which it was done. refused: told of one for which it can never be done.
+        """
+        self._go_on_leading()
+        names = frozenset(each.name for each in part)
+        try:
+            done = do(part)
+        except LeaseLost:
+            raise
+        except AWAY as error:
+            let_pass(error)
+            if not self._caution.failed(names, self.clock.monotonic()):
+                raise
+            if len(names) > 1:
+                middle = len(part) // 2
+                for some in (part[:middle], part[middle:]):
+                    self._try(some, do, refused)
+                return
+            for name in names:
+                self._note(name, f"it waits: {error}")
+        except Exception as error:  # noqa: BLE001 - what is refused of one entry stops no other
+            let_pass(error)
+            if len(part) == 1:
+                refused(part[0], error)
+                return
+            for each in part:
+                self._try([each], do, refused)
+        else:
+            if done:
+                self._caution.succeeded(done)
+                self._go_on()
+
+    def _made(self, due: Due, known: Before | None) -> _Call | None:
+        """The calls for *due*; None where it waits. known: of the call before, None for what is not asked."""
+        try:
+            return self._prepared(due, known is Before.LIVES)
+        except AWAY as error:  # raised by what its task does when it is called, and not by the broker
+            let_pass(error)
+            self._caution.failed(frozenset([due.name]), self.clock.monotonic())
+            self._note(due.name, f"it waits: {error}")
+            return None
+
+    def _fire(self, lease: Lease, calls: Sequence[_Call]) -> None:
+        if not calls:
+            return
+        firings = [firing for each in calls for firing in each.firings]
+        unsure, self._unsure = self._unsure, True
+        free = self.store.fire(lease, firings, self.app.broker.sender)
+        self._unsure = unsure or len(free) < len(firings)  # it may have been us who took the others
+        self.fired += len(free)
+        self._tell(free)
+        # Not before it is sure that what replaces them is called.
+        self._revocations.update((each.name, each.replaces) for each in calls if each.replaces is not None)
+
+    def _prepared(self, due: Due, lives: bool) -> _Call:
         """The calls that are made for *due*, and what becomes of the entry's state. lives: the call before
-        has not ended. numbered: see ``messages()``."""
+        has not ended. Raises what is AWAY."""
         name, entry, before, dues, upto = due
-        seen, since, _, last_run, last_id, runs, error = before
-        state = State(seen, since, upto, last_run, last_id, runs, error)
+        numbered = not self.store.is_with(self.app.broker.sender)
+        state = before._replace(last_due=upto)
         if lives and entry.overlap != REPLACE:
-            return [], state
+            return _Call(due, (), state, None)
         made: list[Firing] = []
         for each in dues:
             task_id = id_of(self._scope, name, each)
             try:
                 envelopes = messages(self.app, entry, each, task_id, numbered)
-            except (BackendError, BrokerUnavailable):
+            except AWAY:
                 raise
-            except Exception as raised:  # noqa: BLE001 - one entry that cannot be called stops no other
-                text = (
-                    f"{type(raised).__name__}: {raised}"
-                    if not isinstance(raised, QWorkerError)
-                    else str(raised)
-                )
-                if state.error != text:
-                    logger.error(
-                        "the entry %s cannot be called: %s", name, text, extra={"event": "entry-failed"}
-                    )
-                return made, state._replace(error=text[:1000])
-            state = State(seen, since, upto, now, task_id, state.runs + 1, None)
+            except Exception as error:  # noqa: BLE001 - one entry that cannot be called stops no other
+                return _Call(due, (), self._failed(due, error), None)
+            state = state._replace(
+                last_run=self.clock.now(), task_id=task_id, runs=state.runs + 1, error=None
+            )
             made.append(Firing(name, each, task_id, envelopes, state))
-        return made, state
+        return _Call(due, made, state, before.task_id if lives else None)
 
-    def _revoke(self, replaced: Mapping[str, str]) -> None:
-        """Revoke the calls that were *replaced*, ids by the names of entries. Not before it is sure that what
-        replaces them is called."""
-        ids = list(replaced.values())
-        if self.app.signer is not None:  # who can write to the store must not choose what we sign an order of
-            ids = [task_id for name, task_id in replaced.items() if self._has_called(name, task_id)]
-        if ids:
-            self.app.control.revoke(ids, terminate=True)
+    def _failed(self, due: Due, error: Exception) -> State:
+        """The state of an entry whose call for *due* cannot be made, which is told of once."""
+        text = said(error)[:1000]
+        if due.state.error != text:
+            self._tell_of_failure(due.name, error)
+        return due.state._replace(last_due=due.upto, error=text)
+
+    def _revoke(self) -> None:
+        """Revoke the calls that were replaced."""
+        every = list(self._revocations.items())
+        try:
+            if self.app.signer is not None:  # who can write to the store must not choose what we sign
+                every = [each for each in every if self._has_called(*each)]
+            if every:
+                self.app.control.revoke([task_id for _, task_id in every], terminate=True)
+        except AWAY as error:
+            let_pass(error)
+            for name in self._revocations:
+                self._note(name, f"the call that was replaced is not revoked yet: {error}")
+            return
+        except (QWorkerError, NotSupported) as error:
+            for name in self._revocations:
+                self._note(name, f"the call that was replaced cannot be revoked: {error}")
+        self._revocations.clear()
 
     def _has_called(self, name: str, task_id: str) -> bool:
         """Whether *task_id* is the id of a call of the entry *name*."""
@@ -315,54 +477,42 @@ class Beat(ThreadComponent):
             slot.task_id == task_id == id_of(self._scope, name, slot.due) for slot in self.store.slots(name)
         )
 
-    def _living(self, found: list[Due]) -> set[str]:
-        """Those entries whose call before has not ended, of those that ask for it."""
-        asking = {
-            each.state.task_id: each.name
-            for each in found
-            if each.entry.overlap != ALLOW and each.state.task_id is not None
-        }
-        if not asking:
-            return set()
-        backend, now = self.app.backend, self.clock.now()
-        metas = backend.get_many(list(asking))
-        living = set()
-        for each in found:
-            task_id = each.state.task_id
-            if task_id not in asking:
-                continue
-            meta = metas.get(task_id)
-            if meta is None:
-                ran = each.state.last_run or 0.0
-                if backend.expires is None or now - ran < backend.expires:
-                    living.add(each.name)
-            elif meta["status"] not in states.READY_STATES:
-                living.add(each.name)
-        return living
-
-    def _send_pending(self, slots: list[Slot]) -> None:
+    def _send_pending(self, slots: Sequence[Slot]) -> None:
         """Send what a leader has left behind of which nobody knows whether it was sent. Who runs it knows
         that it is the same."""
         lease = self.leadership.lease
         assert lease is not None
-        envelopes, done = [], []
-        for slot in slots:
-            found = self._listed.get(slot.name)
-            done.append((slot.name, slot.due))
-            if found is None or found.entry is None:
-                continue
-            try:
-                envelopes += messages(self.app, found.entry, slot.due, slot.task_id, True)
-            except (BackendError, BrokerUnavailable):
-                raise
-            except Exception as error:  # noqa: BLE001 - as above
-                logger.error(
-                    "the entry %s cannot be called: %s", slot.name, error, extra={"event": "entry-failed"}
-                )
-        if envelopes:
-            self.app.broker.sender.push(envelopes)
-        self.store.sent(lease, done)
-        self._unsure = False
+
+        def send(some: Sequence[Slot]) -> frozenset[str]:
+            envelopes = [envelope for slot in some for envelope in self._left_behind(slot)]
+            if envelopes:
+                self.app.broker.sender.push(envelopes)
+            self.store.sent(lease, [(slot.name, slot.due) for slot in some])
+            return frozenset(slot.name for slot in some)
+
+        def refuse(slot: Slot, error: Exception) -> None:
+            self._tell_of_failure(slot.name, error)
+            self.store.sent(lease, [(slot.name, slot.due)])
+
+        for part in self._caution.parts(slots, self.clock.monotonic()):
+            self._try(part, send, refuse)
+        self._unsure = self._caution.waiting
+
+    def _left_behind(self, slot: Slot) -> list[Envelope]:
+        """The messages of *slot*; none where its entry is gone, or cannot be called. Raises what is AWAY."""
+        found = self._listed.get(slot.name)
+        if found is None or found.entry is None:
+            return []
+        try:
+            return messages(self.app, found.entry, slot.due, slot.task_id, True)
+        except AWAY:
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            self._tell_of_failure(slot.name, error)
+            return []
+
+    def _tell_of_failure(self, name: str, error: Exception) -> None:
+        logger.error("the entry %s cannot be called: %s", name, said(error), extra={"event": "entry-failed"})
 
     def _tell(self, made: list[Firing]) -> None:
         for each in made:

@@ -184,6 +184,12 @@ class ScheduleStore(ABC):
         """Keep what has become of entries. Raises LeaseLost when *lease* is over."""
 
     @abstractmethod
+    def prune(self, lease: Lease, versions: Mapping[str, int]) -> None:
+        """Forget the rows of entries, by their names, that have no edit, and the version that is given still.
+        Raises LeaseLost when *lease* is over: who leads has to have seen what was removed before it is
+        forgotten."""
+
+    @abstractmethod
     def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:
         """Make calls; return those whose slot was free, which alone were made.
 

@@ -92,6 +92,14 @@ class MemoryScheduleStore(ScheduleStore):
             row = self._rows.get(name)
             self._rows[name] = row._replace(state=state) if row else Row(name, 0, None, state)
 
+    def prune(self, lease: Lease, versions: Mapping[str, int]) -> None:
+        with self._lock:
+            self._check(lease)
+            for name, version in versions.items():
+                row = self._rows.get(name)
+                if row is not None and row.edit is None and row.version == version:
+                    del self._rows[name]
+
     def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:
         with self._lock:
             self._check(lease)

@@ -134,6 +134,21 @@ for i = 4, #ARGV, 2 do redis.call('HSET', P .. 'states', ARGV[i], ARGV[i + 1]) e
 return 1
 """
 )
+_PRUNE = Script(
+    _PRELUDE
+    + """
+if not ours(ARGV[2], ARGV[3]) then return over() end
+for i = 4, #ARGV, 2 do
+  local name = ARGV[i]
+  local version = tonumber(redis.call('ZSCORE', P .. 'versions', name) or 0)
+  if version == tonumber(ARGV[i + 1]) and redis.call('HEXISTS', P .. 'edits', name) == 0 then
+    redis.call('ZREM', P .. 'versions', name)
+    redis.call('HDEL', P .. 'states', name)
+  end
+end
+return 1
+"""
+)
 _TAKEN = Script(
     _PRELUDE
     + """
@@ -289,6 +304,12 @@ class RedisScheduleStore(ScheduleStore):
             some = every[start : start + PORTION]
             pairs = [part for name, state in some for part in (name, _packed(state))]
             self._call(_NOTE, lease.holder, lease.generation, *pairs)
+
+    def prune(self, lease: Lease, versions: Mapping[str, int]) -> None:
+        every = list(versions.items())
+        for start in range(0, len(every), PORTION):
+            pairs = [part for pair in every[start : start + PORTION] for part in pair]
+            self._call(_PRUNE, lease.holder, lease.generation, *pairs)
 
     # -- slots --
 

@@ -126,6 +126,7 @@ _GIVEN = (
     "unnest(CAST(%s AS text[]), CAST(%s AS text[]), CAST(%s AS bigint[])) AS given (scope, name, due) "
     "WHERE slot.scope = given.scope AND slot.name = given.name AND slot.due = given.due"
 )
+PRUNED_ONE = "DELETE FROM qworker_entry WHERE scope = %s AND name = %s AND version = %s AND edit IS NULL"
 AT_ONCE = {
     ("postgresql", SENT_ONE): f"UPDATE qworker_slot AS slot SET pending = 0 FROM {_GIVEN}",
     ("postgresql", SWEPT_ONE): f"DELETE FROM qworker_slot AS slot USING {_GIVEN}",
@@ -277,6 +278,15 @@ class SQLScheduleStore(ScheduleStore):
             self._note(session, states)
 
         if states:
+            self._transact(work)
+
+    def prune(self, lease: Lease, versions: Mapping[str, int]) -> None:
+        def work(session: Session) -> None:
+            self._check(session, lease)
+            for name, version in sorted(versions.items()):
+                session.do(PRUNED_ONE, (self._scope, name, version))
+
+        if versions:
             self._transact(work)
 
     def _note(self, session: Session, states: Mapping[str, State]) -> None:

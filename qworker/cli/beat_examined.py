@@ -17,6 +17,7 @@ from qworker import __version__
 from qworker.app import QWorker
 from qworker.beat.catalog import Listed, about, base_of, catalog
 from qworker.beat.leadership import living
+from qworker.beat.overlap import hindrance
 from qworker.beat.store import Lease
 from qworker.beat.stores import open_store, store_url
 from qworker.cli.discovery import AppChoice
@@ -114,6 +115,9 @@ def _entries(app: QWorker, entries: Sequence[Listed]) -> Iterator[Fact]:
                 f"the entry {each.name!r:.200} calls {each.entry.task!r:.200}, which is no task of this app",
                 "correct its name, or import the module that has it; where only workers have it, all is well",
             )
+        if why := hindrance(app, each.entry):
+            what = f"the entry {each.name!r:.200} is called as with overlap='allow'"
+            yield Fact("error", f"{what}, since {why}")
         try:
             check_options(app, each.entry.task, each.entry.options)
         except PublishError as error:

@@ -316,6 +316,44 @@ def test_a_stale_edit_is_refused(store: ScheduleStore) -> None:
     assert (second.edit, second.version > first.version) == (b"2", True)
 
 
+def test_a_row_without_an_edit_is_pruned(place: SchedulePlace, store: ScheduleStore) -> None:
+    lease = leading(store)
+    for name in ("gone", "left", "again", "kept"):
+        assert store.edit(name, b"1", 0)
+    store.note(lease, {name: state(1) for name in ("left", "kept", "noted")})
+    versions = {row.name: row.version for row in store.rows()}
+    for name in ("gone", "left", "again"):
+        assert store.edit(name, None, versions[name])
+    removed = {row.name: row.version for row in store.rows()}
+    assert store.edit("again", b"2", removed["again"])
+    store.prune(lease, {**removed, "who": 3})
+    other = place.store()
+    assert sorted(row.name for row in other.rows()) == ["again", "kept"], (
+        "what has an edit, or another version"
+    )
+    assert (other.row("gone"), other.row("left"), other.row("noted")) == (None, None, None)
+    kept = other.row("kept")
+    assert kept is not None
+    assert kept.state == state(1)
+    assert store.edit("gone", b"3", 0)
+    again = other.row("gone")
+    assert again is not None
+    assert again.version > removed["gone"], "so that whoever leads sees it"
+    store.prune(lease, {})
+    leading(store, "they")
+    with pytest.raises(LeaseLost):
+        store.prune(lease, {"kept": kept.version})
+    other.close()
+
+
+def test_names_are_pruned_one_by_one(store: ScheduleStore) -> None:
+    lease = leading(store)
+    store.note(lease, {name: state(1) for name in NAMES})
+    for count, name in enumerate(NAMES, 1):
+        store.prune(lease, {name: 0})
+        assert sorted(row.name for row in store.rows()) == sorted(NAMES[count:])
+
+
 def test_an_edit_keeps_the_state_and_a_note_keeps_the_edit(store: ScheduleStore) -> None:
     lease = leading(store)
     store.note(lease, {"a": state(1)})

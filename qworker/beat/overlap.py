@@ -1,0 +1,170 @@
+"""Overlap: whether the call before of an entry has ended, for the entries that want to know.
+
+Comes from:  the service, with the entries that are due; ``api.py`` and the command line, which ask what
+             cannot work.
+Goes to:     the result store, which a thread asks, so that a slow answer keeps nobody else's call.
+Thread:      beat, but for a thread that asks the store.
+
+What cannot be known is settled by rule. A result that cannot be read is one that has ended. While the store
+does not answer, ``skip`` waits for it, and ``replace`` revokes. What is hindered for good is called as with
+``allow``, and told.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from enum import Enum, auto
+from typing import TYPE_CHECKING, TypeAlias
+
+from qworker import states
+from qworker.beat.agenda import Due
+from qworker.beat.entry import ALLOW, REPLACE, SKIP, Entry
+from qworker.errors import BackendError, DamagedResult, NotSupported
+from qworker.transports.capabilities import FANOUT
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.backends.base import Backend, Meta
+
+Answer: TypeAlias = "Meta | Exception | None"
+"""What is stored of a task, or why that is not known; None: nothing is."""
+
+PATIENCE_SECONDS = 0.2
+"""How long a turn waits for the result store's answer. The thread that leads renews its lease, and has others
+to call."""
+TRIES = 3
+"""After so many failures in a row, and nothing else, the store is away."""
+
+
+class Before(Enum):
+    """What is known of the call before."""
+
+    ENDED = auto()
+    LIVES = auto()
+    UNKNOWN = auto()
+
+
+def hindrance(app: QWorker, entry: Entry) -> str | None:
+    """Return why the ``overlap`` of *entry* cannot work with *app*, and what to do; None when it can. Nothing
+    is connected to."""
+    if entry.overlap == SKIP:
+        if why := app.stores.why_none:
+            return f"overlap={SKIP!r} needs results, and there are none: {why}"
+        if app.stores.sends_results:
+            return (
+                f"overlap={SKIP!r} needs results that every scheduler sees, and with rpc:// they are sent to "
+                "one: set result_backend to a store, as redis://… or db+postgresql://…"
+            )
+        task = app.tasks.get(entry.task)
+        ignores = app.conf.task_ignore_result if task is None else task.ignore_result
+        if ignores or entry.options.get("ignore_result"):
+            return (
+                f"overlap={SKIP!r} needs the results of {entry.task!r:.200}, which are not kept "
+                f"(ignore_result): keep them, or use overlap={REPLACE!r} or {ALLOW!r}"
+            )
+    if entry.overlap == REPLACE and FANOUT in app.broker.lacks:
+        return (
+            f"overlap={REPLACE!r} revokes the call before, which this broker cannot: use overlap={SKIP!r} or "
+            f"{ALLOW!r}"
+        )
+    return None
+
+
+class Overlaps:
+    """note: told of what is wrong with an entry, by its name, and what becomes of it. Owner of all: the beat
+    thread."""
+
+    def __init__(self, app: QWorker, note: Callable[[str, str], None]) -> None:
+        self._app = app
+        self._note = note
+        self._question: _Question | None = None
+
+    def before(self, found: Iterable[Due]) -> dict[str, Before]:
+        """Tell of the calls before of the entries in *found*, by their names; those that do not ask are left
+        out."""
+        asking: dict[str, Due] = {}
+        for each in found:
+            if each.entry.overlap == ALLOW or each.state.task_id is None:
+                continue
+            if hindrance(self._app, each.entry) is None:
+                asking[each.name] = each
+        if not asking:
+            return {}
+        ids = {each.state.task_id for each in asking.values() if each.state.task_id is not None}
+        answer = self._answer(ids)
+        return {name: self._told(each, answer.get(each.state.task_id or "")) for name, each in asking.items()}
+
+    def _answer(self, ids: Collection[str]) -> Mapping[str, Answer]:
+        """What the store says of *ids*; of those that are left out nothing is stored."""
+        backend = self._app.backend
+        question = self._question
+        if question is None or (question.answered.is_set() and not question.covers(backend, ids)):
+            question = self._question = _Question(backend, ids)
+            question.start()
+        if not question.covers(backend, ids) or not question.answered.wait(PATIENCE_SECONDS):
+            late = BackendError(f"the result store {backend.safe_url} has not answered yet")
+            return dict.fromkeys(ids, late)
+        self._question = None
+        return question.found
+
+    def _told(self, due: Due, answer: Answer) -> Before:
+        name, entry = due.name, due.entry
+        if isinstance(answer, DamagedResult):
+            self._note(name, f"the call before is taken for one that has ended: {answer}")
+            return Before.ENDED
+        if isinstance(answer, NotSupported):  # a store of somebody's own, which has not said so before
+            self._note(name, f"it is called as with overlap={ALLOW!r}, since {answer}")
+            return Before.ENDED
+        if isinstance(answer, Exception):
+            if entry.overlap == REPLACE:
+                return Before.LIVES  # to revoke what has ended does no harm
+            self._note(name, f"it waits until it is known whether the call before has ended: {answer}")
+            return Before.UNKNOWN
+        if answer is not None:
+            return Before.ENDED if answer["status"] in states.READY_STATES else Before.LIVES
+        expires, ran = self._app.backend.expires, due.state.last_run or 0.0
+        return Before.LIVES if expires is None or self._app.clock.now() - ran < expires else Before.ENDED
+
+
+class _Question(threading.Thread):
+    """Asks the result store, once. found is set before answered is."""
+
+    def __init__(self, backend: Backend, ids: Collection[str]) -> None:
+        super().__init__(name="beat-results", daemon=True)
+        self._backend = backend
+        self._ids = frozenset(ids)
+        self.answered = threading.Event()
+        self.found: dict[str, Answer] = {}
+
+    def covers(self, backend: Backend, ids: Collection[str]) -> bool:
+        """Whether it asks *backend* for all of *ids*."""
+        return self._backend is backend and self._ids.issuperset(ids)
+
+    def run(self) -> None:
+        try:
+            self.found = {**self._backend.read_many(self._ids)}
+        except Exception:  # noqa: BLE001 - a store may be anybody's, and this may be about one of them
+            self._ask_of_each()
+        finally:
+            self.answered.set()
+
+    def _ask_of_each(self) -> None:
+        """Ask for one after the other, until it is plain that the store answers for none."""
+        waiting = list(self._ids)
+        random.shuffle(waiting)  # so that those at the end come first another time
+        for count, task_id in enumerate(waiting, 1):
+            try:
+                self.found[task_id] = self._backend.get(task_id)
+            except (BackendError, NotSupported) as error:
+                self.found[task_id] = error
+            except Exception as error:  # noqa: BLE001 - as above
+                self.found[task_id] = DamagedResult(f"{type(error).__name__}: {error}", task_id)
+            if count == TRIES and all(map(_is_away, self.found.values())):
+                self.found.update(dict.fromkeys(waiting[count:], self.found[task_id]))
+                return
+
+
+def _is_away(answer: Answer) -> bool:
+    return isinstance(answer, BackendError) and not isinstance(answer, DamagedResult)
