@@ -197,6 +197,20 @@ def test_a_group_whose_header_fails_has_the_error_of_the_member(house: House) ->
     assert isinstance(house.app.AsyncResult(plain.id).result, ChordError)
 
 
+@pytest.mark.parametrize("house", ["celery"], indirect=True)
+def test_the_errbacks_of_a_body_whose_header_failed_are_its_children(house: House) -> None:
+    """In Celery's format, where they are not called by a run of the body, as by Celery."""
+
+    @house.app.task(name="failed")
+    def failed(task_id: str) -> str:
+        return task_id
+
+    result = chord([house.fail.si()], house.one.s().on_error(failed.s())).apply_async()
+    house.worker.run()
+    (told,) = result.children
+    assert [each.get(timeout=1) for each in told.children] == [result.id]
+
+
 def test_a_graph_calls_nothing_back_and_tells_errbacks(house: House) -> None:
     errback = house.tell.si("errback")
     graph({"a": house.fail.si(), "b": house.one.si()}).set(link_error=errback).apply_async()
