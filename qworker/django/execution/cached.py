@@ -24,7 +24,7 @@ from django.core.files import locks
 from qworker.django.conf import conf, logger
 from qworker.django.execution.running import values_of
 from qworker.django.models import Task
-from qworker.django.signing import SignedPackage
+from qworker.django.signing import BadSignature, SignedPackage
 from qworker.django.transports.packages import Package
 from qworker.errors import BackendError
 from qworker.interrupts import let_pass
@@ -119,13 +119,17 @@ def task(task_id: str) -> Task | None:
     text = found.get(by_id)
     if text is None and by_name in found:
         text = store().get(key(found[by_name]))
-    return None if text is None else _task_of(text)
+    return None if text is None else _task_of(text, task_id)
 
 
-def _task_of(text: str) -> Task | None:
-    """The task that is kept as *text*; None for what somebody else has put there, or nobody can unpickle."""
+def _task_of(text: str, called: str) -> Task | None:
+    """The task of the id or name *called* that is kept as *text*; None for what somebody else has put there,
+    as another task's or a package that waits, or nobody can unpickle."""
     try:
-        return Task(**SignedPackage.loads(text))
+        found = Task(**SignedPackage.loads(text))
+        if str(called) not in (found.id, found.name) or found.stopped is None:
+            raise BadSignature(f"it is no end of the task {called:.100}")
+        return found
     except Exception as error:  # noqa: BLE001 - it may be anything, and is no reason to lose the others
         let_pass(error)
         logger.warning("a task in the cache %r cannot be read: %s", conf.cache, safe_repr(error))
@@ -154,9 +158,9 @@ def _members(group: str) -> dict[int, tuple[str, str]]:
 
 def members(group: str) -> list[Task]:
     """Return the tasks of *group* that are kept."""
-    keys = [key(task_id) for task_id in member_ids(group)]
-    found = store().get_many(keys)
-    tasks = (_task_of(found[each]) for each in keys if each in found)
+    keys = {key(task_id): task_id for task_id in member_ids(group)}
+    found = store().get_many(list(keys))
+    tasks = (_task_of(found[each], task_id) for each, task_id in keys.items() if each in found)
     return [each for each in tasks if each is not None]
 
 

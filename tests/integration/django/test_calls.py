@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -21,6 +23,7 @@ from qworker.django.brokers import get_broker
 from qworker.django.execution import cached as cached_results
 from qworker.django.models import OrmQ, Schedule, Task
 from qworker.django.signals import pre_enqueue
+from qworker.django.signing import SignedPackage
 from qworker.django.tasks import (
     Async,
     AsyncTask,
@@ -289,6 +292,22 @@ def test_a_cached_task_is_in_the_cache_by_id_and_by_name() -> None:
     assert result(identity) is None
     task.save()
     assert result(identity) == 100
+
+
+def test_a_cached_task_is_no_other_ones_and_no_package_that_waits() -> None:
+    """Who can write to the cache has signed texts of both, and no key."""
+    identity = async_task("math.floor", 100.5, cached=True, task_name="mine", sync=True)
+    other = async_task("math.floor", 66.5, cached=True, task_name="other", sync=True)
+    ours = cache.get(cached_results.key(identity))
+    cache.set(cached_results.key(identity), cache.get(cached_results.key(other)))
+    assert fetch(identity, cached=True) is fetch("mine", cached=True) is None
+    waits = {"id": identity, "name": "mine", "func": "math.floor", "args": (), "kwargs": {}, "started": None}
+    cache.set(cached_results.key(identity), SignedPackage.dumps(waits))
+    assert fetch(identity, cached=True) is None
+    cache.set(cached_results.key(identity), b64encode(pickle.dumps({"id": identity})).decode())
+    assert fetch(identity, cached=True) is None
+    cache.set(cached_results.key(identity), ours)
+    assert result(identity, cached=True) == result("mine", cached=True) == 100
 
 
 def test_a_cached_task_can_be_deleted() -> None:
