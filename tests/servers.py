@@ -31,6 +31,8 @@ URLS = {
     "nats": os.environ.get("TEST_QWORKER_NATS_URL", "nats://127.0.0.1:4222"),
     "mongodb": os.environ.get("TEST_QWORKER_MONGODB_URL", "mongodb://127.0.0.1:1/test"),
 }
+NOBODYS = 1
+"""The port of a server that is not there."""
 PORTS = {
     "mongodb": 27017,
     "memcached": 11211,
@@ -52,7 +54,8 @@ def _place(name: str) -> Place:
 def _places() -> dict[Place, str]:
     """What a test must ask for before it connects there: the servers of this run, and the usual ports."""
     usual = {("127.0.0.1", port): {"amqp": "rabbitmq"}.get(name, name) for name, port in PORTS.items()}
-    return usual | {("127.0.0.1", PORTS["mysql"]): "mysql"} | {_place(name): name for name in URLS}
+    named = {_place(name): name for name in URLS if _place(name)[1] != NOBODYS}
+    return usual | {("127.0.0.1", PORTS["mysql"]): "mysql"} | named
 
 
 asking = Asking(_places)
