@@ -17,6 +17,7 @@ import marshal
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from qworker import states
 from qworker.backends.base import Backend, Meta
 from qworker.backends.memory import MemoryBackend
 from qworker.backends.newest import Newest
@@ -64,12 +65,16 @@ class RpcBackend(MemoryBackend):
         BrokerUnavailable."""
         return self._replies.name()
 
-    def _take(self, body: bytes) -> None:
+    def _take(self, body: bytes, correlation: object) -> None:
+        """Keep a reply for who waits. One that cannot be read, for who waits for what it is said to be of:
+        that raises DamagedResult. Not where replies are signed: anybody may have sent it."""
         try:
             meta = self.decode(body)
             self._store(str(meta["task_id"]), meta["status"], body)
         except (BackendError, KeyError) as error:
             logger.error("a reply cannot be read: %s", error)
+            if self._signer is None and isinstance(correlation, str):
+                self._store(correlation, states.FAILURE, body)
 
     # -- the worker --
 

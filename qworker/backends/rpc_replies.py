@@ -29,7 +29,8 @@ SWEEP_SECONDS = 60.0
 class ReplyQueue:
     """One queue a process, which goes away with it.
 
-    expires: seconds that it outlives its reader. take(body) and sweep(epoch second): called by the reader.
+    expires: seconds that it outlives its reader. take(body, correlation id) and sweep(epoch second):
+    called by the reader.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class ReplyQueue:
         connector: Connector,
         expires: float | None,
         clock: Clock,
-        take: Callable[[bytes], None],
+        take: Callable[[bytes, object], None],
         sweep: Callable[[float], Any],
     ) -> None:
         self._connector = connector
@@ -94,7 +95,8 @@ class ReplyQueue:
         consumer.consume()
 
     def _on_message(self, message: Any) -> None:
-        self._take(message.body.encode() if isinstance(message.body, str) else bytes(message.body))
+        body = message.body.encode() if isinstance(message.body, str) else bytes(message.body)
+        self._take(body, message.properties.get("correlation_id"))
 
     def _read(
         self, connection: Any, queue: Any, stop: threading.Event, broken: tuple[type[BaseException], ...]

@@ -19,7 +19,7 @@ from qworker.beat.entry import FIELDS, Entry
 from qworker.beat.kinds import read_schedule, write_schedule
 from qworker.errors import InvalidSchedule
 from qworker.interrupts import let_pass
-from qworker.message.kombu_json import as_plain, loads
+from qworker.message.kombu_json import as_plain, loads, refuse_tagged
 
 LARGEST = 1024**2
 """Bytes of an entry."""
@@ -56,6 +56,7 @@ def to_json(values: Mapping[str, Any]) -> bytes:
         text = json.dumps(
             values, separators=(",", ":"), sort_keys=True, allow_nan=False, default=as_plain
         ).encode()
+        refuse_tagged(values)
     except Exception as error:  # those of classes with JSON of their own, which are the user's
         let_pass(error)
         raise InvalidSchedule(f"an entry that is kept in a store has arguments of JSON: {error}") from error

@@ -43,9 +43,47 @@ def _build_dumps() -> Callable[[Any], str]:
     return lambda value: join(chunks(value, 0))
 
 
-#: Compact ASCII JSON text of a value, in kombu's dialect.
-#: TypeError, ValueError or RecursionError if impossible.
-dumps: Callable[[Any], str] = _build_dumps()
+_write = _build_dumps()
+TAG = frozenset({"__type__", "__value__"})
+"""The keys of what stands for a value of another type."""
+
+
+def dumps(value: Any) -> str:
+    """Compact ASCII JSON text of a value, in kombu's dialect. TypeError, ValueError or RecursionError if
+    impossible; and LooksTagged, a ValueError."""
+    text = _write(value)
+    if '"__type__":' in text:
+        refuse_tagged(value)
+    return text
+
+
+class LooksTagged(ValueError):
+    """A dictionary that is written as it is, and would be read as a value of another type, or not at all:
+    every reader of kombu's dialect takes it for a tag."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a dictionary of only '__type__' and '__value__' is how JSON writes a value of another type, so "
+            "nobody could read it: rename a key, or add another"
+        )
+
+
+def refuse_tagged(value: Any) -> None:
+    """Raise LooksTagged for a dictionary in *value* that looks like a tag, but for those that dumps() itself
+    writes for a datetime and its like. *value* can be written."""
+    if isinstance(value, dict):
+        if value.keys() == TAG:
+            raise LooksTagged
+        for item in value.values():
+            refuse_tagged(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            refuse_tagged(item)
+    elif not (value is None or isinstance(value, str | int | float)):
+        plain = as_plain(value)
+        of_encoder = isinstance(plain, dict) and plain.keys() == TAG and not hasattr(value, "__json__")
+        refuse_tagged(plain["__value__"] if of_encoder else plain)
+
 
 _plain = json.JSONDecoder()
 _scan: Callable[[str, int], tuple[Any, int]] = vars(_plain)["scan_once"]  # the C scanner, where there is one

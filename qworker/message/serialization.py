@@ -19,7 +19,7 @@ from typing import Any
 from qworker.errors import ConfigurationError, EncodeError, InvalidTaskMessage, SecurityError
 from qworker.interrupts import let_pass
 from qworker.message.exceptions import exception_from_dict, exception_to_dict
-from qworker.message.kombu_json import MAX_DEPTH, dumps, loads, too_deep
+from qworker.message.kombu_json import MAX_DEPTH, TAG, LooksTagged, dumps, loads, too_deep
 from qworker.naming import install_command, near
 
 __all__ = [
@@ -62,6 +62,7 @@ def encode(value: Any, serializer: str = "json", what: str = "value") -> tuple[s
 
     try:
         content_type, content_encoding, payload = serialization.dumps(value, serializer)  # type: ignore[no-untyped-call]
+        data: bytes = payload.encode() if isinstance(payload, str) else payload
     except SerializerNotInstalled:
         raise _unknown_serializer(serializer) from None
     except Exception as error:  # serializers are third-party code and raise what they like
@@ -69,7 +70,7 @@ def encode(value: Any, serializer: str = "json", what: str = "value") -> tuple[s
         raise EncodeError(
             f"{what} cannot be serialised with {serializer}: {_short(error)}", what, type(value).__name__
         ) from error
-    return content_type, content_encoding, payload.encode() if isinstance(payload, str) else payload
+    return content_type, content_encoding, data
 
 
 def encode_json(value: Any, parts: Mapping[str, Any], limit: int = MAX_DEPTH) -> bytes:
@@ -124,6 +125,8 @@ def _first_unfit(value: Any, path: str, depth: int) -> tuple[str, Any, str | Non
     if depth > MAX_DEPTH:
         return None
     if isinstance(value, dict):
+        if value.keys() == TAG:
+            return path, value, str(LooksTagged())
         for key, item in value.items():
             if not isinstance(key, str | int | float | bool | type(None)):
                 return f"a key of {path}", key, f"a {type(key).__name__} cannot be the key of an object"

@@ -20,7 +20,7 @@ from qworker import QWorker
 from qworker.backends.rpc import RpcBackend
 from qworker.backends.rpc_connection import Connector
 from qworker.conf import Settings
-from qworker.errors import BackendError, BrokerUnavailable, NotSupported
+from qworker.errors import BackendError, BrokerUnavailable, DamagedResult, NotSupported
 from qworker.message.protocol import parse_properties
 from qworker.results.result import AsyncResult
 from qworker.testing import FakeClock, MemoryStore
@@ -94,6 +94,24 @@ def test_a_reply_that_is_not_signed_is_passed_over(make: Make, caplog: pytest.Lo
     send(worker, queue, "x", "the truth")
     assert caller.wait(["x"], 10)["x"]["result"] == "the truth"
     assert caplog.text.count("a reply cannot be read") == 2
+
+
+class _Unreadable(RpcBackend):
+    """Sends what nobody can read: what Celery makes of such a dictionary."""
+
+    def encode(self, meta: Any) -> bytes:
+        return super().encode(meta).replace(b'"hole"', b'{"__type__":"invoice","__value__":3}')
+
+
+def test_who_waits_for_a_reply_that_cannot_be_read_is_told(make: Make) -> None:
+    caller, worker = make(), make()
+    queue = caller.reply_to()
+    worker.__class__ = _Unreadable
+    send(worker, queue, "x", "hole")
+    send(worker, queue, "last", 1)
+    assert caller.wait(["last"], 10)["last"]["result"] == 1
+    with pytest.raises(DamagedResult):
+        caller.get("x")
 
 
 def test_a_final_state_stands(make: Make) -> None:

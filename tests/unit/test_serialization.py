@@ -390,3 +390,44 @@ def test_an_unknown_method_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match=r"no compression is named 'rar'.*gzip") as caught:
         compress(b"x", "rar")
     assert caught.value.setting == "task_compression"
+
+
+class _Told:
+    """What its method returns is data, too."""
+
+    def __json__(self) -> Any:
+        return {"__type__": "invoice", "__value__": 3}
+
+    def __reduce__(self) -> Any:
+        return str, ()
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ({"__type__": "invoice", "__value__": 3}, "args"),
+        ([{"a": ({"__value__": 1, "__type__": date.today()},)}], "args[0]['a'][0]"),
+        ({"a": datetime.now(), "b": {"__type__": "uuid", "__value__": {"hex": "0" * 32}}}, "args['b']"),
+        ([_Told()], "args[0]"),
+    ],
+)
+def test_what_looks_like_a_tag_is_refused(value: Any, path: str) -> None:
+    """Celery writes it, and its readers fail, or get a value of another type."""
+    with pytest.raises(EncodeError, match="how JSON writes a value of another type") as failure:
+        serialization.encode_json(value, {"args": value})
+    assert str(failure.value).startswith(f"{path} cannot be serialised")
+    assert encode(value, "pickle")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"__type__": 1},
+        {"__type__": 1, "__value__": 2, "more": 3},
+        '{"__type__": 1}',
+        ['"__type__":'],
+        {"x": [datetime(2030, 1, 1), uuid.UUID(int=1), b"\xff", {"__type__": 1}]},
+    ],
+)
+def test_what_only_resembles_one_is_carried(value: Any) -> None:
+    assert loads(dumps(value)) == value

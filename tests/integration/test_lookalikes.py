@@ -1,0 +1,193 @@
+"""Data that looks like markup, in every place where data goes: it comes back as it was, or is refused when it
+is made; nobody finds out later that it cannot be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from qworker import QWorker, chain, chord, graph, group
+from qworker.beat.written import from_json, to_json
+from qworker.errors import DamagedResult, EncodeError, InvalidSchedule, QWorkerError, SpoolError
+from qworker.spooler.arguments import read_arguments, write_arguments
+from qworker.testing import FakeClock, MemoryStore, StepWorker
+
+pytestmark = pytest.mark.integration
+
+CALL = {"task": "same", "args": [1], "kwargs": {}, "options": {}, "subtask_type": None, "immutable": False}
+GROUP = {**CALL, "task": "celery.group", "subtask_type": "group", "kwargs": {"tasks": [CALL]}}
+ERROR = {"exc_type": "ValueError", "exc_message": ["no"], "exc_module": "builtins"}
+TAG = {"__type__": "invoice", "__value__": 3}
+MARKUP: list[Any] = [
+    *(TAG, {"__type__": "datetime", "__value__": "2030-01-02"}, {"__value__": 1, "__type__": []}),
+    *({**TAG, "more": 1}, {"__type__": "uuid"}, {"a": [{"b": TAG}]}, '{"__type__":"uuid","__value__":1}'),
+    *(CALL, GROUP, [CALL], ERROR, [ERROR, None], {"status": "FAILURE", "result": ERROR}),
+    *([["id", None], None], {"callbacks": [CALL], "errbacks": None, "chain": [CALL], "chord": CALL}),
+    *("SUCCESS\nanother", "!!python/name:os", "%(x)s {y}", "\x00", "\x85\u2028", {"$oid": "5"}),
+    *({"$ref": "x"}, {"a.b": {"$set": 1}}, {"": None}, {"self": 1}),
+]  # fmt: skip
+KEYS = st.sampled_from(["__type__", "__value__", "task", "args", "kwargs", "exc_type", "a"]) | st.text(
+    max_size=3
+)
+LEAVES = (
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5)
+    | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(MARKUP)
+)  # fmt: skip
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=6
+)
+SERIALIZERS = ("json", "yaml", "msgpack", "pickle")
+
+
+class Rig:
+    """An app, and a worker of it that takes a step when it is told to."""
+
+    def __init__(self, serializer: str) -> None:
+        clock = FakeClock()
+        accepted = ["json", serializer]
+        self.app = QWorker(
+            "lookalikes", broker=MemoryStore(clock), backend="cache+memory://", clock=clock,
+            task_serializer=serializer, result_serializer=serializer, set_as_current=False,
+            accept_content=accepted, result_accept_content=accepted,
+            **({"security_key": "k" * 32} if serializer == "pickle" else {}),
+        )  # fmt: skip
+        self.seen: list[Any] = []
+
+        @self.app.task(name="same")
+        def same(*args: Any, **kwargs: Any) -> Any:
+            return kwargs if kwargs else args[0] if len(args) == 1 else list(args)
+
+        @self.app.task(name="stored")
+        def stored(number: int) -> Any:
+            return self.value
+
+        @self.app.task(name="note", bind=True)
+        def note(task: Any, /, *args: Any, **kwargs: Any) -> None:
+            self.seen.append((args, kwargs, task.request.headers or {}, task.request.stamps or {}))
+
+        self.same, self.stored, self.note = same, stored, note
+        self.value: Any = None
+        self.worker = StepWorker(self.app)
+
+    def of(self, call: Any, **options: Any) -> Any:
+        result = call.apply_async(**options)
+        self.worker.run()
+        return result.get(timeout=0)
+
+    def noted(self, call: Any, **options: Any) -> tuple[Any, ...]:
+        """What the one call of note() has seen. Raises EncodeError when one before it could not be stored."""
+        self.seen.clear()
+        result = call.apply_async(**options)
+        self.worker.run()
+        if not self.seen:
+            with pytest.raises(QWorkerError) as failure:
+                result.get(timeout=0)
+            assert "cannot be serialised" in str(failure.value)
+            raise EncodeError(str(failure.value))
+        (found,) = self.seen
+        return found
+
+
+def _stored(rig: Rig, value: Any) -> Any:
+    rig.value = value
+    return rig.of(rig.stored.s(1))
+
+
+def _after(rig: Rig, value: Any) -> Any:
+    """What a task gets of the one before it."""
+    rig.value = value
+    return rig.noted(chain(rig.stored.s(1), rig.note.s()))[0][0]
+
+
+def _members(rig: Rig, value: Any) -> Any:
+    rig.value = value
+    return rig.noted(chord([rig.stored.s(1), rig.stored.s(2)], rig.note.s()))[0][0][1]
+
+
+PLACES: dict[str, Callable[[Rig, Any], Any]] = {
+    "an argument": lambda rig, value: rig.noted(rig.note.s(value))[0][0],
+    "a keyword": lambda rig, value: rig.noted(rig.note.s(x=value))[1]["x"],
+    "all keywords": lambda rig, value: (
+        rig.noted(rig.note, kwargs=value)[1] if isinstance(value, dict) else value
+    ),
+    "a result": _stored,
+    "what the next of a chain gets": _after,
+    "what the body of a chord gets": _members,
+    "an argument later in a chain": lambda rig, value: (
+        rig.noted(chain(rig.same.s(1), rig.note.si(value)))[0][0]
+    ),
+    "an argument of a body": lambda rig, value: rig.noted(chord([rig.same.s(1)], rig.note.si(value)))[0][0],
+    "an argument of a link": lambda rig, value: rig.noted(rig.same.s(1), link=rig.note.si(value))[0][0],
+    "an argument in a group": lambda rig, value: rig.noted(group(rig.note.s(value)))[0][0],
+    "an argument in a graph": lambda rig, value: rig.noted(graph({"a": rig.note.si(value)}))[0][0],
+    "a header": lambda rig, value: rig.noted(rig.note.s(), headers={"x_own": value})[2]["x_own"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=SERIALIZERS)
+def rig(request: pytest.FixtureRequest) -> Rig:
+    return Rig(request.param)
+
+
+def exactly(one: Any, other: Any) -> bool:
+    """Whether both are equal and of the same types: 1 is neither 1.0 nor True. YAML sorts keys."""
+    return one == other and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def check(rig: Rig, place: str, value: Any) -> None:
+    try:
+        found = PLACES[place](rig, value)
+    except EncodeError:
+        assert "__type__" in repr(value) or rig.app.conf.task_serializer != "json", "it is no tag"
+        rig.worker.run()
+    else:
+        assert exactly(found, value)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(VALUES)
+def test_it_comes_back_or_is_refused(rig: Rig, place: str, value: Any) -> None:
+    check(rig, place, value)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_each_kind_of_markup(rig: Rig, place: str) -> None:
+    for value in MARKUP:
+        check(rig, place, value)
+
+
+@given(VALUES)
+@example(TAG)
+def test_in_an_entry_of_a_schedule_store(value: Any) -> None:
+    try:
+        text = to_json({"args": [value], "kwargs": {"x": value}})
+    except InvalidSchedule:
+        assert "__type__" in repr(value)
+    else:
+        assert exactly(from_json(text), {"args": [value], "kwargs": {"x": value}})
+
+
+@given(VALUES)
+def test_in_the_arguments_of_a_spool_file(value: Any) -> None:
+    try:
+        pairs = write_arguments((value,), {"x": value})
+    except SpoolError:
+        raise AssertionError("plain data is written") from None
+    assert read_arguments({key.decode(): text for key, text in pairs.items()}) == ((value,), {"x": value})
+
+
+def test_what_another_has_stored_is_told_as_damaged() -> None:
+    """Celery stores it, and cannot read it either."""
+    rig = Rig("json")
+    backend = rig.app.backend
+    meta = backend.encode(backend.meta("x", "SUCCESS", "hole")).replace(
+        b'"hole"', b'{"__type__":"invoice","__value__":3}'
+    )
+    with pytest.raises(DamagedResult):
+        backend.decode(meta, "x")
