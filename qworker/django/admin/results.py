@@ -18,7 +18,7 @@ from django.utils.translation import ngettext
 
 from qworker.django.admin import columns
 from qworker.django.admin.filters import ClusterFilter, GroupFilter
-from qworker.django.admin.paging import CappedPaginator
+from qworker.django.admin.paging import CappedPaginator, IndexedChangeList
 from qworker.django.admin.pickles import shown
 from qworker.django.admin.resubmitting import Resubmission, resubmit
 from qworker.django.models import Task
@@ -82,6 +82,7 @@ class ResultAdmin(admin.ModelAdmin):
     show_facets = admin.ShowFacets.NEVER
     """They count the whole table once for each choice."""
     paginator = CappedPaginator
+    sortable_by = ("stopped_at",)
     fields = (
         "id", "name", "func", "hook", "args", "kwargs", "result", "group", "cluster", "started_at",
         "stopped_at", "duration", "success", "attempt_count",
@@ -103,6 +104,9 @@ class ResultAdmin(admin.ModelAdmin):
         if page.endswith("_change"):
             return columns.with_texts(queryset, columns.PICKLED, columns.LARGEST_OF_PAGE)
         return queryset
+
+    def get_changelist(self, request: Any, **kwargs: Any) -> Any:
+        return IndexedChangeList
 
     def get_list_display(self, request: Any) -> Any:
         return _replaced(super().get_list_display(request), IN_LIST)
