@@ -7,17 +7,19 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kombu.compression import compress
+from kombu.transport import TRANSPORT_ALIASES
 
 from qworker import QWorker
 from qworker.conf import Settings
-from qworker.errors import ConfigurationError, LeaseLost, NotSupported
+from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, NotSupported
 from qworker.testing.clock import FakeClock
-from qworker.transports import open_broker
+from qworker.transports import SCHEMES, open_broker
 from qworker.transports.kombu.broker import KombuBroker, kombu_broker
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
 from tests.support.messages import envelope, ids
@@ -270,3 +272,24 @@ def test_a_compressed_body_arrives_as_it_was_sent(open_: Open, queue: str, compr
         (leased,) = store.consumer.lease([queue], 10).messages
         assert (json.loads(leased.headers)["compression"], leased.body) == (compression, body)
         assert store.consumer.settle(own, [settlement(leased.tag)]) == set()
+
+
+SAY_SO_LATER = {
+    "pyro": "its transport connects when a queue is declared",
+    "sqla": "the same",
+    "sqlalchemy": "the same",
+}
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    sorted(
+        scheme
+        for scheme, transport in TRANSPORT_ALIASES.items()
+        if isinstance(transport, str) and scheme not in SCHEMES.keys() | SAY_SO_LATER.keys()
+    ),
+)
+def test_a_transport_of_kombu_that_cannot_be_used_here_is_said_in_a_sentence(scheme: str) -> None:
+    """Without their libraries some of them end in a NameError, or in errors that are none."""
+    with suppress(ConfigurationError, BrokerUnavailable):
+        open_broker(f"{scheme}://127.0.0.1:1/x", Settings({})).consumer.register("w@test", ["q"], 1)

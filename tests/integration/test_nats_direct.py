@@ -170,6 +170,44 @@ def test_what_never_ends_its_line(scripted: Open) -> None:
     assert len(connection._read) == 0
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"MSG {subject}.0 1 1400000000",
+        b"MSG {subject}.0 1 -7",
+        b"HMSG {subject}.0 1 12 3",
+        b"HMSG {subject}.0 1 -1 3",
+    ],
+)
+def test_a_size_that_no_message_has_is_not_waited_for(scripted: Open, line: bytes) -> None:
+    """1.4 GB would be read into memory, before anybody looks at them."""
+
+    def talk(file: Any, subject: str) -> None:
+        file.write(line.replace(b"{subject}", subject.encode()) + b"\r\n" + b"x" * 2000)
+
+    _, connection = scripted(talk)
+    with pytest.raises(ConnectionError, match="no NATS server"):
+        connection.exchange(POSTS)
+
+
+def test_what_comes_before_tls_is_not_taken_for_what_came_under_it() -> None:
+    """Who is between could answer in the server's place."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(b'INFO {"tls_required":true,"max_payload":1000}\r\nPONG\r\n')
+                with suppress(OSError):
+                    connection.recv(1)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        with pytest.raises(ConnectionError, match="before there is TLS"):
+            DirectConnection(read_url(f"nats://127.0.0.1:{listening.getsockname()[1]}"), 5.0)
+        thread.join(PATIENCE)
+
+
 class Secure(Nats):
     """By TLS alone."""
 

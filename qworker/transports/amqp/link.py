@@ -35,6 +35,8 @@ _HEAD = Struct(">BHI")
 _CONFIRM = Struct(">QB")
 RECEIVE_BYTES = 64 * 1024
 """Less than what malloc() asks the system for, each time anew."""
+MOST_FRAME = 16 * 1024**2
+"""Bytes; frames have 128 KiB where a server is left as it comes."""
 _RETURN, _ACK, _NACK, _CANCEL = (
     b"\x00\x3c\x00\x32", b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78", b"\x00\x3c\x00\x1e",
 )  # fmt: skip
@@ -126,6 +128,8 @@ class Frames:
             raise OSError("the server has closed the connection")
         self._data = self._data[self._at :] + received if self._at < len(self._data) else received
         self._at = 0
+        if len(self._data) >= 7 and _HEAD.unpack_from(self._data)[2] > MOST_FRAME:
+            raise OSError("the server announces a frame that is longer than any: it is no RabbitMQ")
 
     def pop(self) -> tuple[int, int, bytes]:
         kind, channel, size = _HEAD.unpack_from(self._data, self._at)

@@ -28,6 +28,9 @@ DEAD = "qworker.dead"
 FAILED = "qworker.failed"
 """That of failed tasks, where the server keeps it within limits."""
 
+EXTRAS = {"kafka": "confluentkafka", "sqla": "sqlalchemy", "pyro": "pyro4"}
+"""Of kombu's, where they have another name than the scheme."""
+
 
 class Server(ABC):
     """What the sender, the consumer and the administration ask. timeout: seconds for connecting."""
@@ -73,11 +76,12 @@ class KombuServer(Server):
             with self.errors(connection):
                 connection.ensure_connection(max_retries=1, timeout=self.timeout)
         except ImportError as error:
-            raise ConfigurationError(
-                f"broker_url: {scheme}:// needs a library that is not installed ({error}): "
-                f'pip install "kombu[{scheme.partition("+")[0]}]"',
-                setting="broker_url",
-            ) from None
+            raise _missing(scheme, error) from None
+        except (BrokerUnavailable, ConfigurationError):
+            raise
+        except Exception as error:
+            let_pass(error)
+            raise _missing(scheme, f"{type(error).__name__}: {error}") from error
         return connection
 
     @contextmanager
@@ -101,6 +105,15 @@ class KombuServer(Server):
         bound.queue_declare()
         take_anything(connection.default_channel)
         return bound
+
+
+def _missing(scheme: str, why: object) -> ConfigurationError:
+    name = scheme.partition("+")[0].lower()
+    return ConfigurationError(
+        f"broker_url: {scheme}:// needs a library that is not installed, or a URL of another form ({why}): "
+        f'pip install "kombu[{EXTRAS.get(name, name)}]"',
+        setting="broker_url",
+    )
 
 
 def close(connection: Any) -> None:

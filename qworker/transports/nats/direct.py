@@ -29,6 +29,8 @@ from qworker.transports.nats.url import Place
 CHUNK = 65536
 MAX_PAYLOAD = 1024**2
 """Bytes, where a server does not say how large a message may be."""
+MOST_PAYLOAD = 64 * 1024**2
+"""Bytes; no server of NATS takes more, whatever it says."""
 LONGEST_LINE = 65536
 """Bytes; INFO, the longest that a server writes, has some thousands."""
 PAUSE_SECONDS = 0.05
@@ -132,9 +134,11 @@ class DirectConnection(Asked):
         while not info:
             info = self._next(end) or info
         if self._place.tls is not None or info.get("tls_required"):
+            if self._read:  # it would be read as if it had come under TLS
+                raise ConnectionError("the server says more than who it is before there is TLS")
             context = self._place.tls.context() if self._place.tls else ssl.create_default_context()
             self._socket = context.wrap_socket(self._socket, server_hostname=parts.hostname)
-        self.max_payload = int(info["max_payload"])
+        self.max_payload = max(1, min(int(info["max_payload"]), MOST_PAYLOAD))
         login = {"auth_token" if name == "token" else "pass" if name == "password" else name: value
                  for name, value in self._place.login.items()}  # fmt: skip
         hello = {
@@ -206,6 +210,8 @@ class DirectConnection(Asked):
     def _told(self, line: str, headed: bool, end: float) -> Told:
         words = line.split()
         size, split = int(words[-1]), int(words[-2]) if headed else 0
+        if not 0 <= split <= size <= self.max_payload:
+            raise ValueError(f"a message of {size} bytes, {split} of them headers")
         payload = self._bytes(size + 2, end)[:size]
         return Told(words[0], _headers(payload[:split]) if headed else None, payload[split:])
 
