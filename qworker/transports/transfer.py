@@ -18,9 +18,16 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from qworker.clock import to_epoch
-from qworker.errors import BrokerUnavailable, InvalidTaskMessage, LeaseLost
+from qworker.conf import mask_urls
+from qworker.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    InvalidTaskMessage,
+    LeaseLost,
+    NotSupported,
+)
 from qworker.message.reading import parse_headers
-from qworker.naming import hostname
+from qworker.naming import hostname, task_id
 from qworker.transports import SCHEMES
 from qworker.transports.lease import Ack, Broker, Dead, Envelope, Leased, QueueInfo
 from qworker.transports.sqlite.path import database_path
@@ -31,6 +38,11 @@ EVER = 100 * 365 * 86400.0
 QUIET_SECONDS = 2.0
 """A broker that cannot count what it holds is believed to be empty after this long without a message."""
 DEAD_MOST = 1_000_000
+ROUNDS = 3
+"""So many batches in a row of what was moved before come from one place with two names."""
+HEARD_TRIES = 10
+HEARD_SECONDS = 0.05
+"""How often, and for how long, one waits for what was said at the other broker."""
 
 _PORTS = {
     "redis": 6379, "rediss": 6379, "valkey": 6379, "valkeys": 6379, "amqp": 5672, "pyamqp": 5672,
@@ -89,15 +101,23 @@ def move(
     held, when there are no workers. progress(moved) is called after every batch.
 
     Raises BrokerUnavailable when either broker goes away: what was not yet moved is still in *source*; call
-    it again. NotSupported, with nothing moved, when *dead* and *target* takes no dead letters from elsewhere.
+    it again. ConfigurationError when both are one, by two names. NotSupported, with nothing moved, when
+    *dead* and *target* takes no dead letters from elsewhere.
     """
     if dead:
         target.admin.push_dead([])
     names = list(queues) if queues is not None else [info.queue for info in source.admin.queues()]
     patience = min(10.0, lease_seconds / 2)  # a push ends before the lease on what is pushed does
     moved = twice = 0
+    seen: set[int] = set()
+    rounds = 0
     try:
-        for epoch, messages in _batches(source, names, lease_seconds, monotonic):
+        for epoch, messages in _batches(source, target, names, lease_seconds, monotonic):
+            keys = {hash(message.headers) for message in messages}
+            rounds = rounds + 1 if keys <= seen else 0
+            seen |= keys
+            if rounds == ROUNDS:
+                raise _one_place(source, target)
             target.sender.push([_envelope(message) for message in messages], patience)
             twice += _acknowledge(source, epoch, messages)
             moved += len(messages)
@@ -114,8 +134,36 @@ def move(
     return Report(moved, letters, twice, waiting(source, queues))
 
 
+def _one_place(source: Broker, target: Broker) -> ConfigurationError:
+    return ConfigurationError(
+        f"{mask_urls(source.url)} and {mask_urls(target.url)} lead to one broker by two names: "
+        "nothing is to be moved, and nothing was lost"
+    )
+
+
+def _leads_back(source: Broker, target: Broker) -> bool:
+    """Whether what is said at *target* is heard at *source*, for which we have registered: a revocation of a
+    call that nobody made. False where tasks cannot be revoked."""
+    if type(source.sender) is not type(target.sender):
+        return False
+    id = f"qworker-move-{task_id()}"
+    try:
+        target.sender.revoke([id])
+    except NotSupported:
+        return False
+    for _ in range(HEARD_TRIES):
+        if any(revocation.task_id == id for revocation in source.consumer.revoked_since(0)[1]):
+            return True
+        source.consumer.wait(HEARD_SECONDS)
+    return False
+
+
 def _batches(
-    source: Broker, names: list[str], lease_seconds: float, monotonic: Callable[[], float]
+    source: Broker,
+    target: Broker,
+    names: list[str],
+    lease_seconds: float,
+    monotonic: Callable[[], float],
 ) -> Iterator[tuple[int, list[Leased]]]:
     """What can be leased, with the epoch of the lease, until there is no more."""
     if not names:
@@ -123,6 +171,8 @@ def _batches(
     holder = f"move-{os.getpid()}@{hostname()}"
     worked_on = bool(source.admin.workers())
     epoch = source.consumer.register(holder, names, 0)
+    if _leads_back(source, target):
+        raise _one_place(source, target)
     last = monotonic()
     while True:
         try:

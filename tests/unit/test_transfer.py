@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from qworker.errors import BrokerUnavailable, NotSupported
+from qworker.errors import BrokerUnavailable, ConfigurationError, NotSupported
 from qworker.testing.clock import FakeClock
 from qworker.testing.store import MemoryStore
 from qworker.transports.lease import Ack, Admin, DeadLetter, Envelope
@@ -220,6 +220,27 @@ def test_a_broker_without_dead_letters_from_elsewhere_moves_nothing(clock, sourc
         run(source, target, dead=True)
     assert held(source) == ["id-1"]
     assert run(source, target).moved == 1
+
+
+def test_one_broker_by_two_names_is_noticed_before_anything_is_moved(source):
+    source.sender.push([numbered(number) for number in range(3)])
+    with pytest.raises(ConfigurationError, match="one broker by two names"):
+        move(source, Telling(source.clock, beside=source))
+    assert source.settled == []
+    assert held(source) == ["id-0", "id-1", "id-2"]
+
+
+def test_one_broker_by_two_names_is_noticed_where_nothing_can_be_revoked(source):
+    class Deaf(Telling):
+        def revoke(self, ids, terminate=False, signal="SIGTERM"):
+            raise NotSupported("there is no way here")
+
+    other = Deaf(source.clock, beside=source)
+    count = 2 * BATCH + 1
+    source.sender.push([numbered(number) for number in range(count)])
+    with pytest.raises(ConfigurationError, match="nothing was lost"):
+        move(other, Deaf(source.clock, beside=source))
+    assert source.messages == count
 
 
 def test_an_empty_broker(source, target):
