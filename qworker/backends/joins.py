@@ -103,9 +103,9 @@ class Joins(ABC):
         """Write down for *seconds* that of the messages of *body* (the id of a task) that of *publication*, a
         number below 2**63, is the one to run, unless one is written down; return which one is."""
 
-    def set_size(self, group: str, size: int) -> None:
+    def set_size(self, group: str, size: int, again: bool = False) -> None:
         """Say of how many members the chord of *group* is, in Celery's layout, before they are published.
-        May be repeated.
+        May be repeated. again: one that was finished begins anew; else it stays done.
 
         Raises NotSupported where chords are not kept in that layout.
         """

@@ -245,8 +245,11 @@ return redis.call('GET', key)
 _SIZE = Script(
     _PRELUDE
     + """
-local _, _, s, _, c = chord_keys(P, ARGV[2])
-if ask('GET', c) == 'done' then return 0 end
+local j, t, s, d, c = chord_keys(P, ARGV[2])
+if ask('GET', c) == 'done' then
+  if ARGV[5] == '' then return 0 end
+  redis.call('DEL', j, t, d, c)
+end
 if ARGV[4] == '' then redis.call('SET', s, ARGV[3]) else redis.call('SET', s, ARGV[3], 'EX', ARGV[4]) end
 return 1
 """
@@ -287,11 +290,9 @@ class RedisJoins(Joins):
         if arguments:
             self._call(_OPEN, *arguments)
 
-    def set_size(self, group: str, size: int) -> None:
-        """Say of how many members the chord of *group* is, in Celery's layout, before the last of them is
-        sent. May be repeated, as by a task that comes again."""
+    def set_size(self, group: str, size: int, again: bool = False) -> None:
         check_join(group, size)
-        self._call(_SIZE, group, size, self._keys.seconds)
+        self._call(_SIZE, group, size, self._keys.seconds, "1" if again else "")
 
     def grow(self, join: str, task_id: str) -> int | None:
         number = self._call(_GROW, join, task_id, self._keys.seconds)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from qworker.canvas.signatures import Signature, listed
-from qworker.message.marks import JOINS, PUBLICATION, marks_in
+from qworker.message.marks import JOINS, PUBLICATION, RUN, marks_in
 from qworker.transports.lease import Part
 
 MOST_MEMBERS_TEXT = 64 * 1024
@@ -48,9 +48,9 @@ def is_ignored(headers: Mapping[str, Any], by_task: bool | None) -> bool:
 
 
 def publication(call: Signature) -> dict[str, Any]:
-    """The mark of *call* that tells its messages from those of another publication, if it has one."""
+    """The marks of *call* that tell its messages from those of another publication or run, if it has some."""
     marks = marks_in(call.options.get("headers") or {})
-    return {PUBLICATION: marks[PUBLICATION]} if PUBLICATION in marks else {}
+    return {name: marks[name] for name in (PUBLICATION, RUN) if name in marks}
 
 
 def calls_in(calls: Iterable[Any], following: bool = False) -> Iterator[Signature]:

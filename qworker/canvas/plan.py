@@ -14,6 +14,7 @@ last step of the segment before. What is sent and kept grows with the steps then
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,7 +30,7 @@ from qworker.canvas.membership import errbacks_of
 from qworker.canvas.signatures import Signature, listed, maybe_signature, member
 from qworker.canvas.stamping import NAMES, hand_on
 from qworker.context import current_context
-from qworker.message.marks import JOINS, mark, unmarked
+from qworker.message.marks import JOINS, RUN, mark, run_in, unmarked
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -66,6 +67,7 @@ class Plan(NamedTuple):
     - first: the result of what runs first.
     - joined: the calls whose values a chord or graph waits for, now or later.
     - step: the workflow with its settled ids; None of an empty chain.
+    - run: the mark RUN of all that comes of it; "" for none.
     """
 
     joins: list[PlannedJoin]
@@ -75,6 +77,7 @@ class Plan(NamedTuple):
     first: Any
     joined: list[Signature]
     step: Signature | None
+    run: str = ""
 
 
 def plan(
@@ -86,6 +89,7 @@ def plan(
     shared: bool,
     segment: int | None = None,
     app: QWorker | None = None,
+    run: str | None = None,
 ) -> Plan:
     """Say what calling *signature* publishes. Ids that are settled already stay.
 
@@ -93,6 +97,8 @@ def plan(
     - shared (bool): the format of joins that only workers of ours know; False is Celery's.
     - segment: so many steps of a chain go into one message; None: all.
     - app: that of the results, where the signature knows none.
+    - run: the mark RUN of what this comes of, "" for none. None: a user calls it, and it gets one of its own
+      where ids in it are settled, with which it may have been called before.
 
     Raises PublishError for what is no workflow.
     """
@@ -121,22 +127,32 @@ def plan(
         work = chain.of_steps([work, *(member(each, work._app) for each in reversed(rest))], work._app)
     if isinstance(work, chain) and not work.tasks:
         return Plan([], [], None, {}, None, [], None)
+    headers = work["options"].get("headers")
+    if isinstance(headers, Mapping) and RUN in headers:  # whoever settled the ids knows of what it comes
+        run = run_in(headers)
+        work["options"]["headers"] = {name: value for name, value in headers.items() if name != RUN}
+    if run is None:
+        run = os.urandom(6).hex() if any("task_id" in each["options"] for each in all_in(work)) else ""
     frozen = work.frozen()
     context = current_context()
     root = work["options"].get("root_id") or (None if context is None else context.root_id)
-    calls = _Calls(shared, root, segment)
+    calls = _Calls(shared, root, segment, run)
     calls.send(frozen.step, tuple(args or ()), kwargs or {}, [], {})
+    if run:
+        for each in (*calls.calls, *(join.body.call for join in calls.joins)):
+            mark(each["options"], {RUN: run})
     joined = list(_joined(frozen.step))
-    return Plan(calls.joins, calls.calls, frozen.last, calls.sizes, frozen.first, joined, frozen.step)
+    return Plan(calls.joins, calls.calls, frozen.last, calls.sizes, frozen.first, joined, frozen.step, run)
 
 
 class _Calls:
     """Gathers a plan. Every signature that it is given is a frozen copy, which it may change."""
 
-    __slots__ = ("calls", "joins", "root", "segment", "shared", "sizes")
+    __slots__ = ("calls", "joins", "root", "run", "segment", "shared", "sizes")
 
-    def __init__(self, shared: bool, root: str | None, segment: int | None) -> None:
+    def __init__(self, shared: bool, root: str | None, segment: int | None, run: str) -> None:
         self.shared = shared
+        self.run = run
         self.root = root
         self.segment = segment
         self.joins: list[PlannedJoin] = []
@@ -172,6 +188,10 @@ class _Calls:
                 step["options"]["chain"] = [*(step["options"].get("chain") or ()), *rest]
             self.calls.append(step)
 
+    def _join_of(self, identity: str) -> str:
+        """The id of the join of the group, graph or step *identity*. What is sent twice opens the same."""
+        return f"{identity}.{self.run}" if self.run else identity
+
     def _segments(self, steps: list[Any], length: int, root: str) -> None:
         """Open a join for each segment of a chain but the first: so many *steps* are in one."""
         for start, terms in zip(range(length, len(steps), length), count(2), strict=False):
@@ -179,11 +199,11 @@ class _Calls:
             assert ending is not None  # what follows a group is the body of a chord
             identity = ending["options"]["task_id"]
             ending["options"]["ignore_result"] = False
-            _enter(ending, identity, 0)
+            join = self._join_of(identity)
+            _enter(ending, join, 0)
             body = chain.of_steps(steps[start : start + length], ending._app)
             body["options"] = {"root_id": root, "parent_id": identity}
-            # By this id, so that the same chain sent twice opens the same joins.
-            self.joins.append(PlannedJoin(identity, (identity,), JoinBody(body, one=True), terms))
+            self.joins.append(PlannedJoin(join, (identity,), JoinBody(body, one=True), terms))
 
     def _graph(
         self,
@@ -208,7 +228,7 @@ class _Calls:
                 nodes[name].add((), None, given)
                 names = list(wanted) if not nodes[name]["immutable"] else None
                 always = name in step.always
-                join = f"{identity}-{number}"
+                join = self._join_of(f"{identity}-{number}")
                 self._wait(
                     join, nodes[name], [nodes[each] for each in wanted.values()], names, always, levels[name]
                 )
@@ -216,7 +236,8 @@ class _Calls:
             gathered.add((), None, {"root_id": given["root_id"]})
             if rest:
                 gathered["options"]["chain"] = [*(gathered["options"].get("chain") or ()), *rest]
-            self._wait(identity, gathered, list(nodes.values()), list(nodes), False, max(levels.values()) + 1)
+            join = self._join_of(identity)
+            self._wait(join, gathered, list(nodes.values()), list(nodes), False, max(levels.values()) + 1)
 
     def _wait(
         self, join: str, call: Signature, steps: list[Any], names: list[str] | None, always: bool, level: int
@@ -273,6 +294,9 @@ class _Calls:
     ) -> None:
         """Add the calls of a group; of the header of a chord, when it has a *body*."""
         identity, tasks = members["options"]["task_id"], members.tasks
+        name = self._join_of(identity)
+        if body is not None and self.run and not self.shared:
+            mark(body["options"], {RUN: self.run})
         # The same dict for all: what changes in the body, as its id, is in each of them.
         join = None if body is None else {**body}
         ids: list[str] = []
@@ -287,11 +311,11 @@ class _Calls:
             if not self.shared:
                 last["options"]["chord"] = join
             else:
-                _enter(last, identity, number)
+                _enter(last, name, number)
                 ids.append(last["options"]["task_id"])
         if body is not None:
             if self.shared:
-                self.joins.append(PlannedJoin(identity, ids, JoinBody(body)))
+                self.joins.append(PlannedJoin(name, ids, JoinBody(body)))
             else:
                 self.sizes[identity] = len(tasks)
 
@@ -329,19 +353,21 @@ def last_call(step: Any) -> Signature | None:
 
 
 def all_in(step: Any) -> Iterator[Signature]:
-    """*step*, a frozen one, with all that stands in it or is linked to it."""
+    """*step*, with all that stands in it or is linked to it."""
     waiting = [step]
     while waiting:
-        each = waiting.pop()
+        each = maybe_signature(waiting.pop())
+        if each is None:
+            continue
         yield each
         if isinstance(each, chain | group):
             waiting += each.tasks
         elif isinstance(each, chord):
             waiting += (each.header, each.body)
         elif isinstance(each, graph):
-            waiting += each.nodes.values()
+            waiting += (*each.nodes.values(), each.gathered)
         for name in _LINKS & each["options"].keys():
-            waiting += map(maybe_signature, listed(each["options"][name]))
+            waiting += listed(each["options"][name])
 
 
 def _joined(step: Any) -> Iterator[Signature]:

@@ -306,7 +306,11 @@ class Signature(dict[str, Any]):
             "chord": chord,
             "group_index": group_index,
         }
-        self.update(frozen.step)
+        step: Any = frozen.step
+        if step["subtask_type"] != self["subtask_type"]:  # of a chord, whose body is a chain
+            first, *rest = step.tasks
+            step = first.with_body(KINDS["chain"].of_steps([first.body, *rest], self._app))
+        self.update(step)
         self.options.update({name: value for name, value in settled.items() if value is not None})
         return frozen.last
 

@@ -30,7 +30,10 @@ MEMBERS = "qworker_members"
 values are its argument}``, so that it can run after all (``control/failed.py``)."""
 PUBLICATION = "qworker_publication"
 """Tells apart the messages of one body: its joiner may have died, and another published it again."""
-MARKS = frozenset([JOINS, FAILED, CAUSE, MEMBERS, PUBLICATION])
+RUN = "qworker_run"
+"""Of the calls of a workflow whose ids were settled before it was called, and of all that comes of them: a
+text that is another each time. It is in the names of their joins, so that each time has joins of its own."""
+MARKS = frozenset([RUN, JOINS, FAILED, CAUSE, MEMBERS, PUBLICATION])
 
 
 def marks_in(names: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,6 +46,12 @@ def unmarked(headers: Any) -> Any:
     if not isinstance(headers, Mapping) or MARKS.isdisjoint(headers):
         return headers
     return {name: value for name, value in headers.items() if name not in MARKS}
+
+
+def run_in(headers: Any) -> str:
+    """The mark RUN among *headers*; "" for none, and for what is none."""
+    run = headers.get(RUN) if isinstance(headers, Mapping) else None
+    return run if isinstance(run, str) and run.isalnum() and len(run) <= 32 else ""
 
 
 def apart(options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from qworker.canvas.join_body import JoinBody
 from qworker.canvas.membership import MOST_MEMBERS_TEXT, first_calls, publication
 from qworker.canvas.signatures import is_workflow
-from qworker.message.marks import CAUSE, FAILED, MEMBERS, apart
+from qworker.message.marks import CAUSE, FAILED, MEMBERS, apart, run_in
 from qworker.publishing.call import tidied
 from qworker.publishing.transactions import holding_back
 from qworker.publishing.workflows import planned, start
@@ -32,7 +32,7 @@ def messages_of(app: QWorker, body: JoinBody, values: Sequence[Any]) -> list[Env
     args, kwargs = body.arguments(values)
     with holding_back(app) as held:
         if is_workflow(body.call):
-            made = planned(app, body.call, args, kwargs)
+            made = planned(app, body.call, args, kwargs, run=run_in(body.call.options.get("headers")))
             for each in made.calls:
                 each["options"] = tidied(app, each.options)
             start(app, made)

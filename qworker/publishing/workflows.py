@@ -63,6 +63,7 @@ def planned(
     args: Iterable[Any] | None = (),
     kwargs: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
+    run: str | None = None,
 ) -> Plan:
     """Say what calling *signature* publishes, in the format that the settings ask for. Arguments and errors
     are those of plan()."""
@@ -70,7 +71,7 @@ def planned(
         app.finalize()
     shared = app.shared_canvas
     segment = SEGMENT if shared and _joins(app) else None
-    return plan(signature, args, kwargs, options, shared=shared, segment=segment, app=app)
+    return plan(signature, args, kwargs, options, shared=shared, segment=segment, app=app, run=run)
 
 
 def check_later(app: QWorker, made: Plan) -> None:
@@ -140,7 +141,7 @@ def _open(app: QWorker, plans: list[Plan]) -> None:
             _ = backend.joins
     for made in plans:
         for group, size in made.sizes.items():
-            backend.joins.set_size(group, size)
+            backend.joins.set_size(group, size, bool(made.run))
     if joins:
         backend.joins.open(
             [

@@ -10,7 +10,8 @@ Each publication has a number of its own, so that a message which is delivered a
 copy of it does not.
 
 A task that replaces itself hands its id on, as to the body of a chord, which is published with a number of
-its own. That is no copy: calls of one id are told apart by how many they have taken the place of.
+its own. That is no copy: calls of one id are told apart by how many they have taken the place of; and those
+of a workflow that is called again with the same ids, by their run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from qworker.backends.joins import DONE_SECONDS, DONE_SECONDS_FOR_EVER
 from qworker.context import Context, message_headers
 from qworker.errors import BackendError, NotSupported
-from qworker.message.marks import PUBLICATION
+from qworker.message.marks import PUBLICATION, run_in
 from qworker.tasks.outcome import COPY, REQUEUED, Outcome
 from qworker.transports.join_parts import may_be_id
 
@@ -43,8 +44,8 @@ def refused(app: QWorker, task: Task[..., Any], context: Context) -> Outcome | N
         return None
     if type(number) is not int or not 0 <= number < 2**63:
         return None
-    nesting, backend = context.replaced_task_nesting, app.backend
-    body = f"{task_id}.{nesting}" if nesting else task_id
+    nesting, run, backend = context.replaced_task_nesting, run_in(message_headers(context)), app.backend
+    body = f"{task_id}{f' run {run}' if run else ''}{f' nested {nesting}' if nesting else ''}"
     lasting = DONE_SECONDS_FOR_EVER if backend.expires is None else max(backend.expires, DONE_SECONDS)
     try:
         first = backend.joins.hold(body, number, lasting)

@@ -19,12 +19,12 @@ from qworker import states
 from qworker.canvas.membership import calls_in, errbacks_of, first_calls, parts_of, publication
 from qworker.canvas.signatures import Signature, listed, signature
 from qworker.canvas.stamping import hand_on
-from qworker.context import Context, carried_chain
+from qworker.context import Context, carried_chain, message_headers
 from qworker.errors import ChordError, InvalidTaskMessage, NotSupported, PublishError, QWorkerError
 from qworker.interrupts import let_pass
 from qworker.message.chain_text import WrittenCalls
 from qworker.message.exceptions import exception_from_dict, exception_to_dict
-from qworker.message.marks import CAUSE, FAILED, apart, mark
+from qworker.message.marks import CAUSE, FAILED, RUN, apart, mark, run_in
 from qworker.naming import ids_of
 from qworker.publishing.call import tidied
 from qworker.publishing.transactions import holding_back
@@ -186,7 +186,7 @@ def _tell(
             errback = errback.frozen(errback.id, ids=ids_of(errback.id)).step
         from qworker.publishing.workflows import planned, start
 
-        made = planned(app, errback, (call.id,))
+        made = planned(app, errback, (call.id,), run=run_in(marks))
         for each in made.calls:
             mark(each["options"], marks)
         start(app, made)
@@ -279,6 +279,9 @@ def follow(
     following = signature(call, app=app)
     options = {**following.options, **more}
     following["options"] = {name: value for name, value in options.items() if value is not None}
+    run = run_in(message_headers(context))
+    if run and following["subtask_type"] is None:
+        mark(following["options"], {RUN: run})
     if context.stamps:
         hand_on(following, context.stamped_headers or list(context.stamps), context.stamps)
     try:
@@ -292,7 +295,7 @@ def follow(
         _read_chain(following)
         from qworker.publishing.workflows import planned, start
 
-        made = planned(app, following, args)
+        made = planned(app, following, args, run=run)
         for each in made.calls:
             _tidy(app, context, each)
         start(app, made)

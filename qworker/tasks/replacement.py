@@ -21,12 +21,12 @@ from qworker.canvas.groups import with_callback
 from qworker.canvas.mapping import chunks
 from qworker.canvas.membership import parts_of
 from qworker.canvas.plan import last_call
-from qworker.canvas.signatures import Signature, listed, maybe_signature
+from qworker.canvas.signatures import Signature, is_workflow, listed, maybe_signature
 from qworker.canvas.stamping import hand_on
 from qworker.context import message_headers, pop, push
 from qworker.errors import ConfigurationError, NotInChord, PublishError, Replaced
 from qworker.interrupts import conclude
-from qworker.message.marks import JOINS, mark
+from qworker.message.marks import JOINS, RUN, mark, run_in
 from qworker.naming import ids_of, task_id
 from qworker.publishing.bodies import note_added
 from qworker.publishing.workflows import check_later, planned, refuse_ignored, start
@@ -111,7 +111,7 @@ def replace(task: Task[..., Any], sig: Signature) -> NoReturn:
 def _publish(task: Task[..., Any], request: Context, sig: Signature) -> None:
     if CRASHING:
         crash_point("replacement-made")
-    made = planned(task.app, sig)
+    made = planned(task.app, sig, run=run_in(message_headers(request)))
     check_later(task.app, made)
     for call in made.calls:
         call["options"].setdefault("root_id", request.root_id)
@@ -135,8 +135,10 @@ def add_to_chord(task: Task[..., Any], sig: Any, lazy: bool) -> Any:
     check(sig)
     shared = not request.chord
     # Its joins are those of the call; of a chord, the one that has the name of the group.
+    run, group = run_in(message_headers(request)), str(request.group)
+    join = f"{group}.{run}" if run and shared else group
     named = [part.join for part in parts_of(message_headers(request), FAILURE)]
-    if request.is_eager or (shared and request.group not in named):
+    if request.is_eager or (shared and join not in named):
         raise NotInChord(
             f"{task.name}[{request.id}] is a member of no chord: add_to_chord() is for tasks in "
             "the header of one"
@@ -148,13 +150,12 @@ def add_to_chord(task: Task[..., Any], sig: Any, lazy: bool) -> Any:
     last = last_call(work)
     assert last is not None
     refuse_ignored(app, [last])
-    group = str(request.group)
-    number = joins.grow(group, last["options"]["task_id"])
+    number = joins.grow(join, last["options"]["task_id"])
     # Whoever dies here is delivered again, and adds the same.
     if CRASHING:
         crash_point("chord-grown")
     if number is not None and shared:
-        note_added(app, group, number, last["options"]["task_id"])
+        note_added(app, join, number, last["options"]["task_id"])
     if number is None:
         raise NotInChord(
             f"the chord of {task.name}[{request.id}] has got all its members, or is there no more"
@@ -162,14 +163,16 @@ def add_to_chord(task: Task[..., Any], sig: Any, lazy: bool) -> Any:
     last["options"].update(group_id=group, group_index=number)
     if shared:
         joined = (last["options"].get("headers") or {}).get(JOINS) or ()
-        mark(last["options"], {JOINS: [*joined, [group, number]]})
+        mark(last["options"], {JOINS: [*joined, [join, number]]})
     else:
         last["options"]["chord"] = request.chord
+    if run or is_workflow(work):
+        mark(work["options"], {RUN: run})
     if lazy:
         return work
     try:
         return work.apply_async()
     except PublishError:  # nobody else will end it
         if shared:
-            joins.add([Part(group, number, last["options"]["task_id"], FAILURE)])
+            joins.add([Part(join, number, last["options"]["task_id"], FAILURE)])
         raise

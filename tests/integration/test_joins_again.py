@@ -12,6 +12,7 @@ import pytest
 from qworker import QWorker, chain, chord, group
 from qworker.canvas.signatures import Signature
 from qworker.publishing import bodies, body_messages
+from qworker.publishing.workflows import planned, start
 from qworker.testing import FakeClock, StepWorker
 from tests.servers import prefix_of, require
 
@@ -109,14 +110,28 @@ def test_a_workflow_that_is_begun_again_runs_each_body_once(house: House, name: 
     work = make(house)
     work.freeze()
     with StepWorker(house.app) as worker:
-        result = work.apply_async()
+        made = planned(house.app, work, run="")
+        result = start(house.app, made)
         if again == "after":
             worker.run()
             assert sorted(map(repr, house.ran)) == sorted(map(repr, expected))
-        work.apply_async()
+        start(house.app, planned(house.app, work, run=""))
         worker.run()
     assert sorted(map(repr, house.ran)) == sorted(map(repr, expected))
     assert result.get(timeout=5) == expected[-1]
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_a_frozen_workflow_that_is_called_again_runs_again(house: House, name: str) -> None:
+    make, expected = FLOWS[name]
+    work = make(house)
+    work.freeze()
+    with StepWorker(house.app) as worker:
+        for _ in range(3):
+            house.ran.clear()
+            assert work.apply_async().id == work.freeze().id
+            worker.run()
+            assert sorted(map(repr, house.ran)) == sorted(map(repr, expected))
 
 
 @pytest.mark.parametrize("where", ["member", "step", "last step of a member"])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -308,3 +309,74 @@ def test_what_signatures_and_messages_carry_is_what_older_workers_read() -> None
         assert number == 0
         assert JOINS not in json.loads(first.headers)
         assert json.loads(second.headers)[JOINS] == [[join, 1]]
+
+
+@SEARCH
+@given(flow=flows.flows(), apart=st.booleans(), saved=st.booleans(), id_given=st.booleans())
+def test_a_frozen_workflow_that_is_called_again_runs_again(
+    flow: Any, apart: bool, saved: bool, id_given: bool
+) -> None:
+    """Its ids are the same each time, as in Celery."""
+    want = expected(flow, ())
+    if want.refused:
+        return
+    with house_of(Manners(apart, None, (), None, {}, ({},), False, False)) as house:
+        call = canvas(flow, house.app.tasks, "f")
+        if id_given and call["subtask_type"] != "group":
+            call.set(task_id="mine")
+        else:
+            call.freeze()
+        if saved:
+            call = signature(json.loads(json.dumps(call)), app=house.app)
+        runs, told = +want.runs, +want.told
+        for time in (1, 2, 3):
+            result = call.apply_async()
+            house.worker.run()
+            assert house.ledger.ran("f") == Counter({number: time * runs[number] for number in runs})
+            assert house.ledger.told["f"] == Counter({number: time * told[number] for number in told})
+            assert value_of(result) == want.value
+        house.nothing_is_left()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_stands_in_a_frozen_workflow_runs_again_too(apart: bool) -> None:
+    """Graphs, long chains, replaced and added members, and a body whose id alone is settled."""
+    with house_of(Manners(apart, None, (), None, {}, ({},), False, False)) as house:
+        ran: list[str] = []
+
+        @house.app.task(name="give", bind=True)
+        def give(self: Any, *given: Any, **named: Any) -> int:
+            ran.append("give")
+            return len(given) + len(named)
+
+        @house.app.task(name="spread", bind=True)
+        def spread(self: Any, *given: Any) -> Any:
+            return self.replace(group(give.si(), give.si()))
+
+        @house.app.task(name="adds", bind=True)
+        def adds(self: Any) -> int:
+            self.add_to_chord(group(give.si(), give.si()))
+            self.add_to_chord(chord([give.si()], give.s()), lazy=True).apply_async()
+            return 0
+
+        works = {
+            "graph": (graph({"a": give.s(), "b": give.s(), "c": give.s()}, after={"c": ["a", "b"]}), 3),
+            "graph in a chain": (chain(give.s(), graph({"a": give.s()}), give.s()), 3),
+            "long chain": (chain([give.s()] * 70), 70),
+            "replaced": (chord([spread.si(), give.si()], spread.s()), 5),
+            "added": (chord([adds.si(), give.si()], give.s()), 6),
+            "chord of chords": (chord([chord([give.si()], give.s())], chord([give.s()], give.s())), 4),
+        }
+        for name, (work, count) in works.items():
+            work.freeze()
+            for _ in range(3):
+                ran.clear()
+                work.apply_async()
+                house.worker.run()
+                assert len(ran) == count, name
+        for _ in range(3):
+            ran.clear()
+            chord([give.si()], give.s().set(task_id="settled")).apply_async()
+            house.worker.run()
+            assert len(ran) == 2
+        house.nothing_is_left()
