@@ -265,6 +265,7 @@ class QWorker:
         name: str,
         args: Iterable[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        *,
         task_id: str | None = None,
         **options: Unpack[CallOptions],
     ) -> AsyncResult[Any]:
@@ -322,6 +323,7 @@ class QWorker:
         args: Iterable[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
+        *,
         immutable: bool = False,
         **more: Unpack[SignatureOptions],
     ) -> Any:
@@ -329,7 +331,7 @@ class QWorker:
         workflow. *more* options go over *options*."""
         if isinstance(task, Mapping):
             return signature(task, app=self)
-        return Signature(task, args, kwargs, options, immutable, self, **more)
+        return Signature(task, args, kwargs, options, immutable=immutable, app=self, **more)
 
     subtask = signature
 

@@ -259,7 +259,7 @@ class graph(Signature):
 
     def _failed(self, error: BaseException) -> AsyncResult[Any]:
         """The result of a node that did not run, for *error*."""
-        result: AsyncResult[Any] = AsyncResult(new_id(), self.app)
+        result: AsyncResult[Any] = AsyncResult(new_id(), app=self.app)
         result.keep({"status": states.FAILURE, "result": error, "traceback": None})
         return result
 

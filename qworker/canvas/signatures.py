@@ -64,6 +64,7 @@ class Signature(dict[str, Any]):
         args: Iterable[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
+        *,
         immutable: bool = False,
         app: QWorker | None = None,
         **more: Unpack[SignatureOptions],
@@ -332,7 +333,7 @@ class Signature(dict[str, Any]):
         identity = copy["options"].get("task_id")
         if identity is None:
             identity = copy["options"]["task_id"] = id or ids()
-        result: AsyncResult[Any] = AsyncResult(identity, self._app, ignored=is_ignored(self, task))
+        result: AsyncResult[Any] = AsyncResult(identity, app=self._app, ignored=is_ignored(self, task))
         return Frozen(copy, result, result)
 
     def ignored(self, app: QWorker | None) -> bool:
@@ -490,6 +491,7 @@ def signature(
     args: Iterable[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
+    *,
     immutable: bool = False,
     app: QWorker | None = None,
     **more: Unpack[SignatureOptions],
@@ -503,7 +505,7 @@ def signature(
         return task.clone()
     if isinstance(task, Mapping):
         return Signature.from_dict(task, app)
-    return Signature(task, args, kwargs, options, immutable, app, **more)
+    return Signature(task, args, kwargs, options, immutable=immutable, app=app, **more)
 
 
 def maybe_signature(value: Any, app: QWorker | None = None, clone: bool = False) -> Any:

@@ -28,7 +28,7 @@ def refuse_unknown(names: Iterable[str]) -> None:
 
 
 def config_from_object(
-    app: QWorker, source: Any, silent: bool = False, force: bool = False, namespace: str | None = None
+    app: QWorker, obj: Any, silent: bool = False, force: bool = False, namespace: str | None = None
 ) -> None:
     """Take settings from a module, an object, a mapping, or the dotted name of one. They win over those given
     before.
@@ -37,23 +37,25 @@ def config_from_object(
     - force (bool): read it now, not at first use.
     - namespace (text): "CELERY" takes ``CELERY_TASK_ROUTES`` as ``task_routes`` and leaves the rest alone.
     """
-    app.conf.load(source, namespace, silent)
+    app.conf.load(obj, namespace, silent)
     if force:
         app.conf.resolve()
 
 
-def config_from_envvar(app: QWorker, variable: str, silent: bool = False, force: bool = False) -> bool:
+def config_from_envvar(app: QWorker, variable_name: str, silent: bool = False, force: bool = False) -> bool:
     """Take settings from the module that an environment variable names; return whether there is one.
 
-    - variable (text): its name.
+    - variable_name (text): its name.
     - silent (bool): return False when it is unset, and raise no ConfigurationError.
     - force (bool): read the module now, not at first use.
     """
-    module = os.environ.get(variable)
+    module = os.environ.get(variable_name)
     if not module:
         if silent:
             return False
-        raise ConfigurationError(f"the environment variable {variable} is not set: it should name a module")
+        raise ConfigurationError(
+            f"the environment variable {variable_name} is not set: it should name a module"
+        )
     config_from_object(app, module, silent, force)
     return True
 

@@ -100,7 +100,7 @@ class Publisher:
         else:
             envelope = plain.envelope(identity, args, kwargs, context.root_id, context.id)
         self.push((envelope,), task.name)
-        result: AsyncResult[Any] = AsyncResult(identity, app, None, plain.queue, plain.ignored)
+        result: AsyncResult[Any] = AsyncResult(identity, None, None, app, None, plain.queue, plain.ignored)
         if context is not None and task.trail:
             context.children.append(result)
         return result
@@ -179,7 +179,7 @@ class Publisher:
         self.push((envelope,), call["task"])
         if self.app.tasks[call["task"]].trail:
             result: AsyncResult[Any] = AsyncResult(
-                call["options"]["task_id"], self.app, None, plain.queue, plain.ignored
+                call["options"]["task_id"], None, None, self.app, None, plain.queue, plain.ignored
             )
             context.children.append(result)
         return True
@@ -256,7 +256,7 @@ class Publisher:
                 args, kwargs = invocation.args, invocation.kwargs
             identity = next(identities)
             envelopes.append(envelope(identity, args, kwargs, root, parent))
-            result: AsyncResult[Any] = AsyncResult(identity, app, None, queue, ignored)
+            result: AsyncResult[Any] = AsyncResult(identity, None, None, app, None, queue, ignored)
             results.append(result)
             children.append(result)
         if envelopes:
@@ -278,7 +278,7 @@ class Publisher:
         invocation = Invocation(task, name, args, kwargs, options)
         call = make_call(self.app, self._derive().router, invocation, request)
         self._through_middleware(call, lambda message: self._deliver([self._prepare(call, message)]))
-        return AsyncResult(call.message.id, self.app, None, call.destination.queue)
+        return AsyncResult(call.message.id, None, None, self.app, None, call.destination.queue)
 
     def check_later(self, name: str, options: Mapping[str, Any]) -> None:
         """Raise what a call of the task *name* that is made later would raise for its *options*, which are
@@ -442,7 +442,7 @@ class Publisher:
     def _result(self, call: Call, task: Task[..., Any] | None) -> AsyncResult[Any]:
         message = call.message
         result: AsyncResult[Any] = AsyncResult(
-            message.id, self.app, None, call.destination.queue, message.ignore_result
+            message.id, None, None, self.app, None, call.destination.queue, message.ignore_result
         )
         context = current_context()
         if context is not None and call.add_to_parent and (task is None or task.trail):

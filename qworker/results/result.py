@@ -69,15 +69,15 @@ class AsyncResult(Generic[R]):
     def __init__(
         self,
         id: str,
+        backend: Any = None,
+        task_name: str | None = None,
         app: QWorker | None = None,
         parent: AsyncResult[Any] | GroupResult[Any] | None = None,
         queue: str | None = None,
         ignored: bool = False,
-        *,
-        backend: Any = None,
-        task_name: str | None = None,
     ) -> None:
-        """backend, task_name: there for Celery's sake, whose place backend= is the app's."""
+        """backend, task_name: there for Celery's sake, whose positions these are; the place of backend is the
+        app's."""
         if backend is not None:
             raise NotAvailable(f"AsyncResult(backend=…) is not in qworker: {ONE_STORE}")
         self.id = id

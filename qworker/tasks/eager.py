@@ -48,7 +48,7 @@ class EagerResult(AsyncResult[R]):
         name: str | None = None,
         app: QWorker | None = None,
     ) -> None:
-        super().__init__(id, app)
+        super().__init__(id, app=app)
         self._meta = {
             "status": state,
             "result": ret_value,

@@ -271,11 +271,12 @@ class Task(Generic[P, R]):
         args: Iterable[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
+        *,
         immutable: bool = False,
         **more: Unpack[SignatureOptions],
     ) -> Signature:
         """Return the call that is not made yet; *more* options go over *options*."""
-        return Signature(self.name, args, kwargs, options, immutable, self.app, **more)
+        return Signature(self.name, args, kwargs, options, immutable=immutable, app=self.app, **more)
 
     subtask = signature
 

@@ -362,7 +362,7 @@ def test_revoked_by_one_order() -> None:
 
 def test_forgotten_with_what_was_before_it(app: QWorker) -> None:
     end(app, a=1, b=2, before=0, after=3)
-    last = AsyncResult("after", app, parent=group(app, "a", "b", parent=app.AsyncResult("before")))
+    last = AsyncResult("after", app=app, parent=group(app, "a", "b", parent=app.AsyncResult("before")))
     assert last.as_list() == ["after", "g", "before"]
     last.forget()
     assert app.backend.get_many(["a", "b", "before", "after"]) == {}
@@ -379,15 +379,15 @@ def test_what_is_shared_is_forgotten_once() -> None:
     backend = Counting("cache+memory://", app.conf, clock)
     app = QWorker("proj", broker=store, backend=backend, clock=clock, set_as_current=False)
     first = app.AsyncResult("first")
-    members = [AsyncResult(each, app, parent=first) for each in "ab"]
-    AsyncResult("last", app, parent=GroupResult("g", members, first, app)).forget()
+    members = [AsyncResult(each, app=app, parent=first) for each in "ab"]
+    AsyncResult("last", app=app, parent=GroupResult("g", members, first, app)).forget()
     assert forgotten == [["a", "b", "first", "last"]]
 
 
 def chain(app: QWorker, length: int) -> AsyncResult[Any]:
     result = app.AsyncResult("0")
     for number in range(1, length):
-        result = AsyncResult(str(number), app, parent=result)
+        result = AsyncResult(str(number), app=app, parent=result)
     return result
 
 
@@ -422,7 +422,7 @@ def test_described_and_made_again() -> None:
     app, _, _ = make_app()
     inner = group(app, "a", "b")
     outer: GroupResult[Any] = GroupResult("o", [inner, app.AsyncResult("c")], app.AsyncResult("p"), app)  # type: ignore[list-item]
-    after = AsyncResult("after", app, parent=outer)
+    after = AsyncResult("after", app=app, parent=outer)
     for result in (inner, outer, after):
         again = result_from_tuple(json.loads(json.dumps(result.as_tuple())), app)
         assert (again, again.parent) == (result, result.parent)

@@ -84,7 +84,7 @@ def test_a_failure_before_it_is_raised_at_once() -> None:
     app, _ = tree()
     end(app, "failed", KeyError("first"))
     between = AsyncResult("between", app, parent=app.AsyncResult("failed"))
-    last: AsyncResult[Any] = AsyncResult("last", app, parent=between)
+    last: AsyncResult[Any] = AsyncResult("last", app=app, parent=between)
     with pytest.raises(KeyError, match="first"):
         last.get(timeout=5)
     with pytest.raises(ResultTimeout):
@@ -96,7 +96,7 @@ def test_a_failure_before_it_is_raised_at_once() -> None:
 
 def test_a_failure_before_it_is_raised_while_it_is_waited_for() -> None:
     app, _ = tree()
-    last: AsyncResult[Any] = AsyncResult("last", app, parent=app.AsyncResult("first"))
+    last: AsyncResult[Any] = AsyncResult("last", app=app, parent=app.AsyncResult("first"))
     with pytest.raises(KeyError, match="late"):
         last.get(timeout=5, on_interval=lambda: end(app, "first", KeyError("late")))
 
