@@ -22,14 +22,20 @@ from qworker.safe_repr import printable, safe_repr
 MAX_ARGUMENT = 16 * 1024
 """Characters of JSON that one argument of an exception may take; longer ones are cut."""
 _LONGEST_NAME = 200
-_MANY = 100  # arguments of one exception that are kept
+_MANY = 100  # arguments of one exception, its notes, and members of a group, that are kept
+_DEEPEST = 20  # groups within groups
+GROUP = "qworker_group"
+"""The key of what only we read of a group: its message and its members."""
+NOTES = "qworker_notes"
+"""The key of what add_note() has added, which only we read."""
 
 _OURS = {names: kind for kind, names in errors.CELERY_NAMES.items() if kind is not errors.TaskExpired}
 
 
-def exception_to_dict(exc: BaseException) -> dict[str, Any]:
+def exception_to_dict(exc: BaseException, depth: int = 0) -> dict[str, Any]:
     """``{"exc_type": name, "exc_message": [arguments], "exc_module": module}``, all of it JSON (kombu's
-    dialect).
+    dialect); and beside that, which Celery passes over, the notes of one that has notes, and of a group its
+    message and its members. depth: how many groups it is in.
 
     Arguments that JSON cannot hold, or that are very long, become their bounded representation.
     """
@@ -40,7 +46,17 @@ def exception_to_dict(exc: BaseException) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - a property of the user's class
         let_pass(error)
         args = ()
-    return {"exc_type": name, "exc_message": [_argument(value) for value in args], "exc_module": module}
+    told: dict[str, Any]
+    told = {"exc_type": name, "exc_message": [_argument(value) for value in args], "exc_module": module}
+    if isinstance(exc, BaseExceptionGroup) and depth < _DEEPEST:
+        members = [exception_to_dict(each, depth + 1) for each in exc.exceptions[:_MANY]]
+        if (more := len(exc.exceptions) - _MANY) > 0:
+            members.append(exception_to_dict(Exception(f"{more} more of the group are not kept")))
+        told[GROUP] = {"message": _argument(exc.message), "exceptions": members}
+    notes = getattr(exc, "__notes__", None)
+    if isinstance(notes, list):
+        told[NOTES] = [_argument(note) for note in notes[:_MANY] if isinstance(note, str)]
+    return told
 
 
 def _argument(value: Any) -> Any:
@@ -60,7 +76,7 @@ def exception_from_dict(stored: Any) -> BaseException:
     """Return the exception that `stored` (as made by `exception_to_dict`, here or by Celery) describes.
 
     Its class is looked for among the modules that are imported already. When it is not there, or is no class
-    of exceptions, a class of that name stands in. Never raises.
+    of exceptions, a class of that name stands in. A group comes back with its members. Never raises.
     """
     if not isinstance(stored, dict):
         return Exception(stored)
@@ -70,9 +86,39 @@ def exception_from_dict(stored: Any) -> BaseException:
     kind = _OURS.get((name, module)) or _loaded_class(name, module)
     if kind is errors.TaskRevoked and args == ("expired",):
         kind = errors.TaskExpired
-    if kind is None:
-        kind = _stand_in(name, module)
-    return _instance(kind, args)
+    group = stored.get(GROUP)
+    error = _group(kind, name, module, group) if isinstance(group, Mapping) else None
+    if error is None:
+        error = _instance(kind or _stand_in(name, module), args)
+    notes = stored.get(NOTES)
+    for note in notes if isinstance(notes, list) else ():
+        if isinstance(note, str):
+            BaseException.add_note(error, note)
+    return error
+
+
+def _group(
+    kind: type[BaseException] | None, name: str, module: str, stored: Mapping[str, Any]
+) -> BaseException | None:
+    """None when *stored* has no members."""
+    found = stored.get("exceptions")
+    if not isinstance(found, list) or not found:
+        return None
+    # What is no Exception, such as KeyboardInterrupt, is a stand-in here, so all groups are of Exceptions.
+    members = [each for each in map(exception_from_dict, found) if isinstance(each, Exception)]
+    if not members:
+        return None
+    message = str(stored.get("message", ""))
+    if kind is not None and issubclass(kind, ExceptionGroup):
+        try:
+            made = kind(message, members)
+            if isinstance(made, ExceptionGroup) and len(made.exceptions) == len(members):
+                return made
+        except Exception as failure:  # noqa: BLE001 - a constructor of the user's, with other parameters
+            let_pass(failure)
+    if (name, module) == ("BaseExceptionGroup", "builtins"):
+        return ExceptionGroup(message, members)
+    return _stand_in(name, module, _StandInGroup)(message, members)
 
 
 def _text(value: Any, default: str) -> str:
@@ -91,11 +137,16 @@ def _loaded_class(name: str, module: str) -> type[BaseException] | None:
 
 
 @lru_cache(256)  # the same stored name gives the same class, so that `except type(error)` works
-def _stand_in(name: str, module: str) -> type[BaseException]:
-    return type(name.rpartition(".")[2], (_StandIn,), {"__module__": module, "__qualname__": name})
+def _stand_in(name: str, module: str, base: type[BaseException] | None = None) -> type[BaseException]:
+    return type(name.rpartition(".")[2], (base or _StandIn,), {"__module__": module, "__qualname__": name})
 
 
 class _StandIn(Exception):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exception_from_dict, (exception_to_dict(self),)
+
+
+class _StandInGroup(ExceptionGroup[Exception]):
     def __reduce__(self) -> tuple[Any, ...]:
         return exception_from_dict, (exception_to_dict(self),)
 

@@ -6,6 +6,7 @@ they are stored with the ack.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -793,3 +794,25 @@ def test_a_cold_stop_gives_back_what_ran_uncounted(house: House, caplog: pytest.
     second = house.worker(on_demand=True)
     second.run()
     assert (second.pool.held[0].leased.deliveries, second.pool.held[0].leased.redelivered) == (0, True)
+
+
+def test_a_group_of_exceptions_comes_to_who_waits() -> None:
+    """As asyncio.TaskGroup raises them; the traceback that is stored has that of each member."""
+    app = QWorker("groups", broker=MemoryStore(FakeClock()), backend="cache+memory://", set_as_current=False)
+
+    @app.task
+    async def both() -> None:
+        async def fail(error: Exception) -> None:
+            raise error
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fail(ValueError("one")))
+            tasks.create_task(fail(KeyError("two")))
+
+    result = both.delay()
+    StepWorker(app).run()
+    with pytest.raises(ExceptionGroup) as failure:
+        result.get(timeout=0)
+    assert repr(failure.value.exceptions) == "(ValueError('one'), KeyError('two'))"
+    assert result.traceback is not None
+    assert {"    | ValueError: one", "    | KeyError: 'two'"} <= set(result.traceback.splitlines())

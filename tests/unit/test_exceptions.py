@@ -27,6 +27,17 @@ class Fussy(Exception):
         self.code = code
 
 
+class Several(ExceptionGroup):
+    """A group that is made of a message and members."""
+
+
+class OfOthers(ExceptionGroup):
+    """One that is made in its own way."""
+
+    def __new__(cls, code: int) -> OfOthers:
+        return super().__new__(cls, f"code {code}", [ValueError(code)])
+
+
 class Counting(Exception):
     made = 0
 
@@ -161,3 +172,112 @@ def test_reading_never_raises(value: dict[str, Any]) -> None:
 @given(st.lists(JSON, max_size=4))
 def test_writing_never_raises_and_is_json(args: list[Any]) -> None:
     assert isinstance(loads(dumps(exception_to_dict(Exception(*args)))), dict)
+
+
+def shape(error: BaseException) -> Any:
+    """What is seen of an exception, and of the members of a group."""
+    members = (
+        [shape(each) for each in error.exceptions] if isinstance(error, BaseExceptionGroup) else error.args
+    )
+    message = error.message if isinstance(error, BaseExceptionGroup) else ""
+    return type(error).__qualname__, message, members, getattr(error, "__notes__", [])
+
+
+def there_and_back(error: BaseException) -> BaseException:
+    return exception_from_dict(loads(dumps(exception_to_dict(error))))
+
+
+LEAVES = st.builds(ValueError, st.text(max_size=5)) | st.builds(KeyError, st.integers())
+GROUPS = st.recursive(
+    LEAVES,
+    lambda inner: st.builds(
+        lambda kind, message, members: kind(message, members),
+        st.sampled_from([ExceptionGroup, Several]),
+        st.text(max_size=5),
+        st.lists(inner, min_size=1, max_size=3),
+    ),
+)
+
+
+@given(GROUPS, st.lists(st.text(max_size=5), max_size=2))
+def test_groups_and_notes_come_back(error: Exception, notes: list[str]) -> None:
+    for note in notes:
+        error.add_note(note)
+    found = there_and_back(error)
+    assert shape(found) == shape(error)
+    assert type(found) is type(error)
+    assert shape(pickle.loads(pickle.dumps(found)))[:3] == shape(error)[:3]
+
+
+def test_what_celery_reads_of_a_group_is_as_it_was() -> None:
+    error = ExceptionGroup("two", [ValueError("one"), KeyError("two")])
+    told = exception_to_dict(error)
+    assert {name: told[name] for name in told if name.startswith("exc_")} == {
+        "exc_type": "ExceptionGroup",
+        "exc_message": ["two", "[ValueError('one'), KeyError('two')]"],
+        "exc_module": "builtins",
+    }
+    assert exception_to_dict(ValueError(1)).keys() == {"exc_type", "exc_message", "exc_module"}
+
+
+def test_a_group_is_caught_by_its_members() -> None:
+    caught: list[Any] = []
+    try:
+        raise there_and_back(ExceptionGroup("two", [ValueError("one"), KeyError("two")]))
+    except* ValueError as group:
+        caught += group.exceptions
+    except* KeyError as group:
+        caught += group.exceptions
+    assert list(map(repr, caught)) == ["ValueError('one')", "KeyError('two')"]
+
+
+def test_members_and_groups_that_cannot_be_made_again() -> None:
+    class Local(ExceptionGroup):
+        pass
+
+    class Unfit(Exception):
+        def __init__(self, socket: object, *, more: int) -> None:
+            super().__init__(socket)
+
+    found = there_and_back(Local("all", [Unfit(object(), more=1), OfOthers(5), Local("", [ValueError()])]))
+    assert isinstance(found, ExceptionGroup)
+    assert type(found).__name__ == "Local"
+    unfit, others, inner = found.exceptions
+    assert type(unfit).__name__ == "Unfit"
+    assert "<object object at" in unfit.args[0]
+    assert (others.message, repr(others.exceptions)) == ("code 5", "(ValueError(5),)")
+    assert isinstance(inner, ExceptionGroup)
+    assert shape(pickle.loads(pickle.dumps(found))) == shape(found)
+    base = there_and_back(BaseExceptionGroup("base", [KeyboardInterrupt(), ValueError(1)]))
+    assert isinstance(base, ExceptionGroup), "what ends a process is only named"
+    assert [type(each).__name__ for each in base.exceptions] == ["KeyboardInterrupt", "ValueError"]
+
+
+def test_a_group_is_bounded() -> None:
+    deep: Exception = ValueError("at the bottom")
+    for _ in range(300):
+        deep = ExceptionGroup("level", [deep])
+    assert isinstance(there_and_back(deep), ExceptionGroup)
+    wide = there_and_back(ExceptionGroup("wide", [ValueError(number) for number in range(250)]))
+    assert isinstance(wide, ExceptionGroup)
+    assert len(wide.exceptions) == 101
+    assert str(wide.exceptions[-1]) == "150 more of the group are not kept"
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        None,
+        [],
+        5,
+        {},
+        {"exceptions": None},
+        {"exceptions": []},
+        {"exceptions": [5, None, {}], "message": [1]},
+    ],
+)
+def test_a_store_may_have_any_group(group: Any) -> None:
+    stored = {"exc_type": "ExceptionGroup", "exc_message": ["x"], "exc_module": "builtins"}
+    assert isinstance(
+        exception_from_dict({**stored, "qworker_group": group, "qworker_notes": group}), Exception
+    )
