@@ -9,18 +9,22 @@ The names are Django-Q's. ``wait`` is in milliseconds: 0 looks once, -1 waits fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.db import IntegrityError
+from django.db import IntegrityError, OperationalError, connections, router, transaction
+from django.utils import timezone
 
 from qworker.django.brokers import Broker, get_broker
 from qworker.django.conf import conf
 from qworker.django.execution import cached as cache
 from qworker.django.execution.calls import async_task
 from qworker.django.function_names import function_name
-from qworker.django.models import Schedule, Task
+from qworker.django.models import Part, Schedule, Task
+from qworker.django.models.task import ID_LENGTH
 from qworker.django.several import Chain, Iter, async_chain, async_iter
 from qworker.django.waiting import fetching
 from qworker.django.waiting.cached_calls import (
@@ -31,6 +35,9 @@ from qworker.django.waiting.cached_calls import (
     result_cached,
     result_group_cached,
 )
+
+MOST_ATTEMPTS = 10
+"""Of who makes a schedule while others do."""
 
 
 def result(task_id: str, wait: int = 0, cached: Any = None) -> Any:
@@ -132,12 +139,47 @@ def schedule(func: str, *args: Any, **kwargs: Any) -> Schedule:
     made = Schedule(func=func and function_name(func), args=args, kwargs=kwargs, **given)
     if made.hook is not None:
         made.hook = function_name(made.hook)
-    name = given.get("name")
-    if name and Schedule.objects.filter(name=name).exists():
-        raise IntegrityError(f"there is a schedule with the name {name!r} already")
     made.full_clean()
-    made.save()
+    connection = connections[router.db_for_write(Schedule)]
+    # MySQL ends one of several who wait for the same name; in a transaction of the caller's it ends that.
+    attempts = 1 if connection.in_atomic_block or connection.vendor != "mysql" else MOST_ATTEMPTS
+    for attempt in range(1, attempts + 1):
+        try:
+            with _turn_of(given.get("name")):
+                made.save()
+            break
+        except OperationalError:
+            if attempt == attempts:
+                raise
     return made
+
+
+@contextmanager
+def _turn_of(name: str | None) -> Iterator[None]:
+    """Make a schedule with this name while nobody else does. Raises IntegrityError where there is one.
+
+    A constraint would refuse tables of django-q2 that have a name twice, and what people do in the admin. A
+    row that nobody ever sees has the same effect: who puts it there, too, waits until our transaction ends.
+    """
+    if not name:
+        yield
+        return
+    alias, now = router.db_for_write(Schedule), timezone.now()
+    key = hashlib.sha256(f"schedule {name}".encode()).hexdigest()[:ID_LENGTH]
+    with transaction.atomic(alias):
+        turn = Part(pk=key, whole=key, started=now, changed=now, row=b"")
+        targets = connections[alias].features.supports_update_conflicts_with_target
+        # Not a plain INSERT, for which MySQL has several who wait share a lock that none can have alone.
+        Part.objects.using(alias).bulk_create(
+            [turn],
+            update_conflicts=True,
+            update_fields=["changed"],
+            unique_fields=["id"] if targets else None,
+        )
+        if Schedule.objects.using(alias).filter(name=name).exists():
+            raise IntegrityError(f"there is a schedule with the name {name!r} already")
+        yield
+        Part.objects.using(alias).filter(pk=key).delete()
 
 
 def _option(name: str, meaning: str) -> Any:
