@@ -177,7 +177,8 @@ def _found(tasks: Any, task_id: str) -> Task | None:
 
 
 def _of_group(group_id: str, failures: bool) -> Any:
-    tasks = Task.objects.filter(group=group_id)
+    """In the order in which they ended, as the cache has them: that of a chain's links."""
+    tasks = Task.objects.filter(group=group_id).order_by("stopped", "id")
     return tasks if failures else tasks.filter(success=True)
 
 

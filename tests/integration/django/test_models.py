@@ -57,7 +57,7 @@ def test_groups() -> None:
     task(2, group="g", success=False, result="ValueError")
     task(3, group="other")
     assert list(first.group_result()) == [1]
-    assert list(first.group_result(failures=True)) == ["ValueError", 1]
+    assert list(first.group_result(failures=True)) == [1, "ValueError"]
     assert first.group_count() == 2
     assert first.group_count(failures=True) == 1
     assert [found.pk for found in Task.get_task_group("g", failures=False)] == [first.pk]
