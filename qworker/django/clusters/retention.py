@@ -28,6 +28,8 @@ from qworker.interrupts import let_pass
 LOOK_SECONDS = 1.0
 TIDY_SECONDS = 60.0
 """Between two looks for iterables that nobody ends."""
+SHARE = 0.03
+"""Of the time that may be spent looking, where a look takes long."""
 MOST = 1000
 """Tasks that are deleted in one step."""
 
@@ -39,10 +41,12 @@ class Retention(ThreadComponent):
 
     def __init__(self, app: QWorker, on_crash: Callable[[str, BaseException], None]) -> None:
         super().__init__(app.clock, on_crash)
+        self._clock = app.clock
         self._tidy_at = 0.0  # this thread
 
     def step(self, now: float) -> float:
         task_connections.begin()
+        began = self._clock.monotonic()
         try:
             if now >= self._tidy_at:
                 parts.tidy()
@@ -55,13 +59,18 @@ class Retention(ThreadComponent):
             task_connections.drop_broken()
             logger.warning("nothing that is old is deleted for now: %s", error)
             return LOOK_SECONDS * 10
-        return 0.0 if deleted >= MOST else LOOK_SECONDS
+        return rest_after(self._clock.monotonic() - began, deleted)
 
     def quiet(self) -> None:
         """Nothing is taken, and nothing has to end."""
 
     def closed(self) -> None:
         close_old_connections()
+
+
+def rest_after(seconds: float, deleted: int) -> float:
+    """How long to wait after a look that took so many *seconds*: one of each group reads a whole table."""
+    return max(0.0 if deleted >= MOST else LOOK_SECONDS, seconds / SHARE)
 
 
 def sweep(most: int = MOST) -> int:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.test import override_settings
 
-from qworker.django.clusters.retention import sweep
+from qworker.django.clusters.retention import LOOK_SECONDS, MOST, SHARE, rest_after, sweep
 from qworker.django.models import Failure, Success, Task
 
 START = datetime(2024, 3, 1, 12, tzinfo=UTC)
@@ -61,3 +61,9 @@ def test_so_many_of_each(field: str, left: int) -> None:
     assert set(counts.values()) == {2}
     assert sum(counts.values()) == left
     assert Failure.objects.count() == 10
+
+
+def test_the_longer_a_look_takes_the_longer_is_the_rest() -> None:
+    assert rest_after(0.0, MOST) == 0.0
+    assert rest_after(0.001, 5) == LOOK_SECONDS
+    assert rest_after(0.7, MOST) == rest_after(0.7, 0) == 0.7 / SHARE > 20
