@@ -18,7 +18,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from qworker.django.conf import ClusterConf, conf
 from qworker.django.execution.reporters import options_of_reporters, reporter_class
-from qworker.django.settings.broker import CUSTOM, choose, missing_client, named_by
+from qworker.django.settings.broker import CHOICES, CUSTOM, choose, missing_client, named_by
 from qworker.django.settings.layers import (
     Mistake,
     alternatives,
@@ -27,6 +27,7 @@ from qworker.django.settings.layers import (
     unknown_keys,
     wrong_values,
 )
+from qworker.django.tables.predecessor import LABEL
 from qworker.django.transports.databases import check_options
 from qworker.django.transports.urls import CHECKED, url_and_options
 from qworker.errors import ConfigurationError
@@ -35,6 +36,8 @@ from qworker.naming import import_object
 TAG = "qworker"
 _UNSHARED = ("LocMemCache", "DummyCache")
 """Caches, by the names of their classes, that other processes do not see."""
+_LOCKING = ("IMMEDIATE", "EXCLUSIVE")
+"""Modes in which a transaction of SQLite takes its lock before it reads."""
 _MOST = {"sqs": ("SQS", 10), "ironmq": ("IronMQ", 100)}
 """What a server gives out at once, by the kind of broker: its name, and the number of messages."""
 
@@ -212,8 +215,36 @@ def check_connections(**_: Any) -> Messages:
     return found
 
 
+def check_changed_defaults(**_: Any) -> Messages:
+    """W006: a project that comes from django-q2 relies on a default that is another one here."""
+    config = apps.get_containing_app_config(__name__)
+    if config is None or config.label != LABEL:
+        return []
+    found: Messages = []
+    if not _is_given(conf, "ack_failures"):
+        found.append(
+            Warning(
+                "Q_CLUSTER has no 'ack_failures': with django-q2 it is False, and a task that fails comes "
+                "again; here it is True, and it does not",
+                hint="Say which one is meant.",
+                id="qworker.W006",
+            )
+        )
+    if not any(_is_given(conf, choice.key) for choice in (CUSTOM, *CHOICES)):
+        found.append(
+            Warning(
+                "Q_CLUSTER names no broker: with django-q2 it is Redis on this machine, here it is the "
+                "database 'default'",
+                hint="Name it: 'orm' or 'redis'.",
+                id="qworker.W006",
+            )
+        )
+    return found
+
+
 def check_deployment(**_: Any) -> Messages:
-    """For deployments. W033: tasks run where they are called. W034: nothing limits the table of results."""
+    """For deployments. W033: tasks run where they are called. W034: nothing limits the table of results.
+    W035: an SQLite file refuses who writes after he has read."""
     found: Messages = []
     for where, configuration in _clusters():
         if _value(configuration, "sync") and not settings.DEBUG:
@@ -224,6 +255,18 @@ def check_deployment(**_: Any) -> Messages:
             found.append(
                 Warning(f"{where}: 'save_limit' is 0: all successful tasks are kept", id="qworker.W034")
             )
+    found += [
+        Warning(
+            f"DATABASES[{alias!r}] is an SQLite file whose transactions begin without a lock: one that reads "
+            'first and calls async_task() then may end with "database is locked", at once and whatever '
+            "the timeout is",
+            hint="Set OPTIONS['transaction_mode'] to 'IMMEDIATE' (Django 5.1).",
+            id="qworker.W035",
+        )
+        for alias, database in settings.DATABASES.items()
+        if str(database.get("ENGINE")).endswith("sqlite3")
+        and str((database.get("OPTIONS") or {}).get("transaction_mode")).upper() not in _LOCKING
+    ]
     return found
 
 
@@ -237,6 +280,7 @@ _ALWAYS: Sequence[Callable[..., Messages]] = (
     check_reporters,
     check_cache,
     check_connections,
+    check_changed_defaults,
 )
 
 

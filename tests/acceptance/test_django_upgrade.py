@@ -63,7 +63,7 @@ TEMPLATES = [
     }
 ]
 Q_CLUSTER = {"name": "default", "orm": "default", "workers": 1, "timeout": 60, "retry": 120}
-Q_CLUSTER["catch_up"] = False
+Q_CLUSTER |= {"catch_up": False, "ack_failures": True}
 """
 FILES = {
     "urls.py": """

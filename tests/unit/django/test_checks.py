@@ -22,10 +22,12 @@ def ids(deploy: bool = False) -> list[str]:
     return sorted(message.id for message in run_checks(tags=["qworker"], include_deployment_checks=deploy))
 
 
-def test_a_project_that_is_right_hears_nothing(cluster):
+def test_a_project_that_is_right_hears_nothing(cluster, monkeypatch):
     cluster()
     assert ids() == []
     cluster(name="shop", workers=2, timeout=50, retry=60, orm="default", ALT_CLUSTERS={"mail": {"bulk": 5}})
+    immediate = {**DATABASE, "OPTIONS": {"transaction_mode": "IMMEDIATE"}}
+    monkeypatch.setattr(settings, "DATABASES", {"default": immediate})
     assert ids(deploy=True) == []
 
 
@@ -143,6 +145,38 @@ def test_connections_that_are_kept_should_be_looked_at(cluster, monkeypatch, opt
 def test_a_deployment_hears_of_more(cluster):
     cluster(sync=True, save_limit=0)
     assert ids() == []
-    assert ids(deploy=True) == ["qworker.W033", "qworker.W034"]
+    assert ids(deploy=True) == ["qworker.W033", "qworker.W034", "qworker.W035"]
     with override_settings(DEBUG=True):
-        assert ids(deploy=True) == ["qworker.W034"]
+        assert ids(deploy=True) == ["qworker.W034", "qworker.W035"]
+
+
+@pytest.mark.parametrize(
+    ("database", "found"),
+    [
+        (DATABASE, ["qworker.W035"]),
+        ({**DATABASE, "OPTIONS": {"transaction_mode": "DEFERRED"}}, ["qworker.W035"]),
+        ({**DATABASE, "OPTIONS": {"transaction_mode": "exclusive"}}, []),
+        ({"ENGINE": "django.db.backends.postgresql", "NAME": "shop"}, []),
+    ],
+)
+def test_an_sqlite_file_that_refuses_who_has_read_is_told(cluster, monkeypatch, database, found):
+    cluster()
+    monkeypatch.setattr(settings, "DATABASES", {"default": database})
+    assert ids(deploy=True) == found
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({}, ["no 'ack_failures'", "names no broker"]),
+        ({"ack_failures": True}, ["names no broker"]),
+        ({"orm": "default"}, ["no 'ack_failures'"]),
+        ({"ack_failures": False, "redis": {}}, []),
+    ],
+)
+def test_a_project_of_django_q2_hears_of_other_defaults(cluster, monkeypatch, keys, told):
+    cluster(**keys)
+    assert "qworker.W006" not in ids()
+    monkeypatch.setattr(apps.get_app_config("qworker"), "label", "django_q")
+    messages = [each.msg for each in run_checks(tags=["qworker"]) if each.id == "qworker.W006"]
+    assert [part in message for part, message in zip(told, messages, strict=True)] == [True] * len(told)
