@@ -16,6 +16,7 @@ from qworker.canvas.plan import SEGMENT, Plan, all_in, plan
 from qworker.canvas.signatures import Signature, is_workflow
 from qworker.context import current_context
 from qworker.errors import BackendError, EncodeError, NotSupported, PublishError
+from qworker.message.marks import MARKS
 from qworker.message.reading import valid_id
 from qworker.publishing.bodies import written
 from qworker.publishing.call import read_call
@@ -81,14 +82,20 @@ def check_later(app: QWorker, made: Plan) -> None:
         return
     for each in all_in(made.step):
         options = each["options"]
-        if options.keys() <= _SETTLED and all(valid_id(options[name]) for name in _IDS & options.keys()):
-            continue
-        app.publisher.check_later(each["task"], options)
+        if not options.keys() <= _SETTLED or not _are_settled(options):
+            app.publisher.check_later(each["task"], options)
 
 
-_IDS = frozenset(["task_id", "root_id", "group_id"])
-_SETTLED = _IDS | {"group_index", "chain", "chord"}
+_SETTLED = frozenset(["task_id", "root_id", "group_id", "group_index", "headers", "chain", "chord"])
 """Options that a plan gives to calls."""
+
+
+def _are_settled(options: Mapping[str, Any]) -> bool:
+    """Whether *options* are as a plan gives them: most are, and need no closer look."""
+    headers = options.get("headers")
+    if headers and (not isinstance(headers, Mapping) or not headers.keys() <= MARKS):
+        return False
+    return all(name not in options or valid_id(options[name]) for name in ("task_id", "root_id", "group_id"))
 
 
 def _joins(app: QWorker) -> bool:
