@@ -115,7 +115,7 @@ class GroupResults(NamedTuple):
         return GroupResult.restore(id, backend, self.app)
 
 
-def _single(id: str, app: QWorker, parent: Any) -> AsyncResult[Any]:
+def _single(id: str, *, app: QWorker, parent: Any) -> AsyncResult[Any]:
     result = app.AsyncResult(id)
     result.parent = parent
     return result
@@ -140,7 +140,7 @@ def result_described(value: Any, app: QWorker | None, single: Single) -> Any:
     result: Any = None
     for identity, members in reversed(before):
         if members is None:
-            result = single(identity, app, result)
+            result = single(identity, app=app, parent=result)
         else:
             result = GroupResult(
                 identity, [result_described(each, app, single) for each in members], result, app

@@ -78,6 +78,10 @@ class AsyncResult(Generic[R]):
     ) -> None:
         """backend, task_name: there for Celery's sake, whose positions these are; the place of backend is the
         app's."""
+        given: tuple[Any, ...] = (task_name, app, parent)
+        if isinstance(given[2], bool):  # a pickle, also one of an older version: see __reduce__()
+            parent, queue, ignored = given
+            app = None
         if backend is not None:
             raise NotAvailable(f"AsyncResult(backend=…) is not in qworker: {ONE_STORE}")
         self.id = id
@@ -380,6 +384,7 @@ class AsyncResult(Generic[R]):
         return f"<{type(self).__name__}: {self.id}>"
 
     def __reduce__(self) -> Any:
+        """Its id, None, its parent, its queue, and whether it is ignored, in which other versions have it."""
         return type(self), (self.id, None, self.parent, self._queue, self.ignored)
 
 

@@ -206,3 +206,12 @@ def test_a_result_is_made_with_celery_s_positions() -> None:
     assert (made.id, made.app, made.parent) == ("a", app, parent)
     with pytest.raises(qworker.errors.NotAvailable, match="backend"):
         qworker.AsyncResult("a", app)
+
+
+def test_a_pickle_has_the_positions_of_older_versions() -> None:
+    """Old and new workers and callers pickle results for each other."""
+    parent = qworker.AsyncResult("p")
+    kind, given = qworker.AsyncResult("a", parent=parent, queue="q", ignored=True).__reduce__()
+    assert given == ("a", None, parent, "q", True)
+    made = kind(*given)
+    assert (made.id, made.parent, made.__reduce__()[1]) == ("a", parent, given)

@@ -82,7 +82,7 @@ def test_exceptions_stand_in_the_list_when_told_so(app: QWorker) -> None:
 
 
 def test_a_failure_before_the_group_is_raised_while_it_is_waited_for(app: QWorker) -> None:
-    before = AsyncResult("before", app, parent=app.AsyncResult("first"))
+    before = AsyncResult("before", app=app, parent=app.AsyncResult("first"))
     end_later(app, first=KeyError("early"))
     with pytest.raises(KeyError, match="early"):
         group(app, "a", "b", parent=before).get(timeout=10)
@@ -408,7 +408,7 @@ def test_a_long_chain_is_described_as_far_as_json_goes(app: QWorker) -> None:
 
 
 def test_saved_restored_and_deleted(app: QWorker) -> None:
-    saved = group(app, "a", "b", parent=AsyncResult("p", app, parent=app.AsyncResult("q")))
+    saved = group(app, "a", "b", parent=AsyncResult("p", app=app, parent=app.AsyncResult("q")))
     saved.save()
     restored = app.GroupResult.restore("g")
     assert (restored, restored.parent.parent.id, restored.app) == (saved, "q", app)

@@ -83,7 +83,7 @@ def test_an_eager_result_is_a_tree_of_one() -> None:
 def test_a_failure_before_it_is_raised_at_once() -> None:
     app, _ = tree()
     end(app, "failed", KeyError("first"))
-    between = AsyncResult("between", app, parent=app.AsyncResult("failed"))
+    between = AsyncResult("between", app=app, parent=app.AsyncResult("failed"))
     last: AsyncResult[Any] = AsyncResult("last", app=app, parent=between)
     with pytest.raises(KeyError, match="first"):
         last.get(timeout=5)
@@ -103,7 +103,7 @@ def test_a_failure_before_it_is_raised_while_it_is_waited_for() -> None:
 
 def test_forgetting_forgets_those_before_it() -> None:
     app, _ = tree()
-    result: AsyncResult[Any] = AsyncResult("a", app, parent=app.AsyncResult("b"))
+    result: AsyncResult[Any] = AsyncResult("a", app=app, parent=app.AsyncResult("b"))
     assert result.exists()
     result.forget()
     assert not result.exists()
