@@ -74,23 +74,28 @@ def calls_in(calls: Iterable[Any], following: bool = False) -> Iterator[Signatur
 def first_calls(call: Any) -> Iterator[tuple[Signature, list[Any]]]:
     """Go through those calls in *call*, a signature or workflow as messages carry it, that fail when it
     cannot begin: each with what would have come after it in its chain, the last first. The body of a chord is
-    one, too: its header fails."""
-    waiting: list[tuple[Any, list[Any]]] = [(call, [])]
+    one, too: its header fails. Each has the errbacks of the workflows around it, where Celery leaves them."""
+    waiting: list[tuple[Any, list[Any], list[Any]]] = [(call, [], [])]
     while waiting:
-        each, rest = waiting.pop()
+        each, rest, around = waiting.pop()
         if not isinstance(each, Mapping) or not isinstance(each.get("task"), str):
             continue
         options = each.get("options")
         after = [*(listed(options.get("chain")) if isinstance(options, Mapping) else ()), *rest]
+        own = listed(options.get("link_error")) if isinstance(options, Mapping) else []
+        errbacks = [*own, *(errback for errback in around if errback not in own)]
         members = _members(each)
         if members is None:
-            yield Signature(each), after
+            made = Signature(each)
+            if around:
+                made["options"]["link_error"] = errbacks
+            yield made, after
         elif each["subtask_type"] == "chain":
-            waiting += [(first, [*after, *reversed(members[1:])]) for first in members[:1]]
+            waiting += [(first, [*after, *reversed(members[1:])], errbacks) for first in members[:1]]
         else:
             *others, last = members or [None]
-            waiting.append((last, after))
-            waiting += ((other, []) for other in others)
+            waiting.append((last, after, errbacks))
+            waiting += ((other, [], [] if each["subtask_type"] == "chord" else errbacks) for other in others)
 
 
 def errbacks_of(call: Any) -> list[Any]:

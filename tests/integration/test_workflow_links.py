@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from qworker import QWorker, Signature, chain, chord, graph, group
+from qworker.canvas.membership import first_calls
 from qworker.errors import ChordError
 from qworker.testing import StepWorker
 from tests.servers import prefix_of, require
@@ -209,6 +210,21 @@ def test_the_errbacks_of_a_body_whose_header_failed_are_its_children(house: Hous
     house.worker.run()
     (told,) = result.children
     assert [each.get(timeout=1) for each in told.children] == [result.id]
+
+
+@pytest.mark.parametrize("kind", ["one", "chain", "group", "chord"])
+def test_errbacks_that_celery_leaves_among_the_options_of_a_body_are_called(kind: str) -> None:
+    one = Signature("one", task_id="one")
+    body = {
+        "one": one,
+        "chain": chain(one, Signature("two", task_id="two")),
+        "group": group(one, Signature("two", task_id="two")),
+        "chord": chord([one], Signature("two", task_id="two")),
+    }[kind]
+    body["options"]["link_error"] = [Signature("tell")]
+    told = [(call.id, len(call.options.get("link_error", ()))) for call, _ in first_calls(body)]
+    expected = {"one": [("one", 1)], "chain": [("one", 1)], "group": [("one", 1), ("two", 1)]}
+    assert sorted(told) == expected.get(kind, [("one", 0), ("two", 1)])
 
 
 def test_a_graph_calls_nothing_back_and_tells_errbacks(house: House) -> None:
