@@ -217,6 +217,8 @@ def near(name: str, candidates: Iterable[str], count: int = 3, likeness: float =
 
 
 _BUILT_IN = ("celery.", "qworker.")
+DJANGO_PACKAGES = "qworker.django.run"
+"""The task of a Django project that calls what async_task() names; an app that has it is a project's."""
 
 
 def own_tasks(names: Iterable[str]) -> list[str]:

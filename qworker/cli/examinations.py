@@ -26,7 +26,7 @@ from qworker.cli.return_types import unserialisable
 from qworker.cli.servers import facts
 from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable
-from qworker.naming import DISTRIBUTION, own_tasks
+from qworker.naming import DISTRIBUTION, DJANGO_PACKAGES, own_tasks
 from qworker.transports import broker_urls
 from qworker.transports.lease import QueueInfo
 from qworker.transports.presence import Presence, held_seconds
@@ -101,7 +101,10 @@ def tasks(choice: AppChoice) -> Iterator[Finding]:
     """Whether there are tasks, and whether what they return can be stored."""
     load_tasks(choice.app)
     own = {name: choice.app.tasks[name] for name in own_tasks(choice.app.tasks)}
-    if not own:
+    if DJANGO_PACKAGES in choice.app.tasks:
+        besides = f"; {count(len(own), 'task')} of other kinds" if own else ""
+        yield Finding("ok", f"functions of the project are called as async_task() names them{besides}")
+    elif not own:
         yield Finding(
             "warning",
             f"{choice.target} has no tasks",
@@ -207,6 +210,9 @@ _SET_CLOCKS = "set the clocks of all machines by NTP; times of ETAs, expiry and 
 
 def _unattended(choice: AppChoice, queue: str, ready: int, senders: str, others: bool) -> Iterator[Finding]:
     start = f"start one: qworker start{queues_option(choice.app, queue)}"
+    if DJANGO_PACKAGES in choice.app.tasks:
+        name = "" if queue == choice.app.conf.task_default_queue else f" --name {queue}"
+        start = f"start one: python manage.py qcluster{name}"
     whose = f" ({senders})" if senders else ""
     if ready:
         what = f"no worker works on queue {queue!r}{whose}, where {count(ready, 'message')} waits"
@@ -274,6 +280,10 @@ def results(choice: AppChoice) -> Iterator[Finding]:
     conf, place = choice.app.conf, choice.app.stores.place
     if conf.result_backend is None:
         _ = choice.app.broker  # raises what is then told once
+    if DJANGO_PACKAGES in choice.app.tasks:
+        choice.app.backend.get("doctor-looks-for-nothing")
+        yield Finding("ok", "results of async_task() are in the project's database, or its cache")
+        return
     if place.why_none and conf.result_backend is None and not conf.task_ignore_result:
         what, _, advice = place.why_none.partition(": ")
         yield Finding("warning", what, f"{advice}; or task_ignore_result = True if nobody asks for any")

@@ -23,7 +23,7 @@ from qworker.cli.output import age, count, newest, print_json, print_table, visi
 from qworker.cli.purge import confirm
 from qworker.control.failed import ALL, FailedTask
 from qworker.errors import ConfigurationError
-from qworker.naming import near_tasks
+from qworker.naming import DJANGO_PACKAGES, near_tasks
 
 _LONGEST_ERROR = 60
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -64,6 +64,12 @@ def list_(app: str | None, limit: int, as_json: bool, **chosen: Any) -> None:
         return
     if not found:
         click.echo("No failed task is like that." if any(chosen.values()) else "No failed task is kept.")
+        if DJANGO_PACKAGES in choice.app.tasks:
+            click.echo(
+                "Failures of what async_task() called are in the project's database: see Failed tasks in the "
+                "admin, or qworker.django.models.Failure.",
+                err=True,
+            )
         return
     now = choice.app.clock.now()
     rows = [

@@ -90,7 +90,7 @@ class PresenceReport:
             host=self._host,
             status=self._status(in_flight),
             pool=tuple(pid for pid in self._pool.info()["processes"] if pid != os.getpid()),
-            restarts=self._pool.deaths,
+            restarts=self._pool.deaths + self._pool.recycled,
             waiting=self._waiting.ready + max(0, in_flight - len(running)),
             scheduled=self._waiting.scheduled,
             unsettled=len(self._acks),

@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from django.db import connections
+
 from qworker import signals
 from qworker.clock import SYSTEM_CLOCK
 from qworker.components.shutdown import RUNNING
@@ -31,7 +33,10 @@ from qworker.django.execution import connections as task_connections
 from qworker.django.humanhash import humanize
 from qworker.django.settings.cluster import override
 from qworker.django.status import Stat, Status, broker_tells, node_of
-from qworker.errors import QWorkerError
+from qworker.django.transports.databases import url_of
+from qworker.django.transports.opening import broker_alias
+from qworker.errors import ConfigurationError, QWorkerError
+from qworker.naming import import_object
 from qworker.transports.presence import IDLE, STOPPING, WORKING, Presence
 from qworker.worker import Worker
 
@@ -42,6 +47,8 @@ if TYPE_CHECKING:
 FORK = multiprocessing.get_context("fork")
 """The settings of the caller go along, also those that were changed while it runs."""
 LOOK_SECONDS = 0.1
+ENDING = "qworker.django.clusters.ending"
+"""The module that only who starts a cluster in another process needs."""
 
 
 class Cluster:
@@ -75,16 +82,21 @@ class Cluster:
     def start(self) -> int:
         """Start a worker in a process of its own; return its process id once it takes tasks.
 
-        One that runs already is left as it is. Raises QWorkerError when it ends before it takes tasks; its
-        log says why.
+        One that runs already is left as it is. When TERM or INT ends the program it is stopped first, unless
+        the program has a handler of its own. Connections on which the caller has a transaction stay as they
+        are. Raises QWorkerError when it cannot be started; when it ends before it takes tasks its log says
+        why.
         """
         if self._lives:
             return self.pid
+        if self.broker.kind == "orm":
+            _check_database()
         self.start_event, self.stop_event = FORK.Event(), FORK.Event()
-        task_connections.close_all()
+        task_connections.close_idle()
         forget()
         self.sentinel = FORK.Process(target=self._guard, name="qworker-cluster")
         self.sentinel.start()
+        import_object(f"{ENDING}:with_this_program")(self)
         self.pid = int(self.sentinel.pid)
         while not self.start_event.wait(LOOK_SECONDS):
             if not self.sentinel.is_alive():
@@ -112,6 +124,8 @@ class Cluster:
         return True
 
     def _guard(self) -> None:
+        import_object(f"{ENDING}:leave_the_group")()
+        task_connections.abandon()
         if self.timeout != conf.timeout:
             override("timeout", self.timeout)
         try:
@@ -131,6 +145,7 @@ class Cluster:
         def ready() -> None:
             cluster_log.tell_running(title)
             if self.start_event is not None:
+                import_object(f"{ENDING}:with_our_parent")(self.stop_event.is_set)
                 self.start_event.set()
             if on_ready is not None:
                 on_ready()
@@ -188,6 +203,18 @@ class Cluster:
         return Stat.get(self.pid, self.cluster_id, self.broker)
 
 
+def _check_database() -> None:
+    """Raise ConfigurationError where no cluster can use the database that is the broker: while the caller has
+    a transaction on a file of SQLite's, it would wait for its end."""
+    alias = broker_alias()
+    url_of(alias)
+    if connections[alias].vendor == "sqlite" and alias in task_connections.in_transaction():
+        raise ConfigurationError(
+            f"the cluster uses the database {alias!r}, on which this program has a transaction, and SQLite "
+            "lets one write at a time: start it outside. (Tests: TransactionTestCase has none.)"
+        )
+
+
 def besides(broker: Broker, snapshot: Callable[[], Presence]) -> Sequence[MakeComponent]:
     """Return what makes the parts of a cluster's worker that others have not.
 
@@ -243,7 +270,7 @@ def presence_of(worker: Worker, started: float) -> Presence:
         host=socket.gethostname(),
         status=status,
         pool=tuple(pid for pid in pool["processes"] if pid != os.getpid()),
-        restarts=worker.parts.pool.deaths,
+        restarts=worker.parts.pool.deaths + worker.parts.pool.recycled,
         waiting=info["ready"],
         scheduled=info["scheduled"],
         busy=busy,

@@ -16,6 +16,8 @@ from qworker.django.brokers import Broker, get_broker
 from qworker.django.clusters.announcing import announced, as_presence, is_shared
 from qworker.django.clusters.engine import app
 from qworker.django.conf import conf
+from qworker.django.transports.databases import is_in_memory
+from qworker.django.transports.opening import broker_alias
 from qworker.errors import BrokerUnavailable
 from qworker.transports.capabilities import WORKERS
 from qworker.transports.presence import IDLE, STARTING, STOPPING, WORKING, Presence
@@ -106,6 +108,8 @@ class Stat(Status):
 
 def broker_tells() -> bool:
     """Tell whether the broker keeps what clusters tell of themselves. Else Django's cache has to."""
+    if conf.broker == "orm" and is_in_memory(broker_alias()):
+        return False
     return WORKERS not in app().broker.lacks
 
 

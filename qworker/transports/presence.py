@@ -49,7 +49,7 @@ class Presence(NamedTuple):
     - started: epoch seconds of its registration.
     - status: one of the constants of this module; "" when it has told nothing.
     - pool: process ids of its children; () where tasks run in threads.
-    - restarts: how many of them ended before their time, and were replaced.
+    - restarts: how many of them were replaced: dead, killed or recycled.
     - waiting: tasks that it has received and that wait for a free place.
     - scheduled: tasks that it has received and that wait for their time.
     - unsettled: tasks that have ended, of which the broker is still to be told.

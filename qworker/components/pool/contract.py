@@ -51,8 +51,9 @@ class TaskPool(ABC):
 
     def __init__(self) -> None:
         self.runtimes = RuntimeEstimates()  # written by the pool's own thread, as all here
-        self.starts = self.deaths = 0
-        """How many processes were started, and how many ended before their time."""
+        self.starts = self.deaths = self.recycled = 0
+        """How many processes were started, how many ended before their time, and how many were replaced since
+        they had run their number of tasks, or were too large."""
 
     @abstractmethod
     def start(self) -> None:

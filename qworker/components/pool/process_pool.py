@@ -330,7 +330,9 @@ class ProcessPool(TaskPool):
         else:
             beside = Outcome(INTERRUPTED, text=how)
             ended.extend((request, outcome if target in (None, request) else beside) for request in running)
-        if not child.retiring:
+        if child.retiring:
+            self.recycled += self._children.accepting
+        else:
             self.deaths += 1
             logger.warning(
                 "pool process %s ended: %s; it is being replaced",

@@ -45,15 +45,15 @@ class Broker:
 
     def enqueue(self, task: str) -> Any:
         """Put the signed package *task* into the queue; return an id by which it is tracked, None without."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__qualname__} has no enqueue(): the task would be lost")
 
     def dequeue(self) -> list[tuple[Any, str]] | None:
         """Take packages; return each with the id by which it is tracked. None or [] when there is none."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__qualname__} has no dequeue(): no task can be taken")
 
     def queue_size(self) -> int:
-        """Return how many packages wait."""
-        raise NotImplementedError
+        """Return how many packages wait; 0 where that is not known."""
+        return 0
 
     def lock_size(self) -> int | None:
         """Return how many packages are taken and not acknowledged; None where that is not known."""
@@ -61,11 +61,9 @@ class Broker:
 
     def delete_queue(self) -> Any:
         """Delete the queue, and what is in it."""
-        raise NotImplementedError
 
     def purge_queue(self) -> Any:
         """Delete what is in the queue."""
-        raise NotImplementedError
 
     def delete(self, task_id: Any) -> None:
         """Delete the package that is tracked by *task_id*."""
@@ -77,12 +75,12 @@ class Broker:
         """Say that the package that is tracked by *task_id* could not be unpacked."""
 
     def ping(self) -> bool:
-        """Tell whether the server answers."""
-        raise NotImplementedError
+        """Tell whether the server answers; False where nobody asks it."""
+        return False
 
     def info(self) -> str:
         """Return what kind of broker it is, with a version."""
-        raise NotImplementedError
+        return type(self).__name__
 
     # -- statistics, in the cache --
 

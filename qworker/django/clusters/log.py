@@ -20,11 +20,14 @@ from qworker.django.conf import logger, prepare_logger
 from qworker.django.execution.running import SENDER
 from qworker.django.function_names import function_name
 from qworker.django.signals import post_execute, post_spawn
+from qworker.django.transports.packages import RUN
 
 SHOWN = 500
 """Characters of a failure that a line shows."""
 TRACEBACK = " : Traceback"
-"""What follows in a failed task's result is in the log already: the engine tells of it."""
+"""What follows in a failed task's result."""
+ENDS = "qworker.components.outcomes"
+"""The logger of the engine for ends of tasks."""
 
 _engine = logging.getLogger("qworker")
 _place = [0]
@@ -39,6 +42,14 @@ def prepare() -> None:
         _engine.setLevel(logging.WARNING)
         for handler in logger.handlers:
             _engine.addHandler(handler)
+    logging.getLogger(ENDS).addFilter(_is_news)  # once, however often it is called
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether the engine's *record* of an end says what the line of its child does not: of a package that has
+    raised it does not."""
+    told = getattr(record, "task_name", None) == RUN and getattr(record, "event", None) == "task-failed"
+    return not (told and "raised" in record.msg)
 
 
 def tell_start(cluster: str) -> None:
@@ -87,8 +98,10 @@ def _ended(*, task: dict[str, Any], **_: Any) -> None:
     if task["success"]:
         logger.info("Processed '%s' (%s)", name, label)
     else:
-        why = str(task.get("result")).partition(TRACEBACK)[0]
-        logger.error("Failed '%s' (%s) - %s", name, label, why[:SHOWN])
+        why, mark, traceback = str(task.get("result")).partition(TRACEBACK)
+        more = {"event": "task-failed", "task_id": task["id"], "task_name": name}
+        said = f"{why[:SHOWN]}{mark}{traceback}"
+        logger.error("Failed '%s' (%s) - %s", name, label, said, extra=more)
 
 
 signals.worker_process_init.connect(_begins, weak=False)

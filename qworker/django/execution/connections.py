@@ -71,6 +71,27 @@ def close_all() -> None:
             close_pool()
 
 
+def close_idle() -> None:
+    """As close_all(), but for those on which somebody has a transaction."""
+    if in_transaction():
+        drop_broken()
+    else:
+        close_all()
+
+
+_inherited: list[Any] = []
+"""What abandon() has let go of; kept, since to forget a connection may be to close it."""
+
+
+def abandon() -> None:
+    """In a forked child: leave all connections and pools to the parent, which goes on with them. The next use
+    of a database connects anew."""
+    for connection in connections.all(initialized_only=True):
+        pools = getattr(connection, "_connection_pools", {})  # PostgreSQL's alone
+        _inherited.extend((connection, pools.pop(connection.alias, None)))
+        del connections[connection.alias]
+
+
 def _close_old() -> None:
     """Close what is older than it may be. (Django's own function closes also what a caller has a transaction
     on.)"""

@@ -11,7 +11,7 @@ from django.db import DatabaseError, connections, router
 
 from qworker.django.conf import conf
 from qworker.django.models import Part, Schedule, Task
-from qworker.django.transports.databases import url_of
+from qworker.django.transports.databases import is_in_memory, url_of
 from qworker.django.transports.opening import broker_alias
 from qworker.errors import BackendError, ConfigurationError
 
@@ -25,7 +25,7 @@ def require_tables() -> None:
     Raises ConfigurationError where some are not, which says what to run, or where a database cannot be the
     broker at all; BackendError where a database does not answer.
     """
-    if conf.broker == "orm":
+    if conf.broker == "orm" and not is_in_memory(broker_alias()):  # of which a cluster tells
         url_of(broker_alias())
     for alias, tables in _needed().items():
         lacking = sorted(tables - _tables(alias))

@@ -104,8 +104,9 @@ def own_connection(alias: str) -> Any:
 def _sqlite(alias: str, settings: Mapping[str, Any], given: dict[str, Any]) -> str:
     if is_in_memory(alias):
         raise ConfigurationError(
-            f"the database {alias!r} is in memory, which no other process can read: a cluster needs a file. "
-            "In tests, Q_CLUSTER = {'sync': True} runs tasks at once",
+            f"the database {alias!r} is in memory, which no other process can read: tasks wait there, as in "
+            "tests, and nobody takes them. A cluster needs a file; Q_CLUSTER = {'sync': True} runs tasks at "
+            "once",
             setting="Q_CLUSTER['orm']",
         )
     unknown = sorted(set(given) - _OF_SQLITE)

@@ -17,12 +17,13 @@ from typing import Any
 from qworker.django.function_names import function_name
 from qworker.errors import InvalidTaskMessage
 from qworker.message.protocol import NO_EMBED_JSON
+from qworker.naming import DJANGO_PACKAGES
 from qworker.transports.lease import Envelope
 
 Package = dict[str, Any]
 """id, name, func, args, kwargs, started; and the options that were given: hook, group, save, timeout…"""
 
-RUN = "qworker.django.run"
+RUN = DJANGO_PACKAGES
 """The task that runs packages."""
 
 OPTIONS = (

@@ -64,7 +64,7 @@ class SQLiteSender(Sender):
     def insert(self, connection: sqlite3.Connection, envelopes: Sequence[Envelope]) -> None:
         """Publish *envelopes* within the transaction that *connection*, which is one to our file, is in. Call
         notify() once it is committed."""
-        connection.executemany(INSERT, self._rows(envelopes))
+        insert(connection, envelopes, self._clock.now())
 
     def notify(self) -> None:
         """Wake those who wait for messages."""
@@ -73,26 +73,9 @@ class SQLiteSender(Sender):
     def join(self, connection: Any) -> Sender:
         return JoinedSender(self, _driver_connection(connection, self.path), connection)
 
-    def _rows(self, envelopes: Sequence[Envelope]) -> list[tuple[Any, ...]]:
-        """What INSERT takes for *envelopes*."""
-        now = self._clock.now()
-        return [
-            (
-                queue,
-                priority,
-                due,
-                READY if due is None or due <= now else DELAYED,
-                now,
-                headers,
-                properties,
-                body,
-            )
-            for queue, headers, properties, body, priority, due, _ in envelopes
-        ]
-
     def _store(self, envelopes: Sequence[Envelope], deadline: float) -> Exception | None:
         """Store *envelopes* in one transaction; return the error for which nothing of it was stored."""
-        rows = self._rows(envelopes)
+        rows = _rows(envelopes, self._clock.now())
 
         def work(connection: sqlite3.Connection) -> None:
             if CRASHING:
@@ -118,6 +101,29 @@ class SQLiteSender(Sender):
         rows = [(number, task_id, terminate, signal, until) for task_id in ids]
         self._handle.write(lambda connection: connection.executemany(REVOKE, rows))
         self._notifier.notify(REVOKED)
+
+
+def insert(connection: sqlite3.Connection, envelopes: Sequence[Envelope], now: float) -> None:
+    """Store *envelopes* in the tables of the broker that *connection* leads to; nobody is told. now: epoch
+    seconds."""
+    connection.executemany(INSERT, _rows(envelopes, now))
+
+
+def _rows(envelopes: Sequence[Envelope], now: float) -> list[tuple[Any, ...]]:
+    """What INSERT takes for *envelopes*."""
+    return [
+        (
+            queue,
+            priority,
+            due,
+            READY if due is None or due <= now else DELAYED,
+            now,
+            headers,
+            properties,
+            body,
+        )
+        for queue, headers, properties, body, priority, due, _ in envelopes
+    ]
 
 
 class JoinedSender(Sender):
