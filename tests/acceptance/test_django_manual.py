@@ -152,7 +152,7 @@ found["restarts"] = until(lambda: Stat.get(stat.cluster_id).reincarnations)
 found["pid"] = stat.pid
 
 # -- what ran twice --
-from qworker.django.execution.endings import save
+from qworker.django.transports.task_rows import save
 
 again = dict(id="7" * 32, name="again", func="f", args=(), kwargs={}, started=timezone.now(),
              stopped=timezone.now(), attempt_count=1)

@@ -94,7 +94,7 @@ class ResultAdmin(admin.ModelAdmin):
 
     def get_queryset(self, request: Any) -> Any:
         """The rows, without their pickles but for the text of those that the page shows."""
-        queryset = super().get_queryset(request).defer(*columns.PICKLED)
+        queryset = super().get_queryset(request).defer(*columns.PICKLED, "package")
         match = getattr(request, "resolver_match", None)
         page = (match.url_name or "") if match is not None and request.method == "GET" else ""
         if page.endswith("_changelist"):

@@ -16,7 +16,7 @@ from django.utils import timezone
 from qworker.django.brokers import Broker, get_broker
 from qworker.django.conf import conf, logger
 from qworker.django.execution import endings
-from qworker.django.execution.running import SENDER, is_kept, run, unpacked, values_of
+from qworker.django.execution.running import SENDER, is_kept, row_of, run, unpacked
 from qworker.django.humanhash import uuid
 from qworker.django.signals import pre_enqueue
 from qworker.django.signing import SignedPackage
@@ -142,7 +142,7 @@ def _run_here(text: str) -> None:
             logger.debug("task %s failed", package["id"], exc_info=error)
         following = endings.end(package)
         if is_kept(package):
-            task_rows.save(values_of(package))
+            task_rows.save(row_of(package))
         for func, args, kwargs, options in following:
             local = {name: value for name, value in options.items() if name not in ("broker", "sync")}
             waiting.append(signed(package_of(func, args, kwargs, local)))

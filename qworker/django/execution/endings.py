@@ -20,7 +20,7 @@ from django.db import Error, router
 
 from qworker.django.execution import cached, parts
 from qworker.django.execution import connections as task_connections
-from qworker.django.execution.running import is_kept, located, note, observe, values_of
+from qworker.django.execution.running import is_kept, located, note, observe, row_of
 from qworker.django.models import Task
 from qworker.django.signals import post_execute
 from qworker.django.transports import task_rows
@@ -60,7 +60,7 @@ def _make_fit(package: Package) -> None:
     is_told = package.get("hook") is not None or package.get("chain")
     if package["success"] and (package.get("iter_count") or (is_told and is_kept(package))):
         try:
-            task_rows.pack(values_of(package), router.db_for_write(Task))
+            task_rows.pack(row_of(package), router.db_for_write(Task))
         except EncodeError as error:
             note(package, False, str(error))
 
@@ -75,7 +75,7 @@ def _in_database(work: Callable[[], None]) -> None:
 
 def _call_hook(package: Package) -> None:
     """The hook may look for the task: it is stored first, though the ack of its message stores it, too."""
-    values = values_of(package)
+    values = row_of(package)
     if is_kept(package):
         _in_database(lambda: task_rows.save(values))
     callers = task_connections.in_transaction()

@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from qworker.django.conf import logger
 from qworker.django.execution import cached
-from qworker.django.execution.running import is_kept, unpacked, values_of
+from qworker.django.execution.running import TEXT, is_kept, unpacked, values_of
 from qworker.django.models import Part
 from qworker.django.signing import SignedPackage
 from qworker.django.transports import task_rows
@@ -85,7 +85,7 @@ def _parts() -> Any:
 def _whole_of(package: Package) -> bytes:
     """The package of the whole, as far as it is known before the calls have ended."""
     whole = {**package, "id": package["group"], "args": (), "group": None, "hook": None, "result": None}
-    whole |= {"cached": package.get("iter_cached"), "iter_count": None}
+    whole |= {"cached": package.get("iter_cached"), "iter_count": None, TEXT: None}
     return SignedPackage.dumps(whole).encode()
 
 

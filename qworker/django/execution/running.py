@@ -38,6 +38,12 @@ SENDER = "django_q"
 """What signals name as their sender, as Django-Q does."""
 PLAIN = frozenset([type(None), bool, int, float, str, bytes])
 """Types of what can be pickled for sure."""
+TEXT = "text"
+"""The key of a package that has the text which it was read from."""
+UNLIKE = "unlike"
+"""The key of a package of which not all arguments are kept as they were."""
+TOLD_APART = frozenset(["timeout", "save", "ack_failure", "chain", "iter_count"])
+"""Options of a package that no other field of ``Task`` has."""
 NEEDED = frozenset(["id", "name", "func", "args", "kwargs", "started"])
 LENGTHS = {"name": 100, "func": 256, "hook": 256, "group": 100, "cluster": 100}
 """Characters that the table of ``Task`` has for text."""
@@ -56,6 +62,7 @@ def unpacked(text: str) -> Package:
         raise Reject(f"the package cannot be unpacked: {type(error).__name__}: {error}") from error
     if not isinstance(package, dict) or not package.keys() >= NEEDED:
         raise Reject(f"{type(package).__name__} is no package of a task")
+    package[TEXT] = text
     return package
 
 
@@ -123,8 +130,12 @@ def observe(signal: Signal, **named: Any) -> None:
 def note(package: Package, success: bool, result: Any) -> None:
     """Note in *package* how its run ended: result is what its function returned, or an error as text."""
     package["success"], package["result"], package["stopped"] = success, result, timezone.now()
-    package["args"] = tuple(_kept(each) for each in package["args"])
-    package["kwargs"] = {name: _kept(each) for name, each in package["kwargs"].items()}
+    given, named = package["args"], package["kwargs"]
+    package["args"] = tuple(_kept(each) for each in given)
+    package["kwargs"] = {name: _kept(each) for name, each in named.items()}
+    kept = *package["args"], *package["kwargs"].values()
+    if any(one is not other for one, other in zip(kept, (*given, *named.values()), strict=True)):
+        package[UNLIKE] = True
 
 
 def _kept(argument: Any) -> Any:
@@ -148,6 +159,12 @@ def is_kept(package: Package) -> bool:
 
 def _saves(package: Package) -> bool:
     return bool(package.get("save", conf.save_limit >= 0))
+
+
+def row_of(package: Package) -> dict[str, Any]:
+    """Return values_of() for the table: with the package as it was sent, where that may be needed."""
+    told = package["success"] and UNLIKE not in package and TOLD_APART.isdisjoint(package)
+    return {**values_of(package), "package": None if told else package.get(TEXT)}
 
 
 def values_of(package: Package) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from qworker.django.conf import conf, logger
 from qworker.django.execution import cached, endings
 from qworker.django.execution import connections as task_connections
 from qworker.django.execution.calls import enqueue
-from qworker.django.execution.running import is_kept, note, run, unpacked, values_of
+from qworker.django.execution.running import is_kept, note, row_of, run, unpacked
 from qworker.django.models import Task
 from qworker.django.transports.packages import Package
 from qworker.errors import (
@@ -141,7 +141,7 @@ def kept(context: Context, status: str, result: Any) -> dict[str, Any] | None:
             return None  # nobody knows what it is: its message is a dead letter
     if status != states.SUCCESS and package.get("success", True):
         note(package, False, _text_of(result))
-    return values_of(package) if status != states.STARTED and is_kept(package) else None
+    return row_of(package) if status != states.STARTED and is_kept(package) else None
 
 
 def _go_on_or_back(package: Package) -> None:

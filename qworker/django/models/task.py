@@ -89,6 +89,9 @@ class Task(models.Model):
     attempt_count = models.IntegerField(
         default=0, verbose_name=_("Attempts"), help_text=_("How often it was run.")
     )
+    package = models.TextField(null=True, default=None, editable=False)
+    """The signed package that was run, for who sends it again, where the other fields do not say it all: of
+    failures, and of successes with options. "" where it could not be kept; None: the fields say it."""
 
     class Meta:
         verbose_name = _("Task")

@@ -50,12 +50,31 @@ class AddIndex(migrations.AddIndex):
             return self.index.name in connection.introspection.get_constraints(cursor, table)
 
 
+class AddField(migrations.AddField):
+    """As Django's."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        if not self._is_there(schema_editor.connection, to_state.apps.get_model(app_label, self.model_name)):
+            super().database_forwards(app_label, schema_editor, from_state, to_state)
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        if self._is_there(schema_editor.connection, from_state.apps.get_model(app_label, self.model_name)):
+            super().database_backwards(app_label, schema_editor, from_state, to_state)
+
+    def _is_there(self, connection: Any, model: Any) -> bool:
+        return model._meta.get_field(self.name).column in _columns_of(connection, model._meta.db_table)
+
+
 def _has_table(connection: Any, model: Any) -> bool:
     """Whether an attempt before this one has made the table of *model*. A table without its columns is
     somebody else's: to make it anew is the error that says so."""
-    table = model._meta.db_table
+    there = _columns_of(connection, model._meta.db_table)
+    return bool(there) and there >= {field.column for field in model._meta.local_concrete_fields}
+
+
+def _columns_of(connection: Any, table: str) -> set[str]:
+    """The columns of *table*; none where it is not there."""
     if table not in connection.introspection.table_names():
-        return False
+        return set()
     with connection.cursor() as cursor:
-        there = {each.name for each in connection.introspection.get_table_description(cursor, table)}
-    return there >= {field.column for field in model._meta.local_concrete_fields}
+        return {each.name for each in connection.introspection.get_table_description(cursor, table)}

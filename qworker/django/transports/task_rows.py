@@ -38,7 +38,7 @@ PORTION = 200
 """Rows of one statement."""
 COLUMNS = (
     "id", "name", "func", "hook", "args", "kwargs", "result", "group", "cluster", "started", "stopped",
-    "success", "attempt_count",
+    "success", "attempt_count", "package",
 )  # fmt: skip
 
 _KNOWN_BY = [COLUMNS.index(name) for name in ("id", "name", "group")]
@@ -75,7 +75,7 @@ def pack(values: Mapping[str, Any], alias: str) -> bytes:
     text = str(values["result"])
     shorter = text if len(text) < LARGE // 4 else f"{text[: LARGE // 8]}\n...\n{text[-LARGE // 8 :]}"
     args, kwargs = (safe_repr(values["args"]),), {"kwargs": safe_repr(values["kwargs"])}
-    return pack({**values, "result": shorter, "args": args, "kwargs": kwargs}, alias)
+    return pack({**values, "result": shorter, "args": args, "kwargs": kwargs, "package": ""}, alias)
 
 
 def longest(connection: Any) -> float:
@@ -96,7 +96,13 @@ def refused(payload: bytes, why: str) -> bytes:
     """Return what is stored in place of *payload*, which the database refuses: a failure without
     arguments."""
     values = dict(zip(COLUMNS, unpack(payload), strict=True))
-    values |= {"success": False, "result": _pickled(why), "args": _pickled(()), "kwargs": _pickled({})}
+    values |= {
+        "success": False,
+        "result": _pickled(why),
+        "args": _pickled(()),
+        "kwargs": _pickled({}),
+        "package": "",
+    }
     return MARK + marshal.dumps(tuple(values[name] for name in COLUMNS))
 
 

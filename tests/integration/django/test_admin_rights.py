@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,8 +17,11 @@ from django.urls import path
 from django.utils import timezone
 
 from qworker import QWorker
+from qworker.django import tasks
 from qworker.django.admin import ScheduleAdmin, exposure
+from qworker.django.admin.resubmitting import resubmit
 from qworker.django.execution import calls
+from qworker.django.humanhash import humanize
 from qworker.django.models import Failure, OrmQ, Schedule, Success, Task
 from qworker.django.signing import SignedPackage
 from qworker.django.tables.adoption import insert
@@ -362,6 +366,87 @@ def test_a_success_is_sent_again_and_kept() -> None:
     act(logged_in(superuser=True), "success", "resubmit_tasks", *keys)
     assert sorted(each["func"] for each in sent()) == ["math.ceil", "math.floor"]
     assert Success.objects.count() == 2
+
+
+def spoil(given: dict[str, Any]) -> None:
+    """Puts into its argument what cannot be pickled, and fails."""
+    given["lock"] = threading.Lock()
+    raise LookupError
+
+
+def keep(given: dict[str, Any]) -> None:
+    """As spoil(), and succeeds."""
+    given["lock"] = threading.Lock()
+
+
+@pytest.mark.parametrize(("func", "model"), [(spoil, Failure), (keep, Success)])
+def test_what_the_function_did_to_its_arguments_is_not_sent(func: Any, model: Any) -> None:
+    tasks.async_task(func, {"user": 1}, sync=True)
+    (task,) = model.objects.all()
+    assert "lock" in str(task.args)
+    assert resubmit(model.objects.all()).errors == []
+    (package,) = sent()
+    assert package["args"] == ({"user": 1},)
+
+
+def test_options_and_the_rest_of_a_chain_are_sent_along() -> None:
+    rest = [("math.floor", (2,)), "math.ceil"]
+    options = {"hook": "math.sqrt", "group": "g", "timeout": 7, "save": True, "ack_failure": True}
+    tasks.async_task(
+        "math.sqrt",
+        -1,
+        q_options={**options, "chain": rest, "task_name": "mine", "sync": True, "cluster": "two"},
+    )
+    assert resubmit(Failure.objects.all()).errors == []
+    (package,) = sent()
+    assert package["name"] == "mine"
+    assert {name: package[name] for name in options} == options
+    assert (package["chain"], package["cluster"], package["args"]) == (rest, "two", (-1,))
+    assert not {"slot", "success", "result", "stopped", "attempt"} & package.keys()
+
+
+def test_a_name_that_was_made_up_is_made_up_again() -> None:
+    first = tasks.async_task("math.sqrt", -1, sync=True)
+    resubmit(Failure.objects.all())
+    (package,) = sent()
+    assert package["id"] != first
+    assert package["name"] == humanize(package["id"])
+
+
+def test_options_of_a_success_are_sent_along_and_plain_rows_have_no_package() -> None:
+    tasks.async_task("math.sqrt", 4, timeout=7, sync=True)
+    tasks.async_task("math.sqrt", 9, sync=True)
+    assert sorted(bool(task.package) for task in Success.objects.all()) == [False, True]
+    resubmit(Success.objects.all())
+    assert sorted((each["args"], each.get("timeout")) for each in sent()) == [((4,), 7), ((9,), None)]
+
+
+def test_an_iterable_is_no_call_and_stays() -> None:
+    tasks.async_iter("math.sqrt", [4, -1, 9], sync=True)
+    (whole,) = Task.objects.all()
+    (error,) = resubmit(type(whole).objects.filter(pk=whole.pk)).errors
+    assert "async_iter" in error[1]
+    assert sent() == []
+    assert Task.objects.count() == 1
+
+
+def test_what_was_not_kept_is_not_sent_and_stays() -> None:
+    task("a", package="")
+    (error,) = resubmit(Failure.objects.all()).errors
+    assert "were not kept" in error[1]
+    assert (sent(), Failure.objects.count()) == ([], 1)
+
+
+def test_a_package_that_somebody_else_has_written_is_not_read() -> None:
+    """Who can write to the table knows no key."""
+    with override_settings(SECRET_KEY="another"):
+        forged = SignedPackage.dumps(
+            {"id": "a" * 32, "name": "x", "func": "os.abort", "args": (), "kwargs": {}}
+        )
+    task("a", package=forged)
+    (error,) = resubmit(Failure.objects.all()).errors
+    assert "BadSignature" in error[1]
+    assert (sent(), Failure.objects.count()) == ([], 1)
 
 
 def test_what_is_posted_beside_changes_no_call() -> None:

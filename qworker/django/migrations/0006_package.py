@@ -1,0 +1,22 @@
+"""The column of what a task was sent as.
+
+Comes from:  Django's command migrate.
+Goes to:     the database.
+Thread:      the one that migrates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import migrations, models
+
+from qworker.django.apps import label
+from qworker.django.tables.operations import AddField
+
+
+class Migration(migrations.Migration):
+    dependencies = [(label(), "0005_parts")]
+    operations: list[Any] = [
+        AddField("task", "package", models.TextField(default=None, editable=False, null=True)),
+    ]
