@@ -21,6 +21,10 @@ _OF_VALUES = frozenset({
     "CACHE_HERD_TIMEOUT", "PARSER_CLASS", "REDIS_CLIENT_KWARGS", "KEY_PREFIX", "VERSION", "TIMEOUT",
 })  # fmt: skip
 """What the cache does with its values, and what a client is given that has a pool already."""
+_OF_ANOTHER = frozenset({
+    "DB", "MAX_CONNECTIONS", "CONNECTION_POOL_CLASS_KWARGS", "KEY_FUNCTION",
+})  # fmt: skip
+"""Options of django-redis-cache, which many projects have kept; django-redis takes no notice of them."""
 _CLASSES = ("CLIENT_CLASS", "CONNECTION_FACTORY", "CONNECTION_POOL_CLASS", "REDIS_CLIENT_CLASS")
 _KNOWN_PACKAGES = ("redis.", "django_redis.")
 _CONNECTION = {
@@ -58,7 +62,7 @@ def cache_url(alias: str, caches: Mapping[str, Any], factory: str | None) -> tup
 
 def _look_at(given: Mapping[str, Any], where: str) -> None:
     for name, value in given.items():
-        if name not in _NAMES:
+        if name not in _NAMES and name not in _OF_ANOTHER:
             hint = near(str(name), _NAMES, 1)
             did_you_mean = f"; did you mean {hint[0]!r}?" if hint else ""
             raise _wrong(f"{where}: 'OPTIONS' has {name!r}, which is none of django-redis{did_you_mean}")

@@ -11,6 +11,7 @@ Each name is carried over, without a meaning here (IGNORED says why), or refused
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ssl import VerifyMode
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -138,8 +139,15 @@ def _tls(scheme: str, options: Mapping[str, Any], is_socket: bool, setting: str)
         raise _wrong(
             setting, f"{', '.join(asked)} asks for TLS, and ssl does not: write ssl: True, or take it out"
         )
-    named = {name: "none" if value is None else value for name, value in asked.items()}
+    named = {name: _written(value) for name, value in asked.items()}
     return {"ssl": True, **named} if switch and scheme not in ("rediss", "valkeys") else named
+
+
+def _written(value: Any) -> Any:
+    """An option of TLS as a URL has it: how a certificate is verified may be Python's own constant."""
+    if value is None:
+        return "none"
+    return value.name.removeprefix("CERT_").lower() if isinstance(value, VerifyMode) else value
 
 
 def _wrong(setting: str, text: str) -> ConfigurationError:

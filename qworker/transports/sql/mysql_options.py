@@ -10,7 +10,7 @@ Each name is carried over, without a meaning here (IGNORED says why), or refused
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from configparser import Error as ConfigParserError
 from configparser import RawConfigParser
 from pathlib import Path
@@ -55,6 +55,8 @@ _CARRIED: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 """Names of options → PyMySQL's name for it, and what reads the value."""
 _FILE, _GROUP = "read_default_file", "read_default_group"
+MOST_INCLUDED = 10
+"""How deep option files may include one another, as with MySQL."""
 IGNORED = {
     "autocommit": "each statement, or group of statements, of ours says itself how it is committed",
     "isolation_level": "it is READ COMMITTED, which claims need",
@@ -173,24 +175,36 @@ def _tls(parameters: dict[str, str], setting: str) -> tuple[Tls | None, bool]:
 
 
 def _from_file(given: dict[str, str], setting: str) -> dict[str, str]:
-    """What the option file says, in the words of a URL."""
-    path = Path(given.get(_FILE, "/etc/my.cnf")).expanduser()
+    """What the option file says, in the words of a URL: the group of every client, and before it the one that
+    is named, as MySQL's own library reads them."""
+    found: dict[str, str] = {}
+    parsers = list(_parsed(Path(given.get(_FILE, "/etc/my.cnf")).expanduser(), setting))
+    for group in dict.fromkeys(("client", given.get(_GROUP, "client"))):
+        for parser in parsers:
+            for written, value in parser.items(group) if parser.has_section(group) else ():
+                name = written.replace("-", "_")
+                text = "true" if value is None else value.strip().strip("\"'")
+                found[_IN_FILES.get(name, name)] = text
+    return found
+
+
+def _parsed(path: Path, setting: str, depth: int = 0) -> Iterator[RawConfigParser]:
+    """The file *path*, and those that it includes, which go before it."""
     parser = RawConfigParser(allow_no_value=True, strict=False)
+    orders: list[list[str]] = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        # "!include" is no option of a group.
+        orders += [line.split(None, 1) for line in lines if line.lstrip().startswith("!")]
         parser.read_string("\n".join(line for line in lines if not line.lstrip().startswith("!")))
     except (OSError, UnicodeError, ConfigParserError) as error:
         raise _wrong(setting, f"{_FILE}: {path} cannot be read ({error})") from None
-    if any(line.lstrip().startswith("!include") for line in lines):
-        raise _wrong(setting, f"{_FILE}: {path} includes others, which are not read: write it into one")
-    group = given.get(_GROUP, "client")
-    found: dict[str, str] = {}
-    for written, value in parser.items(group) if parser.has_section(group) else ():
-        name = written.replace("-", "_")
-        text = "true" if value is None else value.strip().strip("\"'")
-        found[_IN_FILES.get(name, name)] = text
-    return found
+    yield parser
+    for order in orders:
+        where = Path(order[-1].strip())
+        if order[0] not in ("!include", "!includedir") or len(order) < 2 or depth == MOST_INCLUDED:
+            raise _wrong(setting, f"{_FILE}: {path} has {' '.join(order)}, which is not understood")
+        for each in [where] if order[0] == "!include" else sorted(where.glob("*.cnf")):
+            yield from _parsed(each, setting, depth + 1)
 
 
 def _is_on(setting: str, name: str, value: str) -> bool:

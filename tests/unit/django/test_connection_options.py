@@ -5,6 +5,7 @@ somebody has decided."""
 from __future__ import annotations
 
 import inspect
+import ssl
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -256,11 +257,34 @@ def test_an_option_file_is_read(database: Any, tmp_path: Path) -> None:
     file.write_text(f"[client]\n{NEW.replace('_', '-')} = 1\n")
     with pytest.raises(ConfigurationError, match=NEW):
         asked_by(f"mysql:///?read_default_file={file}")
-    file.write_text("!includedir /etc/mysql\n[client]\n")
-    with pytest.raises(ConfigurationError, match="includes"):
-        asked_by(f"mysql:///?read_default_file={file}")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         asked_by("mysql:///?read_default_file=/no/such")
+
+
+def test_option_files_that_include_others_are_read_as_by_mysql(tmp_path: Path) -> None:
+    """Debian's my.cnf does, and it is what many projects name."""
+    file, folder, more = tmp_path / "my.cnf", tmp_path / "conf.d", tmp_path / "more"
+    folder.mkdir()
+    file.write_text(
+        f"[client]\nuser=a\nhost=a\nssl-mode=REQUIRED\n!includedir {folder}/\n"
+        f"  !include {more}\n[shop]\nhost=shop\n"
+    )
+    (folder / "1.cnf").write_text("[client]\nuser=b\npassword=b\n")
+    (folder / "2.cnf.off").write_text("[client]\nuser=off\n")
+    more.write_text("[client]\npassword=c\n")
+    asked = asked_by(f"mysql:///?read_default_file={file}")
+    assert [asked.fields[name] for name in ("user", "password", "host")] == ["b", "c", "a"]
+    asked = asked_by(f"mysql:///?read_default_file={file}&read_default_group=shop")
+    assert [asked.fields[name] for name in ("user", "password", "host")] == ["b", "c", "shop"]
+    assert asked.tls is not None
+    for wrong, word in (
+        (f"!include {file}", "not understood"),
+        ("!includes x", "!includes x"),
+        ("!include /no/such", "/no/such"),
+    ):
+        file.write_text(f"{wrong}\n")
+        with pytest.raises(ConfigurationError, match=word):
+            asked_by(f"mysql:///?read_default_file={file}")
 
 
 # -- SQLite --
@@ -318,6 +342,17 @@ def test_every_name_that_is_carried_over_makes_a_difference(files: Certificates)
         base = {"ssl": True} if name.startswith("ssl_") else {}
         made = client_options.url_of({**base, name: value}, "Q_CLUSTER['redis']")
         assert made != client_options.url_of(base, "Q_CLUSTER['redis']"), name
+
+
+@pytest.mark.parametrize("said", [ssl.CERT_NONE, "none", None])
+def test_how_redis_certificate_is_verified_may_be_said_as_redis_py_takes_it(said: Any) -> None:
+    redis.SSLConnection(ssl_cert_reqs=said)
+    for url, options in (
+        client_options.url_of({"host": "h", "ssl": True, "ssl_cert_reqs": said}, "Q_CLUSTER['redis']"),
+        cache("rediss://h/0", CONNECTION_POOL_KWARGS={"ssl_cert_reqs": said}),
+    ):
+        assert url == "rediss://h:6379/0?ssl_cert_reqs=none" or url == "rediss://h/0?ssl_cert_reqs=none"
+        endpoint(url, options)
 
 
 def refused(value: Any, word: str) -> None:
@@ -389,6 +424,11 @@ def test_what_a_cache_of_django_redis_says_of_its_server_is_carried_over() -> No
         CONNECTION_POOL_KWARGS={"ssl_ca_certs": "/ca", "max_connections": 9, "username": "u"},
         CLIENT_CLASS="django_redis.client.DefaultClient",
     ) == ("rediss://u@h/1?ssl_ca_certs=%2Fca", {"socket_timeout": 3})
+
+
+def test_options_that_django_redis_takes_no_notice_of_change_nothing() -> None:
+    kept = {"DB": 3, "MAX_CONNECTIONS": 9, "CONNECTION_POOL_CLASS_KWARGS": {}, "KEY_FUNCTION": "shop.key"}
+    assert cache("redis://h/1", **kept) == cache("redis://h/1")
 
 
 def test_sentinels_of_django_redis_are_asked_for_the_master() -> None:
