@@ -253,6 +253,7 @@ class Run:
         self.value, self.status = value, states.SUCCESS
         task, context = self.task, self.context
         row = None
+        follow: tuple[Followed, ...] = ()
         kept = _kept(value)
         try:
             held: list[Envelope] = []
@@ -268,13 +269,29 @@ class Run:
                 self.stored = store_now(self.app, row)
             if held:
                 self.app.publisher.push(held, f"what follows {task.name}")
-        except QWorkerError as error:  # a result that nobody can store, or what comes after cannot be sent
-            return self._unsent(error) if is_away(error) else self._failed(error)
+        except Exception as error:  # a result that nobody can store, or what comes after cannot be sent
+            if is_away(error) and can_go_back(task, context):
+                return self._unsent(error)
+            if self.stored:
+                let_pass(error)
+                follow = self._unfollowed(error)
+            elif isinstance(error, QWorkerError):
+                return self._failed(error)
+            else:
+                raise
         if signals.task_success.receivers:
             signals.task_success.send(task, result=value, runtime=self.runtime)
         self._hook(task.on_success, value, context.id, context.args, context.kwargs)
         text = safe_repr(value, task.resultrepr_maxsize) if logger.isEnabledFor(logging.INFO) else ""
-        return Outcome(SUCCESS, self.runtime, text, None, row, parts=parts, stored=self.stored)
+        return Outcome(SUCCESS, self.runtime, text, None, row, follow, parts, self.stored)
+
+    def _unfollowed(self, error: BaseException) -> tuple[Followed, ...]:
+        """What fails with *error*, since it cannot be sent: all that comes after the task. That the task has
+        succeeded is stored, and stands for ever."""
+        context, text = self.context, _format(error)
+        logger.error("what follows task %s[%s] is not sent: %s", self.task.name, context.id, error)
+        followup.failed(self.app, context, error, text)
+        return () if context.is_eager else followup.unsent(self.app, context, exception_to_dict(error), text)
 
     def raised(self, error: BaseException) -> Outcome:
         self.runtime = time.perf_counter() - self.start
@@ -320,8 +337,6 @@ class Run:
     def _unsent(self, error: BaseException) -> Outcome:
         """What comes after the run cannot be sent for now: the message goes back, and the next run sends the
         same calls."""
-        if not can_go_back(self.task, self.context):
-            return self._failed(error)
         self.status, self.value = states.REJECTED, error
         return Outcome(REQUEUED, self.runtime, reason(error))
 

@@ -131,6 +131,13 @@ def doomed(app: QWorker, context: Context, error: Mapping[str, Any], traceback: 
     return ended(app, calls_in(chain, following=True), error, traceback, context.id)
 
 
+def unsent(app: QWorker, context: Context, error: Mapping[str, Any], traceback: str) -> tuple[Followed, ...]:
+    """The calls that would have come after the task, which has succeeded, and of which none can be sent: each
+    fails with *error* (as it is stored), so that nobody waits for it."""
+    callbacks = ended(app, calls_in(context.callbacks or (), following=True), error, traceback, context.id)
+    return (*callbacks, *doomed(app, context, error, traceback))
+
+
 def chord_failed(
     app: QWorker, body: Signature, why: str, cause: Mapping[str, Any] | None = None
 ) -> tuple[list[Envelope], tuple[Followed, ...]]:

@@ -204,6 +204,32 @@ def test_what_may_be_sent_later_goes_back_and_all_else_fails_along(
     assert [row[0] for row, _ in outcome.follow] == (["n"] if kind == FAILURE else [])
 
 
+@pytest.mark.parametrize(
+    "error", [BrokerUnavailable("away"), PublishError("too large"), RuntimeError("a fault of ours")]
+)
+def test_a_success_that_was_told_stands_though_its_callbacks_can_never_be_sent(
+    app_and_store: tuple[QWorker, KeepingStore], error: Exception
+) -> None:
+    app, store = app_and_store
+    store.failures, store.failure = 10_000, error
+    told: list[BaseException] = []
+
+    @app.task(name="tell")
+    def tell(request: Any, exc: BaseException, traceback: str) -> None:
+        told.append(exc)
+
+    app.tasks["five"].acks_late = False
+    callback = Signature("after", options={"task_id": "c", "chain": [Signature("later", task_id="l")]})
+    outcome = run(
+        app, "five", callbacks=[callback], errbacks=[tell.s()], chain=[Signature("next", task_id="n")]
+    )
+    result = app.AsyncResult("parent")
+    assert (outcome.kind, outcome.stored, result.state, result.result) == (SUCCESS, True, "SUCCESS", 5)
+    assert sorted(row[0] for row, _ in outcome.follow) == ["c", "l", "n"]
+    assert {row[1] for row, _ in outcome.follow} == {"FAILURE"}
+    assert [type(each) for each in told] == [type(error)]
+
+
 @pytest.mark.parametrize("options", [{"retry_policy": {"max_retries": "x"}}, {"serializer": "nobody's"}])
 def test_a_follow_up_with_options_that_are_wrong_fails_the_task(
     app_and_store: tuple[QWorker, KeepingStore], options: dict[str, Any]
