@@ -33,7 +33,7 @@ from qworker.errors import (
 )
 from qworker.interrupts import let_pass
 from qworker.message.exceptions import exception_of, exception_to_dict
-from qworker.publishing import bodies, body_messages
+from qworker.publishing import bodies
 from qworker.safe_repr import safe_repr
 from qworker.tasks import followup
 from qworker.tasks.outcome import Followed
@@ -148,7 +148,9 @@ class Joiner(ThreadComponent):
 
     def _call(self, join: Finished, body: JoinBody, error: Any) -> list[Envelope]:
         """The call of *body*."""
-        return body_messages.messages_of(self._app, body, self._values(join, body))
+        from qworker.publishing.body_messages import messages_of
+
+        return messages_of(self._app, body, self._values(join, body))
 
     def _fail(self, join: Finished, body: JoinBody, error: Any, believed: bool) -> list[Envelope]:
         """What tells that *body* is not called: a message by which it fails, where a worker of ours gets
@@ -161,8 +163,10 @@ class Joiner(ThreadComponent):
         logger.error("join %s fails: %s", join.id, why, extra={"event": "join-failed"})
         if join.parts and join.parts[0].body:
             return self._end(join, body, error)
+        from qworker.publishing.body_messages import failed_messages_of
+
         members = () if join.overdue or not believed else [part.task_id for part in join.parts]
-        return body_messages.failed_messages_of(self._app, body, why, members, self._cause(error, body))
+        return failed_messages_of(self._app, body, why, members, self._cause(error, body))
 
     def _end(self, join: Finished, body: JoinBody, error: Any) -> list[Envelope]:
         """The messages to the errbacks of *body*, which has failed here: it can be in no message."""
