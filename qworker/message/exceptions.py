@@ -22,7 +22,7 @@ from qworker.safe_repr import printable, safe_repr
 MAX_ARGUMENT = 16 * 1024
 """Characters of JSON that one argument of an exception may take; longer ones are cut."""
 _LONGEST_NAME = 200
-_MANY = 100  # arguments of one exception, its notes, and members of a group, that are kept
+_MANY = 100  # arguments and notes of one exception, and members of its groups in all, that are kept
 _DEEPEST = 20  # groups within groups
 GROUP = "qworker_group"
 """The key of what only we read of a group: its message and its members."""
@@ -32,31 +32,49 @@ NOTES = "qworker_notes"
 _OURS = {names: kind for kind, names in errors.CELERY_NAMES.items() if kind is not errors.TaskExpired}
 
 
-def exception_to_dict(exc: BaseException, depth: int = 0) -> dict[str, Any]:
+def exception_to_dict(exc: BaseException) -> dict[str, Any]:
     """``{"exc_type": name, "exc_message": [arguments], "exc_module": module}``, all of it JSON (kombu's
     dialect); and beside that, which Celery passes over, the notes of one that has notes, and of a group its
-    message and its members. depth: how many groups it is in.
+    message and its members.
 
     Arguments that JSON cannot hold, or that are very long, become their bounded representation.
     """
+    return _described(exc, 0, [_MANY])
+
+
+def _described(exc: BaseException, depth: int, left: list[int]) -> dict[str, Any]:
+    """depth: in how many groups *exc* is. left: how many more members of groups are kept, of all together."""
     kind = type(exc)
     name, module = errors.CELERY_NAMES.get(kind) or (kind.__qualname__, kind.__module__)
     try:
-        args = exc.args[:_MANY]
+        args = tuple(exc.args)[:_MANY]
     except Exception as error:  # noqa: BLE001 - a property of the user's class
         let_pass(error)
         args = ()
     told: dict[str, Any]
     told = {"exc_type": name, "exc_message": [_argument(value) for value in args], "exc_module": module}
-    if isinstance(exc, BaseExceptionGroup) and depth < _DEEPEST:
-        members = [exception_to_dict(each, depth + 1) for each in exc.exceptions[:_MANY]]
-        if (more := len(exc.exceptions) - _MANY) > 0:
-            members.append(exception_to_dict(Exception(f"{more} more of the group are not kept")))
-        told[GROUP] = {"message": _argument(exc.message), "exceptions": members}
-    notes = getattr(exc, "__notes__", None)
+    try:
+        if isinstance(exc, BaseExceptionGroup) and depth < _DEEPEST:
+            told[GROUP] = _members(exc, depth + 1, left)
+        notes = getattr(exc, "__notes__", None)
+    except Exception as error:  # noqa: BLE001 - as above, or a __getattr__()
+        let_pass(error)
+        notes = None
     if isinstance(notes, list):
         told[NOTES] = [_argument(note) for note in notes[:_MANY] if isinstance(note, str)]
     return told
+
+
+def _members(group: BaseExceptionGroup[Any], depth: int, left: list[int]) -> dict[str, Any]:
+    members: list[dict[str, Any]] = []
+    for each in group.exceptions:
+        if left[0] <= 0:
+            more = len(group.exceptions) - len(members)
+            members.append(exception_to_dict(Exception(f"{more} more of the group are not kept")))
+            break
+        left[0] -= 1
+        members.append(_described(each, depth, left))
+    return {"message": _argument(group.message), "exceptions": members}
 
 
 def _argument(value: Any) -> Any:

@@ -281,3 +281,32 @@ def test_a_store_may_have_any_group(group: Any) -> None:
     assert isinstance(
         exception_from_dict({**stored, "qworker_group": group, "qworker_notes": group}), Exception
     )
+
+
+def test_a_group_is_bounded_with_all_that_is_in_it() -> None:
+    group: Exception = ValueError("one that stands at many places")
+    for _ in range(18):
+        group = ExceptionGroup("twice", [group, group])
+    assert len(repr(exception_to_dict(group))) < 100_000
+
+
+class ByName(ExceptionGroup[Exception]):
+    """Its message, or its members, or any attribute that it has not, cannot be had."""
+
+    def __new__(cls, missing: str) -> ByName:
+        made = super().__new__(cls, "group", [ValueError("member")])
+        made.missing = missing
+        return made
+
+    def __init__(self, missing: str) -> None:
+        self.missing: str
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == super().__getattribute__("__dict__").get("missing"):
+            raise KeyError(name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("missing", ["args", "message", "exceptions", "__notes__"])
+def test_an_exception_whose_attributes_raise_is_stored_by_its_name(missing: str) -> None:
+    assert exception_to_dict(ByName(missing))["exc_type"] == "ByName"
