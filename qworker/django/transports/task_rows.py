@@ -55,7 +55,7 @@ def pack(values: Mapping[str, Any], alias: str) -> bytes:
     """Return the payload of the row with *values* of the fields of ``Task``, for the database *alias*.
 
     Raises EncodeError for a result that cannot be pickled, or is larger than the database takes. A failure
-    is always kept: of what is too large as much as fits.
+    is always kept: of what is too large as much as fits. The package that was sent is left out first.
     """
     connection = connections[alias]
     row: list[Any] = []
@@ -70,6 +70,8 @@ def pack(values: Mapping[str, Any], alias: str) -> bytes:
     payload = MARK + marshal.dumps(tuple(row))
     if len(payload) < LARGE or len(payload) + ROOM < (most := longest(connection)):
         return payload
+    if values.get("package"):  # it has the arguments once more, and only who sends the task again needs it
+        return pack({**values, "package": ""}, alias)
     if values["success"]:
         raise EncodeError(f"the result and its arguments are larger than {alias!r} takes, {most} bytes")
     text = str(values["result"])
