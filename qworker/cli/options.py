@@ -20,6 +20,7 @@ from qworker.cli.completion import several_queue_names
 from qworker.cli.discovery import AppChoice, find_app, load_tasks
 from qworker.errors import ConfigurationError
 from qworker.logs import parse_level
+from qworker.message import kombu_json
 from qworker.naming import valid_queue_name
 
 if TYPE_CHECKING:
@@ -228,12 +229,25 @@ class JsonValue(ParamType):
         if isinstance(value, self._shape):
             return value
         try:
-            parsed = json.loads(value, parse_constant=_refuse_constant)
+            parsed = _read_json(value)
         except (ValueError, RecursionError) as error:
             self.fail(f"this is not JSON: {error}; write it as {self._example}", param, ctx)
         if not isinstance(parsed, self._shape):
             self.fail(f"write it as {self._example}", param, ctx)
         return parsed
+
+
+def _read_json(text: str) -> Any:
+    """The values that *text* says in JSON as messages have it: a tagged dictionary is a datetime or its like.
+
+    Raises ValueError or RecursionError for what is not JSON, click.BadParameter for a tag that says nothing.
+    """
+    parsed = json.loads(text, parse_constant=_refuse_constant)
+    try:
+        return kombu_json.loads(text) if "__type__" in text else parsed
+    except Exception as error:  # noqa: BLE001 - decoders of registered types raise anything
+        said = f"{type(error).__name__}: {error}"
+        raise click.BadParameter(f"a value tagged with __type__ cannot be read: {said}") from None
 
 
 def _refuse_constant(name: str) -> Any:
@@ -244,7 +258,7 @@ def _refuse_constant(name: str) -> Any:
 def loose(text: str) -> Any:
     """Return what *text* says as JSON, or else the text itself."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return _read_json(text)
     except (ValueError, RecursionError):
         return text
 

@@ -78,6 +78,14 @@ VALUES = """
 """
 
 
+def test_a_tag_that_says_nothing_is_refused(tasks, run):
+    tagged = '{"__type__": "invoice", "__value__": 3}'
+    for arguments in (("add", tagged, "1"), ("add", "--args", f"[{tagged}, 1]")):
+        refused = run("call", *arguments)
+        assert refused.exit_code == 2
+        assert "a value tagged with __type__ cannot be read" in refused.stderr
+
+
 def test_call_takes_values_as_plain_json_and_result_shows_them(project, monkeypatch, run):
     monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
     project(**{"tasks.py": VALUES})

@@ -50,7 +50,16 @@ NEEDS_WHAT_WAS_SENT: dict[str, tuple[str, ...]] = {
 """Commands that change what was sent before; where nothing was, there is nothing to change."""
 MAKES = {
     *("start", "call", "shell", "spool add", "spool run", "spool send"),
-    *("beat add", "beat pause", "beat remove", "beat reset", "beat resume", "beat run", "beat set"),
+    *(
+        "beat add",
+        "beat pause",
+        "beat remove",
+        "beat reset",
+        "beat resume",
+        "beat run",
+        "beat set",
+        "beat sign",
+    ),
 }
 """Commands that are told to send, to keep or to work, and make the place for it."""
 SAYS_SO = {

@@ -58,7 +58,7 @@ def celerys() -> Iterator[tuple[str, Callable[..., Any], Callable[..., Any]]]:
         return x + y
 
     task = app.task(name="add")(add)
-    theirs.task(name="add")(add)
+    theirs.task(name="add", shared=False)(add)  # a shared one would be in every later app of this process
     theirs.finalize()
     their_task = theirs.tasks["add"]
     yield "crontab", schedules.crontab, beat.crontab

@@ -135,7 +135,7 @@ def test_who_awaits_is_woken_and_so_are_many(shop: Shop) -> None:
     shop.store(ids[0], ids[0])
 
     async def main() -> float:
-        results = asyncio.gather(*[AsyncResult[Any](task_id, shop.app) for task_id in ids])
+        results = asyncio.gather(*[AsyncResult[Any](task_id, app=shop.app) for task_id in ids])
         await asyncio.sleep(0.2)
         began = time.monotonic()
         for task_id in ids[1:]:
@@ -149,7 +149,7 @@ def test_who_awaits_is_woken_and_so_are_many(shop: Shop) -> None:
 
 def test_who_awaits_survives_a_closed_connection(shop: Shop) -> None:
     async def main() -> None:
-        result = asyncio.ensure_future(asyncio.wait_for(AsyncResult[Any]("x", shop.app), 10))
+        result = asyncio.ensure_future(asyncio.wait_for(AsyncResult[Any]("x", app=shop.app), 10))
         await asyncio.sleep(0.2)
         await asyncio.to_thread(shop.kill_connections)
         await asyncio.sleep(0.1)
@@ -163,7 +163,7 @@ def test_the_loop_has_a_new_await_while_the_last_one_ends(shop: Shop) -> None:
     async def main() -> None:
         for number in range(30):
             shop.later(lambda number=number: shop.store(f"x{number}", number), 0.002)  # type: ignore[misc]
-            assert await asyncio.wait_for(AsyncResult[Any](f"x{number}", shop.app), 10) == number
+            assert await asyncio.wait_for(AsyncResult[Any](f"x{number}", app=shop.app), 10) == number
 
     asyncio.run(main())
 

@@ -150,7 +150,7 @@ def test_who_awaits_gets_it(make: Make) -> None:
     timer.start()
 
     async def main() -> Any:
-        return await asyncio.wait_for(AsyncResult[Any]("x", app), 10)
+        return await asyncio.wait_for(AsyncResult[Any]("x", app=app), 10)
 
     assert asyncio.run(main()) == 5
     timer.join()

@@ -240,7 +240,7 @@ def test_all_that_is_awaited_together_is_read_together(shop: Shop) -> None:
     shop.store(*ids)
 
     async def main() -> list[Any]:
-        return list(await asyncio.gather(*[AsyncResult[Any](task_id, shop.app) for task_id in ids]))
+        return list(await asyncio.gather(*[AsyncResult[Any](task_id, app=shop.app) for task_id in ids]))
 
     with shop.statements() as sent:
         assert asyncio.run(main()) == ids
@@ -262,7 +262,7 @@ def test_one_look_serves_all_threads_that_wait(shop: Shop) -> None:
 
 def _timeout(app: QWorker, task_id: str, seconds: float) -> None:
     with pytest.raises(ResultTimeout):
-        AsyncResult[Any](task_id, app).get(timeout=seconds)
+        AsyncResult[Any](task_id, app=app).get(timeout=seconds)
 
 
 # -- what is told --
@@ -350,10 +350,10 @@ def test_threads_and_loops_of_a_process_share_one_connection(told: Shop) -> None
     found: list[str] = []
 
     def wait(task_id: str) -> None:
-        found.append(AsyncResult[Any](task_id, told.app).get(timeout=30))
+        found.append(AsyncResult[Any](task_id, app=told.app).get(timeout=30))
 
     async def main() -> list[Any]:
-        return list(await asyncio.gather(*[AsyncResult[Any](task_id, told.app) for task_id in ids[10:]]))
+        return list(await asyncio.gather(*[AsyncResult[Any](task_id, app=told.app) for task_id in ids[10:]]))
 
     threads = [threading.Thread(target=wait, args=(task_id,)) for task_id in ids[:10]]
     for thread in threads:
@@ -378,7 +378,7 @@ def test_who_waits_is_told_and_does_not_find_it_by_looking(told: Shop) -> None:
     began = time.monotonic()
     for task_id in new_ids(40):
         timer = later(lambda task_id=task_id: told.store(task_id), 0.005)  # type: ignore[misc]
-        assert AsyncResult[Any](task_id, told.app).get(timeout=30) == task_id
+        assert AsyncResult[Any](task_id, app=told.app).get(timeout=30) == task_id
         timer.join()
     assert time.monotonic() - began < 40 * 0.5 / 2  # half a second each, if it had to look
 
@@ -406,7 +406,7 @@ async def _until_it_hears(shop: Shop) -> None:
 
 
 async def _await(app: QWorker, task_id: str) -> Any:
-    return await AsyncResult[Any](task_id, app)
+    return await AsyncResult[Any](task_id, app=app)
 
 
 def test_what_is_stored_while_somebody_begins_to_wait_is_not_missed(told: Shop) -> None:
@@ -479,7 +479,7 @@ def test_who_waits_hears_the_result_though_all_connections_were_cut(told: Shop) 
 
 
 def _collect(app: QWorker, task_id: str, found: list[Any]) -> None:
-    found.append(AsyncResult[Any](task_id, app).get(timeout=30))
+    found.append(AsyncResult[Any](task_id, app=app).get(timeout=30))
 
 
 def test_who_awaits_survives_cut_connections(told: Shop) -> None:
@@ -499,7 +499,7 @@ def test_a_server_that_cannot_be_listened_to_is_looked_at(told: Shop) -> None:
 
     told.backend.open_source = refused  # type: ignore[method-assign]
     later(lambda: told.store("x"))
-    assert AsyncResult[Any]("x", told.app).get(timeout=30) == "x"
+    assert AsyncResult[Any]("x", app=told.app).get(timeout=30) == "x"
 
 
 def test_nothing_is_watched_any_more_that_nobody_awaits_any_more(shop: Shop) -> None:

@@ -94,6 +94,8 @@ BOUNDED: dict[str, str] = {
     "workers of this broker have declared",
     "qworker.transports.as_kombu.options:_user_of": "it splits by single characters",
     "qworker.tasks.values:_DURATION": "_read_duration() looks at 64 characters at most",
+    "qworker.beat.catalog:_MARK": "it looks at the last characters alone, as many as a mark has",
+    "qworker.django.transports.databases:_postgresql": "it looks at the project's own settings",
     "qworker.beat.fields:_PART": "read() looks at 1,000 characters at most",
     "qworker.beat.kinds:_ADDRESS": "it looks at what a schedule of one's own code says of itself",
     "qworker.cli.discovery:_NAMED_SETTINGS": "the file is one that the user runs, of 1 MB at most",

@@ -67,7 +67,11 @@ def reporter_class(name: str) -> Any:
 
     plugins: dict[str, EntryPoint] = {point.name: point for point in entry_points(group=GROUP)}
     if name in plugins:
-        return plugins[name].load()
+        try:
+            return plugins[name].load()
+        except ImportError:  # django-q2 names a package for Rollbar that few have
+            if name != BUILT_IN:
+                raise
     if name != BUILT_IN:
         hint = near(name, (*plugins, BUILT_IN), 1)
         did_you_mean = f"; did you mean {hint[0]!r}?" if hint else ""
