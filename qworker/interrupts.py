@@ -188,6 +188,39 @@ def apart(work: Callable[[], T]) -> T:
     """
     if get_ident() != _main:
         return work()
+    answer = _ordered(work)
+    if answer is None:
+        return deferred(work)
+    done, value = deferred(answer.get)
+    if done:
+        return value  # type: ignore[no-any-return]
+    try:
+        raise value
+    finally:
+        del value, answer  # the error's frames are ours: each would keep the other alive
+
+
+def within(seconds: float, work: Callable[[], None]) -> bool:
+    """Carry out *work* by another thread, and wait for it no longer than *seconds*; tell whether it has ended
+    by then. It goes on to its end in any case. Raises what it raises meanwhile."""
+    answer = _ordered(work)
+    if answer is None:
+        deferred(work)
+        return True
+    try:
+        done, value = deferred(answer.get, timeout=seconds)
+    except Empty:
+        return False
+    if done:
+        return True
+    try:
+        raise value
+    finally:
+        del value, answer  # as above
+
+
+def _ordered(work: Callable[[], Any]) -> SimpleQueue[tuple[bool, Any]] | None:
+    """Have another thread carry out *work*; return where it puts the outcome. None: there is no thread."""
     answer: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
     try:
         orders = _idle.pop()
@@ -196,15 +229,9 @@ def apart(work: Callable[[], T]) -> T:
         try:
             start_new_thread(_serve, (orders,))
         except RuntimeError:  # there may be no more threads, or the interpreter ends
-            return deferred(work)
+            return None
     orders.put((work, answer))
-    done, value = deferred(answer.get)
-    if done:
-        return value  # type: ignore[no-any-return]
-    try:
-        raise value
-    finally:
-        del value, answer  # the error's frames are ours: each would keep the other alive
+    return answer
 
 
 def undisturbed(work: Callable[P, T]) -> Callable[P, T]:

@@ -15,7 +15,9 @@ import os
 import time
 import traceback
 from collections.abc import Callable
+from threading import Event
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from qworker import signals, states
 from qworker.canvas.membership import is_ignored
@@ -33,7 +35,7 @@ from qworker.errors import (
     SoftTimeLimitExceeded,
     Terminated,
 )
-from qworker.interrupts import let_pass
+from qworker.interrupts import let_pass, within
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.marks import FAILED
 from qworker.middleware import compose
@@ -68,6 +70,11 @@ logger = logging.getLogger(__name__)
 
 MAX_TRACEBACK = 64 * 1024
 """Characters of a traceback that are kept."""
+PATIENCE_SECONDS = 0.5
+"""How long a task that has ended waits for the result store, so that who is called then sees its state."""
+_HANGING: WeakKeyDictionary[Any, Event] = WeakKeyDictionary()
+"""Result stores that have not answered in that time, each with an event that is set when it does. Any thread:
+each use is one call."""
 
 
 class Interrupted(SoftTimeLimitExceeded):
@@ -140,16 +147,32 @@ def started(app: QWorker, task: Task[..., Any], context: Context) -> ResultRow |
 
 def store_now(app: QWorker, row: ResultRow | None) -> bool:
     """Store *row* before anybody is called who may ask for the state of the task. False when the store does
-    not take it: then it goes to the worker, which tries until it does, and nobody waits for that here."""
+    not take it at once: then it goes to the worker, which tries until it does. Nobody waits for that here:
+    the task's time limit still runs."""
     if row is None:
         return False
-    try:
-        app.backend.store_rows([row])
-    except Exception as error:  # noqa: BLE001 - a store, maybe a third party's: the worker will say what it is
-        let_pass(error)
-        logger.info("state %s of %s is stored later: %s", row[1], row[0], safe_repr(error))
+    backend = app.backend
+    hanging = _HANGING.get(backend)
+    if hanging is not None and not hanging.is_set():
         return False
-    return True
+    answered = Event()
+
+    def store() -> None:
+        try:
+            backend.store_rows([row])
+        finally:
+            answered.set()
+
+    try:
+        if within(PATIENCE_SECONDS, store):
+            return True
+        _HANGING[backend] = answered
+        error: object = f"no answer in {PATIENCE_SECONDS:g} s"
+    except Exception as raised:  # noqa: BLE001 - a store, maybe a third party's: the worker says what it is
+        let_pass(raised)
+        error = safe_repr(raised)
+    logger.info("state %s of %s is stored later: %s", row[1], row[0], error)
+    return False
 
 
 def ignores_result(context: Context, task: Task[..., Any]) -> bool:

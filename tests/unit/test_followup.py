@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from threading import Event
 from typing import Any
 
 import pytest
@@ -321,6 +322,45 @@ def test_a_state_that_cannot_be_stored_at_once_keeps_no_errback_and_goes_to_the_
     assert [shown(sent)[0] for sent in store.sent] == ["tell"]
     assert (outcome.kind, outcome.stored) == (FAILURE, False)
     assert outcome.row is not None
+
+
+def test_a_store_that_hangs_keeps_the_first_task_for_a_moment_and_no_other() -> None:
+    class Hanging(MemoryBackend):
+        asked = 0
+
+        def store_rows(self, rows: Any) -> None:
+            self.asked += 1
+            answer.wait(60)
+            super().store_rows(rows)
+
+    answer, plain = Event(), make_app()[0]
+    _, store, clock = make_app()
+    backend = Hanging("hanging://", plain.conf, clock)
+    app = QWorker("proj", broker=store, backend=backend, clock=clock, set_as_current=False)
+
+    @app.task(name="five")
+    def five() -> int:
+        return 5
+
+    @app.task(name="fail")
+    def fail() -> None:
+        raise KeyError("no")
+
+    def end(name: str) -> Outcome:
+        body = Body((), {}, {"callbacks": [Signature("after")], "errbacks": [Signature("tell")]})
+        context = Context.from_message({"id": name, "task": name}, body, task=app.tasks[name])
+        return execute(app, app.tasks[name], context, body)
+
+    app.finalize()
+    try:
+        outcomes = [end(name) for name in ("five", "fail", "five")]
+        assert [outcome.kind for outcome in outcomes] == [SUCCESS, FAILURE, SUCCESS]
+        assert [outcome.stored for outcome in outcomes] == [False] * 3
+        assert all(outcome.row is not None for outcome in outcomes), "the worker stores them"
+        assert [shown(sent)[0] for sent in store.sent] == ["after", "tell", "after"]
+        assert backend.asked == 1
+    finally:
+        answer.set()
 
 
 def test_a_task_without_hooks_and_links_leaves_its_state_to_the_worker(
