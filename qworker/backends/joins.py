@@ -13,7 +13,7 @@ for all stores.
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from qworker.errors import NotSupported
 from qworker.transports.lease import Envelope, Part, Sender
@@ -59,6 +59,16 @@ class Finished(NamedTuple):
     overdue: bool = False
 
 
+class Opening(Protocol):
+    """What opens joins whose members are published at the same time."""
+
+    def open(self, joins: Sequence[Join]) -> None:
+        """As Joins has it."""
+
+    def drop(self, joins: Collection[str]) -> None:
+        """Forget *joins*, no member of which was published."""
+
+
 class Joins(ABC):
     """The joins of one result store. Every method raises BackendError when the store does not answer."""
 
@@ -68,6 +78,11 @@ class Joins(ABC):
         is tried again.
 
         Raises EncodeError for an id or a size that cannot be kept (``transports/join_parts.py``)."""
+
+    def within(self, sender: Sender) -> Opening | None:
+        """What opens joins in the transaction in which *sender* publishes, a transaction of the caller's. Its
+        errors are those of the caller's driver. None where that is one of another store."""
+        return None
 
     @abstractmethod
     def grow(self, join: str, task_id: str) -> int | None:

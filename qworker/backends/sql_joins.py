@@ -15,9 +15,9 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from qworker.backends.joins import PUSH_SECONDS, Finished, Join, Joins, fitting, remembered
+from qworker.backends.joins import PUSH_SECONDS, Finished, Join, Joins, Opening, fitting, remembered
 from qworker.backends.sql_database import Database
 from qworker.backends.sql_keys import KeyTable
 from qworker.backends.sql_tables import JoinLayout
@@ -37,6 +37,7 @@ from qworker.transports.sql.join_rows import (
 )
 from qworker.transports.sql.result_rows import place_of
 from qworker.transports.sql.sender import SQLSender
+from qworker.transports.sql.transactional import Execute, TransactionalSender
 
 T = TypeVar("T")
 
@@ -48,6 +49,46 @@ BEGIN = {
     "sqlite": ("BEGIN IMMEDIATE",),
 }
 """How a transaction begins, by dialect; on others there are no joins."""
+
+
+_SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass(%s)"
+"""In which schema PostgreSQL finds a table."""
+
+
+def _rows(joins: Sequence[Join]) -> list[Row]:
+    """The rows that *joins* are opened as."""
+    rows: list[Row] = []
+    for join in sorted(joins, key=lambda join: join.id):
+        check_join(join.id, join.size)
+        due = join.expires if join.size else 0.0
+        rows.append((join.id, join.size, join.size, due, join.expires, join.body))
+    return rows
+
+
+def _inserting(table: str, count: int, dialect: str) -> str:
+    """What inserts *count* rows into the *table* of joins, and leaves alone those that are there."""
+    keep = (
+        "ON DUPLICATE KEY UPDATE seq = seq" if dialect in ("mysql", "mariadb") else "ON CONFLICT DO NOTHING"
+    )
+    values = ", ".join(["(%s, %s, %s, %s, %s, %s)"] * count)
+    return f"INSERT INTO {table} (id, size, remaining, due, expires, body) VALUES {values} {keep}"
+
+
+class _Within(NamedTuple):
+    """Opens joins in the transaction in which *execute* carries out statements. table: its full name."""
+
+    execute: Execute
+    table: str
+    dialect: str
+
+    def open(self, joins: Sequence[Join]) -> None:
+        for some in portions(_rows(joins)):
+            values = tuple(value for row in some for value in row)
+            self.execute(_inserting(self.table, len(some), self.dialect), values)
+
+    def drop(self, joins: Collection[str]) -> None:
+        for some in portions(sorted(joins)):
+            self.execute(f"DELETE FROM {self.table} WHERE id IN ({places(some)})", tuple(some))
 
 
 class SQLSession:
@@ -116,24 +157,35 @@ class SQLJoins(Joins):
         return not self._there
 
     def open(self, joins: Sequence[Join]) -> None:
-        rows = []
-        for join in sorted(joins, key=lambda join: join.id):
-            check_join(join.id, join.size)
-            due = join.expires if join.size else 0.0
-            rows.append((join.id, join.size, join.size, due, join.expires, join.body))
+        rows = _rows(joins)
         if not rows:
             return
+        self._make()
+        statement = _inserting(self._tables.join, 1, self._dialect)
+        self._transact(lambda session: session.do_many(statement, rows))
+
+    def _make(self) -> None:
+        """Have the tables there."""
         if self._none_yet():
             self._database.run(lambda connection: self._layout.create(self._database.engine))
             self._there = True
-        keep = "ON DUPLICATE KEY UPDATE seq = seq" if self._dialect in ("mysql", "mariadb") else (
-            "ON CONFLICT DO NOTHING"
-        )  # fmt: skip
-        statement = (
-            f"INSERT INTO {self._tables.join} (id, size, remaining, due, expires, body) "
-            f"VALUES (%s, %s, %s, %s, %s, %s) {keep}"
-        )
-        self._transact(lambda session: session.do_many(statement, rows))
+
+    def within(self, sender: Sender) -> Opening | None:
+        place = place_of(self._url)
+        if not isinstance(sender, TransactionalSender) or place is None or place != place_of(sender.url):
+            return None
+        self._make()  # not in the transaction: MySQL would end it
+        return _Within(sender.execute, self._full_name(), self._dialect)
+
+    def _full_name(self) -> str:
+        """Of the table of joins: the caller's connection may look for tables elsewhere."""
+        name = self._tables.join
+        if self._dialect == "postgresql":
+            ((schema,),) = self._run(lambda session: session.ask(_SCHEMA, (name,)))
+        else:
+            ((database,),) = self._run(lambda session: session.ask("SELECT database()"))
+            schema = self._database.engine.dialect.identifier_preparer.quote_identifier(database)
+        return f"{schema}.{name}".replace("%", "%%")
 
     def grow(self, join: str, task_id: str) -> int | None:
         query = f"SELECT seq, size, remaining FROM {self._tables.join} WHERE id = %s"

@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from qworker.backends.joins import PUSH_SECONDS, Finished, Join, Joins, fitting, remembered
+from qworker.backends.joins import PUSH_SECONDS, Finished, Join, Joins, Opening, fitting, remembered
 from qworker.clock import Clock
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
 from qworker.interrupts import let_pass
@@ -24,7 +24,7 @@ from qworker.transports.join_parts import check_join
 from qworker.transports.lease import Envelope, Part, Sender
 from qworker.transports.sqlite import Database, Handle
 from qworker.transports.sqlite.join_rows import record
-from qworker.transports.sqlite.sender import SQLiteSender
+from qworker.transports.sqlite.sender import JoinedSender, SQLiteSender
 
 T = TypeVar("T")
 
@@ -66,12 +66,12 @@ class SQLiteJoins(Joins):
         return as_backend_error(lambda: self._handle.write(work))
 
     def open(self, joins: Sequence[Join]) -> None:
-        rows = []
-        for join in joins:
-            check_join(join.id, join.size)
-            due = join.expires if join.size else 0.0
-            rows.append((join.id, join.size, join.size, due, join.expires, join.body))
-        self._write(lambda connection: connection.executemany(OPEN, rows))
+        self._write(_opened(joins))
+
+    def within(self, sender: Sender) -> Opening | None:
+        if isinstance(sender, JoinedSender) and sender.path == self._database.path:
+            return _Within(sender)
+        return None
 
     def grow(self, join: str, task_id: str) -> int | None:
         def work(connection: sqlite3.Connection) -> int | None:
@@ -144,11 +144,7 @@ class SQLiteJoins(Joins):
         return ours
 
     def drop(self, joins: Collection[str]) -> None:
-        def work(connection: sqlite3.Connection) -> None:
-            for statement in (FORGET_PARTS, FORGET):
-                connection.executemany(statement, [(join,) for join in joins])
-
-        self._write(work)
+        self._write(_dropped(joins))
 
     def hold(self, body: str, publication: int, seconds: float) -> int:
         now = self._clock.now()
@@ -159,6 +155,38 @@ class SQLiteJoins(Joins):
     def count(self) -> int:
         rows = as_backend_error(lambda: self._handle.read("SELECT count(*) FROM joins WHERE remaining >= 0"))
         return int(rows[0][0]) if rows else 0  # there is no file yet
+
+
+class _Within(NamedTuple):
+    """Opens joins in the transaction in which *sender* publishes."""
+
+    sender: JoinedSender
+
+    def open(self, joins: Sequence[Join]) -> None:
+        self.sender.write(_opened(joins))
+
+    def drop(self, joins: Collection[str]) -> None:
+        self.sender.write(_dropped(joins))
+
+
+def _opened(joins: Sequence[Join]) -> Callable[[sqlite3.Connection], object]:
+    """What opens *joins* by the connection that it is given."""
+    rows = []
+    for join in joins:
+        check_join(join.id, join.size)
+        due = join.expires if join.size else 0.0
+        rows.append((join.id, join.size, join.size, due, join.expires, join.body))
+    return lambda connection: connection.executemany(OPEN, rows)
+
+
+def _dropped(joins: Collection[str]) -> Callable[[sqlite3.Connection], None]:
+    """What drops *joins* by the connection that it is given."""
+
+    def work(connection: sqlite3.Connection) -> None:
+        for statement in (FORGET_PARTS, FORGET):
+            connection.executemany(statement, [(join,) for join in joins])
+
+    return work
 
 
 def _claimed(connection: sqlite3.Connection, order: dict[str, Any]) -> Finished:

@@ -6,7 +6,8 @@ Thread:      any; pure.
 
 The body of a chord gets one list, and is written as the bare signature. Every other is written as
 ``{"call": signature, "values": "one" or [argument, …], "always": true}``. With a security_key there is
-``"members"`` beside it: how many members there are, and a signature of their ids.
+``"members"`` beside it: how many members there are, and a signature of their ids. ``"tentative": true``
+stands beside it where the members may never be sent.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class JoinBody(NamedTuple):
     - one: there is one member, and the first argument is its bare value. Else it is the list of all.
     - always: it is called although a member has failed, whose argument is None then.
     - members: who they are, as ``publishing/bodies.py`` writes it; None: nothing says so.
+    - tentative: the members were published in a transaction that may have been rolled back, after which
+      nobody is to hear of this.
     """
 
     call: Signature
@@ -38,6 +41,7 @@ class JoinBody(NamedTuple):
     one: bool = False
     always: bool = False
     members: str | None = None
+    tentative: bool = False
 
     @property
     def of_chord(self) -> bool:
@@ -53,6 +57,8 @@ class JoinBody(NamedTuple):
             written["always"] = True
         if self.members is not None:
             written["members"] = self.members
+        if self.tentative:
+            written["tentative"] = True
         return written
 
     def wants(self, number: int) -> bool:
@@ -76,13 +82,14 @@ def read(fields: Any, app: QWorker) -> JoinBody:
     members = fields.get("members")
     if not isinstance(members, str | None):
         raise TypeError("it does not say who the members are")
+    tentative = fields.get("tentative") is True
     if "task" in fields:
-        call = {name: value for name, value in fields.items() if name != "members"}
-        return JoinBody(Signature.from_dict(call, app), members=members)
+        call = {name: value for name, value in fields.items() if name not in ("members", "tentative")}
+        return JoinBody(Signature.from_dict(call, app), None, False, False, members, tentative)
     call, values = Signature.from_dict(fields["call"], app), fields["values"]
     always = fields.get("always") is True
     if values == ONE:
-        return JoinBody(call, None, True, always, members)
+        return JoinBody(call, None, True, always, members, tentative)
     if not isinstance(values, list | tuple) or not all(isinstance(name, str | None) for name in values):
         raise TypeError("it does not say which arguments the values are")
-    return JoinBody(call, values, False, always, members)
+    return JoinBody(call, values, False, always, members, tentative)

@@ -121,6 +121,10 @@ class Joiner(ThreadComponent):
         except Exception as damaged:  # noqa: BLE001 - what a stranger may have written
             self._give_up(join, _told(damaged))
             return
+        if body.tentative and join.overdue and not join.parts:
+            logger.info("join %s ends, whose members nobody has seen: they were not committed", join.id)
+            self._joins.finish(join, (), self._app.broker.sender)
+            return
         fail = partial(self._fail, believed=doubt is None)
         for way in (*(() if error else (self._call,)), fail, self._end, self._store):
             try:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from qworker.canvas.plan import PlannedJoin
 
 
-def written(app: QWorker, join: PlannedJoin) -> bytes:
-    """The body of *join* as it is kept."""
-    body = join.body
+def written(app: QWorker, join: PlannedJoin, tentative: bool = False) -> bytes:
+    """The body of *join* as it is kept. tentative: as JoinBody has it."""
+    body = join.body._replace(tentative=tentative)
     if app.signer is not None:
         signature = app.signer.signature(_text_of(join.members), "members", join.id)
         body = body._replace(members=f"{len(join.members)}:{signature}")

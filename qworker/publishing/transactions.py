@@ -10,31 +10,50 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker.transports.lease import Envelope, Sender
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
 
-_replacement: ContextVar[tuple[QWorker, Sender] | None] = ContextVar("qworker_sender", default=None)
+
+class _Replacement(NamedTuple):
+    """sender: what publishes the calls of *app*. transaction: what publishes in the caller's transaction, now
+    or once it is no longer held back; None: nothing does."""
+
+    app: QWorker
+    sender: Sender
+    transaction: Sender | None
+
+
+_replacement: ContextVar[_Replacement | None] = ContextVar("qworker_sender", default=None)
 
 
 def sender(app: QWorker) -> Sender:
     """What publishes the calls of *app* now: its broker, or what publishing_in() has put in its stead."""
     replacement = _replacement.get()
-    return app.broker.sender if replacement is None or replacement[0] is not app else replacement[1]
+    return app.broker.sender if replacement is None or replacement.app is not app else replacement.sender
 
 
-def is_held_back(app: QWorker) -> bool:
-    """Tell whether calls of *app* are collected now, and not sent."""
-    return isinstance(sender(app), _Held)
+def transaction_of(app: QWorker) -> Sender | None:
+    """What publishes the calls of *app* in a transaction of the caller's; None: they are in none."""
+    replacement = _replacement.get()
+    return None if replacement is None or replacement.app is not app else replacement.transaction
+
+
+def is_sent_later(app: QWorker) -> bool:
+    """Tell whether calls of *app* are not sent when they are made: they are collected, or a transaction of
+    the caller's has to be committed first."""
+    replacement = _replacement.get()
+    return replacement is not None and replacement.app is app
 
 
 @contextmanager
 def publishing_in(app: QWorker, connection: Any) -> Iterator[None]:
     """Publish what is called within the block by *connection*. See ``QWorker.publishing_in``."""
-    token = _replacement.set((app, app.broker.sender.join(connection)))
+    joined = app.broker.sender.join(connection)
+    token = _replacement.set(_Replacement(app, joined, joined))
     try:
         yield
     finally:
@@ -55,7 +74,7 @@ class _Held(Sender):
 def holding_back(app: QWorker) -> Iterator[list[Envelope]]:
     """Collect what is called within the block instead of sending it."""
     held = _Held()
-    token = _replacement.set((app, held))
+    token = _replacement.set(_Replacement(app, held, transaction_of(app)))
     try:
         yield held.envelopes
     finally:

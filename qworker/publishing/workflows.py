@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from qworker.backends.joins import Join
+from qworker.backends.joins import Join, Opening
 from qworker.canvas.plan import SEGMENT, Plan, all_in, plan
 from qworker.canvas.signatures import Signature, is_workflow
 from qworker.context import current_context
@@ -20,7 +20,7 @@ from qworker.message.marks import MARKS
 from qworker.message.reading import valid_id
 from qworker.publishing.bodies import written
 from qworker.publishing.call import read_call
-from qworker.publishing.transactions import is_held_back
+from qworker.publishing.transactions import is_sent_later, transaction_of
 from qworker.results import outline
 from qworker.transports.crash_points import CRASHING, crash_point
 
@@ -150,14 +150,23 @@ def _open(app: QWorker, plans: list[Plan]) -> None:
         for group, size in made.sizes.items():
             backend.joins.set_size(group, size, bool(made.run))
     if joins:
-        backend.joins.open(
+        opening, tentative = _opening(app)
+        opening.open(
             [
-                Join(join.id, len(join.members), written(app, join), backend.expiry(join.terms))
+                Join(join.id, len(join.members), written(app, join, tentative), backend.expiry(join.terms))
                 for join in joins
             ]
         )
     if CRASHING:
         crash_point("joins-opened")
+
+
+def _opening(app: QWorker) -> tuple[Opening, bool]:
+    """What opens joins now, and whether they are there although their members may never be: the caller's
+    transaction, in which those are sent, is one of another store."""
+    joins, transaction = app.backend.joins, transaction_of(app)
+    within = None if transaction is None else joins.within(transaction)
+    return within or joins, transaction is not None and within is None
 
 
 def _publish(app: QWorker, plans: list[Plan]) -> None:
@@ -176,7 +185,7 @@ def _publish(app: QWorker, plans: list[Plan]) -> None:
     except PublishError:
         joins = [join.id for made in plans for join in made.joins]
         if joins:  # nothing was sent
-            app.backend.joins.drop(joins)
+            _opening(app)[0].drop(joins)
         raise
     if CRASHING:
         crash_point("calls-sent")
@@ -193,7 +202,7 @@ def _outlines(app: QWorker, plans: list[Plan]) -> list[outline.Line]:
     """
     steps = [made.step for made in plans]
     plans[:] = [made._replace(step=None) for made in plans]
-    if not app.backend.supports_locks or is_held_back(app):
+    if not app.backend.supports_locks or is_sent_later(app):
         return []
     extended, lines = app.conf.result_extended, []
     for made, step in zip(plans, steps, strict=True):

@@ -82,7 +82,7 @@ class SQLSender(Sender):
 
     def join(self, connection: Any) -> Sender:
         execute = executor(connection, self._family)
-        return TransactionalSender(execute, *self._table_and_channel(), self._rows)
+        return TransactionalSender(execute, *self._table_and_channel(), self._rows, self.url)
 
     def _table_and_channel(self) -> tuple[str, str]:
         """As the connection of our URL sees them, which that of a caller may not; they are asked for once."""

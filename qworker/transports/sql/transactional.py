@@ -26,7 +26,8 @@ Execute = Callable[[str, tuple[Any, ...]], Any]
 class TransactionalSender(Sender):
     """What ``publishing_in`` publishes to. table: of the messages. channel: of PostgreSQL's notifications, ''
     elsewhere: a worker that waits finds the message at its next look, since a notification would make other
-    publishers wait for this transaction."""
+    publishers wait for this transaction. url: of the database. execute: carries out a statement in the
+    transaction."""
 
     def __init__(
         self,
@@ -34,8 +35,10 @@ class TransactionalSender(Sender):
         table: str,
         channel: str,
         rows_of: Callable[[Sequence[Envelope]], list[MessageRow]],
+        url: str,
     ) -> None:
-        self._execute = execute
+        self.url = url
+        self.execute = execute
         self._table = table
         self._channel = channel
         self._rows_of = rows_of
@@ -48,9 +51,9 @@ class TransactionalSender(Sender):
             portion = rows[start : start + PORTION]
             values = tuple(value for row in portion for value in row)
             places = ", ".join([_PLACES] * len(portion))
-            self._execute(f"INSERT INTO {self._table} ({NEW_COLUMNS}) VALUES {places}", values)
+            self.execute(f"INSERT INTO {self._table} ({NEW_COLUMNS}) VALUES {places}", values)
         if self._channel and rows:
-            self._execute("SELECT pg_notify(%s, '')", (self._channel,))
+            self.execute("SELECT pg_notify(%s, '')", (self._channel,))
 
 
 def executor(connection: Any, family: str) -> Execute:

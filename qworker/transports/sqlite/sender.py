@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from qworker.clock import Clock
 from qworker.errors import ConfigurationError
@@ -31,6 +31,7 @@ from qworker.transports.sqlite import (
     transaction,
     write,
 )
+from qworker.transports.sqlite.database import BUSY_SECONDS
 
 INSERT = f"""INSERT INTO message (tag, queue, priority, due, state, sent, headers, properties, body)
 VALUES ({NEXT_TAG}, ?, ?, ?, ?, ?, ?, ?, ?)"""
@@ -38,6 +39,8 @@ REVOKE = f"""INSERT INTO revoked (seq, task_id, terminate, signal, expires)
 VALUES ({NEXT_NUMBER.format(table="revoked")}, ?, ?, ?, ?)"""
 
 NOTHING = nullcontext()
+
+T = TypeVar("T")
 
 
 class SQLiteSender(Sender):
@@ -134,6 +137,7 @@ class JoinedSender(Sender):
     """
 
     def __init__(self, sender: SQLiteSender, connection: sqlite3.Connection, given: Any) -> None:
+        self.path = sender.path
         self._sender = sender
         self._connection = connection
         self._given = given
@@ -141,12 +145,27 @@ class JoinedSender(Sender):
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
         """Insert *envelopes*. An error is the driver's own, or what Django makes of it, since the caller's
         transaction has failed with it."""
+        self.write(
+            lambda connection: self._sender.insert(connection, envelopes), len(envelopes) == 1, timeout
+        )
+
+    def write(
+        self, work: Callable[[sqlite3.Connection], T], is_one: bool = False, timeout: float = BUSY_SECONDS
+    ) -> T:
+        """What *work* makes of the connection: in the transaction that it is in, or that the driver begins by
+        itself; else in one of its own, but where the work is one statement (*is_one*)."""
         with getattr(self._given, "wrap_database_errors", NOTHING):
-            if self._connection.in_transaction or len(envelopes) == 1:
-                self._sender.insert(self._connection, envelopes)
-                return
+            if is_one or self._connection.in_transaction or _begins_by_itself(self._connection):
+                return work(self._connection)
             with transaction(self._connection, timeout):
-                self._sender.insert(self._connection, envelopes)
+                return work(self._connection)
+
+
+def _begins_by_itself(connection: sqlite3.Connection) -> bool:
+    """Whether the driver begins a transaction, which the caller will end, before a statement that writes."""
+    legacy: Any = getattr(sqlite3, "LEGACY_TRANSACTION_CONTROL", -1)
+    autocommit = getattr(connection, "autocommit", legacy)
+    return connection.isolation_level is not None if autocommit == legacy else not autocommit
 
 
 def _driver_connection(connection: Any, path: Path) -> sqlite3.Connection:
