@@ -209,10 +209,10 @@ def _tell(
 
 
 def failure(headers: Mapping[str, Any]) -> BaseException | None:
-    """With which error the call whose message has these *headers* fails instead of being run; None: it is
-    run."""
-    told = headers.get(FAILED)
-    return None if told is None or isinstance(told, Mapping) else _failure(str(told), headers)
+    """With which error the call fails instead of being run whose message has these *headers*, FAILED among
+    them; None: it is run."""
+    told = headers[FAILED]
+    return None if isinstance(told, Mapping) else _failure(str(told), headers)
 
 
 def for_failed(function: Callable[..., Any], headers: Mapping[str, Any]) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ from qworker.errors import (
     WorkerLost,
 )
 from qworker.message.exceptions import exception_to_dict
-from qworker.message.marks import PUBLICATION
+from qworker.message.marks import FAILED, PUBLICATION
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers, parse_properties
 from qworker.tasks import aftermath, followup
 from qworker.tasks.execution import execute
@@ -322,6 +322,17 @@ def test_a_state_that_cannot_be_stored_at_once_keeps_no_errback_and_goes_to_the_
     assert [shown(sent)[0] for sent in store.sent] == ["tell"]
     assert (outcome.kind, outcome.stored) == (FAILURE, False)
     assert outcome.row is not None
+
+
+@pytest.mark.parametrize("told", [None, 0, "", [], "why"])
+def test_a_call_that_is_sent_to_fail_fails_by_a_chord_error_whatever_the_mark_says(
+    app_and_store: tuple[QWorker, KeepingStore], told: Any
+) -> None:
+    app, _ = app_and_store
+    body = Body((), {}, {})
+    context = Context.from_message({"id": "i", "task": "five", FAILED: told}, body, task=app.tasks["five"])
+    outcome = execute(app, app.tasks["five"], context, body)
+    assert (outcome.kind, outcome.text) == (FAILURE, f"ChordError({str(told)!r})")
 
 
 def test_a_store_that_hangs_keeps_the_first_task_for_a_moment_and_no_other() -> None:
