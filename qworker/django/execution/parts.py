@@ -14,14 +14,14 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from django.db import router, transaction
+from django.db import Error, router, transaction
 from django.db.models import F
 from django.utils import timezone
 
 from qworker.django.conf import logger
 from qworker.django.execution import cached
 from qworker.django.execution.running import TEXT, is_kept, unpacked, values_of
-from qworker.django.models import Part
+from qworker.django.models import Part, Task
 from qworker.django.signing import SignedPackage
 from qworker.django.transports import task_rows
 from qworker.django.transports.packages import Package
@@ -64,10 +64,12 @@ def add(package: Package) -> None:
 
 
 def tidy() -> int:
-    """Give up iterables of which nothing was heard for SILENT_DAYS, and forget those that were collected long
-    ago; return how many these were."""
+    """Take in calls that an older cluster has left among the tasks; give up iterables of which nothing was
+    heard for SILENT_DAYS, and forget those that were collected long ago; return how many these were."""
     now, parts = timezone.now(), _parts()
     wholes = parts.filter(needed__isnull=False)
+    for whole in wholes.filter(ended__gte=0).order_by("changed").values_list("pk", flat=True)[:MOST]:
+        _take_in(whole)
     silent = wholes.filter(ended__gte=0, changed__lt=now - timedelta(days=SILENT_DAYS))
     given_up = list(silent.values_list("pk", flat=True)[:MOST])
     for whole in given_up:
@@ -76,6 +78,37 @@ def tidy() -> int:
     gone = list(old.values_list("pk", flat=True)[:MOST])
     parts.filter(pk__in=gone).delete()
     return len(given_up) + len(gone)
+
+
+def _take_in(whole: str) -> None:
+    """Make parts of those calls of *whole* that stand among the tasks, as before there was this table: of two
+    clusters beside each other in an upgrade, one may still keep them there."""
+    parts = _parts()
+    tasks = Task.objects.using(parts.db).filter(group=whole).exclude(pk=whole)
+    try:
+        rows = [(task, task_rows.pack(_values_of(task), parts.db)) for task in tasks]
+    except Error:
+        raise
+    except Exception as error:  # noqa: BLE001 - the user's classes
+        let_pass(error)
+        logger.error("a result of the iterable %s cannot be read: %s", whole, safe_repr(error))
+        return
+    if not rows:
+        return
+    with transaction.atomic(parts.db):
+        if not parts.filter(pk=whole, ended__gte=0).update(changed=timezone.now()):
+            return
+        for task, row in rows:
+            if not parts.filter(pk=task.pk).exists():
+                parts.create(pk=task.pk, whole=whole, started=task.started, changed=task.stopped, row=row)
+                parts.filter(pk=whole).update(ended=F("ended") + 1)
+            tasks.filter(pk=task.pk).delete()
+        if parts.filter(pk=whole, ended__gte=F("needed")).exists():
+            _give_up(whole)
+
+
+def _values_of(task: Task) -> dict[str, Any]:
+    return {name: getattr(task, name) for name in task_rows.COLUMNS}
 
 
 def _parts() -> Any:
@@ -99,7 +132,7 @@ def _collect(whole: str, package: Package) -> None:
 
 
 def _give_up(whole: str) -> None:
-    """Make a failure of *whole*, unless a call has ended meanwhile."""
+    """Make a task of the calls of *whole* that have ended: a failure, unless these are all."""
     parts = _parts()
     with transaction.atomic(parts.db):
         if not parts.filter(pk=whole, ended__gte=0).update(changed=timezone.now()):

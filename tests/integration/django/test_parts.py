@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -16,7 +17,7 @@ from qworker.django.clusters.retention import sweep
 from qworker.django.execution import parts
 from qworker.django.execution.calls import package_of
 from qworker.django.execution.endings import end
-from qworker.django.execution.running import note
+from qworker.django.execution.running import note, values_of
 from qworker.django.models import Part, Success, Task
 from qworker.django.tasks import async_task, count_group, delete_group, fetch
 from qworker.django.transports import task_rows
@@ -137,6 +138,41 @@ def test_who_is_cut_short_while_collecting_collects_when_its_part_comes_again(
 
 def silent_for(days: float) -> None:
     Part.objects.update(changed=timezone.now() - timedelta(days=days))
+
+
+def test_calls_that_an_older_cluster_keeps_among_the_tasks_are_parts_as_well() -> None:
+    """In an upgrade both are there, and neither finds all of them."""
+    end(ended(0))
+    for number in (1, 2):
+        task_rows.save(values_of(ended(number)))
+    parts.tidy()
+    assert fetch(WHOLE) is None
+    assert not Task.objects.exists()
+    task_rows.save(values_of(ended(1)))  # delivered once more there
+    parts.tidy()
+    assert not Task.objects.exists()
+    task_rows.save(values_of(ended(3)))
+    parts.tidy()
+    whole = fetch(WHOLE)
+    assert (whole.success, sorted(whole.result)) == (True, list(range(COUNT)))
+    assert [part.pk for part in Part.objects.all()] == [WHOLE]
+    parts.tidy()
+    assert Task.objects.count() == 1
+
+
+class Locks:
+    """Comes back as what cannot be kept again."""
+
+    def __reduce__(self) -> Any:
+        return threading.Lock, ()
+
+
+def test_such_a_call_that_cannot_be_kept_again_stays_and_ends_nobody() -> None:
+    end(ended(0))
+    task_rows.save({**values_of(ended(1)), "result": Locks()})
+    parts.tidy()
+    assert Part.objects.get(pk=WHOLE).ended == 1
+    assert Task.objects.filter(group=WHOLE).exists()
 
 
 def test_what_nobody_ends_is_a_failure_in_the_end() -> None:
