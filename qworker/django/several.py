@@ -41,7 +41,7 @@ def async_iter(func: str | Callable[..., Any], args_iter: Iterable[Any], **kwarg
     if not calls:  # nothing will ever end
         package = package_of(func, (), kwargs, {"id": identity, "task_name": name})
         note(package, True, [])
-        task_rows.save(values_of(package))
+        task_rows.save({**values_of(package), "args": []})  # as of every iterable: those of its calls
         return identity
     options |= {
         "group": identity,

@@ -421,8 +421,9 @@ def test_options_of_a_success_are_sent_along_and_plain_rows_have_no_package() ->
     assert sorted((each["args"], each.get("timeout")) for each in sent()) == [((4,), 7), ((9,), None)]
 
 
-def test_an_iterable_is_no_call_and_stays() -> None:
-    tasks.async_iter("math.sqrt", [4, -1, 9], sync=True)
+@pytest.mark.parametrize("items", [[4, -1, 9], []])
+def test_an_iterable_is_no_call_and_stays(items: list[int]) -> None:
+    tasks.async_iter("math.sqrt", items, sync=True)
     (whole,) = Task.objects.all()
     (error,) = resubmit(type(whole).objects.filter(pk=whole.pk)).errors
     assert "async_iter" in error[1]
