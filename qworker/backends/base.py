@@ -201,10 +201,10 @@ class Backend(ABC):
         """Raise EncodeError when *result* could not be stored."""
         self.encode_value(result)
 
-    def expiry(self, terms: int = 1) -> float | None:
+    def expiry(self, terms: int = 1, delay: float = 0.0) -> float | None:
         """Epoch second at which what is stored now expires; None: never. terms: how many times the life of a
-        result."""
-        return None if self.expires is None else self.clock.now() + self.expires * terms
+        result. delay: in how many seconds that life begins."""
+        return None if self.expires is None else self.clock.now() + delay + self.expires * terms
 
     def row(self, task_id: str, meta: Meta) -> ResultRow | None:
         """Make of *meta* what store_rows() takes, without asking the store anything; None: it would keep

@@ -290,9 +290,10 @@ class RedisJoins(Joins):
         if arguments:
             self._call(_OPEN, *arguments)
 
-    def set_size(self, group: str, size: int, again: bool = False) -> None:
+    def set_size(self, group: str, size: int, again: bool = False, delay: float = 0.0) -> None:
         check_join(group, size)
-        self._call(_SIZE, group, size, self._keys.seconds, "1" if again else "")
+        kept = self._keys.seconds and str(int(self._keys.seconds) + math.ceil(delay))
+        self._call(_SIZE, group, size, kept, "1" if again else "")
 
     def grow(self, join: str, task_id: str) -> int | None:
         number = self._call(_GROW, join, task_id, self._keys.seconds)

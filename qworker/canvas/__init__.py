@@ -3,9 +3,10 @@
 Modules, in reading order: ``signatures`` (one call), ``checking`` (whether a dict is one), ``plain`` (its
 arguments as they are sent), ``groups`` (calls beside each other), ``chords`` (a group, and what gets its
 values), ``chains`` (one call after another), ``mapping`` (one call for many items), ``graphs`` (calls of
-which each may wait for several others), ``stamping`` (headers that calls carry along), ``plan`` (what a
-workflow publishes now, and which joins it opens), ``join_body`` (what follows a join, and how it gets the
-values of the members), ``membership`` (of which joins a call is a part).
+which each may wait for several others), ``stamping`` (headers that calls carry along), ``delays`` (how long a
+step may be held back), ``plan`` (what a workflow publishes now, and which joins it opens), ``join_body``
+(what follows a join, and how it gets the values of the members), ``membership`` (of which joins a call is a
+part).
 """
 
 from __future__ import annotations

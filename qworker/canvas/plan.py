@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qworker.canvas.chains import OF_THE_LAST, chain
 from qworker.canvas.checking import check
 from qworker.canvas.chords import OF_THE_HEADER, chord
+from qworker.canvas.delays import latest, latest_of_nodes
 from qworker.canvas.graphs import graph
 from qworker.canvas.groups import OF_THE_GROUP, group, with_callback
 from qworker.canvas.join_body import JoinBody
@@ -29,6 +30,7 @@ from qworker.canvas.mapping import chunks
 from qworker.canvas.membership import errbacks_of
 from qworker.canvas.signatures import Signature, listed, maybe_signature, member
 from qworker.canvas.stamping import NAMES, hand_on
+from qworker.clock import SYSTEM_CLOCK
 from qworker.context import current_context
 from qworker.message.marks import JOINS, RUN, mark, run_in, unmarked
 
@@ -68,6 +70,7 @@ class Plan(NamedTuple):
     - joined: the calls whose values a chord or graph waits for, now or later.
     - step: the workflow with its settled ids; None of an empty chain.
     - run: the mark RUN of all that comes of it; "" for none.
+    - delays: for each join and chord whose members are due later, in how many seconds the last one is.
     """
 
     joins: list[PlannedJoin]
@@ -77,7 +80,8 @@ class Plan(NamedTuple):
     first: Any
     joined: list[Signature]
     step: Signature | None
-    run: str = ""
+    run: str
+    delays: Mapping[str, float]
 
 
 def plan(
@@ -126,7 +130,7 @@ def plan(
             check(each)
         work = chain.of_steps([work, *(member(each, work._app) for each in reversed(rest))], work._app)
     if isinstance(work, chain) and not work.tasks:
-        return Plan([], [], None, {}, None, [], None)
+        return Plan([], [], None, {}, None, [], None, "", {})
     headers = work["options"].get("headers")
     if isinstance(headers, Mapping) and RUN in headers:  # whoever settled the ids knows of what it comes
         run = run_in(headers)
@@ -136,21 +140,25 @@ def plan(
     frozen = work.frozen()
     context = current_context()
     root = work["options"].get("root_id") or (None if context is None else context.root_id)
-    calls = _Calls(shared, root, segment, run)
+    now = (SYSTEM_CLOCK if app is None else app.clock).now()
+    calls = _Calls(shared, root, segment, run, now, "UTC" if app is None else app.conf.timezone)
     calls.send(frozen.step, tuple(args or ()), kwargs or {}, [], {})
     if run:
         for each in (*calls.calls, *(join.body.call for join in calls.joins)):
             mark(each["options"], {RUN: run})
     joined = list(_joined(frozen.step))
-    return Plan(calls.joins, calls.calls, frozen.last, calls.sizes, frozen.first, joined, frozen.step, run)
+    joins, sizes, delays = calls.joins, calls.sizes, calls.delays
+    return Plan(joins, calls.calls, frozen.last, sizes, frozen.first, joined, frozen.step, run, delays)
 
 
 class _Calls:
     """Gathers a plan. Every signature that it is given is a frozen copy, which it may change."""
 
-    __slots__ = ("calls", "joins", "root", "run", "segment", "shared", "sizes")
+    __slots__ = ("calls", "delays", "joins", "now", "root", "run", "segment", "shared", "sizes", "zone")
 
-    def __init__(self, shared: bool, root: str | None, segment: int | None, run: str) -> None:
+    def __init__(
+        self, shared: bool, root: str | None, segment: int | None, run: str, now: float, zone: str
+    ) -> None:
         self.shared = shared
         self.run = run
         self.root = root
@@ -158,6 +166,9 @@ class _Calls:
         self.joins: list[PlannedJoin] = []
         self.calls: list[Signature] = []
         self.sizes: dict[str, int] = {}
+        self.now = now
+        self.zone = zone
+        self.delays: dict[str, float] = {}
 
     def send(
         self,
@@ -192,9 +203,17 @@ class _Calls:
         """The id of the join of the group, graph or step *identity*. What is sent twice opens the same."""
         return f"{identity}.{self.run}" if self.run else identity
 
+    def _wait_until(self, join: str, due: float) -> None:
+        """Note that the last member of *join* is *due* at that epoch second."""
+        if due > self.now:
+            self.delays[join] = due - self.now
+
     def _segments(self, steps: list[Any], length: int, root: str) -> None:
         """Open a join for each segment of a chain but the first: so many *steps* are in one."""
+        due = self.now
         for start, terms in zip(range(length, len(steps), length), count(2), strict=False):
+            for each in steps[start - length : start]:
+                due = latest(each, due, self.zone)
             ending = last_call(steps[start - 1])
             assert ending is not None  # what follows a group is the body of a chord
             identity = ending["options"]["task_id"]
@@ -204,6 +223,7 @@ class _Calls:
             body = chain.of_steps(steps[start : start + length], ending._app)
             body["options"] = {"root_id": root, "parent_id": identity}
             self.joins.append(PlannedJoin(join, (identity,), JoinBody(body, one=True), terms))
+            self._wait_until(join, due)
 
     def _graph(
         self,
@@ -223,6 +243,7 @@ class _Calls:
                 self.send(node, *taken, [], given)
         given = {name: value for name, value in given.items() if name not in OF_THE_HEADER}
         given.setdefault("root_id", self.root or self.calls[before]["options"]["task_id"])
+        ends = latest_of_nodes(step, self.now, self.zone)
         for number, name in enumerate(nodes):
             if (wanted := step.after.get(name)) is not None:
                 nodes[name].add((), None, given)
@@ -232,12 +253,14 @@ class _Calls:
                 self._wait(
                     join, nodes[name], [nodes[each] for each in wanted.values()], names, always, levels[name]
                 )
+                self._wait_until(join, max((ends[each] for each in wanted.values()), default=self.now))
         if (gathered := step.gathered) is not None:
             gathered.add((), None, {"root_id": given["root_id"]})
             if rest:
                 gathered["options"]["chain"] = [*(gathered["options"].get("chain") or ()), *rest]
             join = self._join_of(identity)
             self._wait(join, gathered, list(nodes.values()), list(nodes), False, max(levels.values()) + 1)
+            self._wait_until(join, max(ends.values()))
 
     def _wait(
         self, join: str, call: Signature, steps: list[Any], names: list[str] | None, always: bool, level: int
@@ -314,6 +337,8 @@ class _Calls:
                 _enter(last, name, number)
                 ids.append(last["options"]["task_id"])
         if body is not None:
+            due = max((latest(each, self.now, self.zone) for each in tasks), default=self.now)
+            self._wait_until(name if self.shared else identity, due)
             if self.shared:
                 self.joins.append(PlannedJoin(name, ids, JoinBody(body)))
             else:

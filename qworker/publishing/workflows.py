@@ -139,7 +139,6 @@ def started(app: QWorker, plans: list[Plan]) -> None:
 
 
 def _open(app: QWorker, plans: list[Plan]) -> None:
-    joins = [join for made in plans for join in made.joins]
     backend = app.backend
     for made in plans:
         refuse_ignored(app, made.joined)
@@ -148,13 +147,19 @@ def _open(app: QWorker, plans: list[Plan]) -> None:
             _ = backend.joins
     for made in plans:
         for group, size in made.sizes.items():
-            backend.joins.set_size(group, size, bool(made.run))
+            backend.joins.set_size(group, size, bool(made.run), made.delays.get(group, 0.0))
+    joins = [(join, made.delays.get(join.id, 0.0)) for made in plans for join in made.joins]
     if joins:
         opening, tentative = _opening(app)
         opening.open(
             [
-                Join(join.id, len(join.members), written(app, join, tentative), backend.expiry(join.terms))
-                for join in joins
+                Join(
+                    join.id,
+                    len(join.members),
+                    written(app, join, tentative),
+                    backend.expiry(join.terms, delay),
+                )
+                for join, delay in joins
             ]
         )
     if CRASHING:

@@ -71,6 +71,13 @@ def room(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Room]:
 # -- chords --
 
 
+def test_the_size_is_kept_until_the_last_member_is_due_and_longer(room: Room) -> None:
+    room.joins.set_size("g", 3)
+    room.joins.set_size("h", 3, delay=5000.5)
+    more = room.client.ttl(room.key(".s", "h")) - room.client.ttl(room.key(".s"))
+    assert 4990 < more <= 5001
+
+
 def test_a_chord_that_our_part_completes_is_ours(room: Room) -> None:
     room.joins.set_size("g", 3)
     room.joins.add([room.part(2, result=[2]), room.part(0, result={"x": 0}), room.part(0, result={"x": 0})])

@@ -1,0 +1,62 @@
+"""Delays: how long the calls of a step may be held back by their own countdown or eta.
+
+Comes from:  the plan, for what the members of a join are made of.
+Goes to:     the plan: a join lives that much longer, since its members cannot end before.
+Thread:      any; pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from qworker.canvas.chains import chain
+from qworker.canvas.chords import chord
+from qworker.canvas.graphs import graph
+from qworker.canvas.groups import group
+from qworker.clock import to_epoch_in
+
+HELD_BACK = frozenset(["countdown", "eta"])
+
+
+def latest(step: Any, begins: float, zone: str) -> float:
+    """Epoch second at which the last call of a frozen *step* is due, when the step *begins* at that one and
+    no task takes any time. zone: of an eta that names none."""
+    if isinstance(step, chain):
+        for each in step.tasks:
+            begins = latest(each, begins, zone)
+        return begins
+    if isinstance(step, chord):
+        return latest(step.body, latest(step.header, begins, zone), zone)
+    if isinstance(step, group):
+        return max((latest(each, begins, zone) for each in step.tasks), default=begins)
+    if isinstance(step, graph):
+        ends = latest_of_nodes(step, begins, zone)
+        last = max(ends.values(), default=begins)
+        return last if step.gathered is None else latest(step.gathered, last, zone)
+    options = step["options"]
+    return begins if HELD_BACK.isdisjoint(options) else _due(options, begins, zone)
+
+
+def latest_of_nodes(step: graph, begins: float, zone: str) -> dict[str, float]:
+    """latest() of each node of a graph, by its name."""
+    ends: dict[str, float] = {}
+    for name in step.levels():
+        wanted = step.after.get(name) or {}
+        ready = max((ends[each] for each in wanted.values()), default=begins)
+        ends[name] = latest(step.nodes[name], ready, zone)
+    return ends
+
+
+def _due(options: Mapping[str, Any], begins: float, zone: str) -> float:
+    """When a call with these *options* is due. What cannot be read is refused by who sends the call."""
+    eta, countdown = options.get("eta"), options.get("countdown")
+    with suppress(TypeError, ValueError, OverflowError):
+        if eta is not None:
+            return max(begins, to_epoch_in(eta, zone))
+        if countdown is not None:
+            length = countdown.total_seconds() if isinstance(countdown, timedelta) else float(countdown)
+            return begins + max(0.0, length)
+    return begins
