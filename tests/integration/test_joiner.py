@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qworker import QWorker, Reject, chain, chord, graph
+from qworker.backends.base import Found
 from qworker.backends.joins import Finished, Join, Joins
+from qworker.backends.memory import MemoryBackend
 from qworker.canvas.join_body import JoinBody
+from qworker.canvas.plan import PlannedJoin
 from qworker.canvas.signatures import Signature
 from qworker.components.joiner import RETRY_SECONDS, Joiner
 from qworker.errors import BackendError, ChordError, ConfigurationError, EncodeError, PublishError
 from qworker.message.marks import JOINS
 from qworker.naming import task_id
+from qworker.publishing import bodies
 from qworker.results.result import AsyncResult
 from qworker.testing import FakeClock, StepWorker
 from qworker.transports.lease import Envelope, Part, Sender
 from tests.support.logging_events import logged
+from tests.support.stores import KeepingStore, read
 
 pytestmark = pytest.mark.integration
 
@@ -331,7 +336,9 @@ class Faulty(Joins):
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
         self.finished: list[Finished] = []
+        self.sent: list[str] = []
         self.claims = 0
+        self.join = Finished("join", "token", b"", ())
 
     def open(self, joins: Sequence[Join]) -> None:
         raise NotImplementedError
@@ -346,10 +353,11 @@ class Faulty(Joins):
         self.claims += 1
         if self.error is not None:
             raise self.error
-        return [] if self.finished else [Finished("join", "token", b"", ())]
+        return [] if self.finished else [self.join]
 
     def finish(self, join: Finished, envelopes: Sequence[Envelope], sender: Sender) -> bool:
         self.finished.append(join)
+        self.sent += [str(read(each).headers["task"]) for each in envelopes]
         return True
 
     def drop(self, joins: Any) -> None:
@@ -404,3 +412,44 @@ def test_a_store_that_says_no_is_asked_again(
     assert (joiner.step(0.0) or 0.0) > RETRY_SECONDS
     assert [join.id for join in joins.finished] == ["join"]
     house.app.close()
+
+
+class Away(MemoryBackend):
+    """away: while True, nothing can be read."""
+
+    away = False
+
+    def read_many(self, ids: Collection[str]) -> dict[str, Found]:
+        self._answer()
+        return super().read_many(ids)
+
+    def get_group(self, group: str) -> dict[str, Any] | None:
+        self._answer()
+        return super().get_group(group)
+
+    def _answer(self) -> None:
+        if self.away:
+            raise BackendError("away")
+
+
+@pytest.mark.parametrize("key", [None, ["k" * 32]], ids=["", "signed"])
+def test_a_join_waits_for_a_store_that_is_away_while_it_is_read(key: list[str] | None) -> None:
+    """Without a key the values are read; with one, who was added to the join is read before."""
+    plain = QWorker("joins", broker=KeepingStore(), set_as_current=False, security_key=key)
+    backend = Away("cache+memory://", plain.conf, FakeClock())
+    app = QWorker("joins", broker=KeepingStore(), backend=backend, set_as_current=False, security_key=key)
+    call = Signature("gather", options={"task_id": "body"}, app=app)
+    body = bodies.written(app, PlannedJoin("join", ("a",), JoinBody(call)))
+    bodies.note_added(app, "join", 1, "b")
+    joins = Faulty()
+    joins.join = Finished("join", "f", body, tuple(Part("join", n, "ab"[n], "SUCCESS") for n in (0, 1)))
+    for each in "ab":
+        backend.store(each, backend.meta(each, "SUCCESS", each))
+    joiner = Joiner(app, lambda name, error: None, lambda: joins)
+    backend.away = True
+    assert (joiner.step(0.0), joins.finished) == (RETRY_SECONDS, [])
+    backend.away = False
+    joiner.step(0.0)
+    assert (joins.finished, joins.sent) == ([joins.join], ["gather"])
+    app.close()
+    plain.close()

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from qworker import chain, chord, graph, group
 from qworker.backends.sql_tables import connect
+from qworker.errors import EncodeError
 from qworker.testing import FakeClock, StepWorker
 from tests.integration.test_joins_again import House, made
 from tests.servers import prefix_of, require
@@ -93,6 +94,19 @@ def test_no_row_is_left(tmp_path: Path, kind: str) -> None:
                 if count:
                     found[f"{path.name} {table}"] = count
     assert found == {}
+
+
+@pytest.mark.parametrize("kind", ["together", "apart"])
+@pytest.mark.parametrize("flow", ["long chain", "chord", "chord of chords", "graph"])
+def test_what_cannot_be_sent_leaves_no_join(tmp_path: Path, kind: str, flow: str) -> None:
+    house = made(tmp_path, kind)
+    FLOWS[flow](house, house.s("give", 1)).apply_async()
+    count = house.app.backend.joins.count()
+    assert count > 0
+    with pytest.raises(EncodeError):
+        FLOWS[flow](house, house.s("give", object())).apply_async()
+    assert house.app.backend.joins.count() == count
+    house.app.close()
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mysql"])

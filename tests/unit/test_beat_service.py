@@ -15,6 +15,7 @@ from qworker import QWorker, signals
 from qworker.beat.api import Schedules
 from qworker.beat.calls import DUE_HEADER, NAME_HEADER, id_of
 from qworker.beat.catalog import Edit
+from qworker.beat.overlap import _Question
 from qworker.beat.schedule import Schedule
 from qworker.beat.service import Beat
 from qworker.beat.store import LEASE_SECONDS, PENDING, Firing, Lease, Slot, State
@@ -675,6 +676,23 @@ def test_a_call_lives_until_it_has_a_result(status: str) -> None:
     assert backend.store(task_id, backend.meta(task_id, status, None))
     bench.at(FIRST + HOUR)
     assert len(bench.calls) == (1 if status in ("STARTED", "RETRY") else 2)
+
+
+@pytest.mark.parametrize(("expires", "called"), [(0.5 * HOUR, 4), (2.5 * HOUR, 2), (None, 1)])
+def test_a_call_without_a_result_lives_no_longer_than_results_are_kept(
+    expires: float | None, called: int
+) -> None:
+    bench = Bench({"a": hourly(overlap="skip")}, result_expires=expires)
+    bench.at(FIRST + 3 * HOUR + 1)
+    assert len(bench.calls) == called
+
+
+def test_a_store_that_takes_the_place_of_another_is_asked_itself() -> None:
+    app, _, _ = make_app()
+    other, _, _ = make_app()
+    asked = _Question(app.backend, ["a", "b"])
+    assert [asked.covers(app.backend, ids) for ids in (["a"], ["a", "b"], ["a", "c"])] == [True, True, False]
+    assert not asked.covers(other.backend, ["a"])
 
 
 # -- the thread --

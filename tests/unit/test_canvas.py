@@ -401,3 +401,21 @@ def test_a_member_is_written_the_short_way_as_the_long_way(
         assert sent() == short
     finally:
         before_task_publish.disconnect(observe)
+
+
+def test_the_options_of_a_chain_are_those_of_the_step_that_they_are_for() -> None:
+    steps = [Signature("a"), Signature("b", options={"group_id": "mine"})]
+    made = chain(*steps).set(headers={"h": 1}, group_id="given", group_index=2, countdown=3)
+    first, last = made.unchained()
+    assert first.options == {"headers": {"h": 1}, "countdown": 3}
+    assert last.options == {"group_id": "mine", "group_index": 2}
+    assert [each.options for each in steps] == [{}, {"group_id": "mine"}]
+
+
+def test_a_member_that_has_a_group_id_keeps_it() -> None:
+    members = [Signature("a", options={"group_id": "mine"}), Signature("b")]
+    calls = plan(group(members).set(task_id="all"), shared=True).calls
+    assert [(call.options["group_id"], call.options["group_index"]) for call in calls] == [
+        ("mine", 0),
+        ("all", 1),
+    ]

@@ -20,6 +20,7 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.context import Context, pop, push, set_default_app
 from qworker.errors import ChordError, ResultTimeout
 from qworker.message.exceptions import exception_to_dict
+from qworker.results.gathering import Roll
 from qworker.results.result import AsyncResult, result_from_tuple
 from qworker.results.waiting import allow_join_result
 from qworker.tasks.eager import EagerResult
@@ -116,6 +117,16 @@ def test_no_members_no_waiting(app: QWorker) -> None:
 def test_one_that_is_there_twice_is_given_twice(app: QWorker) -> None:
     end_later(app, a=1, b=2)
     assert group(app, "a", "b", "a").get(timeout=10) == [1, 2, 1]
+
+
+def test_what_has_ended_at_once_is_given_in_the_order_of_the_results(app: QWorker) -> None:
+    results = [app.AsyncResult(each) for each in ("a", "b", "c", "a")]
+    roll = Roll(results, [before := app.AsyncResult("before")])
+    metas: dict[str, Any] = {each: app.backend.meta(each, "SUCCESS", each) for each in ("before", *"cab")}
+    ended = roll.take(metas)
+    assert [(result, meta["result"]) for result, meta in ended] == list(zip(results, "abca", strict=True))
+    assert all(results[place] is result for place, (result, _) in enumerate(ended))
+    assert all(each._meta is not None for each in (*results, before))  # nobody asks for them again
 
 
 def test_a_group_in_a_group_is_a_list_in_a_list(app: QWorker) -> None:

@@ -22,6 +22,7 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BackendError, DamagedResult
 from qworker.results.awaiting import ended
+from qworker.testing.clock import FakeClock
 from tests.support.waiting import PATIENCE, until
 
 
@@ -761,3 +762,25 @@ def test_one_that_cannot_be_read_is_given_as_such(store: FakeStore) -> None:
     }
     assert found["a"]["status"] == "SUCCESS"  # type: ignore[index]
     assert isinstance(found["b"], DamagedResult)
+
+
+class EndingLate(FakeStore):
+    """A look takes until time is over; "a" ends when nobody listens for it any more."""
+
+    def __init__(self) -> None:
+        super().__init__(False)
+        self.clock = FakeClock()
+        self.tells = False
+
+    def read_many(self, ids: Collection[str]) -> dict[str, Found]:
+        self.clock.advance(PATIENCE)
+        if not self.watcher.waited_for():
+            self.end("a")
+        return super().read_many(ids)
+
+
+def test_what_ends_at_the_last_moment_is_given() -> None:
+    store = EndingLate()
+    assert [set(found) for found in store.watcher.wait_each(["a", "b"], PATIENCE)] == [{"a"}]
+    assert store.looks[-1] == {"a", "b"}
+    store.close()
