@@ -18,12 +18,14 @@ from string import Template
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from qworker.cli.discovery import DJANGO_APP
 from qworker.cli.templates import Example, Variables
 from qworker.components.shutdown import INTERRUPTED_SECONDS, KILL_SECONDS
 from qworker.conf import Settings
 from qworker.conf.compat import understand
 from qworker.conf.secrets import mask
 from qworker.conf.sources import ENVIRONMENT_PREFIX, ENVIRONMENT_RESERVED
+from qworker.errors import ConfigurationError
 from qworker.naming import DISTRIBUTION
 from qworker.transports import broker_urls
 from qworker.transports.sqlite.path import database_path
@@ -48,6 +50,8 @@ def fill_in(example: Example, target: str, conf: Settings) -> tuple[str, list[st
 
     - target (text): what -A is to say.
     - conf: the app's settings.
+
+    Raises ConfigurationError for a Django project and a file of containers.
     """
     volume = broker_volume(conf)
     given = dict(_environment())
@@ -57,7 +61,16 @@ def fill_in(example: Example, target: str, conf: Settings) -> tuple[str, list[st
         given |= volume.variables if volume else {}
     environment, kept_out = _set(example.variables, given)
     parts = {**(example.on_disk if volume else example.on_server), "environment": environment}
-    text = Template(example.text).safe_substitute(parts)
+    text = example.text
+    if target == DJANGO_APP:
+        if in_container:
+            raise ConfigurationError(
+                "this is a Django project: `manage.py qcluster` runs its tasks and its schedules. "
+                "docs/how-to/django-production.md says how in a container"
+            )
+        text = text.replace("$qworker start -A $app", "$interpreter manage.py qcluster")
+        text = text.replace("qworker start -A $app", "python manage.py qcluster")
+    text = Template(text).safe_substitute(parts)
     values = {
         "name": project_name(),
         "app": target,
@@ -65,6 +78,7 @@ def fill_in(example: Example, target: str, conf: Settings) -> tuple[str, list[st
         "user": getpass.getuser(),
         "uid": str(USER_ID),
         "qworker": _command(),
+        "interpreter": shlex.quote(sys.executable),
         "distribution": DISTRIBUTION,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "stop": str(ceil(longest_stop(conf))),

@@ -38,6 +38,10 @@ _OURS = str(Path(__file__).parents[1]) + os.sep
 _LONGEST_SOURCE = 1_000_000  # bytes read of a file to see whether it makes an app
 
 
+DJANGO_APP = "qworker.django.project:app"
+"""The app that is made of the settings of a Django project."""
+
+
 class NoApp(ConfigurationError):
     """Nobody named an app, and there is none to be found."""
 
@@ -114,7 +118,7 @@ def _in_django(here: Path) -> tuple[str, str] | None:
     if not _installs_ours(settings):
         return None
     os.environ[_SETTINGS_MODULE] = settings
-    return "qworker.django.project:app", f"made of the settings {settings} of Django"
+    return DJANGO_APP, f"made of the settings {settings} of Django"
 
 
 def _in_manage(here: Path) -> str:

@@ -125,8 +125,7 @@ class Failed:
         ids: list[str] = []
         for letter, _ in reversed(_chosen(self._place, tags, task, error, queue)):
             try:
-                if self._app.signer is not None:
-                    _verify(self._app.signer, letter)
+                _verify(self._app.signer, letter)
             except SecurityError as error:
                 if tags is not None:
                     raise
@@ -300,9 +299,16 @@ def _again(app: QWorker, letter: Dead, args: Sequence[Any] | None, kwargs: Mappi
     return Again(letter.tag, encoded.headers, encoded.properties, encoded.body)
 
 
-def _verify(signer: Signer, letter: Dead) -> None:
-    """Return if the message of *letter* was signed with one of our keys, however long ago; raise
-    SecurityError if not. Nothing reads its body before."""
+def _verify(signer: Signer | None, letter: Dead) -> None:
+    """Return if the message of *letter* was signed with one of our keys, however long ago, or there is no key
+    and it was not signed; raise SecurityError if not. Nothing reads its body before."""
+    if signer is None:
+        if "signature" in _headers(letter):
+            raise SecurityError(
+                f"failed task {letter.tag} is signed, and this process has no security_key to sign it "
+                "anew: no worker that has one would run it. Set security_key here, as for the workers"
+            )
+        return
     try:
         signer.age(parse_headers(letter.headers), letter.body, parse_properties(letter.properties))
     except MessageError as error:

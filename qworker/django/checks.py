@@ -143,12 +143,18 @@ def check_aliases(**_: Any) -> Messages:
     return found
 
 
+BY_TIME = frozenset(["sqs", "disque", "ironmq"])
+"""Brokers that give a task out again once its time is over, though its cluster lives."""
+
+
 def check_retry(**_: Any) -> Messages:
     """E010: tasks are given out again before they may time out."""
     found: Messages = []
     for where, configuration in _clusters():
         if not (_is_given(configuration, "retry") and _is_given(configuration, "timeout")):
             continue
+        if _value(configuration, "broker") not in BY_TIME:
+            continue  # a cluster keeps what it has while it lives, however long a task runs
         retry, timeout = _value(configuration, "retry"), _value(configuration, "timeout")
         if retry is not None and timeout is not None and retry <= timeout:
             found.append(

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import kubernetes_validate
@@ -304,3 +305,29 @@ def supervised(path: Path) -> ServerOptions:
     options = ServerOptions()
     options.realize(["-c", str(whole)])
     return options.process_group_configs[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "words"),
+    [
+        ("systemd", 0, f"ExecStart={shlex.quote(sys.executable)} manage.py qcluster\n"),
+        ("procfile", 0, "worker: python manage.py qcluster\n"),
+        ("supervisor", 0, "command="),
+        ("docker", 1, "docs/how-to/django-production.md"),
+        ("k8s", 1, "docs/how-to/django-production.md"),
+    ],
+)
+def test_a_django_project_is_run_by_its_cluster(tmp_path: Path, kind: str, code: int, words: str) -> None:
+    """A worker runs the project's tasks and none of its schedules."""
+    (tmp_path / "manage.py").write_text("os.environ.setdefault('DJANGO_SETTINGS_MODULE', 'settings')\n")
+    (tmp_path / "settings.py").write_text(
+        "SECRET_KEY = 'k' * 50\n"
+        "DATABASES = {'default': {'ENGINE': 'django.db.backends.sqlite3', 'NAME': 'db.sqlite3'}}\n"
+        "INSTALLED_APPS = ['qworker.django']\nQ_CLUSTER = {'orm': 'default'}\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    command = [sys.executable, "-m", "qworker", "init", kind]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert words in (done.stderr if code else done.stdout)
+    assert "qworker start" not in done.stdout

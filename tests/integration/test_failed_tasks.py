@@ -188,6 +188,21 @@ def test_one_that_was_signed_is_signed_anew_and_no_other(tmp_path: Path) -> None
         assert app.AsyncResult(result.id).get(timeout=1) == 2.0
 
 
+def test_without_the_key_a_signed_one_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It would be sent without a signature, and become a dead letter of the workers that have the key."""
+    url = f"sqlite:///{tmp_path}/q.db"
+    with make(url, security_key="k" * 32) as app:
+        app.tasks["halve"].delay(3)
+        run(app)
+    with make(url) as keyless:
+        (found,) = keyless.failed.list()
+        with pytest.raises(SecurityError, match="this process has no security_key"):
+            keyless.failed.retry([found.tag])
+        assert keyless.failed.retry() == 0
+        assert "this process has no security_key" in caplog.text
+        assert len(keyless.failed.list()) == 1
+
+
 @pytest.mark.parametrize("change", ["body", "unsigned", "another key", "membership"])
 def test_with_a_key_nothing_is_read_that_is_not_signed(
     tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture

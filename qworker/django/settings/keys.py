@@ -187,8 +187,8 @@ _DECLARED = (
         _TASKS,
         seconds(),
         60,
-        "Seconds that a broker with receipts waits for the end of a task before it gives it out again. It "
-        "must be more than `timeout`.",
+        "Seconds that a broker with receipts waits for the end of a task before it gives it out again. With "
+        "SQS, Disque and IronMQ it must be more than `timeout`.",
     ),
     Key(
         "ack_failures",
