@@ -733,6 +733,39 @@ def test_an_entry_that_is_never_due_is_an_error(project, tasks, run, entry, code
     assert run("doctor").exit_code == code
 
 
+@pytest.mark.parametrize(
+    ("overlap", "settings", "options", "why"),
+    [
+        ("skip", "", "", None),
+        ("replace", "", "", None),
+        ("allow", "backend='disabled://'", "ignore_result=True", None),
+        ("skip", "", "ignore_result=True", "needs the results of 'tasks.add', which are not kept"),
+        ("skip", "backend='disabled://'", "", "needs results, and there are none"),
+        ("skip", "backend='rpc://'", "", "needs results that every scheduler sees"),
+        ("replace", "broker='disque://127.0.0.1:1', backend='disabled://'", "", "which this broker cannot"),
+    ],
+)
+def test_an_overlap_that_cannot_work_is_an_error(project, tasks, run, overlap, settings, options, why):
+    project(
+        **{
+            "tasks.py": f"""
+            from qworker import QWorker
+            schedule = {{"each": {{"task": "tasks.add", "schedule": 10, "overlap": "{overlap}"}}}}
+            app = QWorker("tasks", beat_schedule=schedule, {settings})
+            @app.task({options})
+            def add(): ...
+            """
+        }
+    )
+    checked = run("config", "check")
+    said = [line for line in checked.stdout.splitlines() if "as with overlap='allow'" in line]
+    assert len(said) == (why is not None)
+    if why is not None:
+        assert checked.exit_code == 1
+        assert said[0].startswith("error: the entry 'each' ")
+        assert why in said[0]
+
+
 def test_what_was_changed_before_there_was_a_key_is_shown_and_signed(entries, project, run, beat):
     beat("set", "nightly", "--args", "[3, 4]")
     beat("add", "mine", "tasks.add", "--every", "60", "--args", "[5, 6]")
