@@ -27,9 +27,17 @@ WAYS: dict[str, tuple[str, bool, list[list[str]]]] = {
 """The app, whether there are tables of django-q2, and the migrations, of which the last is cut short."""
 
 
+ALWAYS = {("adopted", "sqlite"), ("adopted", "postgresql"), ("adopted", "mysql"), ("given back", "mysql")}
+"""MySQL commits each step, and so is left half-way in most places; the others take the migration back."""
+CASES = [
+    pytest.param(way, kind, marks=() if (way, kind) in ALWAYS else pytest.mark.more_cases)
+    for way in WAYS
+    for kind in KINDS
+]
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "kind"), CASES)
 def test_who_is_cut_short_and_repeats_loses_nothing_and_doubles_nothing(
     places: Callable[[str], Place], kind: str, way: str
 ) -> None:
@@ -67,7 +75,9 @@ PUT = {
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", TELLING)
 @pytest.mark.parametrize("way", ["adopted", "given back"])
-@pytest.mark.parametrize("isolation", ["", "repeatable read"])
+@pytest.mark.parametrize(
+    "isolation", ["repeatable read", pytest.param("", marks=pytest.mark.more_cases)]
+)  # what is read there is older
 def test_what_an_open_transaction_has_enqueued_is_moved_along(
     places: Callable[[str], Place], kind: str, way: str, isolation: str
 ) -> None:
@@ -94,7 +104,7 @@ def test_what_an_open_transaction_has_enqueued_is_moved_along(
         until(lambda: late.done() or place.rows(TELLING[kind])[0][0] > 1, 60)
         cursor.execute("COMMIT")
         migration.result()
-        taken = 4 if late.exception() else 5  # it may have come just before the table was gone
+        taken = 4 if late.exception() else 5  # who was not refused was in time, and is moved along
     assert place.rows(f"SELECT count(*) FROM {target}") == [(taken,)]
 
 
