@@ -123,10 +123,11 @@ def retry(
     args: list[Any] | None,
     kwargs: dict[str, Any] | None,
     **chosen: Any,
-) -> None:
+) -> int:
     """Send failed tasks again, with all their retries before them.
 
-    TAG is the number of one in `qworker failed list`, or the id of the call.
+    TAG is the number of one in `qworker failed list`, or the id of the call. Exit code 1 when all that was
+    meant is refused.
     """
     _which(tags, everything, chosen)
     if (args is not None or kwargs is not None) and len(tags) != 1:
@@ -135,7 +136,14 @@ def retry(
     numbers = _numbers(application, tags)
     _meant(application, chosen)
     sent = application.failed.retry(numbers or None, args=args, kwargs=kwargs, **chosen)
-    click.echo(f"Sent {count(sent, 'task')} again.")
+    left = 0 if numbers else len(application.failed.list(limit=ALL, **chosen))
+    said = (
+        f"; {count(left, 'task')} cannot be sent, or failed meanwhile: name one by its tag to see why"
+        if left
+        else ""
+    )
+    click.echo(f"Sent {count(sent, 'task')} again{said}.")
+    return 1 if left and not sent else 0
 
 
 @failed.command()
