@@ -25,6 +25,8 @@ MAX_RUNNING = 100
 """So many running tasks are named."""
 MAX_WORD = 255
 """Characters of an id or a name that are told."""
+MAX_TEXT = 4 * 1024**2
+"""Characters of a text that is read: so many tasks with such names, and their worker, take a fourth."""
 
 
 class RunningTask(NamedTuple):
@@ -121,7 +123,7 @@ def from_text(text: str, record: Presence) -> Presence:
             continue
         try:
             told[name] = reader(value)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             continue
     kept = {name: getattr(record, name) for name in RECORDED}
     if record.host:
@@ -134,6 +136,8 @@ RECORDED = ("name", "pid", "queues", "concurrency", "started")
 
 
 def _parsed(text: str) -> dict[str, Any]:
+    if len(text) > MAX_TEXT:
+        return {}
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

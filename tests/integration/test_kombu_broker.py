@@ -274,19 +274,12 @@ def test_a_compressed_body_arrives_as_it_was_sent(open_: Open, queue: str, compr
         assert store.consumer.settle(own, [settlement(leased.tag)]) == set()
 
 
-SAY_SO_LATER = {
-    "pyro": "its transport connects when a queue is declared",
-    "sqla": "the same",
-    "sqlalchemy": "the same",
-}
-
-
 @pytest.mark.parametrize(
     "scheme",
     sorted(
         scheme
         for scheme, transport in TRANSPORT_ALIASES.items()
-        if isinstance(transport, str) and scheme not in SCHEMES.keys() | SAY_SO_LATER.keys()
+        if isinstance(transport, str) and scheme not in SCHEMES
     ),
 )
 def test_a_transport_of_kombu_that_cannot_be_used_here_is_said_in_a_sentence(scheme: str) -> None:

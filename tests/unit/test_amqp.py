@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 import tomllib
 from pathlib import Path
@@ -41,7 +42,7 @@ from qworker.transports.amqp.delays import (
     word_of,
 )
 from qworker.transports.amqp.inbox import MOST, RELAX_SECONDS, Inbox, Prefetch
-from qworker.transports.amqp.link import AMQP_VERSIONS, Link, address_of
+from qworker.transports.amqp.link import AMQP_VERSIONS, MOST_FRAME, Frames, Link, address_of
 from qworker.transports.amqp.queues import DEAD, Queues
 from qworker.transports.amqp.table import short
 from qworker.transports.own_headers import is_apart
@@ -376,3 +377,31 @@ def test_queues_are_made_as_celery_makes_them_unless_told_otherwise() -> None:
     assert declared.arguments("q") == {"x-max-length": 5, "x-max-priority": 3}
     assert Queues(dead_expires=60.0).arguments(DEAD) == {"x-message-ttl": 60_000}
     assert Queues(dead_expires=4000 * 86400.0).arguments(DEAD) == {}, "over ten years: workers sweep"
+
+
+@pytest.mark.parametrize("size", [MOST_FRAME + 1, 1_400_000_000, 2**32 - 1])
+@pytest.mark.parametrize("before", [0, 3], ids=["first", "after others"])
+def test_a_frame_that_is_longer_than_any_is_not_waited_for(size: int, before: int) -> None:
+    ours, theirs = socket.socketpair()
+    whole = b"\x08\0\0\0\0\0\0\xce"
+    with ours, theirs:
+        frames = Frames()
+        theirs.sendall(whole * before)
+        if before:
+            frames.fill(ours)
+        theirs.sendall(b"\x03\0\1" + size.to_bytes(4, "big") + b"x" * 100)
+        for _ in range(before):
+            assert frames.whole()
+            frames.pop()
+        assert not frames.whole()
+        with pytest.raises(OSError, match="longer than any"):
+            frames.fill(ours)
+
+
+def test_the_longest_frame_is_waited_for() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        frames = Frames()
+        theirs.sendall(b"\x03\0\1" + MOST_FRAME.to_bytes(4, "big") + b"x")
+        frames.fill(ours)
+        assert not frames.whole()

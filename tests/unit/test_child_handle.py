@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
 
 from qworker.components.pool.child_handle import FRAME_BYTES, ChildHandle
-from qworker.components.pool.frames import FrameBuffer
+from qworker.components.pool.frames import LENGTH, UP, FrameBuffer, pack
 from tests.support.rooms import Rooms
 
 
@@ -67,5 +68,21 @@ def test_a_body_that_is_none_goes_to_the_child_which_says_what_is_wrong_with_it(
         assert child.flush()
         (frame,) = FrameBuffer().feed(child.their_socket.recv(65536))
         assert frame[0][-1] == body
+    finally:
+        child.close()
+
+
+@pytest.mark.parametrize("written", [b"\xff" * 8, LENGTH.pack(5) + b"hello", LENGTH.pack(1) + b"("])
+def test_who_writes_what_no_child_does_is_killed(written: bytes) -> None:
+    """By whatever a task writes into the files of its process. What it said before that counts."""
+    signals: list[tuple[int, int]] = []
+    child = ChildHandle(0, send_signal=lambda pid, number: signals.append((pid, number)))
+    child.started_as(4321)
+    try:
+        child.their_socket.sendall(pack((UP,)) + written)
+        assert child.receive() == [(UP,)]
+        assert signals == [(4321, signal.SIGKILL)]
+        child.their_socket.close()
+        assert child.receive() is None
     finally:
         child.close()

@@ -6,13 +6,23 @@ import os
 import random
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.components.pool.frames import TOKEN, FrameBuffer, pack, pack_tokens, take_tokens
+from qworker.components.pool.frames import (
+    LENGTH,
+    MOST_FRAME,
+    NO_FRAMES,
+    TOKEN,
+    FrameBuffer,
+    pack,
+    pack_tokens,
+    take_tokens,
+)
 
 PLAIN = st.recursive(
     st.none()
@@ -91,3 +101,18 @@ def test_a_job_is_started_or_recalled_never_both_never_neither(seed: int, frames
     os.close(reader)
     os.close(writer)
     assert sorted(started + recalled) == list(range(1, sequence + 1))
+
+
+@pytest.mark.parametrize("size", [MOST_FRAME + 1, 2**32 - 1])
+def test_a_frame_that_is_longer_than_any_is_not_waited_for(size: int) -> None:
+    buffer = FrameBuffer()
+    assert list(buffer.feed(pack("whole"))) == ["whole"]
+    with pytest.raises(NO_FRAMES):
+        list(buffer.feed(LENGTH.pack(size)))
+
+
+@given(st.binary(min_size=1, max_size=40))
+def test_what_pack_never_writes_is_refused_or_waited_for(data: bytes) -> None:
+    """marshal may make a value of it, too."""
+    with suppress(*NO_FRAMES):
+        list(FrameBuffer().feed(LENGTH.pack(len(data)) + data))

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.transports.presence import Presence, RunningTask, from_text, held_seconds, to_text
+from qworker.transports.presence import (
+    MAX_RUNNING,
+    MAX_TEXT,
+    MAX_WORD,
+    Presence,
+    RunningTask,
+    from_text,
+    held_seconds,
+    to_text,
+)
 
 RECORD = Presence("w@host", 17, ("q", "r"), 4, 1000.5)
 TOLD = RECORD._replace(
@@ -99,3 +108,24 @@ def test_slots_are_held_since_the_last_of_them_was_taken(
     running = tuple(RunningTask(str(number), "t", since) for number, since in enumerate(started))
     worker = RECORD._replace(concurrency=concurrency, busy=len(running), running=running[:100])
     assert held_seconds(worker, 200.0) == seconds
+
+
+def test_a_text_that_is_longer_than_any_is_not_read() -> None:
+    text = json.dumps({"status": "working", "host": "x" * MAX_TEXT})
+    assert from_text(text, RECORD) == RECORD._replace(seen=RECORD.started)
+
+
+def test_the_longest_text_of_a_worker_is_read() -> None:
+    word = "\U0001f600" * (2 * MAX_WORD)
+    tasks = tuple(RunningTask(word, word, 1.0, 2**22, word) for _ in range(2 * MAX_RUNNING))
+    pids = tuple(range(2**22, 2**22 + 1000))
+    text = to_text(RECORD._replace(running=tasks, pool=pids, pool_memory=tuple(2**40 for _ in pids)))
+    assert len(text) < MAX_TEXT / 3
+    assert len(from_text(text, RECORD).running) == MAX_RUNNING
+
+
+@pytest.mark.parametrize("name", ["seen", "running"])
+def test_a_number_that_is_larger_than_any_is_left_out(name: str) -> None:
+    huge = "9" * 400
+    value = huge if name == "seen" else f'[{{"id": "a", "name": "b", "started": {huge}}}]'
+    assert from_text(f'{{"{name}": {value}}}', RECORD) == RECORD._replace(seen=RECORD.started)

@@ -5,6 +5,7 @@ Goes to:     the child, in frames.
 Thread:      everything under the pool's lock, but receive(), kill() and close(), which are the pool thread's.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -13,9 +14,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from qworker.components.pool.frames import RECEIVE_BYTES, FrameBuffer, Job, pack, pack_tokens, take_tokens
+from qworker.components.pool.frames import (
+    NO_FRAMES,
+    RECEIVE_BYTES,
+    FrameBuffer,
+    Job,
+    pack,
+    pack_tokens,
+    take_tokens,
+)
 from qworker.components.request import Request
 from qworker.tasks.outcome import TERMINATED, TIME_LIMIT, Outcome
+
+logger = logging.getLogger(__name__)
 
 MAX_JOBS = 128
 """In one child, however short they are."""
@@ -321,14 +332,31 @@ class ChildHandle:
     # -- pool thread --
 
     def receive(self) -> list[Any] | None:
-        """The frames that have come; None when the child has hung up."""
+        """The frames that have come; None when the child has hung up, or says what no child does: a task may
+        write into any of its process's files. Then it is killed, for nobody knows any more what it runs."""
         try:
             data = self._socket.recv(RECEIVE_BYTES)
         except BlockingIOError:
             return []
         except OSError:
             return None
-        return list(self._buffer.feed(data)) if data else None
+        if not data:
+            return None
+        frames: list[Any] = []
+        try:
+            for frame in self._buffer.feed(data):
+                frames.append(frame)  # what came before it counts
+        except NO_FRAMES as error:
+            logger.error(
+                "process %d of the pool is killed: something in it wrote into the file by which it tells how "
+                "tasks end (%s)",
+                self.pid,
+                error,
+                extra={"event": "child-unreadable"},
+            )
+            self.kill(signal.SIGKILL)
+            return frames or None
+        return frames
 
     def started_as(self, pid: int) -> None:
         """Its process id is known now: send the signals that are owed to it."""

@@ -30,7 +30,10 @@ from typing import Any
 RECEIVE_BYTES = 65536
 """Asked of a socket at a time: what malloc still serves without a system call of its own."""
 LENGTH = struct.Struct("=I")
+MOST_FRAME = 2**31
+"""Bytes: marshal writes no value that is larger."""
 TOKEN = struct.Struct("=Q")
+NO_FRAMES = (ValueError, EOFError, TypeError)
 
 Job = tuple[
     int, int, str, int, int, bool, str, str | None, tuple[str, str, str, dict[str, Any]] | None, float, bytes
@@ -74,7 +77,8 @@ class FrameBuffer:
         self._need = LENGTH.size
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Take *data* in and yield the frames that are complete."""
+        """Take *data* in and yield the frames that are complete. Raises one of NO_FRAMES when that is not
+        what pack() writes; then nothing more can be read."""
         self._parts.append(data)
         self._have += len(data)
         if self._have < self._need:
@@ -84,6 +88,8 @@ class FrameBuffer:
         self._need = LENGTH.size
         while end - start >= LENGTH.size:
             (length,) = LENGTH.unpack_from(data, start)
+            if length > MOST_FRAME:
+                raise ValueError(f"a frame of {length} bytes")
             if end - start - LENGTH.size < length:
                 self._need = LENGTH.size + length
                 break

@@ -33,13 +33,60 @@ BROKEN = (redis.RedisError, OSError)
 """What a connection raises that is of no use any more. A Refusal is one of them only while connecting."""
 
 
-class Link:
-    """Connects at once, within *timeout* seconds, which is also how long a reply may take."""
+MOST_REPLIES = 1024**3
+"""Bytes of the replies to what is asked at once; redis-py would read as much as is sent."""
+NO_REPLY = (ValueError, OverflowError, MemoryError, RecursionError)
+"""What redis-py raises besides BROKEN where a length is none, or no machine has room for so many elements."""
 
-    def __init__(self, address: Address, password: str | None, timeout: float) -> None:
+
+class _Counted:
+    """*connected*, of which no more than *left* bytes are read."""
+
+    def __init__(self, connected: Any) -> None:
+        self._connected = connected
+        self.left = MOST_REPLIES
+
+    def recv(self, size: int, *given: Any) -> bytes:
+        data: bytes = self._connected.recv(size, *given)
+        self._count(len(data))
+        return data
+
+    def recv_into(self, buffer: Any, *given: Any) -> int:
+        read: int = self._connected.recv_into(buffer, *given)
+        self._count(read)
+        return read
+
+    def _count(self, read: int) -> None:
+        self.left -= read
+        if self.left < 0:
+            raise redis.InvalidResponse("its replies are longer than any of Disque's")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connected, name)
+
+
+class _Connection(redis.Connection):
+    """reading: its socket."""
+
+    reading: Any = None
+
+    def _connect(self) -> Any:
+        connect: Any = super()
+        self.reading = _Counted(connect._connect())
+        return self.reading
+
+
+class Link:
+    """Connects at once, within *timeout* seconds, which is also how long a reply may take. most: see
+    MOST_REPLIES."""
+
+    def __init__(
+        self, address: Address, password: str | None, timeout: float, most: int = MOST_REPLIES
+    ) -> None:
         self.address = address
         self._timeout = timeout
-        connection: Any = redis.Connection
+        self._most = most
+        connection: Any = _Connection
         self._connection: Any = connection(
             host=address.host,
             port=address.port,
@@ -71,11 +118,16 @@ class Link:
         """The reply to each of *commands*, of which errors are Refusals. wait: seconds that the first may
         take longer. Raises one of BROKEN when they have not all come."""
         connection = self._connection
+        packed = connection.pack_commands(commands)
         try:
-            connection.send_packed_command(connection.pack_commands(commands))
+            connection.reading.left = self._most
+            connection.send_packed_command(packed)
             if wait and not connection.can_read(self._timeout + wait):
                 raise redis.TimeoutError(f"no answer within {self._timeout + wait:g} s")
             return [self._reply() for _ in commands]
+        except NO_REPLY as error:
+            self.close()
+            raise redis.InvalidResponse(f"what it replies is none: {error}") from error
         except BaseException:
             self.close()
             raise

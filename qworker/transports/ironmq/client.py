@@ -35,6 +35,9 @@ BUSY = frozenset({429, 503})
 TRIES = 4
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 2.0
+MOST_ANSWER = 64 * 1024**2
+"""Bytes; a hundred messages, the most that it is asked for at once, take half of that."""
+CHUNK = 65536
 CONNECTIONS = 64
 """That stay open when nobody uses them; more may be open meanwhile."""
 
@@ -96,16 +99,40 @@ class Client:
         body = None if given is None else json.dumps(given).encode()
         timeout = urllib3.Timeout(connect=self._timeout, read=self._timeout + 5.0 + wait)
         for left in reversed(range(TRIES)):
-            answer = self._pool.urlopen(method, self._path + path, body, retries=False, timeout=timeout)
+            answer = self._pool.urlopen(
+                method, self._path + path, body, retries=False, timeout=timeout, preload_content=False
+            )
+            data = _whole(answer)
             if answer.status not in BUSY or not left:
                 break
             time.sleep(_pause(answer.headers.get("Retry-After"), TRIES - left - 1))
-        return _read(answer.status, answer.data)
+        return _read(answer.status, data)
 
     def release(self) -> None:
         """Close what is open and not in use."""
         pool, self._pool = self._pool, self._new_pool()
         pool.close()
+
+
+def _whole(answer: Any) -> bytes:
+    """What *answer* says, which is not read beyond what IronMQ says at most, however much is announced."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        if int(answer.headers.get("Content-Length") or 0) > MOST_ANSWER:
+            raise IronError(0, "it announces an answer that is longer than any")
+        while part := answer.read(CHUNK):
+            parts.append(part)
+            size += len(part)
+            if size > MOST_ANSWER:
+                raise IronError(0, "its answer is longer than any")
+    except BaseException as error:
+        answer.close()
+        if isinstance(error, ValueError):
+            raise IronError(0, "it announces an answer of no length") from None
+        raise
+    answer.release_conn()
+    return b"".join(parts)
 
 
 def _pause(told: str | None, tries: int) -> float:

@@ -30,6 +30,10 @@ FAILED = "qworker.failed"
 
 EXTRAS = {"kafka": "confluentkafka", "sqla": "sqlalchemy", "pyro": "pyro4"}
 """Of kombu's, where they have another name than the scheme."""
+UNUSABLE = (ImportError, NameError, TypeError, AttributeError)
+"""As which transports end whose libraries are missing."""
+UNKNOWN_URL = "ArgumentError"
+"""What SQLAlchemy's are, by whatever version: it is not imported here."""
 
 
 class Server(ABC):
@@ -65,8 +69,7 @@ class KombuServer(Server):
         self._use_ssl = use_ssl
 
     def connect(self) -> Any:
-        scheme = self.url.partition(":")[0]
-        try:
+        with self._usable():
             connection = kombu.Connection(
                 self.url,
                 transport_options=self._options,
@@ -75,12 +78,21 @@ class KombuServer(Server):
             )
             with self.errors(connection):
                 connection.ensure_connection(max_retries=1, timeout=self.timeout)
-        except ImportError as error:
-            raise _missing(scheme, error) from None
-        except (NameError, TypeError, AttributeError) as error:  # as some end whose libraries are missing
-            let_pass(error)
-            raise _missing(scheme, f"{type(error).__name__}: {error}") from error
         return connection
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        """Says in a sentence that a transport has no library, or can do nothing with its URL. Some find that
+        out only when they declare a queue."""
+        try:
+            yield
+        except Exception as error:
+            let_pass(error)
+            is_other = any(kind.__name__ == UNKNOWN_URL for kind in type(error).__mro__)
+            if not is_other and not isinstance(error, UNUSABLE):
+                raise
+            why = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+            raise _missing(self.url.partition(":")[0], why) from error
 
     @contextmanager
     def errors(self, connection: Any) -> Iterator[None]:
@@ -100,12 +112,13 @@ class KombuServer(Server):
         bound = kombu.Queue(queue, exchange=kombu.Exchange(""), routing_key=queue, durable=True)(
             connection.default_channel
         )
-        bound.queue_declare()
+        with self._usable():
+            bound.queue_declare()
         take_anything(connection.default_channel)
         return bound
 
 
-def _missing(scheme: str, why: object) -> ConfigurationError:
+def _missing(scheme: str, why: str) -> ConfigurationError:
     name = scheme.partition("+")[0].lower()
     return ConfigurationError(
         f"broker_url: {scheme}:// needs a library that is not installed, or a URL of another form ({why}): "
