@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -12,10 +14,13 @@ import pytest
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.transports import open_broker
+from qworker.transports.disque.link import BROKEN, Link
+from qworker.transports.disque.url import Address
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.lease import Ack, DeadLetter, Leased, Release
 from tests.support.disque_server import DisqueServer
 from tests.support.messages import message
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
@@ -256,3 +261,54 @@ def test_a_node_that_leaves_is_left() -> None:
             with closing(opened(server.url, replicate=1)) as fresh:
                 fresh.sender.push([message("n", "q")])
             server.ask("CLUSTER", "LEAVING", "no", node=node)
+
+
+def test_what_others_have_is_ours_no_more(server: DisqueServer, store: KombuBroker) -> None:
+    """It is not to start here, where it is acknowledged first."""
+    own = store.consumer.register("w@test", ["q"], 2)
+    store.sender.push([message("m", "q")])
+    (first,) = got(store, 1)
+    store.consumer._polls.close()
+    with closing(opened(server.url)) as other:
+        theirs = other.consumer.register("two@test", ["q"], 2)
+        (second,) = got(other, 1)
+        other.consumer._polls.close()
+        assert store.consumer.settle(own, [Ack(first.tag)]) == {first.tag}
+        assert other.consumer.settle(theirs, [Release(second.tag)]) == set()
+    assert server.ask("QLEN", "q") == 1
+
+
+HELLO = b"*2\r\n:1\r\n$3\r\nabc\r\n"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [b"$1400000000\r\n", b"*1000000000\r\n", b"*4294967295\r\n", b"$many\r\n", b"*1\r\n" * 100_000, b"+"],
+    ids=["bytes", "elements", "more elements", "no number", "nested", "no end"],
+)
+def test_replies_that_are_longer_than_any_are_not_read(reply: bytes) -> None:
+    """Whoever answers in the server's place would fill the memory."""
+    most, sent = 2**20, 0
+
+    def answer() -> None:
+        nonlocal sent
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):
+            while b"HELLO" not in connection.recv(65536):
+                connection.sendall(b"+OK\r\n")
+            connection.sendall(HELLO)
+            connection.recv(65536)
+            connection.sendall(reply)
+            while sent < 64 * most:
+                connection.sendall(b"x" * 65536)
+                sent += 65536
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        link = Link(Address("127.0.0.1", listening.getsockname()[1]), None, 5.0, most)
+        with pytest.raises(BROKEN):
+            link.ask([("PING",)])
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert sent < 32 * most

@@ -279,16 +279,22 @@ def test_a_release_comes_back(open_: Open, server: Sqs, queue: str) -> None:
     assert server.counts(queue) == (0, 1, 0)
 
 
-def test_what_others_have_is_ours_no_more(open_: Open, queue: str) -> None:
+@pytest.mark.parametrize("renewed", [True, False])
+def test_what_others_have_is_ours_no_more(open_: Open, server: Sqs, queue: str, renewed: bool) -> None:
     slow, quick = open_(lease=1.0, visibility_timeout=1), open_()
     own, theirs = slow.consumer.register("slow", [queue], 1), quick.consumer.register("quick", [queue], 1)
     slow.sender.push([envelope("a", queue)])
     (message,) = receive(slow, 1, queue)
     (again,) = receive(quick, 1, queue)
     assert again.tag == message.tag
-    assert quick.consumer.settle(theirs, [Ack(again.tag)]) == set()
-    slow.consumer.extend()
+    if renewed:
+        assert quick.consumer.settle(theirs, [Ack(again.tag)]) == set()
+        slow.consumer.extend()
     assert slow.consumer.settle(own, [Ack(message.tag)]) == {message.tag}
+    if not renewed:
+        assert server.counts(queue) == (0, 0, 1)
+        assert quick.consumer.settle(theirs, [Ack(again.tag)]) == set()
+    assert server.counts(queue) == (0, 0, 0)
 
 
 def test_fifo_queues_keep_their_order(open_: Open, queue: str) -> None:

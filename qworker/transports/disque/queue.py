@@ -26,7 +26,7 @@ from qworker.transports.disque.job import Hold, fields, once, waits
 from qworker.transports.disque.link import Command, Refusal
 from qworker.transports.disque.nodes import Answer, Cluster, refused
 from qworker.transports.disque.url import Address
-from qworker.transports.visibility.queue import Count, Entry, NotAll, Received, RemoteQueue, Source
+from qworker.transports.visibility.queue import Count, Entry, NotAll, Received, RemoteQueue, Source, by_lease
 
 logger = logging.getLogger(__name__)
 
@@ -157,13 +157,12 @@ class DisqueQueue(RemoteQueue):
                 self._cluster.ask([("FASTACK", job["id"])])
 
     def delete(self, messages: Sequence[Received]) -> list[Received]:
-        now = time.monotonic()
-        gone: list[Received] = []
+        """Disque ends also what somebody else has by now, so it is not asked to."""
+        ours, gone = by_lease(messages)
         command = "FASTACK" if self._options.fastack else "ACKJOB"
-        for node, ones in _by_node(messages).items():
+        for node, ones in _by_node(ours).items():
             (known,), _ = self._cluster.ask([(command, *(one.receipt.job for one in ones))], node=node)
-            late = [one for one in ones if one.receipt.until < now]
-            gone += late[: len(ones) - accepted(known, node)]
+            accepted(known, node)
         return gone
 
     # -- administration --

@@ -203,7 +203,9 @@ class KombuConsumer(Consumer):
                 self._holdings.ended |= ends.keys() - self._holdings.leased.keys()
                 raise
             self._holdings.ended -= again
-        return lost
+            late = self._holdings.late & (ends.keys() | again)
+            self._holdings.late -= late
+        return lost | late
 
     def _prepare(self, settlement: Ack | DeadLetter | Release, kept: int) -> End:
         """Send what the end of a message wants sent. kept: how many are about to be kept here."""

@@ -47,6 +47,8 @@ class Holdings:
         """By tag: what the worker has."""
         self.ended: set[int] = set()
         """Tags that a settlement has ended which raised; it will be repeated."""
+        self.late: set[int] = set()
+        """Tags of what others had when it was to end, until settle() has said so."""
         self._tags: set[int] = set()  # of all that is leased or waits
         self._waiting: list[tuple[float, int, Held]] = []  # heap of (due, order, …)
 
@@ -55,6 +57,7 @@ class Holdings:
         while tag in self._tags:
             tag = tag % (2**63 - 1) + 1
         self._tags.add(tag)
+        self.late.discard(tag)
         return tag
 
     @property

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 from qworker.errors import PublishError
 from qworker.interrupts import let_pass
 from qworker.transports.nats.client import Asked, Inbox, Post, Pulled, Refused, read_answer
-from qworker.transports.visibility.queue import Count, Entry, NotAll, Received, RemoteQueue
+from qworker.transports.visibility.queue import Count, Entry, NotAll, Received, RemoteQueue, by_lease
 
 ACK, RENEW = b"+ACK", b"+WPI"
 LONGEST_RETURN = 365 * 86400
@@ -107,7 +107,7 @@ class NatsQueue(RemoteQueue):
         return delivery
 
     def renew(self, messages: Sequence[Received]) -> list[Received]:
-        ours, gone = _divided(messages)
+        ours, gone = by_lease(messages)
         self._tell(ours, RENEW)
         return gone
 
@@ -115,13 +115,13 @@ class NatsQueue(RemoteQueue):
         word = f'-NAK {{"delay": {int(delay * 1e9)}}}' if delay else "-NAK"
         self._forget(messages)
         try:
-            self._tell(_divided(messages)[0], word.encode())
+            self._tell(by_lease(messages)[0], word.encode())
         except ConnectionError as error:
             let_pass(error)
             raise NotAll(range(len(messages)), error) from None  # nothing was sent
 
     def delete(self, messages: Sequence[Received]) -> list[Received]:
-        ours, gone = _divided(messages)
+        ours, gone = by_lease(messages)
         self._tell(ours, ACK)
         self._forget(messages)
         return gone
@@ -147,16 +147,6 @@ class NatsQueue(RemoteQueue):
         """Also what is being run, should its worker die."""
         found = self._connection.ask(f"STREAM.PURGE.{self._stream}", {"filter": self._subject})
         return int(found["purged"])
-
-
-def _divided(messages: Sequence[Received]) -> tuple[list[Received], list[Received]]:
-    """Those that are still ours, and those that others may have by now."""
-    now = time.monotonic()
-    ours: list[Received] = []
-    gone: list[Received] = []
-    for one in messages:
-        (ours if now < one.expires else gone).append(one)
-    return ours, gone
 
 
 def publish(connection: Asked, stream: str, posts: Sequence[Post], ids: Iterable[str]) -> None:

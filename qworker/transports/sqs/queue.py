@@ -17,7 +17,7 @@ from botocore.exceptions import ClientError, ParamValidationError
 
 from qworker.errors import PublishError
 from qworker.transports.kombu.messages import Outgoing
-from qworker.transports.visibility.queue import Count, Entry, NotAll, Received, RemoteQueue
+from qworker.transports.visibility.queue import Count, Entry, NotAll, Received, RemoteQueue, by_lease
 
 FIFO = ".fifo"
 """How the names of queues end that keep an order; they delay no single message."""
@@ -112,7 +112,9 @@ class SqsQueue(RemoteQueue):
         self._hide(messages, delay)
 
     def delete(self, messages: Sequence[Received]) -> list[Received]:
-        return self._do("delete_message_batch", messages)
+        """SQS deletes by an old receipt, too, what somebody else has by now, so it is not asked to."""
+        ours, gone = by_lease(messages)
+        return gone + (self._do("delete_message_batch", ours) if ours else [])
 
     def _hide(self, messages: Sequence[Received], seconds: int) -> list[Received]:
         return self._do("change_message_visibility_batch", messages, VisibilityTimeout=seconds)

@@ -188,12 +188,14 @@ class RemoteConsumer(KombuConsumer):
                 self._holdings.wait_until(due, held)
                 del self._holdings.leased[tag]
         partings = partings_of(ends.values(), self._clock.now())
-        for parting in part(partings):  # where it raises, what is left will be settled again
+        for parting, late in part(partings):  # where it raises, what is left will be settled again
             self._holdings.end(parting.held)
+            if late:
+                self._holdings.late.add(parting.held.leased.tag)
         self._part_with_the_early()
 
     def _part_with_the_early(self) -> None:
-        for parting in part(list(self._partings.values())):
+        for parting, _ in part(list(self._partings.values())):
             del self._partings[id(parting.held.message)]
 
     # -- the end --

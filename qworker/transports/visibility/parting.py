@@ -7,7 +7,6 @@ Thread:      the listener's; a poll's, for what comes too late.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,8 +17,6 @@ from qworker.transports.kombu.holdings import Held
 from qworker.transports.lease import Release
 from qworker.transports.own_headers import DUE
 from qworker.transports.visibility.queue import NotAll, Received, RemoteQueue, by_queue
-
-logger = logging.getLogger(__name__)
 
 
 def whole_seconds(until: float, now: float) -> int:
@@ -52,28 +49,34 @@ def partings_of(ends: Iterable[End], now: float) -> list[Parting]:
     ]
 
 
-def part(partings: Sequence[Parting]) -> Iterator[Parting]:
-    """Carry out *partings*, and yield each that is done."""
+def part(partings: Sequence[Parting]) -> Iterator[tuple[Parting, bool]]:
+    """Carry out *partings*, and yield each that is done, and whether that came too late: others have it."""
     kinds: dict[int | None, dict[int, Parting]] = {}
     for parting in partings:
         kinds.setdefault(parting.delay, {})[id(parting.held.message)] = parting
     for delay, ones in kinds.items():
         for queue, batch in by_queue(parting.held.message for parting in ones.values()):
+            late: set[int] = set()
             try:
                 if delay is None:
-                    _delete(queue, batch)
+                    late = _delete(queue, batch)
                 else:
                     give_back(queue, batch, delay)
             except NotAll as error:
-                yield from (ones[id(message)] for message in error.divide(batch)[0])
+                yield from ((ones[id(message)], False) for message in error.divide(batch)[0])
                 raise error.reason from error.reason.__cause__
-            yield from (ones[id(message)] for message in batch)
+            yield from ((ones[id(message)], id(message) in late) for message in batch)
 
 
-def _delete(queue: RemoteQueue, batch: Sequence[Received]) -> None:
-    for lost in queue.delete(batch):
-        logger.warning("message %s of %s ended after its lease; it may "
-                       "run again", lost.delivery_tag, queue.name)  # fmt: skip
+def _delete(queue: RemoteQueue, batch: Sequence[Received]) -> set[int]:
+    """Delete *batch*; return the id() of each that others have. What is gone though nobody else could have
+    it yet was deleted before, when no answer came."""
+    again = {id(message) for message in batch if message.deleted}
+    for message in batch:
+        message.deleted = True
+    gone = queue.delete(batch)
+    now = time.monotonic()
+    return {id(message) for message in gone if message.expires <= now or id(message) not in again}
 
 
 def give_all_back(messages: Iterable[Received]) -> None:

@@ -12,6 +12,7 @@ makes errors of ours of it.
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -69,8 +70,9 @@ class Received:
     """
 
     __slots__ = (
-        "acknowledged", "body", "content_encoding", "content_type", "delivery_info", "delivery_tag",
-        "expires", "headers", "lease_seconds", "properties", "queue", "receipt", "renew_at", "returns_at",
+        "acknowledged", "body", "content_encoding", "content_type", "deleted", "delivery_info",
+        "delivery_tag", "expires", "headers", "lease_seconds", "properties", "queue", "receipt", "renew_at",
+        "returns_at",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +96,8 @@ class Received:
         self.returns_at = math.inf
         """That at which others may have it, for it may have been given back: it is not known whether."""
         self.acknowledged = False
+        self.deleted = False
+        """Whether the server was told to delete it, and may have done so."""
         self.headers = found.headers
         self.properties = found.properties
         self.content_type = found.content_type
@@ -215,6 +219,16 @@ def batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     left = iter(items)
     while batch := list(islice(left, size)):
         yield batch
+
+
+def by_lease(messages: Iterable[Received]) -> tuple[list[Received], list[Received]]:
+    """Those that are still ours, and those that others may have by now."""
+    now = time.monotonic()
+    ours: list[Received] = []
+    gone: list[Received] = []
+    for one in messages:
+        (ours if now < one.expires else gone).append(one)
+    return ours, gone
 
 
 def by_queue(messages: Iterable[Received]) -> Iterator[tuple[RemoteQueue, list[Received]]]:
