@@ -43,7 +43,8 @@ def _build_dumps() -> Callable[[Any], str]:
     return lambda value: join(chunks(value, 0))
 
 
-_write = _build_dumps()
+rewritten = _build_dumps()
+"""dumps() for what was read from JSON, or from a server: whoever made it wrote the tags that are in it."""
 TAG = frozenset({"__type__", "__value__"})
 """The keys of what stands for a value of another type."""
 
@@ -51,7 +52,7 @@ TAG = frozenset({"__type__", "__value__"})
 def dumps(value: Any) -> str:
     """Compact ASCII JSON text of a value, in kombu's dialect. TypeError, ValueError or RecursionError if
     impossible; and LooksTagged, a ValueError."""
-    text = _write(value)
+    text = rewritten(value)
     if '"__type__":' in text:
         refuse_tagged(value)
     return text

@@ -19,7 +19,7 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from qworker.interrupts import let_pass
-from qworker.message.kombu_json import dumps
+from qworker.message.kombu_json import rewritten
 from qworker.message.serialization import JSON
 from qworker.transports.amqp.delays import PREFIX
 from qworker.transports.amqp.table import LONG, Unfit, read_short, read_table, short, table
@@ -223,10 +223,10 @@ def _read_headers(data: bytes, at: int) -> tuple[str, Any, dict[str, Any], int]:
         own = {name: headers.pop(name) for name in [name for name in headers if is_apart(name)]}
         text = own.get(TEXT)
         if not isinstance(text, str):
-            text = dumps(headers)
+            text = rewritten(headers)
     except Exception as error:  # noqa: BLE001 - a stranger's: the worker refuses it, as it names no task
         let_pass(error)
-        return dumps({"unreadable": f"{type(error).__name__}: {error}"}), None, {}, end
+        return rewritten({"unreadable": f"{type(error).__name__}: {error}"}), None, {}, end
     return text, headers.get("id"), own, end
 
 
@@ -272,7 +272,7 @@ def read_content(message: Delivery) -> Content:
     if exchange:
         found["delivery_info"] = {"exchange": exchange, "routing_key": message.routing_key}
     plain = {"content_type": JSON, "content_encoding": "utf-8", "correlation_id": identity}
-    return Content(text, None if found == plain else dumps(found), own, priority, message_id)
+    return Content(text, None if found == plain else rewritten(found), own, priority, message_id)
 
 
 def tag_of(message: Delivery, content: Content) -> int:

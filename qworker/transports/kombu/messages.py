@@ -15,7 +15,7 @@ from hashlib import blake2b
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from qworker.message.kombu_json import dumps
+from qworker.message.kombu_json import rewritten
 from qworker.message.serialization import JSON
 from qworker.naming import task_id
 from qworker.transports.delivery_fields import count, instant
@@ -259,9 +259,9 @@ def _mapping(value: Any) -> dict[str, Any]:
 def _text(value: Any) -> str:
     """*value* as JSON; what cannot be written so the worker is to refuse, and say why."""
     try:
-        return dumps(value)
+        return rewritten(value)
     except Exception as error:  # noqa: BLE001 - a stranger's
-        return dumps({"unreadable": f"{type(error).__name__}: {error}"})
+        return rewritten({"unreadable": f"{type(error).__name__}: {error}"})
 
 
 def leased(queue: str, content: Read, tag: int) -> Leased:

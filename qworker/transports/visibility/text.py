@@ -11,7 +11,7 @@ import json
 from base64 import b64decode, b64encode
 from typing import Any, NamedTuple
 
-from qworker.message.kombu_json import dumps
+from qworker.message.kombu_json import rewritten
 from qworker.transports.kombu.messages import Outgoing
 from qworker.transports.own_headers import PACKED
 
@@ -35,7 +35,7 @@ def written(message: Outgoing) -> str:
         body, encoding = message.body.decode("ascii"), None
     else:
         body, encoding = b64encode(message.body).decode("ascii"), "base64"
-    return dumps(
+    return rewritten(
         {
             "body": body,
             "content-encoding": options.pop("content_encoding"),
