@@ -171,7 +171,7 @@ def test_what_is_committed_and_lost_later_is_told_of(house: House, server: tuple
     with server[1]() as connection:
         with house.app.publishing_in(connection):
             tell = house.app.tasks["tell"].s()
-            late = house.s(2).set(countdown=EXPIRES * 3)
+            late = house.s(2).set(queue="of-nobody")
             result = chord([house.s(1), late], house.s().on_error(tell)).apply_async()
         connection.commit()
     house.work()
