@@ -140,9 +140,8 @@ def schedule(func: str, *args: Any, **kwargs: Any) -> Schedule:
     if made.hook is not None:
         made.hook = function_name(made.hook)
     made.full_clean()
-    connection = connections[router.db_for_write(Schedule)]
-    # MySQL ends one of several who wait for the same name; in a transaction of the caller's it ends that.
-    attempts = 1 if connection.in_atomic_block or connection.vendor != "mysql" else MOST_ATTEMPTS
+    # A server may end one of several that wait for the same name. In a caller's transaction it ends that.
+    attempts = 1 if connections[router.db_for_write(Schedule)].in_atomic_block else MOST_ATTEMPTS
     for attempt in range(1, attempts + 1):
         try:
             with _turn_of(given.get("name")):
@@ -159,7 +158,9 @@ def _turn_of(name: str | None) -> Iterator[None]:
     """Make a schedule with this name while nobody else does. Raises IntegrityError where there is one.
 
     A constraint would refuse tables of django-q2 that have a name twice, and what people do in the admin. A
-    row that nobody ever sees has the same effect: who puts it there, too, waits until our transaction ends.
+    row that holds the name has the same effect: another transaction that writes it waits until ours ends, and
+    at REPEATABLE READ the server then ends it, since it could not see our schedule. So the row stays for a
+    while; ``execution/parts.py`` deletes it.
     """
     if not name:
         yield
@@ -176,10 +177,14 @@ def _turn_of(name: str | None) -> Iterator[None]:
             update_fields=["changed"],
             unique_fields=["id"] if targets else None,
         )
-        if Schedule.objects.using(alias).filter(name=name).exists():
+        there = Schedule.objects.using(alias).filter(name=name)
+        if (
+            connections[alias].vendor == "mysql"
+        ):  # a plain read sees what was there when the caller first read
+            there = there.select_for_update()
+        if there.values_list("pk", flat=True)[:1]:
             raise IntegrityError(f"there is a schedule with the name {name!r} already")
         yield
-        Part.objects.using(alias).filter(pk=key).delete()
 
 
 def _option(name: str, meaning: str) -> Any:

@@ -21,6 +21,7 @@ from qworker.django.execution.running import SENDER
 from qworker.django.function_names import function_name
 from qworker.django.signals import post_execute, post_spawn
 from qworker.django.transports.packages import RUN
+from qworker.safe_repr import printable
 
 SHOWN = 500
 """Characters of a failure that a line shows."""
@@ -94,7 +95,8 @@ def _ends(**_: Any) -> None:
 
 def _ended(*, task: dict[str, Any], **_: Any) -> None:
     """A task has ended in this worker process."""
-    name, label = function_name(task["func"]), task.get("name", task["id"])
+    # Whoever names a task must not write lines of their own into the log.
+    name, label = printable(function_name(task["func"])), printable(str(task.get("name", task["id"])))
     if task["success"]:
         logger.info("Processed '%s' (%s)", name, label)
     else:

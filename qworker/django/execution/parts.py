@@ -31,6 +31,8 @@ from qworker.safe_repr import safe_repr
 
 COLLECTED_DAYS = 7.0
 """For so long the calls of an iterable are known that are delivered again after it was collected."""
+HELD_DAYS = 1.0
+"""For so long the row stays that held the name of a schedule while it was made: longer than a transaction."""
 SILENT_DAYS = 30.0
 """An iterable of which no call has ended for so long fails: its messages are gone."""
 MOST = 100
@@ -74,6 +76,8 @@ def tidy() -> int:
     given_up = list(silent.values_list("pk", flat=True)[:MOST])
     for whole in given_up:
         _give_up(whole)
+    held_names = parts.filter(pk=F("whole"), needed=None, changed__lt=now - timedelta(days=HELD_DAYS))
+    held_names.delete()  # see schedule()
     old = wholes.filter(ended=Part.COLLECTED, changed__lt=now - timedelta(days=COLLECTED_DAYS))
     gone = list(old.values_list("pk", flat=True)[:MOST])
     parts.filter(pk__in=gone).delete()
