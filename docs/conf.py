@@ -23,7 +23,9 @@ settings.configure(
         "django.contrib.contenttypes",
         "qworker.django",
     ],
-    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3"}},
+    DATABASES={
+        "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "not-made.sqlite3"}
+    },
     SECRET_KEY="of nothing",
 )
 django.setup()

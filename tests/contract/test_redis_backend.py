@@ -141,7 +141,7 @@ def test_who_awaits_is_woken_and_so_are_many(shop: Shop) -> None:
         for task_id in ids[1:]:
             await asyncio.to_thread(shop.store, task_id, task_id)
         assert await results == ids
-        assert await AsyncResult[Any](ids[7], shop.make_app()) == ids[7]
+        assert await AsyncResult[Any](ids[7], app=shop.make_app()) == ids[7]
         return time.monotonic() - began
 
     assert asyncio.run(main()) < len(ids) * 0.5 / 2  # and not half a second for each

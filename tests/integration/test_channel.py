@@ -588,7 +588,7 @@ def test_a_lost_lease_fails_the_connection(connect: Connect, url: str) -> None:
         later.consumer.register("later", ["q"], 1)
         assert [dead.returned for dead in later.consumer.reclaim()] == [1]
         connection.transport.courier._extend_at = 0.0  # as in some seconds
-        with pytest.raises(connection.connection_errors, match="taken for dead"):
+        with pytest.raises(connection.connection_errors, match="data was deleted or replaced"):
             connection.drain_events(timeout=30)
         with pytest.raises(LeaseLost, match="has gone back"):
             inbox[0].ack()

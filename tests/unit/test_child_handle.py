@@ -86,3 +86,16 @@ def test_who_writes_what_no_child_does_is_killed(written: bytes) -> None:
         assert child.receive() is None
     finally:
         child.close()
+
+
+def test_what_was_given_before_its_process_is_known_is_told_of_it() -> None:
+    """Presence and the log name the process that runs a task."""
+    child = ChildHandle(0, send_signal=lambda pid, number: None)
+    try:
+        early, late = Rooms().request(1), Rooms().request(2)
+        child.assign(1, early, 0.0)
+        child.started_as(4321)
+        child.assign(2, late, 0.0)
+        assert (early.pid, late.pid) == (4321, 4321)
+    finally:
+        child.close()

@@ -359,8 +359,11 @@ class ChildHandle:
         return frames
 
     def started_as(self, pid: int) -> None:
-        """Its process id is known now: send the signals that are owed to it."""
+        """Its process id is known now: tell it of what was given to it before, and send the signals that are
+        owed to it."""
         self.pid = pid
+        for request, _, _ in list(self.jobs.values()):
+            request.pid = pid
         for number in self._pending_signals:
             self.kill(number)
 

@@ -12,7 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 from django.db import connections
@@ -61,9 +60,12 @@ class Backend:
 
     def get_connection_params(self) -> Any:
         engine = {"postgresql": "postgresql", "mysql": "mysql", "sqlite": "sqlite3"}[self.vendor]
-        with mock.patch.dict(sys.modules):
-            pymysql.install_as_MySQLdb()
+        # Not patch.dict(), which would forget what is imported meanwhile: PyMySQL would be there twice then.
+        pymysql.install_as_MySQLdb()
+        try:
             made = import_module(f"django.db.backends.{engine}.base").DatabaseWrapper
+        finally:
+            sys.modules.pop("MySQLdb")
         return made.get_connection_params(made({**self.settings_dict, "TIME_ZONE": None, "AUTOCOMMIT": True}))
 
 
