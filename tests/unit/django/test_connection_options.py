@@ -60,12 +60,16 @@ class Backend:
 
     def get_connection_params(self) -> Any:
         engine = {"postgresql": "postgresql", "mysql": "mysql", "sqlite": "sqlite3"}[self.vendor]
-        # Not patch.dict(), which would forget what is imported meanwhile: PyMySQL would be there twice then.
+        # Through the alias Django imports copies of PyMySQL's submodules and hangs them on the package: pymysql.err
+        # would no longer be what its connections raise. The package gets its own back.
+        own = {**vars(pymysql)}
         pymysql.install_as_MySQLdb()
         try:
             made = import_module(f"django.db.backends.{engine}.base").DatabaseWrapper
         finally:
-            sys.modules.pop("MySQLdb")
+            for name in [name for name in sys.modules if name.partition(".")[0] == "MySQLdb"]:
+                del sys.modules[name]
+            vars(pymysql).update(own)
         return made.get_connection_params(made({**self.settings_dict, "TIME_ZONE": None, "AUTOCOMMIT": True}))
 
 
@@ -515,3 +519,9 @@ def test_a_parameter_that_a_result_store_does_not_know_is_refused(url: str) -> N
 def test_the_real_project_is_right() -> None:
     assert connections["default"].vendor == "sqlite"
     assert check_broker() == []
+
+
+def test_pymysql_is_left_as_it_was(database: Any) -> None:
+    database("mysql")
+    assert pymysql.err is sys.modules["pymysql.err"]
+    assert issubclass(pymysql.err.OperationalError, pymysql.Error)
