@@ -27,9 +27,8 @@ _LINE_EVERY = 10_000
 
 @click.command(
     "move",
-    epilog="Stop the workers first, and let new calls go to TO_URL. A move that was interrupted is run "
-    "again: nothing is "
-    "lost, and at most 100 messages are in both places.",
+    epilog="Stop the workers first, and let new calls go to TO_URL. If a move is interrupted, run it "
+    "again: nothing is lost, and at most 100 messages are there twice.",
 )
 @click.argument("from_url", type=SettingValue("broker_url"))
 @click.argument("to_url", type=SettingValue("broker_url"))

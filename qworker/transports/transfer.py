@@ -5,14 +5,17 @@ Goes to:     two brokers: leased from the one, pushed to the other, and only the
 Thread:      the caller's.
 
 Whatever ends it in between, a message is in both places or in one, never in none. What can be in both is one
-batch: at most BATCH messages that the new broker has accepted and the old one was not yet told of.
+batch: at most BATCH messages that the new broker has accepted and the old one was not yet told of. Workers of
+the new broker may have taken them meanwhile, so moving again cannot recognise them, and they may run twice.
+Dead letters stay where they are put, so those that have arrived already are only discarded.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -130,7 +133,12 @@ def move(
     finally:
         with suppress(BrokerUnavailable, LeaseLost):  # it goes back when the lease ends
             source.consumer.deregister()
-    letters = _move_dead(source, target, queues) if dead else 0
+    try:
+        letters = _move_dead(source, target, queues) if dead else 0
+    except BrokerUnavailable as error:
+        raise BrokerUnavailable(
+            f"{error}; {moved} messages were moved, but not all dead letters; run it again for the rest"
+        ) from error
     return Report(moved, letters, twice, waiting(source, queues))
 
 
@@ -236,12 +244,35 @@ def _expires(headers: str) -> float | None:
 
 
 def _move_dead(source: Broker, target: Broker, queues: Sequence[str] | None) -> int:
-    """Oldest first, so that the newest are the newest there too."""
-    chosen: Sequence[str | None] = [None] if queues is None else queues
-    letters: list[Dead] = [letter for queue in chosen for letter in source.admin.dead(queue, DEAD_MOST)]
+    """Oldest first, so that the newest are the newest there too. What an interrupted move has brought there
+    is not sent again."""
+    letters = _dead(source, queues)
+    arrived = Counter(_key(letter) for letter in _dead(target, queues)) if letters else Counter()
     letters.sort(key=lambda letter: (letter.died_at, letter.tag))
     for start in range(0, len(letters), BATCH):
         batch = letters[start : start + BATCH]
-        target.admin.push_dead(batch)
+        missing = []
+        for letter in batch:
+            key = _key(letter)
+            if arrived[key]:
+                arrived[key] -= 1
+            else:
+                missing.append(letter)
+        target.admin.push_dead(missing)
         source.admin.dead_discard([letter.tag for letter in batch])
     return len(letters)
+
+
+def _dead(broker: Broker, queues: Sequence[str] | None) -> list[Dead]:
+    chosen: Sequence[str | None] = [None] if queues is None else list(dict.fromkeys(queues))
+    return [letter for queue in chosen for letter in broker.admin.dead(queue, DEAD_MOST)]
+
+
+def _key(letter: Dead) -> Hashable:
+    """What a dead letter is recognised by in any broker. Some shorten its reason, and some write its headers
+    and properties anew."""
+    try:
+        id = parse_headers(letter.headers)["id"]
+    except InvalidTaskMessage:
+        id = letter.headers
+    return letter.queue, letter.died_at, id, hash(letter.body)

@@ -9,7 +9,7 @@ import pytest
 from qworker.errors import BrokerUnavailable, ConfigurationError, NotSupported
 from qworker.testing.clock import FakeClock
 from qworker.testing.store import MemoryStore
-from qworker.transports.lease import Ack, Admin, DeadLetter, Envelope
+from qworker.transports.lease import Ack, Admin, Dead, DeadLetter, Envelope
 from qworker.transports.transfer import BATCH, move, same_place
 from tests.support.messages import call, ids
 from tests.support.receiving import everything
@@ -54,6 +54,10 @@ def numbered(number, queue="celery", **fields):
 def held(store):
     """The ids of all that is in it."""
     return sorted(ids(everything(store, QUEUES)))
+
+
+def id_of(letter):
+    return json.loads(letter.headers)["id"]
 
 
 @pytest.fixture
@@ -207,6 +211,55 @@ def test_dead_letters_go_along_when_asked(clock, source, target):
     assert [letter[1:] for letter in target.admin.dead()] == [letter[1:] for letter in before]
     target.admin.dead_retry()
     assert len(held(target)) == 3
+
+
+def buried(store, count):
+    """*count* dead letters, all of the same moment, are put into *store*."""
+    store.admin.push_dead(
+        [Dead(0, "celery", "r", 5.0, 1, numbered(n).headers, None, b"") for n in range(count)]
+    )
+
+
+def test_dead_letters_that_have_arrived_are_only_discarded(source, target):
+    buried(source, BATCH + 2)
+    letters = source.admin.dead(None, 1000)
+    target.admin.push_dead(letters[:2] + letters[-2:])
+    assert run(source, target, dead=True).dead == BATCH + 2
+    assert source.admin.dead() == []
+    assert sorted(id_of(letter) for letter in target.admin.dead(None, 1000)) == sorted(map(id_of, letters))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"queue": "mail"}, {"died_at": 6.0}, {"body": b"x"}, {"headers": numbered(1).headers}, {"headers": "{"}],
+    ids=str,
+)
+def test_dead_letters_that_differ_are_not_taken_for_each_other(source, target, change):
+    """The same call may die more than once."""
+    buried(source, 1)
+    (letter,) = source.admin.dead()
+    target.admin.push_dead([letter._replace(**change)])
+    run(source, target, dead=True)
+    assert len(target.admin.dead()) == 2
+
+
+def test_a_queue_that_is_named_twice_has_its_dead_letters_once(source, target):
+    buried(source, 2)
+    assert run(source, target, ["celery", "celery"], dead=True).dead == 2
+    assert len(target.admin.dead()) == 2
+
+
+def test_a_target_that_goes_away_among_the_dead_letters_says_so(source, target):
+    source.sender.push([numbered(1)])
+    buried(source, 1)
+
+    def vanish(call):
+        target.away = True
+
+    target.after = vanish
+    with pytest.raises(BrokerUnavailable, match="1 messages were moved, but not all dead letters"):
+        run(source, target, dead=True)
+    assert len(source.admin.dead()) == 1
 
 
 class WithoutDead(MemoryStore):
