@@ -60,8 +60,8 @@ class Backend:
 
     def get_connection_params(self) -> Any:
         engine = {"postgresql": "postgresql", "mysql": "mysql", "sqlite": "sqlite3"}[self.vendor]
-        # Through the alias Django imports copies of PyMySQL's submodules and hangs them on the package: pymysql.err
-        # would no longer be what its connections raise. The package gets its own back.
+        # Through the alias Django imports copies of PyMySQL's submodules and hangs them on the package:
+        # pymysql.err would no longer be what its connections raise. The package gets its own back.
         own = {**vars(pymysql)}
         pymysql.install_as_MySQLdb()
         try:
