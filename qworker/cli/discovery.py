@@ -344,5 +344,7 @@ def _own_frames(error: Exception) -> list[FrameSummary]:
 
 def import_story(name: str, error: Exception) -> str:
     """What to tell of a module that cannot be imported: the user's own lines of the traceback."""
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+        return f"there is no module {error.name!r} in {Path.cwd()} or on the import path"
     text = "".join(format_list(_own_frames(error)) + format_exception_only(error)).rstrip()
     return f"cannot import {name}, because of this in it:\n{text}"

@@ -58,7 +58,7 @@ def job_options(command: _F) -> _F:
                 "--priority",
                 type=Checked("number", _priority),
                 default="",
-                help="The priority: the directory it goes into.",
+                help="The directory it goes into; spoolers look there with --spooler-ordered only.",
             ),
             click.option(
                 "--body", type=click.File("rb"), help="File that has the body; - for standard input."

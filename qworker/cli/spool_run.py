@@ -19,7 +19,6 @@ from qworker.cli.spooler_options import SpoolerGiven, spooler_options
 from qworker.cli.spooling import before_application, spool_in
 from qworker.cli.worker_process import Process, run_worker
 from qworker.naming import node_name
-from qworker.spooler import uwsgi_api
 from qworker.spooler.job_messages import queue_name
 
 logger = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ def run(
     conf.command_line({"worker_pool": pool, "worker_shutdown_timeout": shutdown_timeout})
     conf.validate()
     load_tasks(choice.app)
-    parts = spool_in(choice.app, spooler, alone=True)
+    spooling = spool_in(choice.app, spooler, alone=True)
     options = spooler.options(conf)
     queues = tuple(map(queue_name, options.directories))
 
@@ -77,15 +76,14 @@ def run(
             logger.info("app %s (%s); what jobs send goes to its broker", choice.target, choice.how)
         if options.harakiri is None:
             logger.info("no harakiri: a job that hangs keeps its process for ever (see --spooler-harakiri)")
-        if uwsgi_api.spooler is None and options.bridge is None:
-            logger.warning("no function runs jobs: set uwsgi.spooler in a module of --spooler-python-import")
 
     return run_worker(
         choice,
         Process(hostname or node_name(), loglevel, logfile, log_json, pidfile),
         queues=queues,
-        besides=parts,
+        besides=spooling.besides,
         tell=tell,
+        tell_more=spooling.tell,
     )
 
 

@@ -95,7 +95,11 @@ def _flag(option: str, field: str, text: str) -> Callable[[_F], _F]:
 _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     _list("--spooler", "directories", "DIR", "Run the jobs of this spool directory."),
     _list("--spooler-external", "external", "DIR", "Write jobs to this directory, which others work off."),
-    _flag("spooler-ordered", "ordered", "Natural order of names, with priorities."),
+    _flag(
+        "spooler-ordered",
+        "ordered",
+        "Run jobs in natural order of names, and those that have a priority, too.",
+    ),
     _value("--spooler-chdir", "chdir", "Directory to run jobs in.", metavar="DIR"),
     _value("--spooler-processes", "processes", "Processes for jobs."),
     _flag("spooler-quiet", "quiet", "No line in the log for each job."),

@@ -14,9 +14,11 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import NamedTuple
 
 from qworker.app import QWorker
 from qworker.cli.discovery import import_story
@@ -27,6 +29,7 @@ from qworker.spooler import uwsgi_api
 from qworker.spooler.ini import IniFile
 from qworker.spooler.options import SpoolerOptions, is_file
 from qworker.spooler.runner import attach
+from qworker.spooler.scanning import priorities_with_jobs
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +52,16 @@ def before_application(given: SpoolerGiven) -> None:
     sys.path[:] = [*(path for path in added if path not in sys.path), *sys.path]
 
 
-def spool_in(app: QWorker, given: SpoolerGiven, *, alone: bool) -> list[MakeComponent]:
+class Spooling(NamedTuple):
+    """besides: make the parts of the worker that run jobs. tell: logs doubts, once there is a log."""
+
+    besides: list[MakeComponent]
+    tell: Callable[[], None]
+
+
+def spool_in(app: QWorker, given: SpoolerGiven, *, alone: bool) -> Spooling:
     """Have the worker of *app* work off the directories that are given, by the command line, an ini file or
-    the settings. alone: nothing else. Returns what makes the parts that this needs."""
+    the settings. alone: nothing else."""
     options = given.options(app.conf)
     conf = app.conf
     if conf.worker_pool == "prefork" and conf.worker_start_method not in FORKING:
@@ -62,25 +72,41 @@ def spool_in(app: QWorker, given: SpoolerGiven, *, alone: bool) -> list[MakeComp
         )
     if options.processes is not None and alone:
         conf.command_line({"worker_concurrency": options.processes})
-    elif options.ordered and conf.worker_concurrency != 1:
-        logger.warning(
-            "spooler-ordered: this worker runs several tasks and jobs at a time, so jobs begin in order and "
-            "may end in another; `qworker spool run` runs one after the other"
-        )
     if options.max_tasks is not None and alone:
         conf.command_line({"worker_max_tasks_per_child": options.max_tasks})
     uwsgi_api.configure(options)
-    _import_application(options, given.ini)
-    if given.ini is not None:
-        _tell_of_ini(given.ini)
+    not_imported = _import_application(options, given.ini)
     attached = attach(app, options, alone=alone)
     signal.signal(signal.SIGUSR1, lambda *_: attached.rescan())  # as to a spooler of uWSGI's
-    return attached.besides
+
+    def tell() -> None:
+        for sentence in not_imported:
+            logger.error("%s", sentence)
+        if given.ini is not None:
+            _tell_of_ini(given.ini)
+        if options.ordered and conf.worker_concurrency != 1 and not alone:
+            logger.warning(
+                "spooler-ordered: this worker runs several tasks and jobs at a time, so jobs begin in order "
+                "and may end in another; `qworker spool run` runs one after the other"
+            )
+        if uwsgi_api.spooler is None and options.bridge is None:
+            logger.warning("%s", uwsgi_api.no_function())
+        for place in () if options.ordered else options.directories:
+            if waiting := priorities_with_jobs(place):
+                logger.warning(
+                    "the jobs in the priority directories of %s (%s) are not run: priorities need "
+                    "--spooler-ordered",
+                    place,
+                    ", ".join(waiting),
+                )
+
+    return Spooling(attached.besides, tell)
 
 
-def _import_application(options: SpoolerOptions, ini: IniFile | None) -> None:
-    """Import what has the function that runs jobs. What cannot be imported is told, as uWSGI does it, and the
-    spooler goes on; jobs for functions that are not there wait then."""
+def _import_application(options: SpoolerOptions, ini: IniFile | None) -> list[str]:
+    """Import what has the function that runs jobs, and return what to say of the modules that cannot be
+    imported. The spooler goes on without them, as uWSGI's does; the jobs of their functions wait."""
+    errors = []
     named = list(options.imports)
     if ini is not None:
         named = [*ini.shared_imports, *ini.imports, *filter(None, [ini.module or ini.wsgi_file]), *named]
@@ -89,7 +115,8 @@ def _import_application(options: SpoolerOptions, ini: IniFile | None) -> None:
             _import(name.partition(":")[0])
         except Exception as error:  # noqa: BLE001 - the user's module is code: it may raise anything
             uwsgi_api.not_imported.append(name)
-            logger.error("the spooler goes on without %s: %s", name, import_story(name, error))
+            errors.append(f"the spooler goes on without {name}: {import_story(name, error)}")
+    return errors
 
 
 def _import(name: str) -> None:

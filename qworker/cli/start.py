@@ -131,10 +131,13 @@ def start(
             before_application(spooler)
         choice = _prepare(app or named, queues, values)
         parts = [beat_of(choice.app)] if with_beat else []
+        tell_more = None
         if spooler.names_directories or choice.app.conf.spooler:
             from qworker.cli.spooling import spool_in
 
-            parts += spool_in(choice.app, spooler, alone=False)
+            spooling = spool_in(choice.app, spooler, alone=False)
+            parts += spooling.besides
+            tell_more = spooling.tell
     except ConfigurationError as error:
         if reloader is None:
             raise
@@ -147,6 +150,7 @@ def start(
         queues=queues,
         reloader=reloader,
         besides=parts,
+        tell_more=tell_more,
     )
 
 

@@ -47,12 +47,14 @@ def run_worker(
     reloader: Reloader | None = None,
     besides: Sequence[MakeComponent] = (),
     tell: Callable[[int], None] | None = None,
+    tell_more: Callable[[], None] | None = None,
 ) -> int:
     """Run a worker of the app until it is told to stop, and return the exit code.
 
     - queues: which it consumes; None for those of the settings.
     - besides: make more parts of it.
     - tell: logs what is about to run, given how many processes it has; None: its tasks and queues.
+    - tell_more: logs what else there is to say of its parts.
     """
     conf = choice.app.conf
     node = process.node
@@ -66,7 +68,7 @@ def run_worker(
         stack.enter_context(redirected_stdouts(conf))
         raise_open_files_limit()
         set_title(f"qworker: {node}")
-        return _run(choice, node, queues, reloader, besides, tell)
+        return _run(choice, node, queues, reloader, besides, tell, tell_more)
 
 
 def _run(
@@ -76,6 +78,7 @@ def _run(
     reloader: Reloader | None,
     besides: Sequence[MakeComponent],
     tell: Callable[[int], None] | None,
+    tell_more: Callable[[], None] | None,
 ) -> int:
     from qworker.worker import Worker
 
@@ -104,6 +107,8 @@ def _run(
         tell(worker.concurrency)
     else:
         _tell(choice, reloader is not None)
+    if tell_more is not None:
+        tell_more()
     code = worker.run()
     if reloader is not None and reloader.changed:
         start_again()

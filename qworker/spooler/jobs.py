@@ -315,7 +315,7 @@ class JobRunner:
                 return OK
         function = uwsgi_api.spooler
         if function is None:
-            raise NoSpoolFunction("no function runs jobs: set uwsgi.spooler, or import the module that does")
+            raise NoSpoolFunction(uwsgi_api.no_function())
         process = os.getpid()
         try:
             value = function(env)

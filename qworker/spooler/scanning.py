@@ -15,6 +15,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from qworker.spooler.names import PREFIX, is_priority, natural_key
@@ -72,6 +73,17 @@ def scan_in_order(
             continue
         except OSError as error:
             logger.warning("%s/%s is passed over: %s", place, path, error.strerror)
+
+
+def priorities_with_jobs(place: str) -> list[str]:
+    """The names of the priorities of the spool directory *place* that have jobs, in natural order."""
+    found = []
+    with suppress(OSError):
+        for name in filter(is_priority, os.listdir(place)):
+            with suppress(OSError), os.scandir(f"{place}/{name}") as entries:
+                if any(entry.name.startswith(PREFIX) for entry in entries):
+                    found.append(name)
+    return sorted(found, key=natural_key)
 
 
 def _listed(place: str, folder: str) -> list[str]:

@@ -108,6 +108,19 @@ def install() -> bool:
     return install_as_uwsgi(sys.modules[__name__])
 
 
+def no_function() -> str:
+    """Say why no function runs jobs, and what to do."""
+    if not_imported:
+        return (
+            f"no function runs jobs, because {', '.join(not_imported)} could not be imported: correct that "
+            "and start the spooler again; until then jobs wait"
+        )
+    return (
+        "no function runs jobs: name the module that sets uwsgi.spooler with --spooler-python-import, or "
+        "import it in the app; until then jobs wait"
+    )
+
+
 def options() -> SpoolerOptions:
     """What is configured; nothing but defaults when nothing is."""
     _configured.ready()

@@ -125,7 +125,29 @@ def test_a_module_that_cannot_be_imported_is_told_and_the_others_are(spooler: Sp
     with spooler.running("--spooler-python-import", "no_such_module"):
         write(spooler, 1)
         spooler.await_notes(1)
-    assert "the spooler goes on without no_such_module" in spooler.said()
+    told = "the spooler goes on without no_such_module: there is no module 'no_such_module' in "
+    assert told in spooler.said()
+
+
+def test_jobs_in_priorities_are_told_of_where_no_order_is_kept(spooler: Spooler) -> None:
+    (Path(spooler.writer.path) / "5").mkdir()
+    write(spooler, 1, priority=20)
+    write(spooler, 2, priority=3)
+    write(spooler, 3)
+    with spooler.running():
+        (note,) = spooler.await_notes(1)
+    assert note["n"] == "3"
+    assert (
+        f"the jobs in the priority directories of {spooler.writer.path} (3, 20) are not run: priorities need "
+        "--spooler-ordered\n"
+    ) in spooler.said()
+
+
+def test_jobs_in_priorities_are_not_told_of_where_an_order_is_kept(spooler: Spooler) -> None:
+    write(spooler, 1, priority=20)
+    with spooler.running("--spooler-ordered"):
+        spooler.await_notes(1)
+    assert "priority directories" not in spooler.said()
 
 
 @pytest.mark.parametrize("address", ["spool.sock", "127.0.0.1:0"])

@@ -269,6 +269,26 @@ def test_without_a_function_jobs_stay(spool: SpoolSite) -> None:
     assert "Traceback" not in worker.log
 
 
+@pytest.mark.parametrize("command", [("spool", "run"), ("start",)])
+def test_a_spooler_without_its_module_says_so(spool: SpoolSite, command: tuple[str, ...]) -> None:
+    name = spool.job("one")
+    module = spool.place.parent / "broken_jobs.py"
+    module.write_text("import nosuchmodule\n")
+    log = spool.path / "worker.log"
+    worker = spool.start(
+        f"--spooler={spool.place}", f"--spooler-python-import={module}", f"--logfile={log}", command=command,
+        app="tests.acceptance.no_jobs:app", ready=False,
+    )  # fmt: skip
+    advice = f"no function runs jobs, because {module} could not be imported: correct that and start the "
+    spool.until(lambda: log.exists() and f"job {name} waits: {advice}" in log.read_text(), "it to be told")
+    worker.stop()
+    told = log.read_text()
+    assert f"the spooler goes on without {module}: cannot import {module}" in told
+    assert f"WARNING/MainProcess] {advice}" in told
+    assert "--spooler-python-import" not in told
+    assert spool.files() == [name]
+
+
 def test_what_cannot_be_imported_is_told_by_its_own_lines(spool: SpoolSite) -> None:
     module = spool.place.parent / "broken_jobs.py"
     module.write_text("import nosuchmodule\n")
