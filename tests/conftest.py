@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import signal
 import sys
@@ -25,12 +26,25 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-def pytest_configure() -> None:
-    """Hear interrupts, and let the processes that tests start hear them: a shell without job control starts
-    what runs in the background with SIGINT ignored, and a process hands that on."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile qworker for the processes that tests start, and let them hear interrupts: a shell without job
+    control starts what runs in the background with SIGINT ignored, and a process hands that on."""
+    if not hasattr(config, "workerinput"):
+        compileall.compile_dir(REPOSITORY / "qworker", quiet=2)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     asking.watch()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the compiled tests for the next run, even under PYTHONDONTWRITEBYTECODE: compiling them takes
+    longer than the rest of collecting. Modules that tests write later are not affected."""
+    dont_write, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = dont_write
 
 
 @pytest.hookimpl(wrapper=True)
