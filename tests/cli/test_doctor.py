@@ -88,10 +88,15 @@ def test_messages_in_a_queue_nobody_names(tasks, run, worker):
     assert what(run("doctor", "--json")) == ["no worker works on queue 'forgotten', where 1 message waits"]
 
 
-@pytest.mark.parametrize(("seconds", "calls", "warned"), [(40, 2, True), (40, 0, False), (5, 2, False)])
-def test_slots_that_stay_taken_while_messages_wait_are_a_warning(tasks, run, worker, seconds, calls, warned):
+@pytest.mark.parametrize(
+    ("seconds", "calls", "pool", "warned"),
+    [(40, 2, (7,), True), (40, 2, (), True), (40, 0, (7,), False), (5, 2, (7,), False)],
+)
+def test_slots_that_stay_taken_while_messages_wait_are_a_warning(
+    tasks, run, worker, seconds, calls, pool, warned
+):
     running = (RunningTask("stuck", "tasks.add", SYSTEM_CLOCK.now() - seconds, 1, "celery"),)
-    told = Presence("w0@here", 1, ("celery",), 1, 0.0, status="working", busy=1, running=running)
+    told = Presence("w0@here", 1, ("celery",), 1, 0.0, status="working", busy=1, running=running, pool=pool)
     worker("celery", text=to_text(told))
     for _ in range(calls):
         run("call", "add", "1", "2")
@@ -104,7 +109,8 @@ def test_slots_that_stay_taken_while_messages_wait_are_a_warning(tasks, run, wor
             r"tasks\.add\[stuck\] has run for 4\d.* s, and has no time limit",
             each["what"],
         )
-        assert "qworker revoke stuck --terminate" in each["advice"]
+        advice = "end it with: qworker revoke stuck --terminate; " if pool else "restart the worker; "
+        assert each["advice"].startswith(advice)
     health = run("health")
     assert health.exit_code == 0
     assert ("tasks.add[stuck] has run for 4" in health.stdout) == (seconds == 40)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -213,7 +214,7 @@ class Pool:
         self.runs.append((SimpleNamespace(**{**usual, **fields}, leased=leased), since))
 
 
-def test_a_task_that_runs_for_long_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_task_that_runs_for_a_second_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock, pool = FakeClock(), Pool()
     runs = LongRuns(clock, pool, 2)  # type: ignore[arg-type]
@@ -231,6 +232,55 @@ def test_a_task_that_runs_for_long_is_named_once(caplog: pytest.LogCaptureFixtur
     pool.run("long", clock.monotonic() - 5, deliveries=2)  # it came again
     runs.look()
     assert logged(caplog).count("task-running") == 2
+
+
+def test_a_task_that_hangs_is_named_at_growing_intervals(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock, pool = FakeClock(), Pool()
+    runs = LongRuns(clock, pool, 2)  # type: ignore[arg-type]
+    pool.run("stuck", clock.monotonic())
+    named = []
+    for minute in range(24 * 60 + 1):
+        runs.look()
+        if caplog.records:
+            named.append((minute, caplog.records[-1]))
+            caplog.clear()
+        clock.advance(60)
+    assert [minute for minute, _ in named] == [1, 10, 60, 120, 240, 480, 960]
+    assert [record.levelname for _, record in named] == ["INFO"] + ["WARNING"] * 6
+    advice = "in process 7; it has no time limit. To end it: qworker revoke stuck --terminate"
+    assert [record.getMessage() for _, record in named[1:3]] == [
+        f"Task t[stuck] has run for 10 min, {advice}",
+        f"Task t[stuck] has run for 1.0 h, {advice}",
+    ]
+    assert {record.event for _, record in named} == {"task-running"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "level", "told"),
+    [
+        ({"time_limit": 900.0}, "INFO", "in process 7; its time limit is 900 s"),
+        ({"is_async": True, "pid": os.getpid()}, "WARNING", "qworker revoke long --terminate"),
+        (
+            {"pid": os.getpid(), "time_limit": 900.0},
+            "WARNING",
+            "runs in a thread, which nothing ends before its",
+        ),
+        ({"name": "qworker.spooler.run"}, "WARNING", "it has no time limit: see --spooler-harakiri"),
+    ],
+)
+def test_what_can_end_a_long_run_is_said(
+    fields: dict[str, Any], level: str, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    clock, pool = FakeClock(), Pool()
+    runs = LongRuns(clock, pool, 2)  # type: ignore[arg-type]
+    pool.run("long", clock.monotonic(), **fields)
+    clock.advance(600)
+    runs.look()
+    (record,) = caplog.records
+    assert record.levelname == level
+    assert told in record.getMessage()
 
 
 def test_slots_that_stay_taken_are_a_problem_that_names_the_task() -> None:

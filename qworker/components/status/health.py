@@ -9,6 +9,9 @@ Thread:      look() on the main thread; the questions on any: they read single a
 from __future__ import annotations
 
 import logging
+import math
+import os
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
@@ -27,8 +30,10 @@ LOOK_SECONDS = 1.0
 STUCK_SECONDS = 30.0
 """A main loop that has not come round for so long is stuck."""
 RUNNING = "running"
-NAMED_AFTER = 1.0
-"""Seconds that a task runs before the log names it."""
+NAMED_AFTER = (1.0, 60.0, 600.0, 3600.0)
+"""Seconds that a task has run each time the log names it; later each time that it has run twice as long."""
+WARNED_AFTER = 600.0
+"""From here on these lines are warnings where no time limit ends the task."""
 HELD_SECONDS = 30.0
 """Slots of which none has been free for so long are worth a look."""
 
@@ -139,23 +144,27 @@ class Health:
 
 
 class LongRuns:
-    """Tasks that run for long. Each is named in the log once: a short task leaves the line of its end, but
-    one that hangs, or dies with its worker, would leave none. slots: how many sync tasks run at once."""
+    """Tasks that run for long. The log names each after a second, and again at growing intervals: a short
+    task leaves the line of its end, but one that hangs, or dies with its worker, would leave none. slots: how
+    many sync tasks run at once."""
 
     def __init__(self, clock: Clock, pool: TaskPool, slots: int) -> None:
         self._clock = clock
         self._pool = pool
         self._slots = slots
-        self._named: set[Key] = set()  # main thread
+        self._named: dict[Key, int] = {}  # how often; main thread
 
     def look(self) -> None:
-        """Name in the log what has run for longer than a second, each run once."""
+        """Name in the log what has run for longer than a second, and for long since it was last named."""
         now = self._clock.monotonic()
-        long = [run for run in self._pool.running() if now - run[1] >= NAMED_AFTER]
-        for request, since in long:
-            if request.key not in self._named:
-                _name(request, now - since)
-        self._named = {request.key for request, _ in long}
+        named = {}
+        for request, since in self._pool.running():
+            seconds = now - since
+            if seconds >= NAMED_AFTER[0]:
+                times = named[request.key] = _times_named(seconds)
+                if times > self._named.get(request.key, 0):
+                    _name(request, seconds)
+        self._named = named
 
     def problems(self) -> list[str]:
         """One sentence when all slots have been taken by the same tasks for long; else nothing."""
@@ -171,14 +180,44 @@ class LongRuns:
         ]
 
 
+def _times_named(seconds: float) -> int:
+    """How often a task that has run for so long is to have been named."""
+    last = NAMED_AFTER[-1]
+    return bisect_right(NAMED_AFTER, seconds) + (int(math.log2(seconds / last)) if seconds > last else 0)
+
+
 def _name(request: Request, seconds: float) -> None:
     deliveries = request.leased.deliveries
-    logger.info(
-        "Task %s[%s] has run for %.1f s%s%s",
+    hangs = seconds >= WARNED_AFTER and (not request.time_limit or _in_thread(request))
+    logger.log(
+        logging.WARNING if hangs else logging.INFO,
+        "Task %s[%s] has run for %s%s%s%s",
         request.name,
         request.id,
-        seconds,
+        _length(seconds),
         f", in process {request.pid}" if request.pid else "",
         f" (delivery {deliveries + 1})" if deliveries else "",
+        _prospect(request) if seconds >= NAMED_AFTER[1] else "",
         extra={"event": "task-running"},
     )
+
+
+def _length(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
+
+
+def _prospect(request: Request) -> str:
+    """What ends a task that runs for long."""
+    if _in_thread(request):
+        return "; it runs in a thread, which nothing ends before its worker ends"
+    if request.time_limit:
+        return f"; its time limit is {request.time_limit:g} s"
+    if request.name.startswith("qworker.spooler."):  # a file, which cannot be revoked
+        return "; it has no time limit: see --spooler-harakiri"
+    return f"; it has no time limit. To end it: qworker revoke {request.id} --terminate"
+
+
+def _in_thread(request: Request) -> bool:
+    return not request.is_async and request.pid == os.getpid()
