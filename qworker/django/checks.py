@@ -206,10 +206,8 @@ def check_connections(**_: Any) -> Messages:
     found: Messages = []
     for alias, database in settings.DATABASES.items():
         age = database.get("CONN_MAX_AGE", 0)
-        kept = "CONN_MAX_AGE" if age is None or age > 0 else "pool"
-        if (kept != "pool" or (database.get("OPTIONS") or {}).get("pool")) and not database.get(
-            "CONN_HEALTH_CHECKS"
-        ):
+        kept = "CONN_MAX_AGE" if age is None or (isinstance(age, int | float) and age > 0) else "pool"
+        if (kept != "pool" or _options(database).get("pool")) and not database.get("CONN_HEALTH_CHECKS"):
             found.append(
                 Warning(
                     f"DATABASES[{alias!r}] keeps connections ({kept}) without CONN_HEALTH_CHECKS: a "
@@ -271,7 +269,7 @@ def check_deployment(**_: Any) -> Messages:
         )
         for alias, database in settings.DATABASES.items()
         if str(database.get("ENGINE")).endswith("sqlite3")
-        and str((database.get("OPTIONS") or {}).get("transaction_mode")).upper() not in _LOCKING
+        and str(_options(database).get("transaction_mode")).upper() not in _LOCKING
     ]
     return found
 
@@ -316,6 +314,12 @@ def _value(configuration: ClusterConf, name: str) -> Any:
         return getattr(configuration, name)
     except ConfigurationError:
         return None
+
+
+def _options(database: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The OPTIONS of a database; none where they are no mapping, which E002 tells of the broker's."""
+    options = database.get("OPTIONS")
+    return options if isinstance(options, Mapping) else {}
 
 
 def _is_given(configuration: ClusterConf, name: str) -> bool:

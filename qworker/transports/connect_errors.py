@@ -146,6 +146,17 @@ _WAITING = re.compile(r"in time|timed out|timeout", re.IGNORECASE)
 PREPARE_THRESHOLD = "prepare_threshold"
 """What a URL of PostgreSQL may have besides what its library knows: psycopg's own."""
 _LIBPQ_FILES = ("sslrootcert", "sslcert", "sslkey")
+_LIBPQ_NUMBERS = (
+    "connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count",
+    "tcp_user_timeout",
+)  # fmt: skip
+_LIBPQ_WORDS = {
+    "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
+    "target_session_attrs": ("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
+    "channel_binding": ("disable", "prefer", "require"),
+    "gssencmode": ("disable", "prefer", "require"),
+}
+"""Parameters of which libpq says only when it connects that their values are wrong."""
 _PATTERNS = [(re.compile(pattern, re.IGNORECASE), meaning) for pattern, meaning in _MEANINGS]
 
 
@@ -191,8 +202,18 @@ def refuse_setting(use_ssl: Any, instead: str) -> None:
 
 
 def check_libpq(parameters: Mapping[str, Any], setting: str) -> None:
-    """ConfigurationError when parameters of PostgreSQL's library name files that cannot be read. (A
-    certificate of ours that is not there it would go without.)"""
+    """ConfigurationError when parameters of PostgreSQL's library have values that it does not take, or name
+    files that cannot be read. (A certificate of ours that is not there it would go without.)"""
+    for name in _LIBPQ_NUMBERS:
+        if not re.fullmatch(r"\s*[+-]?\d+\s*", text := str(parameters.get(name, 0))):
+            raise ConfigurationError(
+                f"{setting}: {name} is {text!r:.80}, and must be a whole number", setting=setting
+            )
+    for name, words in _LIBPQ_WORDS.items():
+        if (text := str(parameters.get(name, words[0]))) not in words:
+            raise ConfigurationError(
+                f"{setting}: {name} is {text!r:.80}, and must be one of {', '.join(words)}", setting=setting
+            )
     named = ((name, str(parameters[name])) for name in _LIBPQ_FILES if parameters.get(name))
     wrong = unreadable((name, path) for name, path in named if (name, path) != ("sslrootcert", "system"))
     if wrong:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from os import PathLike, fsdecode
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
@@ -21,6 +22,7 @@ from django.db import connections
 
 from qworker.errors import ConfigurationError
 from qworker.naming import import_object
+from qworker.safe_repr import safe_repr
 
 LINKS = "qworker.transports.sql.links"
 """The module that only a project with such a server needs."""
@@ -58,11 +60,32 @@ def url_of(alias: str) -> str:
             "PostgreSQL, MySQL and MariaDB can. Set Q_CLUSTER['orm'] to the alias of one, or another broker",
             setting="Q_CLUSTER['orm']",
         )
+    _check_types(alias, connection.settings_dict)
     try:
         given = dict(connection.get_connection_params())
-    except ImproperlyConfigured as error:
-        raise ConfigurationError(f"the database {alias!r}: {error}", setting="DATABASES") from None
+    except (ImproperlyConfigured, TypeError, ValueError, AttributeError) as error:
+        raise ConfigurationError(
+            f"DATABASES[{alias!r}]: Django does not take its OPTIONS: {error}", setting="DATABASES"
+        ) from None
     return _URLS[vendor](alias, connection.settings_dict, given)
+
+
+def _check_types(alias: str, settings: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError for values that are no address. An option's is looked at by its reader."""
+    told = {name: settings.get(name) for name in ("NAME", "USER", "PASSWORD", "HOST", "PORT")}
+    for name, value in told.items():
+        if name == "PORT":
+            fits = re.fullmatch(r"\d*(,\d*)*", str(value or "")) and type(value) is not bool
+            what = "the number of a port"
+        else:
+            fits, what = isinstance(value, str | PathLike | None), "text"
+        if not fits:
+            shown = "" if name == "PASSWORD" else f" is {safe_repr(value, 80)}, and"
+            raise ConfigurationError(
+                f"DATABASES[{alias!r}]: {name!r}{shown} must be {what}", setting="DATABASES"
+            )
+    if not isinstance(settings.get("OPTIONS"), Mapping):
+        raise ConfigurationError(f"DATABASES[{alias!r}]: 'OPTIONS' must be a mapping", setting="DATABASES")
 
 
 def check_options(alias: str) -> None:
@@ -130,12 +153,13 @@ def _postgresql(alias: str, settings: Mapping[str, Any], given: dict[str, Any]) 
     query = {name: value for name, value in given.items() if name not in _OF_DJANGOS_CURSORS}
     query = {name: value for name, value in query.items() if value is not None}
     if role := options.get("assume_role"):
-        escaped = re.sub(r"([\\\s])", r"\\\1", str(role))
-        query["options"] = f"{query.get('options', '')} -c role={escaped}".strip()
+        escaped = re.sub(r"([\\\s])", r"\\\1", _written(alias, "assume_role", role))
+        stated = _written(alias, "options", query.get("options", ""))
+        query["options"] = f"{stated} -c role={escaped}".strip()
     if "prepare_threshold" in options:  # Django's own default says what its ORM needs
         query["prepare_threshold"] = options["prepare_threshold"]
     database = query.pop("dbname", "")
-    return _server("postgresql", database, query, {"host": "host", "port": "port"})
+    return _server(alias, "postgresql", database, query, {"host": "host", "port": "port"})
 
 
 def _mysql(alias: str, settings: Mapping[str, Any], given: dict[str, Any]) -> str:
@@ -150,7 +174,13 @@ def _mysql(alias: str, settings: Mapping[str, Any], given: dict[str, Any]) -> st
         query.setdefault("ssl_mode", "REQUIRED")
     elif tls:
         raise _not_carried(alias, "ssl", "an object; write a mapping with 'ca', 'cert' and 'key'")
-    flags = options.get("client_flag", 0)
+    flags = options.get("client_flag") or 0
+    if not isinstance(flags, int):
+        raise ConfigurationError(
+            f"DATABASES[{alias!r}]: the option 'client_flag' is {safe_repr(flags, 80)}, and must be a whole "
+            "number",
+            setting="DATABASES",
+        )
     query.pop("client_flag", None)
     if flags & _SSL_FLAG and not any(name.startswith("ssl") for name in query):
         query["ssl_mode"] = "REQUIRED"
@@ -159,7 +189,7 @@ def _mysql(alias: str, settings: Mapping[str, Any], given: dict[str, Any]) -> st
             query.setdefault(name, query.pop(written))
     database = query.pop("database", "")
     query = {name: value for name, value in query.items() if value is not None}
-    return _server("mysql", database, query, {"host": "unix_socket", "port": "port"})
+    return _server(alias, "mysql", database, query, {"host": "unix_socket", "port": "port"})
 
 
 def _not_carried(alias: str, option: str, what: str = "") -> ConfigurationError:
@@ -170,25 +200,46 @@ def _not_carried(alias: str, option: str, what: str = "") -> ConfigurationError:
     )
 
 
-def _server(scheme: str, database: Any, query: dict[str, Any], names: Mapping[str, str]) -> str:
+def _written(alias: str, option: str, value: Any) -> str:
+    """An option's value as a URL has it."""
+    if not isinstance(value, str | int | float | bytes | PathLike | None):
+        shown = "" if "pass" in option else f" is {safe_repr(value, 80)}, and"
+        raise ConfigurationError(
+            f"DATABASES[{alias!r}]: the option {option!r}{shown} must be text or a number",
+            setting="DATABASES",
+        )
+    return fsdecode(value) if isinstance(value, bytes | PathLike) else str(value)
+
+
+def _server(alias: str, scheme: str, database: Any, query: dict[str, Any], names: Mapping[str, str]) -> str:
     """query: who we are and where the server is, and options. names: the parameters by which a host and a
     port are told that cannot stand in the address."""
-    host, port = str(query.pop("host", None) or ""), str(query.pop("port", None) or "")
+    host, port, user, password, database = (
+        _written(alias, name, value or "")
+        for name, value in (
+            *((name, query.pop(name, None)) for name in ("host", "port", "user", "password")),
+            ("NAME", database),
+        )
+    )
+    if not re.fullmatch(r"\d*(,\d*)*", port):
+        raise ConfigurationError(
+            f"DATABASES[{alias!r}]: the option 'port' is {port!r:.80}, and must be the number of a port",
+            setting="DATABASES",
+        )
     if host.startswith(("/", "@")) or "," in host + port:
         query[names["host"]] = host
         if port:
             query[names["port"]] = port
         host = port = ""
-    user, password = query.pop("user", None) or "", query.pop("password", None) or ""
-    who = quote(str(user), safe="") + (f":{quote(str(password), safe='')}" if password else "")
+    who = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
     if ":" in host:
         host = f"[{host}]"
     where = f"{who}@{host}" if who else host
     if port:
         where += f":{port}"
-    asked = {name: str(value) for name, value in query.items()}
+    asked = {name: _written(alias, name, value) for name, value in query.items()}
     text = f"?{urlencode(asked, quote_via=quote)}" if asked else ""
-    return f"{scheme}://{where}/{quote(str(database or ''), safe='')}{text}"
+    return f"{scheme}://{where}/{quote(database, safe='')}{text}"
 
 
 _URLS = {"sqlite": _sqlite, "postgresql": _postgresql, "mysql": _mysql}

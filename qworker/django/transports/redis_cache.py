@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote
 
 from qworker.errors import ConfigurationError
 from qworker.naming import near
-from qworker.transports.redis.client_options import merged
+from qworker.transports.redis.client_options import merged, split
 
 _OF_VALUES = frozenset({
     "SERIALIZER", "COMPRESSOR", "COMPRESSION_LEVEL", "IGNORE_EXCEPTIONS", "LOG_IGNORED_EXCEPTIONS",
@@ -43,20 +43,26 @@ def cache_url(alias: str, caches: Mapping[str, Any], factory: str | None) -> tup
     factory: Django's setting ``DJANGO_REDIS_CONNECTION_FACTORY``. Raises ConfigurationError for options that
     cannot be carried over.
     """
-    cache = caches.get(alias) or {}
     where = f"CACHES[{alias!r}]"
+    cache = _mapping(caches.get(alias), where)
     location = cache.get("LOCATION") or ""
-    first = location.split(",")[0] if isinstance(location, str) else str(next(iter(location), ""))
-    given = dict(cache.get("OPTIONS") or {})
+    places = location.split(",") if isinstance(location, str) else location
+    if not isinstance(places, list | tuple) or not all(isinstance(place, str) for place in places):
+        raise _wrong(
+            f"{where}: 'LOCATION' must be a URL of redis://, rediss:// or unix://, or a list of them"
+        )
+    first = next(iter(places), "")
+    given = dict(_mapping(cache.get("OPTIONS"), f"{where}: 'OPTIONS'"))
     if factory:
         given.setdefault("CONNECTION_FACTORY", factory)
     if not first:
         raise _wrong(f"{where} has no LOCATION")
     _look_at(given, where)
     options = {_CONNECTION[name]: given[name] for name in _CONNECTION if given.get(name) is not None}
-    options |= given.get(_POOL) or {}
+    options |= _mapping(given.get(_POOL), f"{where}: {_POOL!r}")
     if sentinels := given.get(_SENTINELS):
-        return _by_sentinels(first, sentinels, given.get(_SENTINEL_KWARGS) or {}, options, where)
+        kwargs = _mapping(given.get(_SENTINEL_KWARGS), f"{where}: {_SENTINEL_KWARGS!r}")
+        return _by_sentinels(first, sentinels, kwargs, options, where)
     return merged(first, options, f"Q_CLUSTER[{SETTING!r}]: {where}")
 
 
@@ -78,7 +84,7 @@ def _by_sentinels(
     location: str, sentinels: Any, kwargs: Mapping[str, Any], given: Mapping[str, Any], where: str
 ) -> tuple[str, dict[str, Any]]:
     """location: ``redis://NAME/0``, where the name is the master's."""
-    parts = urlsplit(location)
+    parts = split(location, f"Q_CLUSTER[{SETTING!r}]: {where}")
     if not parts.hostname:
         raise _wrong(f"{where}: LOCATION must name the master, as in redis://mymaster/0")
     try:
@@ -97,6 +103,12 @@ def _by_sentinels(
     # urlsplit() gives the name in lower case.
     name = parts.netloc.rpartition("@")[2].partition(":")[0]
     return found, {**options, "master_name": name, "sentinel_kwargs": dict(kwargs)}
+
+
+def _mapping(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value or {}, Mapping):
+        raise _wrong(f"{what} must be a mapping")
+    return value or {}
 
 
 def _wrong(text: str) -> ConfigurationError:

@@ -19,6 +19,7 @@ from django.conf import settings
 from qworker.django.conf import ClusterConf, conf
 from qworker.errors import ConfigurationError
 from qworker.naming import import_object, near
+from qworker.safe_repr import safe_repr
 
 MONGO = "qworker.django.transports.mongo_url"
 REDIS_CACHE = "qworker.django.transports.redis_cache"
@@ -34,6 +35,8 @@ _SQS = (
     "aws_region", "region_name", "aws_access_key_id", "aws_secret_access_key",
     "receive_message_wait_time_seconds", "endpoint_url",
 )  # fmt: skip
+_SECONDS_OF_SQS = "receive_message_wait_time_seconds"
+_MOST_OF_SQS = 20
 _NOT_OF_SQS = {
     "aws_session_token": "put it into the environment, with both keys, as AWS_SESSION_TOKEN",
     "profile_name": "put it into the environment, as AWS_PROFILE",
@@ -62,7 +65,8 @@ def _redis(conf: ClusterConf) -> Found:
     else:
         url, options = import_object(f"{REDIS_OPTIONS}:url_of")(conf.redis or {}, "Q_CLUSTER['redis']")
     if find_spec("redis") is not None:
-        import_object(f"{REDIS}:endpoint")(url, options)
+        key = "django_redis" if conf.django_redis else "redis"
+        import_object(f"{REDIS}:endpoint")(url, options, setting=f"Q_CLUSTER[{key!r}]")
     return url, dict.fromkeys(_OF_REDIS, options) if options else {}
 
 
@@ -71,6 +75,13 @@ def _sqs(conf: ClusterConf) -> Found:
     for name in given:
         if name not in _SQS:
             raise _wrong_sqs(f"has the option {name!r}: {_NOT_OF_SQS.get(name) or _meant(name)}")
+        if name == _SECONDS_OF_SQS:
+            if _waits(given[name]) is None:
+                raise _wrong_sqs(
+                    f"has {safe_repr(given[name], 80)} as {name!r}, which must be 0 to 20 seconds"
+                )
+        elif not isinstance(given[name], str):
+            raise _wrong_sqs(f"has an option {name!r} that is no text")
     key, secret = given.get("aws_access_key_id"), given.get("aws_secret_access_key")
     if bool(key) != bool(secret):
         raise _wrong_sqs("has one of 'aws_access_key_id' and 'aws_secret_access_key', and needs both or none")
@@ -78,14 +89,29 @@ def _sqs(conf: ClusterConf) -> Found:
     options: dict[str, Any] = {"visibility_timeout": conf.retry}
     if region := given.get("aws_region") or given.get("region_name"):
         options["region"] = region
-    if "receive_message_wait_time_seconds" in given:
-        options["wait_time_seconds"] = given["receive_message_wait_time_seconds"]
-    where = urlsplit(given.get("endpoint_url") or "")
-    if where.path.strip("/") or where.query or "@" in where.netloc:
+    if _SECONDS_OF_SQS in given:
+        options["wait_time_seconds"] = _waits(given[_SECONDS_OF_SQS])
+    try:
+        where = urlsplit(given.get("endpoint_url") or "")
+        _ = where.port
+    except ValueError as error:
+        raise _wrong_sqs(f"has an 'endpoint_url' that is no URL ({error})") from None
+    if (
+        where.scheme not in ("", "http", "https")
+        or where.path.strip("/")
+        or where.query
+        or "@" in where.netloc
+    ):
         raise _wrong_sqs("has an 'endpoint_url' that is more than http:// or https://, a host and a port")
     if where.scheme == "https":
         options["is_secure"] = True
     return f"sqs://{who}{where.netloc}", {"broker_transport_options": options}
+
+
+def _waits(value: Any) -> int | None:
+    """For how many seconds SQS keeps a question open; None for what it cannot."""
+    text = "" if isinstance(value, bool) else str(value)
+    return int(text) if text.isdecimal() and int(text) <= _MOST_OF_SQS else None
 
 
 def _meant(name: str) -> str:

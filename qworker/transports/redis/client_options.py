@@ -10,13 +10,19 @@ Each name is carried over, without a meaning here (IGNORED says why), or refused
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Callable, Mapping
+from ipaddress import ip_address
 from ssl import VerifyMode
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
+from qworker.conf.kinds import BOOLEAN, INTEGER
+from qworker.conf.secrets import mask_urls
 from qworker.errors import ConfigurationError
 from qworker.naming import near
+from qworker.safe_repr import safe_repr
 
 _ADDRESS = ("host", "port", "unix_socket_path", "path", "db", "username", "password", "ssl")
 CONNECTION = (
@@ -63,19 +69,117 @@ _TLS = (
 )  # fmt: skip
 NAMES = (*_ADDRESS, *CONNECTION, *_TLS)
 """Every name that is carried over."""
+_NO_HOST = frozenset("/?#@[] ")
+_LAST_PORT = 65535
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode()
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise ValueError("must be text")
+    return str(value)
+
+
+def _host(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must be the name or address of a server")
+    if "://" in value:
+        raise ValueError("must be the name of a server and not a URL, which stands in place of all options")
+    if ":" in value and not _is_address(value):
+        raise ValueError("must be the name or address of a server; its port is the option port")
+    if set(value) & _NO_HOST:
+        raise ValueError("must be the name or address of a server")
+    return value
+
+
+def _is_address(value: str) -> bool:
+    try:
+        ip_address(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _path(value: Any) -> str:
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError("must be a path")
+    return os.fsdecode(value)
+
+
+def _port(value: Any) -> int:
+    return _between(value, 1, _LAST_PORT)
+
+
+def _database(value: Any) -> int:
+    return _between(value, 0, math.inf)
+
+
+def _between(value: Any, least: int, most: float) -> int:
+    try:
+        number: int = INTEGER.read(value)
+    except ValueError:
+        number = least - 1
+    if not least <= number <= most:
+        upper = "or more" if most == math.inf else f"to {most}"
+        raise ValueError(f"must be a whole number, {least} {upper}")
+    return number
+
+
+def _seconds(value: Any) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ValueError("must be a number of seconds, more than 0")
+    return number if isinstance(value, str) else value
+
+
+def _socket_options(value: Any) -> dict[int, Any]:
+    if not isinstance(value, Mapping) or not all(
+        isinstance(name, int) and isinstance(option, int | bytes) for name, option in value.items()
+    ):
+        raise ValueError("must be a mapping of socket options, such as {socket.TCP_KEEPIDLE: 30}")
+    return dict(value)
+
+
+def _verification(value: Any) -> Any:
+    if value is not None and not isinstance(value, str | bool | VerifyMode):
+        raise ValueError('must be "none", "optional" or "required"')
+    return value
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(
+        ("username", "password", "client_name", "ssl_ca_data", "ssl_password", "ssl_ciphers"), _text
+    ),
+    **dict.fromkeys(
+        ("unix_socket_path", "path", "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"), _path
+    ),
+    **dict.fromkeys(("ssl", "socket_keepalive", "ssl_check_hostname"), BOOLEAN.read),
+    **dict.fromkeys(("socket_timeout", "socket_connect_timeout"), _seconds),
+    "host": _host,
+    "port": _port,
+    "db": _database,
+    "socket_keepalive_options": _socket_options,
+    "ssl_cert_reqs": _verification,
+}
+"""What reads the value of each name."""
+_SECRET = ("password", "ssl_password", "ssl_ca_data")
 
 
 def checked(given: Mapping[str, Any], setting: str) -> dict[str, Any]:
-    """Return those of *given* that are carried over; None is as good as left out.
+    """Return those of *given* that are carried over; None and "" are as good as left out.
 
-    Raises ConfigurationError for a name that there is none of, or that cannot be carried over. What stands
-    there and says nothing may stay.
+    Raises ConfigurationError for a name that does not exist or cannot be carried over, and for a value of the
+    wrong type. What stands there and says nothing may stay.
     """
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name in NAMES:
-            if value is not None or name == "ssl_cert_reqs":
-                found[name] = value
+            if value not in (None, "") or name == "ssl_cert_reqs":
+                found[name] = read(name, value, setting)
         elif name in REFUSED:
             if value:
                 raise _wrong(setting, f"{name} cannot be carried over: {REFUSED[name]}")
@@ -86,6 +190,23 @@ def checked(given: Mapping[str, Any], setting: str) -> dict[str, Any]:
     return found
 
 
+def read(name: str, value: Any, setting: str) -> Any:
+    """Return what *value* of the option *name* means; ConfigurationError for one that it cannot have."""
+    try:
+        return _READERS[name](value)
+    except ValueError as error:
+        shown = "" if name in _SECRET else f" is {mask_urls(safe_repr(value, 80))}, and"
+        raise _wrong(setting, f"{name}{shown} {error}") from None
+
+
+def split(url: str, setting: str) -> SplitResult:
+    """Return the parts of *url*. Raises ConfigurationError for what is none."""
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise _wrong(setting, f"{mask_urls(url)} is no URL ({error})") from None
+
+
 def url_of(given: Mapping[str, Any], setting: str) -> tuple[str, dict[str, Any]]:
     """Return the URL that options of redis-py's client mean, and the transport options beside it.
 
@@ -93,10 +214,10 @@ def url_of(given: Mapping[str, Any], setting: str) -> tuple[str, dict[str, Any]]
     """
     options = checked(given, setting)
     path = options.pop("unix_socket_path", None) or options.pop("path", None)
-    host, port = str(options.pop("host", "localhost")), options.pop("port", 6379)
+    host, port = options.pop("host", "localhost"), options.pop("port", 6379)
     if path:
         options["virtual_host"] = options.pop("db", 0)
-        return merged(f"redis+socket://{quote(str(path))}", options, setting)
+        return merged(f"redis+socket://{quote(path)}", options, setting)
     host = f"[{host}]" if ":" in host else host
     scheme = "rediss" if options.get("ssl") else "redis"
     return merged(f"{scheme}://{host}:{port}/{options.pop('db', 0)}", options, setting)
@@ -106,15 +227,15 @@ def merged(url: str, given: Mapping[str, Any], setting: str) -> tuple[str, dict[
     """Return *url* with what *given*, options of redis-py's client, says of the same server, and the
     transport options that are left. What the URL says goes before it. Raises as url_of()."""
     options = checked({name: value for name, value in given.items() if name != "virtual_host"}, setting)
-    parts = urlsplit(url)
+    parts = split(url, setting)
     is_socket = parts.scheme in ("redis+socket", "redis+unix", "unix")
     login, at, where = parts.netloc.rpartition("@")
     written = dict(parse_qsl(parts.query, keep_blank_values=True))
     user, colon, secret = login.partition(":")
     if not colon and options.get("password") and "password" not in written:
-        secret, colon = quote(str(options["password"]), safe=""), ":"
+        secret, colon = quote(options["password"], safe=""), ":"
     if not user and options.get("username") and "username" not in written:
-        user = quote(str(options["username"]), safe="")
+        user = quote(options["username"], safe="")
     at = "@" if user or colon else at
     query = {name: str(value) for name, value in _tls(parts.scheme, options, is_socket, setting).items()}
     if "virtual_host" in given:

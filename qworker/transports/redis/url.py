@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from qworker.conf.kinds import BOOLEAN
 from qworker.conf.secrets import mask_urls
 from qworker.errors import ConfigurationError
 from qworker.naming import install_command
 from qworker.transports.connect_errors import while_connecting
-from qworker.transports.redis.client_options import checked
+from qworker.transports.redis.client_options import CONNECTION, NAMES, checked, read, split
 from qworker.transports.tls import Tls, divided, tls_of
 
 try:
@@ -31,11 +30,8 @@ except ImportError as error:
 
 _IN_THE_ADDRESS = {"host", "port", "path", "unix_socket_path", "socket_keepalive_options"}
 """Options of redis-py's connection that no parameter of a URL is."""
-_READ: dict[str, Callable[[str], Any]] = {
-    "socket_timeout": float,
-    "socket_connect_timeout": float,
-    "socket_keepalive": BOOLEAN.read,
-}
+_OPTIONS = {"broker_url": "broker_transport_options", "result_backend": "result_backend_transport_options"}
+"""Settings with URLs → those with transport options."""
 SOCKET_TIMEOUT = 10.0
 CONNECT_TIMEOUT = 5.0
 
@@ -64,11 +60,15 @@ def endpoint(
 
     Raises ConfigurationError for what is no such URL, or names files of certificates that are of no use.
     """
-    options = options or {}
+    told = _OPTIONS.get(setting, setting)
+    options = {
+        name: read(name, value, told) if name in (*CONNECTION, "db") and value is not None else value
+        for name, value in (options or {}).items()
+    }
     scheme, _, _ = url.partition("://")
     if scheme == "sentinel":
         return _sentinel(url, options, use_ssl, setting)
-    parts = urlsplit(url)
+    parts = split(url, setting)
     asked, fields = _query(parts.query, setting)
     tls: Tls | None = None
     if scheme in ("redis+socket", "unix", "redis+unix"):
@@ -118,7 +118,7 @@ def _sentinel(url: str, options: Mapping[str, Any], use_ssl: Any, setting: str) 
     asked: dict[str, str] = {}
     fields: dict[str, Any] = {}
     for part in url.split(";"):
-        parts = urlsplit(part if "://" in part else f"sentinel://{part}")
+        parts = split(part if "://" in part else f"sentinel://{part}", setting)
         login, _, hosts = parts.netloc.rpartition("@")
         addresses += [_address(url, host, 26379) for host in hosts.split(",")]
         user, _, password = login.partition(":")
@@ -132,14 +132,30 @@ def _sentinel(url: str, options: Mapping[str, Any], use_ssl: Any, setting: str) 
     tls = _tls("sentinel", asked, use_ssl, setting)
     kind: Any = redis.Connection if tls is None else redis.SSLConnection
     fields = _common(url, fields | (tls.for_redis() if tls is not None else {}), options)
-    sentinel_fields = {"socket_timeout": CONNECT_TIMEOUT, **options.get("sentinel_kwargs", {})}
-    sentinel: Any = Sentinel(addresses, sentinel_kwargs=sentinel_fields)  # type: ignore[no-untyped-call]
+    sentinel = _client_of(addresses, options.get("sentinel_kwargs") or {}, _OPTIONS.get(setting, setting))
 
     def connect(timeout: float = SOCKET_TIMEOUT) -> Any:
         host, port = sentinel.discover_master(name)
         return _connected(kind(host=host, port=port, **_within(timeout, fields)), tls)
 
     return Endpoint(mask_urls(url), fields["db"], ("sentinel", name, fields["db"]), connect)
+
+
+def _client_of(addresses: list[tuple[str, int]], given: Any, setting: str) -> Any:
+    """redis-py's client of sentinels. given: options of its connections to them."""
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"{setting}: sentinel_kwargs must be a mapping", setting=setting)
+    fields = {
+        name: read(name, value, f"{setting}: sentinel_kwargs")
+        if name in NAMES and value is not None
+        else value
+        for name, value in given.items()
+    }
+    fields = {"socket_timeout": CONNECT_TIMEOUT, **fields}
+    try:
+        return Sentinel(addresses, sentinel_kwargs=fields)  # type: ignore[no-untyped-call]
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{setting}: sentinel_kwargs: {error}", setting=setting) from None
 
 
 def _query(text: str, setting: str) -> tuple[dict[str, str], dict[str, Any]]:
@@ -151,16 +167,7 @@ def _query(text: str, setting: str) -> tuple[dict[str, str], dict[str, Any]]:
     if elsewhere := _IN_THE_ADDRESS & others.keys():
         text = ", ".join(sorted(elsewhere))
         raise ConfigurationError(f"{setting}: {text} stands in the address of a URL", setting=setting)
-    fields: dict[str, Any] = checked(others, setting)
-    for name, read in _READ.items():
-        if name in fields:
-            try:
-                fields[name] = read(fields[name])
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"{setting}: {name} is {fields[name]!r} ({error})", setting=setting
-                ) from None
-    return asked, fields
+    return asked, checked(others, setting)
 
 
 def _tls(scheme: str, asked: Mapping[str, str], use_ssl: Any, setting: str) -> Tls | None:

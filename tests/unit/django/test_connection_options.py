@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.db import connections
 from django.test import override_settings
 
@@ -22,7 +23,7 @@ from qworker.backends import open_backend
 from qworker.backends.sql_tables import connect
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
-from qworker.django.checks import check_broker
+from qworker.django.checks import check_broker, check_connections, check_deployment
 from qworker.django.transports import databases
 from qworker.django.transports.databases import check_options, url_of
 from qworker.django.transports.redis_cache import cache_url
@@ -96,16 +97,75 @@ def test_every_parameter_of_libpq_reaches_the_brokers_connection(database: Any, 
     file = tmp_path / "file"
     file.write_bytes(b"")
     files = {"sslrootcert", "sslcert", "sslkey"}
+    words = {"sslmode": "require", "target_session_attrs": "any"}
+    words |= dict.fromkeys(("channel_binding", "gssencmode"), "prefer")
     keywords = {each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults()}
     assert len(keywords) > 30
     address = {"dbname", "user", "password", "host", "port", "client_encoding"}
     for keyword in sorted(keywords - address):
-        value = str(file) if keyword in files else "1"
+        value = str(file) if keyword in files else words.get(keyword, "1")
         url = database("postgresql", {keyword: value})
         PostgreSQLLink.check(url)
         found = fields_of(url)
         expected = {"dbname": "shop", "user": "me", "password": "p/w", "host": "db", keyword: value}
         assert found == expected, keyword
+
+
+NO_TEXT: tuple[Any, ...] = (object(), [1], {"a": 1}, (2,))
+NO_NUMBER: tuple[Any, ...] = ("soon", 1.5, True, *NO_TEXT)
+OF_A_DATABASE = [
+    *[(vendor, name, value) for vendor in ("postgresql", "mysql", "sqlite")
+      for name in ("NAME", "USER", "PASSWORD", "HOST") for value in NO_TEXT],
+    *[(vendor, "PORT", value) for vendor in ("postgresql", "mysql", "sqlite") for value in NO_NUMBER],
+    *[(vendor, "OPTIONS", value) for vendor in ("postgresql", "mysql", "sqlite")
+      for value in ("x", 1, [], None)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("vendor", "name", "value"), OF_A_DATABASE)
+def test_a_value_of_the_wrong_type_in_an_address_is_refused(
+    monkeypatch: pytest.MonkeyPatch, vendor: str, name: str, value: Any
+) -> None:
+    monkeypatch.setattr(databases, "connections", {"default": Backend(vendor, {name: value})})
+    with pytest.raises(ConfigurationError, match=rf"DATABASES\['default'\].*{name}") as caught:
+        check_options("default")
+    assert caught.value.setting == "DATABASES"
+    assert name != "PASSWORD" or repr(value) not in str(caught.value)
+
+
+TEXTS = ("options", "assume_role", "service", "passfile", "application_name", "sslrootcert")
+NUMBERS = (
+    "connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count",
+    "tcp_user_timeout",
+)  # fmt: skip
+WORDS = ("sslmode", "target_session_attrs", "channel_binding", "gssencmode")
+MYSQL_TEXTS = sorted(
+    mysql_options.NAMES
+    - {"charset", "collation", "conv", "cursorclass", "db", "passwd", "isolation_level", "database"}
+)
+MYSQL_NUMBERS = ("connect_timeout", "read_timeout", "write_timeout", "port")
+OPTIONS = [
+    *[("postgresql", name, value) for name in TEXTS for value in NO_TEXT],
+    *[("postgresql", name, value) for name in NUMBERS for value in NO_NUMBER],
+    *[("postgresql", name, value) for name in WORDS for value in ("sometimes", 1, *NO_TEXT)],
+    *[("postgresql", "prepare_threshold", value) for value in NO_NUMBER],
+    *[("mysql", name, value) for name in MYSQL_TEXTS for value in NO_TEXT],
+    *[("mysql", name, value) for name in MYSQL_NUMBERS for value in ("soon", -1, *NO_TEXT)],
+    *[("mysql", "client_flag", value) for value in ("soon", 1.5, *NO_TEXT)],
+    *[("mysql", "ssl", value) for value in (1, object(), [1])],
+    *[("mysql", "isolation_level", value) for value in (1, *NO_TEXT)],
+    *[("sqlite", name, value) for name in ("init_command", "transaction_mode") for value in NO_TEXT],
+]
+
+
+@pytest.mark.parametrize(("vendor", "name", "value"), OPTIONS)
+def test_an_option_of_a_database_with_a_value_of_the_wrong_type_is_refused(
+    monkeypatch: pytest.MonkeyPatch, vendor: str, name: str, value: Any
+) -> None:
+    backend = Backend(vendor, {"OPTIONS": {name: value}})
+    monkeypatch.setattr(databases, "connections", {"default": backend})
+    with pytest.raises(ConfigurationError, match=r"DATABASES\['default'\]"):
+        check_options("default")
 
 
 def test_options_of_djangos_for_postgresql(database: Any) -> None:
@@ -368,6 +428,76 @@ def refused(value: Any, word: str) -> None:
         assert [message.id for message in check_broker()] == ["qworker.E002"]
 
 
+SECONDS: tuple[Any, ...] = ("soon", -1, 0, True, float("nan"), float("inf"), *NO_TEXT)
+WRONG: dict[str, tuple[Any, ...]] = {
+    "host": ("rediss://x", "db:6379", "a/b", 5, True, b"x", *NO_TEXT),
+    "port": ("soon", 0, -1, 65536, 1.5, True, *NO_TEXT),
+    "unix_socket_path": (5, True, *NO_TEXT),
+    "path": (5, True, *NO_TEXT),
+    "db": ("first", -1, 1.5, True, *NO_TEXT),
+    "username": (1.5, True, *NO_TEXT),
+    "password": (1.5, True, *NO_TEXT),
+    "ssl": ("soon", 2, *NO_TEXT),
+    "socket_timeout": SECONDS,
+    "socket_connect_timeout": SECONDS,
+    "socket_keepalive": ("soon", 2, *NO_TEXT),
+    "socket_keepalive_options": ("soon", 1, [1], {"a": 1}, {1: "x"}),
+    "client_name": (1.5, True, *NO_TEXT),
+    "ssl_ca_certs": (5, *NO_TEXT),
+    "ssl_ca_path": (5, *NO_TEXT),
+    "ssl_ca_data": (1.5, *NO_TEXT),
+    "ssl_certfile": (5, *NO_TEXT),
+    "ssl_keyfile": (5, *NO_TEXT),
+    "ssl_password": (1.5, *NO_TEXT),
+    "ssl_cert_reqs": ("soon", 1, *NO_TEXT),
+    "ssl_check_hostname": ("soon", 2, *NO_TEXT),
+    "ssl_ciphers": (1.5, *NO_TEXT),
+}
+"""Values that each option of redis-py's connection cannot have."""
+
+
+def test_each_option_of_redis_has_values_that_it_cannot_have() -> None:
+    assert set(WRONG) == set(client_options.NAMES)
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in WRONG for value in WRONG[name]])
+def test_a_value_that_an_option_of_redis_cannot_have_is_refused(name: str, value: Any) -> None:
+    base = {"ssl": True} if name.startswith("ssl_") else {}
+    refused({**base, name: value}, rf"^Q_CLUSTER\['redis'\]: {name}")
+    if name not in client_options.CONNECTION:
+        return
+    for setting, options in (
+        ("broker_url", "broker_transport_options"),
+        ("result_backend", "result_backend_transport_options"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"^{options}: {name}") as caught:
+            endpoint("redis://h/0", {name: value}, setting=setting)
+        assert caught.value.setting == options
+
+
+def test_values_of_redis_options_may_be_text_as_an_environment_has_it() -> None:
+    text = {"port": "7", "db": "3", "socket_timeout": "2.5", "socket_keepalive": "no", "ssl": "true"}
+    assert client_options.url_of({**text, "host": "", "password": b"p"}, "Q_CLUSTER['redis']") == (
+        "rediss://:p@localhost:7/3",
+        {"socket_timeout": 2.5, "socket_keepalive": False},
+    )
+
+
+@pytest.mark.parametrize("url", ["redis://[x/0", "redis://h:x/0", "redis://h/first", "sentinel://[x/0"])
+def test_a_url_of_redis_that_is_none_is_refused(url: str) -> None:
+    if url.startswith("redis"):
+        refused(url, "redis://")
+    with pytest.raises(ConfigurationError, match="://"):
+        endpoint(url, {"master_name": "m"})
+
+
+def test_a_secret_is_not_shown_when_its_type_is_wrong() -> None:
+    for name in ("password", "ssl_password"):
+        with pytest.raises(ConfigurationError) as caught:
+            client_options.url_of({"ssl": True, name: ["secret"]}, "Q_CLUSTER['redis']")
+        assert "secret" not in str(caught.value)
+
+
 def test_an_option_of_redis_that_is_a_slip_is_an_error() -> None:
     refused({"pasword": "x"}, "did you mean password")
     refused({NEW: 1}, NEW)
@@ -458,11 +588,40 @@ def test_sentinels_of_django_redis_are_asked_for_the_master() -> None:
         ({"CONNECTION_FACTORY": "shop.redis.Factory"}, "CONNECTION_FACTORY"),
         ({"CONNECTION_POOL_KWARGS": {NEW: 1}}, NEW),
         ({"SENTINELS": "a:1"}, "SENTINELS"),
+        ({"SENTINELS": [("a", "soon")]}, "SENTINELS"),
+        ({"PASSWORD": [1]}, "password must be text"),
+        ({"SOCKET_TIMEOUT": "soon"}, "socket_timeout is 'soon'"),
+        ({"SOCKET_CONNECT_TIMEOUT": -1}, "socket_connect_timeout is -1"),
+        ({"CONNECTION_POOL_KWARGS": ["x"]}, "CONNECTION_POOL_KWARGS.* must be a mapping"),
+        ({"CONNECTION_POOL_KWARGS": {"db": "first"}}, "db is 'first'"),
+        ({"SENTINELS": [("a", 1)], "SENTINEL_KWARGS": "x"}, "SENTINEL_KWARGS.* must be a mapping"),
+        ({"CLIENT_CLASS": 5}, "CLIENT_CLASS"),
     ],
 )
 def test_what_cannot_be_carried_over_from_django_redis_is_refused(options: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigurationError, match=word):
         cache("redis://h/1", **options)
+
+
+@pytest.mark.parametrize(
+    ("caches", "word"),
+    [
+        ("x", "must be a mapping"),
+        ({"LOCATION": 5}, "LOCATION"),
+        ({"LOCATION": [5]}, "LOCATION"),
+        ({"LOCATION": "redis://[x"}, "is no URL"),
+        ({"LOCATION": "redis://h/1", "OPTIONS": "x"}, "'OPTIONS' must be a mapping"),
+    ],
+)
+def test_a_cache_of_django_redis_of_the_wrong_type_is_refused(caches: Any, word: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"CACHES\['fast'\].*{word}"):
+        cache_url("fast", {"fast": caches}, None)
+
+
+@pytest.mark.parametrize("kwargs", ["x", {"socket_timeout": "soon"}, {NEW: 1}])
+def test_options_of_sentinels_that_are_none_are_refused(kwargs: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"broker_transport_options.*sentinel_kwargs"):
+        endpoint("sentinel://h/0", {"master_name": "m", "sentinel_kwargs": kwargs})
 
 
 # -- SQS --
@@ -483,6 +642,48 @@ def test_every_option_of_boto3s_session_is_decided(cluster: Cluster) -> None:
         cluster(sqs=wrong)
         with pytest.raises(ConfigurationError, match=r"aws_secret_access_key|endpoint_url"):
             url_and_options("sqs")
+
+
+WRONG_OF_SQS = [
+    *[(name, value) for name in ("aws_region", "region_name", "aws_access_key_id", "aws_secret_access_key",
+                                 "endpoint_url") for value in (5, b"x", *NO_TEXT)],
+    *[("receive_message_wait_time_seconds", value) for value in (-1, 21, *NO_NUMBER)],
+    *[("endpoint_url", value) for value in ("http://[x", "http://h:x", "ftp://h")],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG_OF_SQS)
+def test_a_value_that_an_option_of_sqs_cannot_have_is_refused(
+    cluster: Cluster, name: str, value: Any
+) -> None:
+    pytest.importorskip("boto3", reason='pip install "qworker-queue[sqs]"')
+    cluster(sqs={"aws_access_key_id": "k", "aws_secret_access_key": "s", name: value})
+    with pytest.raises(ConfigurationError, match=name) as caught:
+        url_and_options("sqs")
+    assert "secret" not in name or repr(value) not in str(caught.value)
+    assert [message.id for message in check_broker()] == ["qworker.E002"]
+
+
+@pytest.mark.parametrize("name", ["host", "port", "username", "maxPoolSize", "connectTimeoutMS", "tls", "w"])
+@pytest.mark.parametrize("value", [object(), [1]])
+def test_a_value_that_an_option_of_mongodb_cannot_have_is_refused(
+    cluster: Cluster, name: str, value: Any
+) -> None:
+    pytest.importorskip("pymongo", reason='pip install "qworker-queue[mongodb]"')
+    cluster(mongo={name: value})
+    with pytest.raises(ConfigurationError, match=r"Q_CLUSTER\['mongo'\]"):
+        url_and_options("mongo")
+    assert [message.id for message in check_broker()] == ["qworker.E002"]
+
+
+@pytest.mark.parametrize("database", [{"OPTIONS": "x"}, {"OPTIONS": None}, {"CONN_MAX_AGE": "soon"}])
+def test_the_checks_survive_databases_that_are_wrong(
+    monkeypatch: pytest.MonkeyPatch, database: dict[str, Any]
+) -> None:
+    sqlite = {"ENGINE": "django.db.backends.sqlite3"}
+    monkeypatch.setattr(settings, "DATABASES", {"default": {**sqlite, **database}})
+    assert check_connections() == []
+    assert "qworker.W035" in [message.id for message in check_deployment()]
 
 
 # -- the others --
