@@ -90,7 +90,8 @@ def list_(app: str | None, as_json: bool) -> None:
     With --json: `leader` (null: nobody leads), `shared` (whether other processes see the store), `store` (its
     URL) and `entries`, each with `name`, `task`, `when` (in words), `state` (active, paused, wrong, removed
     or over), `source` (settings, code, task or hand), `changed` (the fields that were changed by hand),
-    `next_due`, `last_due`, `last_run` (times in ISO 8601, or null), `runs` and `error` (null: none).
+    `next_due`, `last_due`, `last_run` (times in ISO 8601, or null), `runs`, `error` (null: none) and
+    `troubles` (what will go wrong when it is called, each with `severity`, `words`, `what` and `advice`).
     """
     application = open_app(app).app
     entries = application.schedules.entries()
@@ -317,7 +318,7 @@ def _check_options(app: QWorker, task: str, options: Mapping[str, Any]) -> None:
 
 
 def _tell(app: QWorker, name: str, done: str, as_json: bool) -> None:
-    """Say what became of an entry, and what is doubtful about it."""
+    """Say what became of an entry, and what will go wrong when it is called."""
     found = app.schedules.get(name)
     entry = found.entry
     shown = brief(app, found)
@@ -328,12 +329,8 @@ def _tell(app: QWorker, name: str, done: str, as_json: bool) -> None:
         click.echo(f"{done} {visible(name)}: {visible(entry.task)}, {visible(when(entry.schedule))}{next_}.")
     if entry is None:
         return
-    task = app.tasks.get(entry.task)
-    if task is None:
+    if entry.task not in app.tasks:
         click.echo(f"Warning: {doubt_task(app, entry.task)}", err=True)
         return
-    try:
-        if task.check_arguments is not None:
-            task.check_arguments(*entry.args, **entry.kwargs)
-    except TypeError as error:
-        click.echo(f"Warning: it cannot be called like this: {error}", err=True)
+    for trouble in shown["troubles"]:
+        click.echo(f"Warning: it {trouble['what']}", err=True)

@@ -1,6 +1,6 @@
 """What is wrong with schedules: entries, where they are kept, who looks after them.
 
-Comes from:  `qworker config check` (problems), `qworker doctor` (facts).
+Comes from:  `qworker config check` (problems), `qworker doctor` (facts), `qworker beat` (troubles).
 Goes to:     the settings and tasks of the app; facts() asks the schedule store too.
 Thread:      main. Nothing is changed.
 """
@@ -11,11 +11,12 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from qworker import __version__
 from qworker.app import QWorker
 from qworker.beat.catalog import Listed, about, base_of, catalog
+from qworker.beat.entry import Entry
 from qworker.beat.leadership import living
 from qworker.beat.overlap import hindrance
 from qworker.beat.store import Lease
@@ -30,6 +31,7 @@ from qworker.publishing.call import check_options
 
 _START = "start one: qworker beat, or a worker with --beat"
 _SHARE = "set beat_store, as to redis://… or postgresql://…"
+CANNOT_BE_CALLED = "cannot be called"
 _ALONE = "schedules are kept in no store that others see: two schedulers would call everything twice"
 
 
@@ -109,22 +111,44 @@ def _entries(app: QWorker, entries: Sequence[Listed]) -> Iterator[Fact]:
                 )
         except InvalidSchedule as error:
             yield Fact("error", str(error), "until then it is not called")
-        if each.entry.task not in app.tasks:
-            yield Fact(
-                "warning",
-                f"the entry {each.name!r:.200} calls {each.entry.task!r:.200}, which is no task of this app",
-                "correct its name, or import the module that has it; where only workers have it, all is well",
-            )
-        if why := hindrance(app, each.entry):
-            what = f"the entry {each.name!r:.200} is called as with overlap='allow'"
-            yield Fact("error", f"{what}, since {why}")
-        try:
-            check_options(app, each.entry.task, each.entry.options)
-        except PublishError as error:
-            yield Fact("error", f"the entry {each.name!r:.200} cannot be called: {error}")
-        else:
-            if each.state is not None and each.state.error is not None:
-                yield Fact("error", f"the entry {each.name!r:.200} could not be called: {each.state.error}")
+        found = list(troubles(app, each.entry))
+        for trouble in found:
+            yield Fact(trouble.severity, f"the entry {each.name!r:.200} {trouble.what}", trouble.advice)
+        if (
+            each.state is not None
+            and each.state.error is not None
+            and CANNOT_BE_CALLED not in {trouble.words for trouble in found}
+        ):
+            yield Fact("error", f"the entry {each.name!r:.200} could not be called: {each.state.error}")
+
+
+class Trouble(NamedTuple):
+    """What is wrong with the call of an entry. words: in a few. what: goes on from "the entry 'x'"."""
+
+    severity: str
+    words: str
+    what: str
+    advice: str = ""
+
+
+def troubles(app: QWorker, entry: Entry) -> Iterator[Trouble]:
+    """What would go wrong when *entry* is due, as far as settings and code tell. Nothing is connected to."""
+    task = app.tasks.get(entry.task)
+    if task is None:
+        yield Trouble(
+            "warning",
+            "unknown task",
+            f"calls {entry.task!r:.200}, which is no task of this app",
+            "correct its name, or import the module that has it; where only workers have it, all is well",
+        )
+    if why := hindrance(app, entry):
+        yield Trouble("error", "overlap ignored", f"is called as with overlap='allow', since {why}")
+    try:
+        check_options(app, entry.task, entry.options)
+        if task is not None and task.typing and task.check_arguments is not None:
+            task.check_arguments(*entry.args, **entry.kwargs)
+    except (PublishError, TypeError) as error:
+        yield Trouble("error", CANNOT_BE_CALLED, f"cannot be called: {error}")
 
 
 def _differences(lease: Lease, ours: str) -> Iterator[Fact]:

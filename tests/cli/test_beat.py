@@ -57,6 +57,7 @@ TICKING = """
 BRIEF = {
     *("name", "task", "when", "state", "source", "changed", "next_due", "last_due", "last_run", "runs"),
     "error",
+    "troubles",
 }
 
 
@@ -402,7 +403,7 @@ def test_add_warns_of_what_is_doubtful(entries, run):
     assert "Warning: this app knows no task 'tasks.ad'. Did you mean 'tasks.add'?" in result.stderr
     result = run("beat", "add", "y", "tasks.add", "--every", "5", "-k", '{"z": 1}')
     assert result.exit_code == 0
-    assert "Warning: it cannot be called like this:" in result.stderr
+    assert "Warning: it cannot be called: " in result.stderr
     assert "Warning" not in run("beat", "add", "z", "tasks.add", "--every", "5", "-a", "[1, 2]").stderr
 
 
@@ -734,6 +735,51 @@ def test_an_entry_that_is_never_due_is_an_error(project, tasks, run, entry, code
 
 
 @pytest.mark.parametrize(
+    ("entry", "severity", "words", "what"),
+    [
+        ('"task": "tasks.ad"', "warning", "unknown task", "calls 'tasks.ad', which is no task of this app"),
+        (
+            '"task": "tasks.add", "args": [1]',
+            "error",
+            "cannot be called",
+            "cannot be called: add() missing 1 required positional argument: 'y'",
+        ),
+        (
+            '"task": "tasks.add", "args": [1, 2], "options": {"quue": "x"}',
+            "error",
+            "cannot be called",
+            "cannot be called: calling tasks.add: there is no option 'quue'. Did you mean queue?",
+        ),
+        ('"task": "tasks.loose", "args": [1]', None, "", ""),
+    ],
+)
+def test_an_entry_that_will_fail_is_shown(project, tasks, run, entry, severity, words, what):
+    project(
+        **{
+            "tasks.py": f"""
+            from qworker import QWorker
+            app = QWorker("tasks", beat_schedule={{"each": {{{entry}, "schedule": 10}}}})
+            @app.task
+            def add(x, y): ...
+            @app.task(typing=False)
+            def loose(x, y): ...
+            """
+        }
+    )
+    listed = run("beat", "list")
+    assert f"  active{', ' * bool(words)}{words}  settings" in listed.stdout
+    assert ("More about what is wrong: qworker beat show NAME" in listed.stderr) == bool(words)
+    found = json.loads(run("beat", "show", "each", "--json").stdout)["troubles"]
+    assert [(each["severity"], each["words"], each["what"]) for each in found] == (
+        [(severity, words, what)] if severity else []
+    )
+    assert (f"\n{severity}: it {what}\n" in run("beat", "show", "each").stdout) == bool(words)
+    checked = run("config", "check")
+    assert (f"{severity}: the entry 'each' {what}" in checked.stdout) == bool(words)
+    assert checked.exit_code == bool(words)
+
+
+@pytest.mark.parametrize(
     ("overlap", "settings", "options", "why"),
     [
         ("skip", "", "", None),
@@ -764,6 +810,9 @@ def test_an_overlap_that_cannot_work_is_an_error(project, tasks, run, overlap, s
         assert checked.exit_code == 1
         assert said[0].startswith("error: the entry 'each' ")
         assert why in said[0]
+        assert "active, overlap ignored" in run("beat", "list").stdout
+        told = "error: it " + said[0].partition(" 'each' ")[2].partition(" (")[0]
+        assert told in run("beat", "show", "each").stdout
 
 
 def test_what_was_changed_before_there_was_a_key_is_shown_and_signed(entries, project, run, beat):
