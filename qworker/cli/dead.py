@@ -17,10 +17,10 @@ from qworker.app import QWorker
 from qworker.cli.completion import queue_names
 from qworker.cli.groups import SuggestingGroup
 from qworker.cli.names import doubt_queues
-from qworker.cli.options import Number, Tag, app_option, json_option, open_sent
+from qworker.cli.options import Beside, Number, Tag, app_option, json_option, open_sent
 from qworker.cli.output import age, count, cut, newest, print_json, print_table, visible
 from qworker.cli.purge import confirm
-from qworker.control.dead_letters import ALL
+from qworker.control.dead_letters import ALL, unsigned
 from qworker.control.dead_letters import retry as retry_letters
 from qworker.errors import ConfigurationError
 from qworker.transports.lease import Dead
@@ -57,10 +57,10 @@ def list_(app: str | None, queue: str | None, limit: int, as_json: bool) -> None
     now = choice.app.clock.now()
     rows = []
     for letter in letters:
-        headers = _headers(letter)
         reason = cut(letter.reason, _LONGEST_REASON)
-        task = headers.get("task") or "?"
-        rows.append((letter.tag, letter.queue, task, letter.deliveries, age(now - letter.died_at), reason))
+        rows.append(
+            (letter.tag, letter.queue, _task(letter), letter.deliveries, age(now - letter.died_at), reason)
+        )
     print_table(("tag", "queue", "task", "deliveries", "age", "reason"), rows, right="tag deliveries age")
     if is_cut:
         click.echo(newest(limit), err=True)
@@ -97,13 +97,35 @@ def show(tag: int, app: str | None, as_json: bool) -> None:
 @dead.command()
 @click.argument("tags", metavar="[TAG]...", type=_TAG, nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
+@click.option("--sign", is_flag=True, help="Sign those that are not signed with a key of security_key.")
+@click.option("-y", "--yes", cls=Beside, beside="sign", is_flag=True, help="With --sign: do not ask.")
 @app_option
-def retry(tags: tuple[int, ...], everything: bool, app: str | None) -> None:
-    """Put dead letters back into their queues, as if they had never been delivered."""
+def retry(tags: tuple[int, ...], everything: bool, sign: bool, yes: bool, app: str | None) -> None:
+    """Put dead letters back into their queues, as if they had never been delivered.
+
+    With a security_key those that are not signed with it stay: workers would refuse them again. Whoever can
+    write to the broker can have sent them, so look at them before you sign them.
+    """
     _which(tags, everything)
     application = open_sent(app).app
+    if sign and application.signer is None:
+        raise click.UsageError("--sign needs a security_key, and the app has none.")
     chosen = _existing(application, tags)
-    click.echo(f"Put {count(retry_letters(application, chosen), 'message')} back.")
+    if sign and (letters := unsigned(application, chosen)):
+        for letter in letters:
+            click.echo(f"{letter.tag}: {_task(letter)}, queue {visible(letter.queue)}")
+        confirm(f"Sign {count(len(letters), 'dead letter')}?", yes)
+    done = retry_letters(application, chosen, sign=sign)
+    click.echo(f"Put {count(done.number, 'message')} back.")
+    for tag, why in done.refused.items():
+        click.echo(f"Error: dead letter {tag} stays, since workers would refuse it: {visible(why)}", err=True)
+    if done.refused:
+        click.echo(
+            "Look at them: qworker dead show TAG. Then: qworker dead retry TAG --sign, if you trust who sent "
+            "it, or qworker dead discard TAG.",
+            err=True,
+        )
+        raise click.exceptions.Exit(1)
 
 
 @dead.command()
@@ -149,6 +171,10 @@ def _find(app: QWorker, tag: int) -> Dead:
         if letter.tag == tag:
             return letter
     raise ConfigurationError(_no_such(tag))
+
+
+def _task(letter: Dead) -> str:
+    return visible(str(_headers(letter).get("task") or "?"))
 
 
 def _headers(letter: Dead) -> dict[str, Any]:

@@ -7,10 +7,12 @@ Thread:      the caller's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
 
-from qworker.errors import MessageError
+from qworker.errors import InvalidTaskMessage, MessageError, SecurityError
 from qworker.message.protocol import encode_parts
 from qworker.message.reading import parse_headers, parse_properties
 from qworker.transports.lease import Dead, Envelope
@@ -22,40 +24,77 @@ if TYPE_CHECKING:
 ALL = 1_000_000
 
 
-def retry(app: QWorker, tags: Sequence[int] | None = None) -> int:
-    """Put dead letters back into their queues; return how many there were.
+class Retried(NamedTuple):
+    """number: of the dead letters that are back in their queues. refused: why others stay, by their tags."""
+
+    number: int
+    refused: dict[int, str]
+
+
+def retry(app: QWorker, tags: Sequence[int] | None = None, *, sign: bool = False) -> Retried:
+    """Put dead letters back into their queues, and return how many, and which are refused.
 
     - tags: theirs; None for all of them.
+    - sign: sign those, too, that are not signed with one of our keys. Whoever can write to the broker can
+      have sent them: look at them first.
 
-    A dead letter whose signature is too old by security_max_age is signed anew, when it was signed with one
-    of our keys. It may be in both places when this is interrupted. One that is not signed stays as it is, and
-    a worker will refuse it again. Raises BrokerUnavailable.
+    Where there is a ``security_key``, one that is not signed with it is refused, as a worker would refuse it
+    again; one whose signature is too old by ``security_max_age`` is signed anew. When this is interrupted,
+    what it signs may be in both places. Raises BrokerUnavailable.
     """
     signer, broker = app.signer, app.broker
-    aged: list[int] = []
-    if signer is not None and app.conf.security_max_age:
-        for letter in broker.admin.dead(None, ALL):
-            if tags is not None and letter.tag not in tags:
+    if signer is None:
+        return Retried(broker.admin.dead_retry(tags) if tags is None or tags else 0, {})
+    max_age = app.conf.security_max_age or math.inf
+    signed, good, refused = 0, [], {}
+    for letter in _chosen(app, tags):
+        try:
+            if _is_valid(letter, signer, max_age, sign=sign):
+                good.append(letter.tag)
                 continue
-            anew = _signed_anew(letter, signer, app.conf.security_max_age)
-            if anew is not None:
-                broker.sender.push([anew])
-                broker.admin.dead_discard([letter.tag])
-                aged.append(letter.tag)
-    rest = None if tags is None else [tag for tag in tags if tag not in aged]
-    return len(aged) + (broker.admin.dead_retry(rest) if rest is None or rest else 0)
+            anew = _signed_anew(letter, signer)
+        except MessageError as error:
+            refused[letter.tag] = str(error)
+            continue
+        broker.sender.push([anew])
+        broker.admin.dead_discard([letter.tag])
+        signed += 1
+    return Retried(signed + (broker.admin.dead_retry(good) if good else 0), refused)
 
 
-def _signed_anew(letter: Dead, signer: Signer, max_age: float) -> Envelope | None:
-    """Return the message of *letter* with a new signature; None when the old one is young enough, or is not
-    ours."""
+def unsigned(app: QWorker, tags: Sequence[int] | None = None) -> list[Dead]:
+    """Return the dead letters that retry() signs only when it is told to; none without a ``security_key``."""
+    signer = app.signer
+    if signer is None:
+        return []
+    found = []
+    for letter in _chosen(app, tags):
+        with suppress(InvalidTaskMessage):  # damaged: no signature helps
+            if not _is_valid(letter, signer, math.inf, sign=True):
+                found.append(letter)
+    return found
+
+
+def _chosen(app: QWorker, tags: Sequence[int] | None) -> list[Dead]:
+    letters = app.broker.admin.dead(None, ALL)
+    return letters if tags is None else [letter for letter in letters if letter.tag in tags]
+
+
+def _is_valid(letter: Dead, signer: Signer, max_age: float, *, sign: bool) -> bool:
+    """Whether a worker takes the signature of *letter*; when it does not, it may be signed anew. Raises
+    SecurityError for a letter that is not signed with one of our keys, unless *sign*."""
+    properties = parse_properties(letter.properties)
     try:
-        headers = parse_headers(letter.headers)
-        properties = parse_properties(letter.properties)
-        if signer.age(headers, letter.body, properties) <= max_age:
-            return None
-        del headers["signature"]
-        encoded = encode_parts(headers, properties, letter.body, signer)
-    except MessageError:
-        return None
+        return signer.age(parse_headers(letter.headers), letter.body, properties) <= max_age
+    except SecurityError:
+        if sign:
+            return False
+        raise
+
+
+def _signed_anew(letter: Dead, signer: Signer) -> Envelope:
+    headers = parse_headers(letter.headers)
+    headers.pop("signature", None)
+    properties = parse_properties(letter.properties)
+    encoded = encode_parts(headers, properties, letter.body, signer)
     return Envelope(letter.queue, encoded.headers, encoded.properties, encoded.body)

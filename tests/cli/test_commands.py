@@ -368,6 +368,30 @@ def test_all_dead_letters_at_once(tasks, run, dead_letter):
     assert run("dead", "discard", "--all", "--yes").stdout == "Deleted 0 dead letters.\n"
 
 
+def test_dead_letters_that_are_not_signed_stay_until_they_are(tasks, run, dead_letter, monkeypatch):
+    dead_letter(1)
+    assert run("dead", "retry", "--all", "--sign").exit_code == 2
+    monkeypatch.setenv("QWORKER_SECURITY_KEY", "k" * 32)
+    (letter,) = json.loads(run("dead", "list", "--json").stdout)
+    tag = str(letter["tag"])
+    for chosen in (tag, "--all"):
+        refused = run("dead", "retry", chosen)
+        assert (refused.exit_code, refused.stdout) == (1, "Put 0 messages back.\n")
+        assert (
+            f"Error: dead letter {tag} stays, since workers would refuse it: the message is not sig"
+            in refused.stderr
+        )
+        assert "qworker dead retry TAG --sign" in refused.stderr
+        assert "qworker dead discard TAG" in refused.stderr
+    assert run("dead", "retry", tag, "--yes").exit_code == 2
+    assert run("dead", "retry", tag, "--sign").exit_code == 2, "nobody can be asked"
+    assert [each["tag"] for each in json.loads(run("dead", "list", "--json").stdout)] == [letter["tag"]]
+    done = run("dead", "retry", tag, "--sign", "--yes")
+    assert (done.exit_code, done.stdout) == (0, f"{tag}: tasks.add, queue celery\nPut 1 message back.\n")
+    (message,) = sent()
+    assert "signature" in json.loads(message.headers)
+
+
 @pytest.mark.parametrize("command", ["show", "retry", "discard"])
 def test_a_dead_letter_that_is_none(tasks, run, dead_letter, command):
     dead_letter(1)

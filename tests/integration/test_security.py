@@ -353,7 +353,7 @@ def test_what_a_dead_worker_held_runs_again(house: House) -> None:
 def test_a_dead_letter_runs_again(house: House) -> None:
     result = house.app.send_task("dead-letter")
     house.worker.run()
-    assert dead_letters.retry(house.app) == 1
+    assert dead_letters.retry(house.app) == (1, {})
     house.worker.run()
     assert house.ran == ["dead-letter", "dead-letter"]
     assert result.get(timeout=0) == "in the end"
@@ -369,14 +369,32 @@ def test_a_dead_letter_that_is_too_old_is_signed_anew(house: House) -> None:
     house.worker.run()
     assert old.state == "PENDING"
     assert len(house.dead()) == 3
-    assert dead_letters.retry(house.app) == 3
+    unsigned = next(letter for letter in house.dead() if "not signed" in letter.reason)
+    why = {unsigned.tag: "the message is not signed, and this app has a security_key"}
+    assert dead_letters.retry(house.app) == (2, why)
     house.worker.run()
     assert old.get(timeout=0) == 3
     assert young.get(timeout=0) == "in the end"
-    (letter,) = house.dead()
-    assert "not signed" in letter.reason
-    assert dead_letters.retry(house.app, [letter.tag]) == 1
-    assert dead_letters.retry(house.app, []) == 0
+    assert house.dead() == [unsigned]
+    assert dead_letters.retry(house.app, [unsigned.tag]) == (0, why)
+    assert dead_letters.retry(house.app, []) == (0, {})
+    assert house.dead() == [unsigned]
+
+
+def test_a_dead_letter_that_is_not_signed_is_signed_when_that_is_asked_for(house: House) -> None:
+    unsigned, damaged = forged("forged", "add"), forged("damaged", "add")
+    house.app.broker.sender.push([unsigned, damaged._replace(headers="{}")])
+    house.worker.run()
+    assert house.ran == []
+    letters = {letter.headers: letter for letter in house.dead()}
+    assert dead_letters.retry(house.app).number == 0
+    assert dead_letters.retry(house.app, sign=True) == (
+        1,
+        {letters["{}"].tag: "header 'task' is missing"},
+    )
+    house.worker.run()
+    assert house.ran == [()]
+    assert house.dead() == [letters["{}"]]
 
 
 def test_what_follows_a_task_is_signed(house: House) -> None:
