@@ -65,7 +65,7 @@ class InlinePool(TaskPool):
         """Run what is held, oldest first, at most *limit* requests; return how many ran."""
         count = 0
         while self.held and (limit is None or count < limit):
-            self._execute(self.held[0])
+            self.execute(self.held[0])
             count += 1
         return count
 
@@ -113,7 +113,17 @@ class InlinePool(TaskPool):
         if request in self.started:
             self.started.remove(request)
 
-    def _execute(self, request: Request) -> None:
+    def execute(self, request: Request) -> None:
+        """Run *request*, which is one of those held, and let it leave."""
+        outcome = self.outcome_of(request)
+        self._take_out(request)
+        if not request.is_async and outcome.runtime is not None:
+            self.runtimes.learn(request.name, outcome.runtime)
+        self._on_ended([(request, outcome)])
+        self._on_room()
+
+    def outcome_of(self, request: Request) -> Outcome:
+        """What a child would report of *request*."""
         try:
             prepared = prepare(
                 self._app,
@@ -124,29 +134,20 @@ class InlinePool(TaskPool):
                 request.failing,
             )
         except MessageError as error:
-            outcome = execution.invalid(error)
-        else:
-            if self._app.clock.uptime() >= request.starts_before:
-                self.end(request, UNSTARTED)
-                return
-            if request.failing is None and tracks_start(prepared):
-                row = execution.started(self._app, prepared.task, prepared.context)
-                if row is not None:
-                    self._on_stored([(request, row)])
-            if request.failing is not None:
-                told = request.failing.told()
-                outcome = aftermath.tell(self._app, prepared.task, prepared.context, *told)
-            elif request.is_async:
-                import asyncio
+            return execution.invalid(error)
+        if self._app.clock.uptime() >= request.starts_before:
+            return Outcome(UNSTARTED)
+        if request.failing is not None:
+            return aftermath.tell(self._app, prepared.task, prepared.context, *request.failing.told())
+        if tracks_start(prepared):
+            row = execution.started(self._app, prepared.task, prepared.context)
+            if row is not None:
+                self._on_stored([(request, row)])
+        if request.is_async:
+            import asyncio
 
-                outcome = asyncio.run(execute_async(self._app, *prepared))
-            else:
-                outcome = execution.execute(self._app, prepared.task, prepared.context, prepared.body)
-        self._take_out(request)
-        if not request.is_async and outcome.runtime is not None:
-            self.runtimes.learn(request.name, outcome.runtime)
-        self._on_ended([(request, outcome)])
-        self._on_room()
+            return asyncio.run(execute_async(self._app, *prepared))
+        return execution.execute(self._app, prepared.task, prepared.context, prepared.body)
 
     def terminate(self, request: Request, signal_name: str) -> bool:
         if request not in self.held:

@@ -48,6 +48,7 @@ class StepWorker(Worker):
     """
 
     pool: InlinePool
+    pool_class = InlinePool
 
     def __init__(self, app: QWorker, *, on_demand: bool = False, **options: Any) -> None:
         super().__init__(app, **{"pool": "threads", **options})  # what it comes closest to
@@ -60,7 +61,7 @@ class StepWorker(Worker):
 
     def _make_pool(self, settler: Settler, on_room: OnRoom) -> InlinePool:
         # Who steps it asks the mediator soon enough: there is nothing to tell it.
-        self.pool = InlinePool(
+        self.pool = self.pool_class(
             self.app,
             pool_settings(self.app, self.registration),
             settler.ended,
@@ -75,7 +76,7 @@ class StepWorker(Worker):
 
     def step(self) -> bool:
         """One turn of every component; False when none of them found anything to do."""
-        before = self._picture()
+        before = self.picture()
         now = self.app.clock.monotonic()
         parts = self.parts
         parts.listener.wait(0)
@@ -86,7 +87,7 @@ class StepWorker(Worker):
             parts.writer.step(now)
         if parts.joiner is not None:
             parts.joiner.step(now)
-        return rest == 0 or self._picture() != before
+        return rest == 0 or self.picture() != before
 
     def run(self) -> int:
         """Turns until there is nothing left to do at this moment; return how many messages were settled.
@@ -124,7 +125,7 @@ class StepWorker(Worker):
             settled += self.run()
         return settled
 
-    def _picture(self) -> tuple[Any, ...]:
+    def picture(self) -> tuple[Any, ...]:
         parts = self.parts
         written = 0 if parts.writer is None else len(parts.writer.mailbox)
         return (

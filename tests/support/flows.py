@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import reduce
 from itertools import count
 from operator import or_
@@ -30,8 +30,21 @@ MOST_SHOWN = 120
 # -- the data --
 
 
-@dataclass
-class Call:
+class Short:
+    """A dataclass whose repr() has only the fields that are not as usual."""
+
+    def __repr__(self) -> str:
+        shown = []
+        for each in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each.name)
+            usual = each.default_factory() if callable(each.default_factory) else each.default  # type: ignore[misc]
+            if value != usual:
+                shown.append(f"{each.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@dataclass(repr=False)
+class Call(Short):
     """One call. retries: how often it asks for another attempt. number: its own in the flow."""
 
     fails: bool = False
@@ -44,16 +57,16 @@ class Call:
     number: int = -1
 
 
-@dataclass
-class Errback:
+@dataclass(repr=False)
+class Errback(Short):
     """now: it takes ``(request, exc, traceback)``."""
 
     now: bool = False
     number: int = -1
 
 
-@dataclass
-class Mapping:
+@dataclass(repr=False)
+class Mapping(Short):
     """``task.map`` or ``task.starmap`` of so many *items*; the first of them fails."""
 
     items: int
@@ -62,8 +75,8 @@ class Mapping:
     number: int = -1
 
 
-@dataclass
-class Chunks:
+@dataclass(repr=False)
+class Chunks(Short):
     """The group of ``task.chunks`` of so many *items*, *each* in a message."""
 
     items: int
@@ -71,29 +84,29 @@ class Chunks:
     number: int = -1
 
 
-@dataclass
-class Group:
+@dataclass(repr=False)
+class Group(Short):
     members: list[Any]
     errbacks: list[Errback] = field(default_factory=list)
 
 
-@dataclass
-class Chain:
+@dataclass(repr=False)
+class Chain(Short):
     """``chain(…)``."""
 
     steps: list[Any]
     errbacks: list[Errback] = field(default_factory=list)
 
 
-@dataclass
-class Pipe:
+@dataclass(repr=False)
+class Pipe(Short):
     """``a | b | c``."""
 
     steps: list[Any]
 
 
-@dataclass
-class Chord:
+@dataclass(repr=False)
+class Chord(Short):
     header: list[Any]
     body: Any
     errbacks: list[Errback] = field(default_factory=list)
@@ -151,6 +164,11 @@ def flows() -> st.SearchStrategy[Any]:
         )
 
     return st.recursive(leaf, around, max_leaves=12).filter(_is_called).map(_plain).map(numbered)
+
+
+def is_plain(flow: Any) -> Any | None:
+    """*flow* as flows() would draw it; None when it would not."""
+    return _plain(flow) if _is_called(flow) else None
 
 
 def _is_called(flow: Any) -> bool:

@@ -1,0 +1,81 @@
+"""Cases: a world, a program and faults as plain data.
+
+Comes from:  ``drawing`` (from a seed), ``shrinking``, and tests that somebody pasted.
+Goes to:     ``run``.
+Thread:      any; pure.
+
+``repr()`` of a case leaves out what is as usual, so that a case that was made smaller can be read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tests.support.flows import Call, Chain, Chord, Chunks, Errback, Group, Mapping, Pipe, Short
+
+__all__ = [
+    "Call", "Case", "Chain", "Chord", "Chunks", "Errback", "Fault", "Group", "Mapping", "Order", "Pipe",
+    "World", "replace",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class World(Short):
+    """The dimensions of a world. stores: see ``stores.STORES``. key: "", "signed", or "late" (set when the
+    first half of the orders has been called)."""
+
+    stores: str = "memory"
+    workers: int = 2
+    concurrency: int = 2
+    acks_late: bool = True
+    prefetch: int = 4
+    keep_failed: bool = True
+    key: str = ""
+    base: str = "plain"
+    middleware: bool = False
+    flush: float = 0.01
+    skew: float = 0.0
+    async_concurrency: int = 10
+    track_started: bool = False
+    result_expires: float = 86400.0
+    serializer: str = "json"
+
+
+@dataclass(frozen=True, repr=False)
+class Order(Short):
+    """A call of *flow* at second *at*. how: see ``nodes.HOW``. ask: see ``nodes.ASK``. options: of
+    apply_async(). revoke_at: seconds after the call."""
+
+    flow: Any
+    at: float = 0.0
+    how: str = "call"
+    ask: str = "later"
+    given: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    revoke_at: float | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Fault(Short):
+    """What goes wrong. kind: see ``seams.KINDS`` and ``run.HAPPENINGS``.
+
+    node, method, nth: at which call. at, seconds: when, and for how long, of what happens at a time.
+    """
+
+    kind: str
+    node: str = ""
+    method: str = ""
+    nth: int = 1
+    at: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, repr=False)
+class Case(Short):
+    """seed: of who steps next."""
+
+    world: World = World()
+    orders: tuple[Order, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    seed: int = 0

@@ -1,0 +1,113 @@
+"""What must hold when everything is quiet.
+
+Comes from:  ``run``.
+Goes to:     whoever ran the case: a list of sentences, [] when all is well.
+Thread:      any; pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.simulation.nodes import Asked
+from tests.simulation.run import Seen
+from tests.support.flows import Expected, Failed, expected
+
+MAY_LOSE = "WorkerLost"
+HARMLESS = frozenset({"jump"})
+"""Faults after which nothing may run twice."""
+
+
+def problems(seen: Seen) -> list[str]:
+    """What is wrong with a run."""
+    found = [f"a worker crashed: {text}" for text in seen.crashed]
+    if seen.stuck:
+        found.append(f"it does not end: {seen.stuck}")
+    exact = all(fault.kind in HARMLESS for fault in seen.fired)
+    for asked in seen.asked:
+        want = expected(asked.order.flow, asked.order.given)
+        found += [f"{asked.name}: {text}" for text in _order(seen, asked, want, exact)]
+    found += seen.record.wrong
+    if exact and seen.left["dead"]:
+        found.append(f"dead letters: {seen.left['dead']}")
+    if seen.left["joins"]:
+        found.append(f"{seen.left['joins']} joins are left")
+    if not seen.fired:
+        found += [f"the log has an error that nothing explains: {text}" for text in seen.errors]
+    return found
+
+
+def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
+    found: list[str] = []
+    calls = 2 if asked.order.how == "twice" else 1
+    ran, told = seen.record.ran(asked.name), seen.record.told[asked.name]
+    if want.refused:
+        if asked.results:
+            found.append("was taken, though it waits for what is ignored")
+        if ran:
+            found.append(f"ran {dict(ran)}, though it was refused")
+        return found
+    if asked.refused and exact:
+        return [f"cannot be called: {asked.refused[0]!r}"]
+    if asked.revoked:
+        return found
+    for number, ready in enumerate(seen.ready[asked.name]):
+        if not ready:
+            found.append(f"result {number} has not ended")
+            continue
+        value = seen.values[asked.name][number]
+        if value != want.value and not (_lost(value) and _may_lose(seen)):
+            found.append(f"result {number} is {value!r}, not {want.value!r}")
+    for value in asked.told:
+        if asked.order.ask == "await" and (value, want.value) == (Failed("ValueError"), Failed("ChordError")):
+            continue  # it raises what the member raised
+        if value != want.value and not (_lost(value) and _may_lose(seen)):
+            found.append(f"the caller was told {value!r}, not {want.value!r}")
+    if asked.refused or _lost(seen.values[asked.name]):
+        return found
+    runs = {number: count * calls for number, count in (+want.runs).items()}
+    tells = {number: count * calls for number, count in (+want.told).items()}
+    if exact:
+        if dict(ran) != runs:
+            found.append(f"ran {dict(ran)}, not {runs}")
+        if dict(told) != tells:
+            found.append(f"errbacks were told {dict(told)}, not {tells}")
+    elif not _may_lose(seen):
+        for number, count in runs.items():
+            if ran[number] < count:
+                found.append(f"{number} ran {ran[number]} times, not {count}")
+        for number, count in tells.items():
+            if told[number] < count:
+                found.append(f"errback {number} was told {told[number]} times, not {count}")
+        found += [f"{number} ran, which must not" for number in ran if number not in runs]
+        found += [f"errback {number} was told, which must not" for number in told if number not in tells]
+        more = max((ran[number] - count for number, count in runs.items()), default=0)
+        if more > 3 * len(seen.fired):
+            found.append(f"something ran {more} times more often than {len(seen.fired)} faults explain")
+    if calls == 1 and exact:
+        found += _order_kept(seen, asked, want)
+    return found
+
+
+def _may_lose(seen: Seen) -> bool:
+    """Whether tasks may be lost: those that are acknowledged first."""
+    return not seen.case.world.acks_late and bool(seen.fired)
+
+
+def _lost(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_lost, value))
+    return isinstance(value, Failed) and value.error in (MAY_LOSE, "ChordError")
+
+
+def _order_kept(seen: Seen, asked: Asked, want: Expected) -> list[str]:
+    first: dict[int, int] = {}
+    last: dict[int, tuple[int, int]] = {}
+    for number, start, end in seen.record.runs[asked.name]:
+        first[number] = min(start, first.get(number, start))
+        last[number] = max((start, end), last.get(number, (start, end)))
+    return [
+        f"{other} began before {one} had ended"
+        for one, other in sorted(want.before)
+        if one in last and other in first and last[one][1] >= first[other]
+    ]

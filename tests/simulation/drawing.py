@@ -1,0 +1,148 @@
+"""Cases at random.
+
+Comes from:  a seed, or hypothesis, by a ``random.Random``.
+Goes to:     ``run``.
+Thread:      any; pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from random import Random
+from typing import Any
+
+from tests.simulation.case import Case, Fault, Order, World
+from tests.simulation.nodes import ASK, HOW
+from tests.simulation.stores import STORES
+from tests.support.flows import Call, Chain, Chord, Chunks, Errback, Group, Mapping, Pipe, is_plain, numbered
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "stores": tuple(STORES),
+    "workers": (1, 2, 3),
+    "concurrency": (1, 2, 4),
+    "acks_late": (True, True, False),
+    "prefetch": (1, 4),
+    "keep_failed": (True, False),
+    "key": ("", "", "signed"),
+    "base": ("plain", "overriding", "merging"),
+    "flush": (0.01, 0.0),
+    "skew": (0.0, 0.0, 2.0),
+    "async_concurrency": (1, 10),
+    "track_started": (False, True),
+    "result_expires": (86400.0, 3600.0),
+    "serializer": ("json", "json", "pickle"),
+}
+
+
+def world(random: Random) -> World:
+    return World(**{name: random.choice(values) for name, values in CHOICES.items()})
+
+
+def errbacks(random: Random, chance: float = 0.4) -> list[Errback]:
+    return [Errback(now=random.random() < 0.5)] if random.random() < chance else []
+
+
+def call(random: Random) -> Any:
+    kind = random.random()
+    if kind < 0.12:
+        return Mapping(random.randint(0, 3), random.random() < 0.5, random.random() < 0.1)
+    if kind < 0.2:
+        return Chunks(random.randint(1, 4), random.randint(1, 3))
+    return Call(
+        fails=random.random() < 0.07,
+        retries=random.choice((0,) * 12 + (1, 2)),
+        immutable=random.random() < 0.2,
+        ignored=random.random() < 0.03,
+        coroutine=random.random() < 0.1,
+        links=[Call(fails=random.random() < 0.1)] if random.random() < 0.3 else [],
+        errbacks=errbacks(random, 0.3),
+    )
+
+
+def flow(random: Random, leaves: int) -> Any:
+    """A flow of about so many calls."""
+    if leaves <= 1 or random.random() < 0.2:
+        return call(random)
+    count = random.randint(1, min(4, leaves))
+    inner = [flow(random, leaves // count) for _ in range(count)]
+    kind = random.random()
+    if kind < 0.25:
+        return Chain(inner, errbacks(random))
+    if kind < 0.45:
+        return Pipe(inner)
+    if kind < 0.7:
+        return Group(inner, errbacks(random))
+    return Chord(inner, flow(random, 2), errbacks(random))
+
+
+def order(random: Random) -> Order:
+    while True:
+        made = flow(random, random.choice((1, 2, 4, 8, 12)))
+        if (plain := is_plain(made)) is not None:
+            break
+    options: dict[str, Any] = {}
+    if random.random() < 0.15:
+        options["headers"] = {"h": 1}
+    if random.random() < 0.1:
+        options["countdown"] = random.choice((0.5, 3.0, 20.0))
+    if random.random() < 0.1:
+        options["priority"] = random.randint(0, 9)
+    how = random.choice(HOW)
+    given = () if how == "many" or random.random() < 0.5 else ("x",)
+    return Order(
+        numbered(plain),
+        round(random.random() * 5.0, 2),
+        how,
+        random.choice(ASK),
+        given,
+        {} if how == "many" else options,
+    )
+
+
+CALL_FAULTS = ("before", "after", "twice", "kill before", "kill after", "child before", "child after")
+METHODS = (
+    "push", "lease", "settle", "extend", "register", "reclaim", "store", "store_rows", "get", "read_many",
+    "join.open", "join.add", "join.claim", "join.finish", "join.hold", "failed.send_again",
+)  # fmt: skip
+"""Those whose calls faults meet."""
+
+
+def fault(random: Random, workers: int) -> Fault:
+    node = f"worker{random.randrange(workers)}"
+    at = round(random.random() * 6.0, 2)
+    kind = random.random()
+    if kind < 0.6:
+        what, method = random.choice(CALL_FAULTS), random.choice(METHODS)
+        if method in ("push", "join.open") and random.random() < 0.3 and what in ("before", "after", "twice"):
+            node = random.choice(("caller0", "caller1"))
+        return Fault(what, node, method, random.choice((1, 1, 2, 3, 5, 8, 13)))
+    if kind < 0.7:
+        return Fault("kill", node, at=at)
+    if kind < 0.8:
+        return Fault("freeze", node, at=at, seconds=random.choice((1.0, 3.0, 6.0, 15.0)))
+    if kind < 0.9:
+        return Fault(
+            "away", random.choice(("broker", "results")), at=at, seconds=random.choice((0.5, 3.0, 10.0))
+        )
+    if kind < 0.95:
+        return Fault("jump", node, at=at, seconds=random.choice((-5.0, 5.0, 60.0)))
+    return Fault("restart", node, at=at)
+
+
+def case(random: Random, orders: int | None = None) -> Case:
+    made = world(random)
+    count = orders or random.choice((1, 2, 4, 8))
+    faults = (
+        ()
+        if random.random() < 0.3
+        else tuple(fault(random, made.workers) for _ in range(random.choice((1, 1, 2, 4))))
+    )
+    return Case(made, tuple(order(random) for _ in range(count)), faults, random.getrandbits(32))
+
+
+def case_of(seed: int, orders: int | None = None) -> Case:
+    """The case of *seed*."""
+    return case(Random(seed), orders)
+
+
+assert {each.name for each in fields(World)} >= set(CHOICES)

@@ -1,0 +1,274 @@
+"""The nodes of a world: workers, and callers.
+
+Comes from:  ``run``.
+Goes to:     the actors of the world's time.
+Thread:      the world's.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from qworker import QWorker, signature
+from qworker.backends.stores import Stores as AppStores
+from qworker.components.request import Request
+from qworker.results.group_result import GroupResult
+from qworker.results.result import result_from_tuple
+from qworker.tasks.outcome import LOST, TIME_LIMIT, Outcome
+from qworker.testing import InlinePool, StepWorker
+from tests.simulation.case import Order, World
+from tests.simulation.program import OutOfTime, Record, define
+from tests.simulation.seams import Process
+from tests.simulation.stores import LEASE_SECONDS, Stores
+from tests.simulation.waiting import Watcher, awaited
+from tests.simulation.world import Actor, Clock, Killed, Time
+from tests.support.flows import Failed, canvas
+
+KEY = "a-key-of-the-simulation-0123456789abcdef"
+HOW = ("call", "dicts", "twice", "many")
+ASK = ("later", "get", "await", "then", "other")
+
+
+class Node:
+    """A process with an app. key: whether it has a security_key."""
+
+    def __init__(
+        self,
+        process: Process,
+        time: Time,
+        stores: Stores,
+        world: World,
+        record: Record,
+        key: bool,
+        skew: float = 0.0,
+    ) -> None:
+        self.name = name = process.name
+        self.time = time
+        self.record = record
+        self.process = process
+        self.clock = Clock(time, skew)
+        settings: dict[str, Any] = {
+            "task_acks_late": world.acks_late,
+            "task_keep_failed": world.keep_failed,
+            "worker_prefetch_multiplier": world.prefetch,
+            "worker_lease_seconds": LEASE_SECONDS,
+            "worker_ack_flush_seconds": world.flush,
+            "worker_async_concurrency": world.async_concurrency,
+            "task_track_started": world.track_started,
+            "result_expires": world.result_expires,
+            "task_max_deliveries": 50,
+        }
+        if world.serializer == "pickle" and key:
+            settings |= {"task_serializer": "pickle", "accept_content": ["json", "pickle"]}
+        if key:
+            settings["security_key"] = KEY
+        self.app = QWorker("simulated", clock=self.clock, set_as_current=False, **settings)
+        broker = stores.broker(self.process, self.clock)
+        backend = stores.backend(self.process, self.clock, self.app.conf)
+        backend.__dict__["_watcher"] = Watcher(time, name, backend)
+        self.app.stores = AppStores(self.app, broker, backend)
+        define(self.app, self.process, record, world.base)
+
+
+class Pool(InlinePool):
+    """A pool whose children die when a fault says so. process: of the worker."""
+
+    process: Process
+
+    def outcome_of(self, request: Request) -> Outcome:
+        process = self.process
+        process.in_child = True
+        try:
+            outcome = super().outcome_of(request)
+        except Killed:
+            if not process.child_lost:
+                raise
+            outcome = Outcome(LOST, text="killed by SIGKILL")
+        except OutOfTime:
+            outcome = Outcome(TIME_LIMIT, text="over its time limit")
+        finally:
+            process.in_child = False
+        if process.child_lost:
+            process.child_lost = False
+            return Outcome(LOST, text="killed by SIGKILL")
+        if not process.alive:
+            raise Killed(process.name)
+        return outcome
+
+    def turn(self, time: Time) -> float | None:
+        """Begin a run, or end one."""
+        held = self.held
+        if not held:
+            return None
+        request = held[int(time.random.random() * len(held))]
+        if request not in self.started and time.random.random() < 0.3:
+            self.started.append(request)
+        else:
+            self.execute(request)
+        return 0.0 if self.held else None
+
+
+class Stepping(StepWorker):
+    pool_class = Pool
+
+
+class WorkerNode(Node):
+    """A worker whose parts step when the world says so."""
+
+    def __init__(
+        self,
+        process: Process,
+        time: Time,
+        stores: Stores,
+        world: World,
+        record: Record,
+        key: bool,
+        skew: float = 0.0,
+    ) -> None:
+        super().__init__(process, time, stores, world, record, key, skew)
+        name = process.name
+        self.worker = Stepping(
+            self.app, on_demand=True, concurrency=world.concurrency, hostname=f"{name}@sim"
+        )
+        parts = self.worker.parts
+        pool = self.worker.pool
+        assert isinstance(pool, Pool)
+        pool.process = self.process
+        steps: dict[str, Any] = {
+            "listener": self._listener,
+            "schedule": lambda: parts.schedule.step(self.clock.monotonic()),
+            "mediator": lambda: parts.mediator.step(self.clock.monotonic()),
+            "pool": lambda: pool.turn(time),
+        }
+        if parts.writer is not None:
+            writer = parts.writer
+            steps["writer"] = lambda: writer.step(self.clock.monotonic())
+        if parts.joiner is not None:
+            joiner = parts.joiner
+            steps["joiner"] = lambda: joiner.step(self.clock.monotonic())
+        self.actors = [
+            Actor(name, part, self._stepping(part, step), time.now) for part, step in steps.items()
+        ]
+        time.actors += self.actors
+
+    def _listener(self) -> float | None:
+        listener = self.worker.parts.listener
+        listener.wait(0)
+        return listener.step(self.clock.monotonic())
+
+    def _stepping(self, part: str, step: Any) -> Any:
+        def turn() -> float | None:
+            if not self.process.alive:
+                raise Killed(self.name)
+            before = self.worker.picture()
+            rest: float | None = step()
+            if not self.process.alive:
+                raise Killed(self.name)
+            if self.worker.picture() != before:
+                now = self.time.now
+                for actor in self.actors:
+                    actor.due = min(actor.due, now)
+                return 0.0
+            if part == "mediator" or (rest is not None and rest <= 0):
+                rest = 0.05 if part == "mediator" else 0.001
+            return rest
+
+        return turn
+
+    @property
+    def idle(self) -> bool:
+        parts = self.worker.parts
+        return not (
+            parts.listener.unsettled
+            or len(parts.state.requests)
+            or (parts.writer is not None and parts.writer.held())
+        )
+
+
+class Asked:
+    """An order that was called: its results, one for each call, and what its callers were told."""
+
+    def __init__(self, order: Order, name: str) -> None:
+        self.order = order
+        self.name = name
+        self.results: list[Any] = []
+        self.refused: list[BaseException] = []
+        self.unsure = False
+        self.revoked = False
+        self.told: list[Any] = []
+
+
+class Caller(Node):
+    """A process that calls, waits and revokes."""
+
+    def call(self, asked: Asked) -> None:
+        order = asked.order
+        call = canvas(order.flow, self.app.tasks, asked.name)
+        if order.how == "dicts":
+            call = signature(json.loads(json.dumps(call)), app=self.app)
+        if order.how == "twice":
+            call.freeze()
+        for _ in range(2 if order.how == "twice" else 1):
+            try:
+                if order.how == "many":
+                    asked.results += self.app.send_many([call])
+                else:
+                    asked.results.append(call.apply_async(order.given, **order.options))
+            except Exception as error:  # noqa: BLE001 - what it means is for the checks
+                asked.refused.append(error)
+                self.time.note(self.name, "cannot call", asked.name, type(error).__name__)
+
+    def ask(self, asked: Asked, other: Node) -> None:
+        """Wait for the results as the order says; what is told is kept."""
+        for result in asked.results:
+            if asked.order.ask == "get":
+                asked.told.append(value_of(result))
+            elif asked.order.ask == "await" and not isinstance(result, GroupResult):
+                asked.told.append(awaited(self.time, _value(result)))
+            elif asked.order.ask == "then" and not getattr(result, "ignored", False):
+                result.then(lambda found: asked.told.append(value_of(found)), lambda *_: None)
+            elif asked.order.ask == "other" and not _has_ignored(result):
+                asked.told.append(value_of(elsewhere(result, other.app)))
+
+
+def _has_ignored(result: Any) -> bool:
+    """Whether there is a call in *result* that has none; which only who called knows."""
+    return any(map(_has_ignored, result.results)) if isinstance(result, GroupResult) else bool(result.ignored)
+
+
+async def _value(result: Any) -> Any:
+    try:
+        return await result
+    except Exception as error:  # noqa: BLE001 - of the task
+        return Failed(type(error).__name__)
+
+
+def elsewhere(result: Any, app: QWorker) -> Any:
+    """*result* as another process has it."""
+    return result_from_tuple(json.loads(json.dumps(result.as_tuple())), app)
+
+
+def value_of(result: Any, app: QWorker | None = None) -> Any:
+    """What get() says, with a Failed for each error; as *app* sees it, where one is given."""
+    if isinstance(result, GroupResult):
+        return [value_of(each, app) for each in result.results]
+    if getattr(result, "ignored", False):
+        return None
+    seen = result if app is None else app.AsyncResult(result.id)
+    value = seen.get(propagate=False)
+    return Failed(type(value).__name__) if isinstance(value, BaseException) else value
+
+
+def is_ready(result: Any, app: QWorker) -> bool:
+    """Whether *result*, and all before it and in it, has ended, as *app* sees it."""
+    waiting = [result]
+    while waiting:
+        each = waiting.pop()
+        if each.parent is not None:
+            waiting.append(each.parent)
+        if isinstance(each, GroupResult):
+            waiting += each.results
+        elif not getattr(each, "ignored", False) and not app.AsyncResult(each.id).ready():
+            return False
+    return True

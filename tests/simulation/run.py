@@ -1,0 +1,301 @@
+"""One case, from its start until everything is quiet.
+
+Comes from:  tests and ``search``, with a case.
+Goes to:     ``checks``, with what was seen.
+Thread:      the caller's; nothing else runs.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.simulation.case import Case, Fault
+from tests.simulation.nodes import Asked, Caller, Node, WorkerNode, is_ready, value_of
+from tests.simulation.program import Record
+from tests.simulation.seams import KINDS, Process
+from tests.simulation.stores import LEASE_SECONDS, Stores
+from tests.simulation.world import Actor, Killed, Stuck, Time, determined
+
+HAPPENINGS = ("kill", "freeze", "away", "jump", "restart", "replace")
+"""Faults that come at a time: a worker is killed, stands still, is stopped and started; a store does not
+answer; a wall clock is set."""
+CALLERS = ("caller0", "caller1")
+PATIENCE = 400.0
+"""Virtual seconds after the last fault and call within which everything is quiet."""
+SETTLED = 3 * LEASE_SECONDS
+EXPLAINED = frozenset({"task-failed", "join-failed"})
+"""Errors in the log that the program asks for."""
+MEMORY = Path("/dev/shm")
+
+
+@dataclass
+class Seen:
+    """What a run showed. stuck: why it did not come to rest."""
+
+    case: Case
+    record: Record
+    asked: list[Asked] = field(default_factory=list)
+    fired: list[Fault] = field(default_factory=list)
+    stuck: str = ""
+    crashed: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    left: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, list[Any]] = field(default_factory=dict)
+    ready: dict[str, list[bool]] = field(default_factory=dict)
+    turns: int = 0
+    tasks: int = 0
+    seconds: float = 0.0
+    """Virtual seconds."""
+
+
+class _Errors(logging.Handler):
+    """Keeps what the log says at ERROR and above."""
+
+    def __init__(self, kept: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self.kept = kept
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "event", "") in EXPLAINED:
+            return
+        text = record.getMessage()
+        if record.exc_info:
+            text += f" [{record.exc_info[1]!r}]"
+        self.kept.append(f"{getattr(record, 'event', 'no event')}: {text}")
+
+
+class Running:
+    """A case that runs."""
+
+    def __init__(self, case: Case, directory: Path) -> None:
+        self.case = case
+        self.seen = Seen(case, Record())
+        self.time = Time(case.seed)
+        self.stores = Stores(case.world.stores, directory, self.time)
+        self.generation = 0
+        self.to_come = [fault for fault in case.faults if fault.kind in KINDS]
+        self.removed: list[Node] = []
+        self.processes: dict[str, Node] = {}
+        self.workers: dict[str, WorkerNode] = {}
+        self.callers = [self._node(Caller, name, bool(case.world.key)) for name in CALLERS]
+        self.observer = self._node(Caller, "observer", bool(case.world.key))
+        for number in range(case.world.workers):
+            self._start_worker(f"worker{number}")
+        self.open = len(case.orders)
+        for number, order in enumerate(case.orders):
+            asked = Asked(order, f"f{number}")
+            self.seen.asked.append(asked)
+            self._at(order.at, CALLERS[number % 2], lambda asked=asked: self._order(asked))
+        self.last = max(
+            (
+                order.at + (order.options.get("countdown") or 0.0) + (order.revoke_at or 0.0)
+                for order in case.orders
+            ),
+            default=0.0,
+        )
+        for fault in case.faults:
+            if fault.kind not in KINDS:
+                self.last = max(self.last, fault.at + fault.seconds)
+                self._at(fault.at, "world", lambda fault=fault: self._happen(fault))
+
+        self.time.limit = self.last + 2 * PATIENCE
+
+    def _node(self, kind: Any, name: str, key: bool) -> Any:
+        world = self.case.world
+        skew = world.skew * (len(self.processes) - 1)
+        process = Process(name, self.time, self.to_come, self.seen.fired)
+        node = kind(process, self.time, self.stores, world, self.seen.record, key, skew)
+        self.processes[name] = node
+        return node
+
+    def _start_worker(self, name: str) -> None:
+        try:
+            self.workers[name] = self._node(WorkerNode, name, bool(self.case.world.key))
+        except Killed:
+            self._at(self.time.now + 1.0, "world", lambda: self._start_worker(name))
+            return
+        worker = self.workers[name].worker
+        if worker.failure is not None:
+            self.seen.crashed.append(f"{name}: {worker.failure!r}")
+
+    def _at(self, at: float, node: str, act: Callable[[], None]) -> None:
+        def step() -> None:
+            self.time.actors.remove(actor)
+            act()
+
+        actor = Actor(node, "event", step, at)
+        self.time.actors.append(actor)
+
+    def _order(self, asked: Asked) -> None:
+        number = int(asked.name[1:]) % 2
+        caller = self.callers[number]
+        if asked.order.revoke_at is not None:
+            self._at(
+                self.time.now + asked.order.revoke_at, CALLERS[number], lambda: self._revoke(caller, asked)
+            )
+        try:
+            caller.call(asked)
+            self.open -= 1
+            caller.ask(asked, self.callers[1 - number])
+        except Stuck as error:
+            self.seen.stuck = self.seen.stuck or f"{asked.name}: {error}"
+
+    def _revoke(self, caller: Caller, asked: Asked) -> None:
+        asked.revoked = True
+        for result in asked.results:
+            try:
+                result.revoke()
+            except Exception as error:  # noqa: BLE001 - of a store that is away
+                self.time.note("cannot revoke", type(error).__name__)
+
+    def _happen(self, fault: Fault) -> None:
+        time = self.time
+        time.note("happens:", fault.kind, fault.node, fault.seconds)
+        self.seen.fired.append(fault)
+        node = self.workers.get(fault.node)
+        if fault.kind == "kill" and node is not None:
+            self._replace(node, kill=True)
+        elif fault.kind == "restart" and node is not None and node.process.alive:
+            try:
+                node.worker.stop()
+            except Killed:
+                pass
+            node.process.die()
+            self._replace(node, kill=False)
+        elif fault.kind == "freeze":
+            time.frozen[fault.node] = time.now + fault.seconds
+        elif fault.kind == "jump" and fault.node in self.processes:
+            self.processes[fault.node].clock.skew += fault.seconds
+        elif fault.kind == "away":
+            for each in self.processes.values():
+                each.process.away.add(fault.node)
+            self._at(time.now + fault.seconds, "world", lambda: self._back(fault.node))
+
+    def _back(self, store: str) -> None:
+        self.time.note("back:", store)
+        for each in self.processes.values():
+            each.process.away.discard(store)
+
+    def _replace(self, node: WorkerNode, kill: bool) -> None:
+        if kill and node.process.alive:
+            node.process.die()
+        self.removed.append(node)
+        self._at(self.time.now + 1.0, "world", lambda: self._start_worker(node.name))
+
+    def _mind(self) -> float:
+        """Start workers that are dead anew."""
+        for name, node in list(self.workers.items()):
+            if not node.process.alive and node not in self.removed:
+                self._replace(node, kill=True)
+            elif (failure := node.worker._crash) is not None and node not in self.removed:
+                self.seen.crashed.append(f"{name}: the {failure[0]} failed: {failure[1]!r}")
+                self._replace(node, kill=True)
+        return 0.5
+
+    def quiet(self) -> bool:
+        """Whether nothing is to be done any more. Looks past the seams."""
+        if self.open or any(actor.name == "event" for actor in self.time.actors):
+            return False
+        if not all(node.process.alive and node.idle for node in self.workers.values()):
+            return False
+        observer = self.observer
+        broker, backend = observer.app.broker, observer.app.backend
+        if any(info.ready or info.delayed or info.leased for info in broker.admin.queues()):
+            return False
+        return backend.joins.count() == 0
+
+    def go(self) -> Seen:
+        time, seen = self.time, self.seen
+        time.actors.append(Actor("world", "supervisor", self._mind))
+        try:
+            since = None
+            while True:
+                time.pump(time.now + 1.0)
+                if not self.quiet():
+                    since = None
+                elif since is None:
+                    since = time.now
+                elif time.now - since >= 1.0:
+                    break
+                if time.now > self.last + PATIENCE:
+                    seen.stuck = seen.stuck or self._why()
+                    break
+        except Stuck as error:
+            seen.stuck = str(error)
+        self._look()
+        return seen
+
+    def _why(self) -> str:
+        broker, backend = self.observer.app.broker, self.observer.app.backend
+        queues = [info for info in broker.admin.queues() if info.ready or info.delayed or info.leased]
+        busy = [name for name, node in self.workers.items() if not node.idle]
+        return f"not quiet: {self.open} orders, queues {queues}, joins {backend.joins.count()}, busy {busy}"
+
+    def _look(self) -> None:
+        seen, time = self.seen, self.time
+        self.to_come.clear()
+        seen.turns, seen.seconds, seen.log = time.turns, time.now, time.log
+        seen.tasks = sum(map(len, seen.record.runs.values()))
+        observer = self.observer
+        for asked in seen.asked:
+            seen.ready[asked.name] = [is_ready(result, observer.app) for result in asked.results]
+            seen.values[asked.name] = [
+                value_of(result, observer.app) if ready else None
+                for result, ready in zip(asked.results, seen.ready[asked.name], strict=True)
+            ]
+        broker = observer.app.broker
+        seen.left = {
+            "dead": [letter.reason for letter in broker.admin.dead(None, 1000)],
+            "joins": observer.app.backend.joins.count(),
+        }
+        if seen.case.world.keep_failed and broker.failed is not None:
+            seen.left["failed"] = len(broker.failed.kept(None, 100_000))
+
+    def close(self) -> None:
+        for node in self.processes.values():
+            node.process.alive = True
+            node.process.away.clear()
+        self.stores.close()
+
+
+def run(case: Case) -> Seen:
+    """Run *case*; return what was seen."""
+    directory = Path(tempfile.mkdtemp(prefix="qworker-sim-", dir=MEMORY if MEMORY.is_dir() else None))
+    errors: list[str] = []
+    logger = logging.getLogger("qworker")
+    handler = _Errors(errors)
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
+    collecting = gc.isenabled()
+    gc.disable()
+    running = None
+    try:
+        with determined(case.seed):
+            running = Running(case, directory)
+            seen = running.go()
+        seen.errors = errors
+        return seen
+    finally:
+        if running is not None:
+            running.close()
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+        shutil.rmtree(directory, ignore_errors=True)
+        if collecting:
+            gc.enable()
+
+
+__all__ = ["HAPPENINGS", "Seen", "run"]
+os.environ.setdefault("PYTHONHASHSEED", "0")

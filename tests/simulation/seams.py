@@ -1,0 +1,161 @@
+"""The calls of stores, where they are counted, and where they fail.
+
+Comes from:  ``stores``, which makes a broker and a result store for each node; the faults of the case.
+Goes to:     the store, or the error that it raises.
+Thread:      the world's.
+
+Only the outermost call of a store is one: what it calls of itself is the store's own business. A call into
+another store, as from ``joins.finish()`` to the sender, is one by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Any
+
+from qworker.errors import BackendError, BrokerUnavailable, QWorkerError
+from tests.simulation.case import Fault
+from tests.simulation.world import Killed, Time
+
+KINDS = ("before", "after", "twice", "late", "kill before", "kill after", "child before", "child after")
+
+BROKER = (
+    "push", "revoke", "register", "lease", "look", "settle", "confirm", "extend", "reclaim", "revoked_since",
+    "sweep", "sweep_failed", "deregister", "settled_before", "purge", "dead", "dead_retry", "dead_discard",
+    "push_dead", "workers",
+)  # fmt: skip
+BACKEND = (
+    "store", "store_rows", "get", "read_many", "forget", "forget_many", "add", "incr", "delete", "save_group",
+    "get_group", "sweep",
+)  # fmt: skip
+JOINS = ("open", "grow", "add", "claim", "finish", "drop", "hold", "set_size")
+FAILED = ("kept", "send_again", "discard")
+
+REPEATABLE = frozenset(
+    {
+        "push",
+        "store",
+        "store_rows",
+        "join.open",
+        "join.add",
+        "join.grow",
+        "extend",
+        "get",
+        "read_many",
+        "revoke",
+    }
+)
+"""What a driver may send twice when it has heard no answer."""
+TELLS = frozenset(
+    {"push", "settle", "revoke", "dead_retry", "failed.send_again", "join.finish", "deregister", "reclaim"}
+)
+"""After these there may be something for every worker."""
+
+
+class Process:
+    """One process of the world, as its stores see it. faults: those that are still to meet a call, of all
+    processes; fired: those that have."""
+
+    def __init__(self, name: str, time: Time, faults: list[Fault], fired: list[Fault]) -> None:
+        self.name = name
+        self.time = time
+        self.alive = True
+        self.child_lost = False
+        self.in_child = False
+        self.calls: Counter[str] = Counter()
+        self.stack: list[str] = []
+        self.faults = faults
+        self.fired = fired
+        self.away: set[str] = set()
+
+    def die(self) -> None:
+        self.alive = False
+        self.time.note(self.name, "is killed")
+        self.time.remove(self.name)
+
+    def call(self, store: str, method: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if not self.alive:
+            raise Killed(self.name)
+        if self.child_lost and self.in_child:
+            raise Killed(f"a child of {self.name}")
+        if store in self.stack:
+            return function(*args, **kwargs)
+        error: type[QWorkerError] = BrokerUnavailable if store == "broker" else BackendError
+        if store in self.away:
+            raise error(f"the {store} is away")
+        self.calls[method] += 1
+        fault = self._fault(method) if self.faults else None
+        self.stack.append(store)
+        try:
+            if fault is None:
+                value = function(*args, **kwargs)
+            else:
+                value = self._faulty(fault, error, function, args, kwargs)
+        finally:
+            self.stack.pop()
+        self.time.note(self.name, method)
+        if method in TELLS:
+            self.time.wake(name="listener")
+            self.time.wake(name="joiner")
+        return value
+
+    def _fault(self, method: str) -> Fault | None:
+        for fault in self.faults:
+            if fault.node == self.name and fault.method == method and fault.nth == self.calls[method]:
+                if fault.kind.startswith("child") and not self.in_child:
+                    continue
+                self.faults.remove(fault)
+                self.fired.append(fault)
+                self.time.note(self.name, method, "meets", fault.kind)
+                return fault
+        return None
+
+    def _faulty(
+        self, fault: Fault, error: type[QWorkerError], function: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        who = fault.kind.partition(" ")[0]
+        if fault.kind == "late" and fault.method == "push":
+            self.time.actors.append(_late(self.time, self.time.now + fault.seconds, function, args, kwargs))
+            raise error("no answer came in time")
+        if fault.kind in ("before", "kill before", "child before"):
+            value = None
+        else:
+            value = function(*args, **kwargs)
+            if fault.kind == "twice" and fault.method in REPEATABLE:
+                return function(*args, **kwargs)
+        if fault.kind in ("twice", "late"):
+            return value
+        if who == "kill":
+            self.die()
+            raise Killed(self.name)
+        if who == "child":
+            self.child_lost = True
+            raise Killed(f"a child of {self.name}")
+        raise error("the connection was lost")
+
+
+def _late(time: Time, at: float, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    from tests.simulation.world import Actor
+
+    def step() -> None:
+        function(*args, **kwargs)
+        time.note("a late push is carried out")
+        time.wake(name="listener")
+
+    return Actor("network", "late", step, at)
+
+
+def watch(process: Process, store: str, thing: Any, methods: Collection[str], prefix: str = "") -> None:
+    """Have the *methods* of *thing* counted as calls of *store*, and let faults meet them."""
+
+    def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return process.call(store, name, function, args, kwargs)
+
+        return call
+
+    for method in methods:
+        function = getattr(thing, method, None)
+        if function is not None:
+            setattr(thing, method, watched(prefix + method, function))

@@ -1,0 +1,177 @@
+"""Whoever waits for a result lets the world go on: stand-ins for the ResultWatcher and the event loop.
+
+Comes from:  ``get()``, ``await`` and ``then()`` of the callers of a world.
+Goes to:     the result store of their node, which is looked at; the world, which steps meanwhile.
+Thread:      the world's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from qworker.backends.base import Backend
+from qworker.backends.result_watcher import OUTAGE_SECONDS, final, readable
+from qworker.errors import BackendError, DamagedResult
+from tests.simulation.world import Actor, Stuck, Time
+
+LOOK = 0.25
+"""Seconds between two looks."""
+FOR_EVER = 900.0
+"""Whoever waits for longer waits for ever."""
+
+
+class Watcher:
+    """Stands for the ResultWatcher of *backend*; its loops and promises are itself."""
+
+    def __init__(self, time: Time, node: str, backend: Backend) -> None:
+        self._time = time
+        self._backend = backend
+        self._calls: dict[str, list[Callable[[Any], object]]] = {}
+        self.loops = self.promises = self
+        self._actor = Actor(node, "watcher", self._step, float("inf"))
+        time.actors.append(self._actor)
+
+    def mark(self) -> None:
+        return None
+
+    def wait(
+        self,
+        ids: Collection[str],
+        timeout: float | None,
+        on_interval: Callable[[], Any] | None = None,
+        interval: float = 0.5,
+        looked: int | None = None,
+    ) -> dict[str, Any]:
+        until = self._time.now + (FOR_EVER if timeout is None else timeout)
+        while True:
+            if on_interval is not None:
+                on_interval()
+            found = readable(self._look(ids))
+            if found or self._pause(until, timeout):
+                return found
+
+    def wait_each(
+        self,
+        ids: Collection[str],
+        timeout: float | None,
+        on_interval: Callable[[], Any] | None = None,
+        interval: float = 0.5,
+    ) -> Iterator[dict[str, Any]]:
+        until = self._time.now + (FOR_EVER if timeout is None else timeout)
+        missing = set(ids)
+        while missing:
+            if on_interval is not None:
+                on_interval()
+            if found := self._look(missing):
+                missing -= found.keys()
+                yield found
+            elif self._pause(until, timeout):
+                return
+
+    def _look(self, ids: Collection[str]) -> dict[str, Any]:
+        until = self._time.now + OUTAGE_SECONDS
+        while True:
+            try:
+                return final(self._backend.read_many(list(ids)))
+            except BackendError as error:
+                if isinstance(error, DamagedResult) or self._time.now >= until:
+                    raise
+                self._time.pump(self._time.now + LOOK)
+
+    def _pause(self, until: float, timeout: float | None) -> bool:
+        """Wait for a look; True when the time is over."""
+        if self._time.now >= until:
+            if timeout is None:
+                raise Stuck("somebody waits for ever")
+            return True
+        self._time.pump(min(until, self._time.now + LOOK))
+        return False
+
+    # -- as an Attendant --
+
+    def call(self, task_id: str, callback: Callable[[Any], object]) -> None:
+        self.call_many({task_id: callback})
+
+    def call_many(self, callbacks: Mapping[str, Callable[[Any], object]]) -> None:
+        for task_id, callback in callbacks.items():
+            self._calls.setdefault(task_id, []).append(callback)
+        self._actor.due = min(self._actor.due, self._time.now)
+
+    def cancel(self, task_id: str, callback: Callable[[Any], object]) -> None:
+        callbacks = self._calls.get(task_id, [])
+        if callback in callbacks:
+            callbacks.remove(callback)
+        if not callbacks:
+            self._calls.pop(task_id, None)
+
+    def cancel_many(self, callbacks: Mapping[str, Callable[[Any], object]]) -> None:
+        for task_id, callback in callbacks.items():
+            self.cancel(task_id, callback)
+
+    def ensure(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def _step(self) -> float | None:
+        try:
+            found = final(self._backend.read_many(list(self._calls)))
+        except BackendError:
+            return LOOK
+        for task_id, each in found.items():
+            for callback in self._calls.pop(task_id, []):
+                callback(each)
+        return LOOK if self._calls else None
+
+
+class _Inline(ThreadPoolExecutor):
+    """asyncio.to_thread() without a thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            future.set_exception(error)
+        return future
+
+
+class _Selector(selectors.DefaultSelector):
+    """A selector in whose rest the world goes on."""
+
+    time: Time
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None or timeout > 0:
+            running = asyncio._get_running_loop()
+            asyncio._set_running_loop(None)
+            try:
+                self.time.pump(self.time.now + min(LOOK, LOOK if timeout is None else timeout))
+            finally:
+                asyncio._set_running_loop(running)
+        return super().select(0)
+
+
+def awaited(time: Time, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What *coroutine* returns, awaited in an event loop on the time of the world."""
+    selector = _Selector()
+    selector.time = time
+    loop = asyncio.SelectorEventLoop(selector)
+    loop.time = lambda: time.now  # type: ignore[method-assign]
+    loop.set_default_executor(_Inline(1))
+    until = time.now + FOR_EVER
+
+    async def limited() -> Any:
+        try:
+            async with asyncio.timeout_at(until):
+                return await coroutine
+        except TimeoutError:
+            raise Stuck("somebody awaits for ever") from None
+
+    try:
+        return loop.run_until_complete(limited())
+    finally:
+        loop.close()

@@ -1,0 +1,166 @@
+"""Virtual time, and the one scheduler that decides who steps next.
+
+Comes from:  ``run``, which puts actors in and pumps.
+Goes to:     the actors: parts of workers, callers, what happens at a time.
+Thread:      one. An actor that waits (a caller in ``get()``, whoever sleeps) pumps the others meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+START = 1_700_000_000.0
+MOST_TURNS = 2_000_000
+MOST_NESTED = 40
+
+
+class Killed(BaseException):
+    """A process of the world has been killed: whatever it was at ends here."""
+
+
+class Stuck(Exception):
+    """Somebody waits, and nothing will ever happen."""
+
+
+class Clock:
+    """The clock of one machine. skew: seconds by which its wall clock is ahead."""
+
+    def __init__(self, time: Time, skew: float = 0.0) -> None:
+        self._time = time
+        self.skew = skew
+
+    def now(self) -> float:
+        return START + self._time.now + self.skew
+
+    def monotonic(self) -> float:
+        return 1000.0 + self._time.now
+
+    uptime = monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self._time.pump(self._time.now + max(0.0, seconds))
+
+
+class Actor:
+    """Somebody who steps. step() returns the seconds until it is due again, None until it is woken."""
+
+    __slots__ = ("busy", "due", "name", "node", "step")
+
+    def __init__(self, node: str, name: str, step: Callable[[], float | None], due: float = 0.0) -> None:
+        self.node = node
+        self.name = name
+        self.step = step
+        self.due: float = due
+        self.busy = False
+
+
+class Time:
+    """The virtual time of a world, and all who step in it."""
+
+    def __init__(self, seed: int) -> None:
+        self.now = 0.0
+        self.random = random.Random(seed)
+        self.actors: list[Actor] = []
+        self.log: list[str] = []
+        self.turns = 0
+        self.nested = 0
+        self.frozen: dict[str, float] = {}
+        """Nodes that do not step until then."""
+        self.limit = float("inf")
+        """When it is over for all who still wait."""
+
+    def note(self, *words: Any) -> None:
+        self.log.append(f"{self.now:.4f} {' '.join(map(str, words))}")
+
+    def wake(self, node: str = "", name: str = "") -> None:
+        """Let those actors step again at once; "" is each."""
+        now = self.now
+        for actor in self.actors:
+            if actor.due > now and (not node or actor.node == node) and (not name or actor.name == name):
+                actor.due = now
+
+    def remove(self, node: str) -> None:
+        """The actors of *node* never step again."""
+        self.actors[:] = [actor for actor in self.actors if actor.node != node]
+
+    def turn(self, until: float) -> bool:
+        """Let one actor step, or time pass up to *until*; False when that time has come."""
+        self.turns += 1
+        if self.turns > MOST_TURNS:
+            raise Stuck(f"the world does not come to rest within {MOST_TURNS:,} turns")
+        now, frozen = self.now, self.frozen
+        if now > self.limit:
+            raise Stuck("somebody waits for ever")
+        ready = [
+            actor
+            for actor in self.actors
+            if actor.due <= now and not actor.busy and not (frozen and frozen.get(actor.node, 0.0) > now)
+        ]
+        if ready:
+            self._step(ready[int(self.random.random() * len(ready))] if len(ready) > 1 else ready[0])
+            return True
+        later = min(
+            (max(actor.due, frozen.get(actor.node, 0.0)) for actor in self.actors if not actor.busy),
+            default=until,
+        )
+        self.now = min(max(later, now), until)
+        return self.now < until
+
+    def _step(self, actor: Actor) -> None:
+        actor.busy = True
+        actor.due = float("inf")
+        try:
+            rest = actor.step()
+        except Killed:
+            self.note(actor.node, actor.name, "is cut short")
+            return
+        finally:
+            actor.busy = False
+        if rest is not None:
+            actor.due = min(actor.due, self.now + rest)
+
+    def pump(self, until: float, done: Callable[[], bool] = lambda: False) -> bool:
+        """Let all others step until *done()*, or until then; return what done() said last."""
+        self.nested += 1
+        try:
+            if self.nested > MOST_NESTED:  # too many wait within each other: let the time alone pass
+                self.now = max(self.now, until)
+                return done()
+            while not done():
+                if not self.turn(until) and self.now >= until:
+                    return done()
+            return True
+        finally:
+            self.nested -= 1
+
+
+@contextmanager
+def determined(seed: int) -> Iterator[None]:
+    """Within the block what the system draws at random comes from *seed*."""
+    source = random.Random(seed ^ 0x5EED)
+    before = random.getstate()
+    random.seed(seed)
+
+    def make_id() -> uuid.UUID:
+        return uuid.UUID(bytes=source.randbytes(16), version=4)
+
+    def urandom(size: int) -> bytes:
+        return source.randbytes(size)
+
+    with (
+        mock.patch.object(os, "urandom", urandom),
+        mock.patch.object(secrets, "token_hex", lambda size=16: source.randbytes(size or 16).hex()),
+        mock.patch.object(secrets, "randbits", source.getrandbits),
+        mock.patch.object(uuid, "uuid4", make_id),
+    ):
+        try:
+            yield
+        finally:
+            random.setstate(before)
