@@ -369,9 +369,8 @@ def test_all_dead_letters_at_once(tasks, run, dead_letter):
 
 
 def test_dead_letters_that_are_not_signed_stay_until_they_are(tasks, run, dead_letter, monkeypatch):
-    dead_letter(1)
-    assert run("dead", "retry", "--all", "--sign").exit_code == 2
     monkeypatch.setenv("QWORKER_SECURITY_KEY", "k" * 32)
+    dead_letter(1)
     (letter,) = json.loads(run("dead", "list", "--json").stdout)
     tag = str(letter["tag"])
     for chosen in (tag, "--all"):
@@ -390,6 +389,12 @@ def test_dead_letters_that_are_not_signed_stay_until_they_are(tasks, run, dead_l
     assert (done.exit_code, done.stdout) == (0, f"{tag}: tasks.add, queue celery\nPut 1 message back.\n")
     (message,) = sent()
     assert "signature" in json.loads(message.headers)
+
+
+def test_nothing_is_signed_without_a_key(tasks, run, dead_letter):
+    dead_letter(1)
+    refused = run("dead", "retry", "--all", "--sign", "--yes")
+    assert (refused.exit_code, "--sign needs a security_key" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["show", "retry", "discard"])
