@@ -61,6 +61,8 @@ def fill_in(example: Example, target: str, conf: Settings) -> tuple[str, list[st
         given |= volume.variables if volume else {}
     environment, kept_out = _set(example.variables, given)
     parts = {**(example.on_disk if volume else example.on_server), "environment": environment}
+    if kept_out or f"{ENVIRONMENT_PREFIX}BROKER_URL" in given:
+        parts["secret"] = ""  # the example of a variable that is a secret
     text = example.text
     if target == DJANGO_APP:
         if in_container:
@@ -136,6 +138,9 @@ def _set(variables: Variables | None, given: Mapping[str, str]) -> tuple[str, li
         else:
             line = variables.plain.replace("$variable", variable)
             lines.append(line.replace("$value", quoted.replace("$", "$$")))
+    if kept_out:
+        literals = "".join(f" --from-literal={variable}='…'" for variable in kept_out)
+        lines.insert(0, variables.how.replace("$literals", literals))
     return "".join(lines), kept_out
 
 

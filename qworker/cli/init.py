@@ -54,10 +54,9 @@ def init(kind: str | None, app: str | None, write: bool, force: bool) -> None:
     target, conf = _app(app) if example.needs_app else ("tasks", Settings())
     text, kept_out = fill_in(example, target, conf)
     if example.needs_app and kept_out:
-        click.echo(
-            f"Set here, and not written into the file: {', '.join(kept_out)}. Set them where it runs.",
-            err=True,
-        )
+        says_how = example.variables is not None and example.variables.how
+        advice = "The file says how to set them." if says_how else "Set them where it runs."
+        click.echo(f"Set here, and not written into the file: {', '.join(kept_out)}. {advice}", err=True)
     if write:
         _write(Path(_file(example)), text, force)
     else:

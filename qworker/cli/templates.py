@@ -15,12 +15,14 @@ from typing import NamedTuple
 class Variables(NamedTuple):
     """How a file sets environment variables: the text for each, from $$variable and $$value, and for one that
     must not stand in the file. quote: makes the value fit between the quotes of `plain`; None if it
-    cannot. heading: goes before them all."""
+    cannot. heading: goes before them all. how: says how to set those that do not stand there, from
+    $$literals."""
 
     plain: str
     kept_out: str
     quote: Callable[[str], str | None]
     heading: str = ""
+    how: str = ""
 
 
 class Example(NamedTuple):
@@ -204,7 +206,7 @@ ${group}      containers:
           env:
             - name: QWORKER_WORKER_HTTP_ADDRESS
               value: ":$port"
-${runtime}${environment}          ports:
+${runtime}${environment}${secret}          ports:
             - name: status
               containerPort: $port
           # Not /readyz: while the broker is away, starting workers again does not help.
@@ -231,6 +233,7 @@ _KUBERNETES_ON_DISK = {
         fsGroup: $uid
 """,
     "runtime": "",
+    "secret": "",
     "held": """          volumeMounts:
             - name: queue
               mountPath: $volume
@@ -256,6 +259,14 @@ _KUBERNETES_ON_SERVER = {
     "runtime": """            - name: XDG_RUNTIME_DIR
               value: /run/worker
 """,
+    "secret": """            # What has a password, as the URL of the broker, comes from a Secret. To make it:
+            #   kubectl create secret generic $name-worker --from-literal=QWORKER_BROKER_URL='redis://…'
+            # - name: QWORKER_BROKER_URL
+            #   valueFrom:
+            #     secretKeyRef:
+            #       name: $name-worker
+            #       key: QWORKER_BROKER_URL
+""",
     "held": """          # Where a worker that is killed leaves word of what it ran, for the next container.
           volumeMounts:
             - name: runtime
@@ -274,6 +285,9 @@ _KUBERNETES_VARIABLES = Variables(
                   key: $variable
 """,
     lambda value: _escaped(value).replace("$(", "$$("),
+    how="""            # Not written here. To make the Secret, with the values:
+            #   kubectl create secret generic $name-worker$literals
+""",
 )
 
 _GITHUB = """name: check

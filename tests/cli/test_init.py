@@ -225,6 +225,42 @@ def test_secrets_are_named_and_not_written(tasks, run, monkeypatch, kind):
     assert re.search("QWORKER_WORKER_CONCURRENCY\\b.*?3", result.stdout, re.DOTALL)
 
 
+def test_kubernetes_says_how_to_make_the_secret(tasks, run, monkeypatch):
+    name = tasks.name.lower().replace("_", "-")
+    make = f"#   kubectl create secret generic {name}-worker --from-literal=QWORKER_BROKER_URL="
+    assert "kubectl" not in run("init", "k8s").stdout, "a broker that is a file has no password"
+    monkeypatch.setenv("QWORKER_BROKER_URL", "redis://broker.example/0")
+    assert "kubectl" not in run("init", "k8s").stdout
+    monkeypatch.setenv("QWORKER_BROKER_URL", "redis://me:hunter2@broker.example/0")
+    monkeypatch.setenv("QWORKER_SECURITY_KEY", "hunter2" * 6)
+    result = run("init", "k8s")
+    assert result.stdout.count(f"{make}'…' --from-literal=QWORKER_SECURITY_KEY='…'\n") == 1
+    assert "The file says how to set them." in result.stderr
+    (container,) = resources(run)[0]["spec"]["template"]["spec"]["containers"]
+    assert container["env"][-1]["valueFrom"]["secretKeyRef"] == {
+        "name": f"{name}-worker",
+        "key": "QWORKER_SECURITY_KEY",
+    }
+
+
+def test_kubernetes_shows_where_the_password_of_a_url_in_the_code_belongs(tasks, project, run):
+    project(
+        **{
+            "tasks.py": "from qworker import QWorker\napp = QWorker('tasks', broker='redis://:hunter2@broker/0')"
+        }
+    )
+    text = run("init", "k8s").stdout
+    assert text.count("-worker --from-literal=QWORKER_BROKER_URL='redis://…'\n") == 1
+    # Without the marks of comments it is what Kubernetes takes.
+    example = re.sub(
+        r"^( +)# ((?:- name: QW|  ).*)$", r"\1\2", text.replace("#   kubectl", "# kubectl"), flags=re.M
+    )
+    (container,) = next(yaml.safe_load_all(example))["spec"]["template"]["spec"]["containers"]
+    assert container["env"][-1]["valueFrom"]["secretKeyRef"]["key"] == "QWORKER_BROKER_URL"
+    Path("worker.yaml").write_text(example)
+    read_kubernetes(Path("worker.yaml"))
+
+
 def test_what_supervisord_cannot_read_is_left_out(tasks, run, monkeypatch):
     monkeypatch.setenv("QWORKER_WORKER_LOG_FORMAT", "it's")
     assert "not written into the file: QWORKER_WORKER_LOG_FORMAT." in run("init", "supervisor").stderr
