@@ -35,12 +35,15 @@ def name_of(page: Path) -> str:
 
 
 def entries() -> list[tuple[str, str]]:
-    """Words, and the target of the link beside them."""
+    """Words, and beside them the page that a link leads to, or the module that is named."""
     rows = [line.split(" | ") for line in text_of(GLOSSARY).splitlines() if line.startswith("| ")]
     found = []
     for words, _, link in rows:
         if link != "where |":
-            found.append((words.removeprefix("| "), re.fullmatch(r"\[[^]]+\]\(([^)]+)\) \|", link)[1]))
+            page = re.fullmatch(r"\[[^]]+\]\(([^)]+)\) \|", link)
+            target = page[1] if page else f"{PACKAGE}/{link.removesuffix(' |').strip('`')}"
+            assert page is None or Path(target.partition("#")[0]).suffix == ".md", "only pages are built"
+            found.append((words.removeprefix("| "), target))
     return found
 
 
@@ -60,7 +63,7 @@ def test_a_word_stands_where_its_link_leads(words: str, target: str) -> None:
     assert path.exists(), target
     texts = [path.name, *(text_of(file) for file in ([path] if path.is_file() else path.glob("*.py")))]
     word = words.lower().partition(", ")[0]
-    spellings = (word, word.replace(" ", "_"), word.replace(" ", ""))
+    spellings = (word, word.replace(" ", "_"), word.replace(" ", "-"), word.replace(" ", ""))
     assert any(spelling in text.lower() for spelling in spellings for text in texts)
 
 
