@@ -1,7 +1,7 @@
 """apps: how a project installs this package, under one of two labels.
 
 Comes from:  Django, which reads INSTALLED_APPS.
-Goes to:     the checks; the label goes to the migrations and to links in the admin.
+Goes to:     the checks; ``labels.py``, which tells migrations and models the label.
 Thread:      the one that starts Django.
 
 "qworker.django" has tables of its own. "qworker.django.apps.DjangoQConfig" is for a project that used
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.apps import AppConfig, apps
+from django.apps import AppConfig
 from django.db.models.signals import post_migrate, pre_migrate
 
 from qworker.context import set_default_maker
@@ -62,14 +62,3 @@ class DjangoQConfig(QWorkerConfig):
 def _make_what_is_missing(**signal: Any) -> None:
     """Who does not migrate starts without the statements of all databases."""
     import_object("qworker.django.tables.store:make_what_is_missing")(**signal)
-
-
-def label() -> str:
-    """The label that the application is installed under: "qworker" or "django_q".
-
-    Raises LookupError where it is not installed, and an error of Django's before that is set up.
-    """
-    config = apps.get_containing_app_config(__name__)
-    if config is None:
-        raise LookupError("qworker.django is not in INSTALLED_APPS")
-    return str(config.label)

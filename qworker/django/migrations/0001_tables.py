@@ -13,7 +13,7 @@ import django.utils.timezone
 from django.db import migrations, models
 from picklefield.fields import PickledObjectField
 
-from qworker.django.apps import label
+from qworker.django.labels import SUCCESS, index_name, label
 from qworker.django.models.schedule import validate_cron, validate_kwarg
 from qworker.django.tables import operations as repeatable
 from qworker.django.tables.predecessor import LABEL as PREDECESSOR
@@ -298,7 +298,9 @@ class Migration(migrations.Migration):
         repeatable.AddIndex(
             model_name="task",
             index=models.Index(
-                condition=models.Q(("success", True)), fields=["group", "name", "func"], name="success_index"
+                condition=models.Q(("success", True)),
+                fields=["group", "name", "func"],
+                name=index_name(SUCCESS),
             ),
         ),
         repeatable.CreateModel(

@@ -11,12 +11,12 @@ from typing import Any
 
 from django.db import migrations, models
 
-from qworker.django.apps import label
+from qworker.django.labels import index_name, label
 from qworker.django.tables.operations import AddIndex
 
 
 def _index(model: str, name: str, *fields: str) -> Any:
-    return AddIndex(model_name=model, index=models.Index(fields=list(fields), name=name))
+    return AddIndex(model_name=model, index=models.Index(fields=list(fields), name=index_name(name)))
 
 
 class Migration(migrations.Migration):
@@ -29,9 +29,9 @@ class Migration(migrations.Migration):
                 auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
             ),
         ),
-        _index("schedule", "qworker_schedule_next_run", "next_run"),
-        _index("task", "qworker_task_stopped", "success", "stopped", "id"),
-        _index("task", "qworker_task_group", "group", "stopped"),
-        _index("task", "qworker_task_name", "name"),
-        _index("task", "qworker_task_func", "func", "stopped"),
+        _index("schedule", "schedule_next_run", "next_run"),
+        _index("task", "task_stopped", "success", "stopped", "id"),
+        _index("task", "task_group", "group", "stopped"),
+        _index("task", "task_name", "name"),
+        _index("task", "task_func", "func", "stopped"),
     ]

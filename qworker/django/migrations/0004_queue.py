@@ -11,7 +11,7 @@ from typing import Any
 
 from django.db import migrations, models
 
-from qworker.django.apps import label
+from qworker.django.labels import label
 from qworker.django.tables.adoption import make_old_queue, move_queue
 from qworker.django.tables.store import drop_views, make_views
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.db import migrations, models
 
-from qworker.django.apps import label
+from qworker.django.labels import label
 from qworker.django.tables.operations import AddField
 
 

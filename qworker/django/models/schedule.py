@@ -22,6 +22,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from qworker.django.conf import conf
+from qworker.django.labels import index_name
 from qworker.django.models import literals, recurrence
 from qworker.django.models.display import shown_as
 from qworker.django.models.task import Task
@@ -135,7 +136,7 @@ class Schedule(models.Model):
         verbose_name = _("Scheduled task")
         verbose_name_plural = _("Scheduled tasks")
         ordering = ["next_run"]
-        indexes = [models.Index(name="qworker_schedule_next_run", fields=["next_run"])]
+        indexes = [models.Index(name=index_name("schedule_next_run"), fields=["next_run"])]
         permissions = [("schedule_any_callable", _("Can schedule any function that can be imported"))]
 
     def __str__(self) -> str:

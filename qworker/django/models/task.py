@@ -14,6 +14,7 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 from picklefield import PickledObjectField
 
+from qworker.django.labels import SUCCESS, index_name
 from qworker.django.models.display import shown_as
 
 ID_LENGTH = 32
@@ -99,13 +100,13 @@ class Task(models.Model):
         ordering = ["-stopped"]
         indexes = [
             models.Index(
-                name="success_index", fields=["group", "name", "func"], condition=models.Q(success=True)
+                name=index_name(SUCCESS), fields=["group", "name", "func"], condition=models.Q(success=True)
             ),
             # The lists of the admin are in this order, backwards.
-            models.Index(name="qworker_task_stopped", fields=["success", "stopped", "id"]),
-            models.Index(name="qworker_task_group", fields=["group", "stopped"]),
-            models.Index(name="qworker_task_name", fields=["name"]),
-            models.Index(name="qworker_task_func", fields=["func", "stopped"]),
+            models.Index(name=index_name("task_stopped"), fields=["success", "stopped", "id"]),
+            models.Index(name=index_name("task_group"), fields=["group", "stopped"]),
+            models.Index(name=index_name("task_name"), fields=["name"]),
+            models.Index(name=index_name("task_func"), fields=["func", "stopped"]),
         ]
 
     def __str__(self) -> str:

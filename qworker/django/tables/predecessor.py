@@ -12,9 +12,10 @@ from typing import Any
 from django.db import connections
 from django.db.migrations.recorder import MigrationRecorder
 
+from qworker.django.labels import PREDECESSOR
 from qworker.errors import ConfigurationError
 
-LABEL = "django_q"
+LABEL = PREDECESSOR
 MIGRATIONS = (
     "0001_initial",
     "0002_auto_20150630_1624",

@@ -86,6 +86,28 @@ def test_a_database_of_django_q2_is_adopted(places: Callable[[str], Place], kind
     assert released == [1, 1, ["moved", "waiting-0", [0], "2030-01-01 00:00:00+00:00"]]
 
 
+OWN = "tests.support.django_label.JobsConfig"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("app", [APPS["qworker"], OWN])
+def test_another_label_has_a_place_beside_the_tables_of_django_q2(
+    places: Callable[[str], Place], kind: str, app: str
+) -> None:
+    """Names of indexes are those of the whole database on SQLite and PostgreSQL."""
+    place = places(kind)
+    place.fill(DATA / f"django_q2.{kind}.sql")
+    told, check, tasks = place.migrating(app, ["call", "migrate"], CHECK, ["model", "Task"])
+    assert "0001_tables... OK" in told
+    assert "No changes detected" in check
+    assert tasks == []
+    _, tasks, queue = place.migrating(
+        APPS["django_q"], ["call", "migrate"], ["model", "Task"], ["queue"]
+    )  # which may be adopted later
+    assert len(tasks) == 5
+    assert len(queue) == 3
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_adopted_database_is_given_back(places: Callable[[str], Place], kind: str) -> None:
     """With what waits, as django-q2 had it: it takes what has a lock that is long over."""
