@@ -118,10 +118,10 @@ class Joins(ABC):
         """Write down for *seconds* that of the messages of *body* (the id of a task) that of *publication*, a
         number below 2**63, is the one to run, unless one is written down; return which one is."""
 
-    def set_size(self, group: str, size: int, again: bool = False, delay: float = 0.0) -> None:
+    def set_size(self, group: str, size: int, run: str = "", delay: float = 0.0) -> None:
         """Say of how many members the chord of *group* is, in Celery's layout, before they are published.
-        May be repeated. again: one that was finished begins anew; else it stays done. delay: in how many
-        seconds the last of them is due.
+        May be repeated. run: the mark RUN of the call; at the first time of each, one that was finished
+        begins anew, else it stays done. delay: in how many seconds the last of them is due.
 
         Raises NotSupported where chords are not kept in that layout.
         """

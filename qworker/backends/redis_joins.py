@@ -229,7 +229,7 @@ _DROP = Script(
 for i = 2, #ARGV do
   local j, t, s, d, c = chord_keys(P, ARGV[i])
   local own, parts, added = join_key(P, ARGV[i]), parts_key(P, ARGV[i]), added_key(P, ARGV[i])
-  redis.call('UNLINK', own, parts, added, j, t, s, d, c)
+  redis.call('UNLINK', own, parts, added, runs_key(P, ARGV[i]), j, t, s, d, c)
   ask('ZREM', INDEX, ARGV[i])
 end
 return 1
@@ -245,9 +245,17 @@ return redis.call('GET', key)
 _SIZE = Script(
     _PRELUDE
     + """
+-- ARGV: prefix, join, size, for how many seconds it is kept, run, for how many seconds that is remembered.
 local j, t, s, d, c = chord_keys(P, ARGV[2])
+local runs, new = runs_key(P, ARGV[2]), false
+if ARGV[5] ~= '' then
+  local now = redis.call('TIME')[1]
+  ask('ZREMRANGEBYSCORE', runs, '-inf', now - ARGV[6])
+  new = ask('ZADD', runs, 'NX', now, ARGV[5]) == 1
+  redis.call('EXPIRE', runs, ARGV[6])
+end
 if ask('GET', c) == 'done' then
-  if ARGV[5] == '' then return 0 end
+  if not new then return 0 end
   redis.call('DEL', j, t, d, c)
 end
 if ARGV[4] == '' then redis.call('SET', s, ARGV[3]) else redis.call('SET', s, ARGV[3], 'EX', ARGV[4]) end
@@ -290,10 +298,11 @@ class RedisJoins(Joins):
         if arguments:
             self._call(_OPEN, *arguments)
 
-    def set_size(self, group: str, size: int, again: bool = False, delay: float = 0.0) -> None:
+    def set_size(self, group: str, size: int, run: str = "", delay: float = 0.0) -> None:
         check_join(group, size)
         kept = self._keys.seconds and str(int(self._keys.seconds) + math.ceil(delay))
-        self._call(_SIZE, group, size, kept, "1" if again else "")
+        remembered = max(int(kept), DONE_SECONDS) if kept else DONE_SECONDS_FOR_EVER
+        self._call(_SIZE, group, size, kept, run, int(remembered))
 
     def grow(self, join: str, task_id: str) -> int | None:
         number = self._call(_GROW, join, task_id, self._keys.seconds)

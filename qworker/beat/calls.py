@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.beat.entry import Entry
 from qworker.clock import isoformat
-from qworker.message.marks import PUBLICATION
+from qworker.message.marks import PUBLICATION, RUN, names_ids
 from qworker.publishing.transactions import holding_back
 from qworker.transports.lease import Envelope
 
@@ -55,6 +55,10 @@ def messages(app: QWorker, entry: Entry, due: float, task_id: str, numbered: boo
         options[PUBLICATION] = secrets.randbits(62)
     if entry.expires is not None:
         options["expires"] = isoformat(due + entry.expires)
+    # Of the same run whenever it is published for this time, and of another at each other time.
+    options[RUN] = (
+        hashlib.sha1(task_id.encode(), usedforsecurity=False).hexdigest()[:12] if names_ids(options) else ""
+    )
     options["task_id"] = task_id
     args, kwargs = entry.args, dict(entry.kwargs)
     task = app.tasks.get(entry.task)

@@ -14,7 +14,6 @@ last step of the segment before. What is sent and kept grows with the steps then
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,7 +31,7 @@ from qworker.canvas.signatures import Signature, listed, maybe_signature, member
 from qworker.canvas.stamping import NAMES, hand_on
 from qworker.clock import SYSTEM_CLOCK
 from qworker.context import current_context
-from qworker.message.marks import JOINS, RUN, mark, run_in, unmarked
+from qworker.message.marks import JOINS, RUN, mark, new_run, run_in, unmarked
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -136,7 +135,7 @@ def plan(
         run = run_in(headers)
         work["options"]["headers"] = {name: value for name, value in headers.items() if name != RUN}
     if run is None:
-        run = os.urandom(6).hex() if any("task_id" in each["options"] for each in all_in(work)) else ""
+        run = new_run() if any("task_id" in each["options"] for each in all_in(work)) else ""
     frozen = work.frozen()
     context = current_context()
     root = work["options"].get("root_id") or (None if context is None else context.root_id)

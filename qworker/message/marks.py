@@ -13,6 +13,7 @@ a base class, middleware and signals may say of headers what they like. A task d
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,8 +32,10 @@ values are its argument}``, so that it can run after all (``control/failed.py``)
 PUBLICATION = "qworker_publication"
 """Tells apart the messages of one body: its joiner may have died, and another published it again."""
 RUN = "qworker_run"
-"""Of the calls of a workflow whose ids were settled before it was called, and of all that comes of them: a
-text that is another each time. It is in the names of their joins, so that each time has joins of its own."""
+"""Of a call in which ids were settled before it was made, its own or those of what follows it, and of all
+that comes of it: a text that is another each time. It is in the names of joins, so that each time has joins
+of its own. Whoever publishes calls that come of another, as workers and beat do, says of which run they are:
+"" for none."""
 MARKS = frozenset([RUN, JOINS, FAILED, CAUSE, MEMBERS, PUBLICATION])
 
 
@@ -52,6 +55,36 @@ def run_in(headers: Any) -> str:
     """The mark RUN among *headers*; "" for none, and for what is none."""
     run = headers.get(RUN) if isinstance(headers, Mapping) else None
     return run if isinstance(run, str) and run.isalnum() and len(run) <= 32 else ""
+
+
+def new_run() -> str:
+    """A mark RUN that no other call has."""
+    return os.urandom(6).hex()
+
+
+def names_ids(options: Mapping[str, Any]) -> bool:
+    """Whether an id is settled among the *options* of a call: its own, or in what follows it."""
+    if options.get("task_id") is not None:
+        return True
+    waiting: list[Any] = [options[name] for name in _FOLLOWING if options.get(name) is not None]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list | tuple):
+            waiting += each
+        elif isinstance(each, Mapping):
+            given = each.get("options")
+            if isinstance(given, Mapping):
+                if given.get("task_id") is not None:
+                    return True
+                waiting += (given[name] for name in _FOLLOWING if given.get(name) is not None)
+            if each.get("subtask_type") is not None:  # its members are among its arguments
+                waiting += (each.get("args"), each.get("kwargs"))
+            elif "task" not in each:
+                waiting += each.values()
+    return False
+
+
+_FOLLOWING = ("link", "link_error", "chain", "chord")
 
 
 def apart(options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from qworker.canvas.join_body import JoinBody
 from qworker.canvas.membership import MOST_MEMBERS_TEXT, first_calls, publication
 from qworker.canvas.signatures import is_workflow
-from qworker.message.marks import CAUSE, FAILED, MEMBERS, apart, run_in
+from qworker.message.marks import CAUSE, FAILED, MEMBERS, RUN, apart, mark, run_in
 from qworker.publishing.call import tidied
 from qworker.publishing.transactions import holding_back
 from qworker.publishing.workflows import planned, start
@@ -30,15 +30,17 @@ def messages_of(app: QWorker, body: JoinBody, values: Sequence[Any]) -> list[Env
     values, ValueError when they are not as many as it was written for.
     """
     args, kwargs = body.arguments(values)
+    run = run_in(body.call.options.get("headers"))
     with holding_back(app) as held:
         if is_workflow(body.call):
-            made = planned(app, body.call, args, kwargs, run=run_in(body.call.options.get("headers")))
+            made = planned(app, body.call, args, kwargs, run=run)
             for each in made.calls:
                 each["options"] = tidied(app, each.options)
             start(app, made)
         else:
             call = body.call.clone()
             call["options"] = tidied(app, call.options)
+            mark(call["options"], {RUN: run})
             call.apply_async(args, kwargs)
     return held
 
@@ -52,7 +54,7 @@ def failed_messages_of(
     - members: their ids; () when not all have ended.
     - cause: the error of one, as it is stored, if the body fails with that.
     """
-    marks: dict[str, Any] = {FAILED: why, **publication(body.call)}
+    marks: dict[str, Any] = {RUN: "", FAILED: why, **publication(body.call)}
     if cause is not None:
         marks[CAUSE] = cause
     calls = list(first_calls(body.call))

@@ -16,7 +16,7 @@ from qworker.canvas.signatures import Signature, listed, signatures
 from qworker.clock import from_epoch, isoformat, seconds, to_epoch_in
 from qworker.context import Context, current_context, message_headers
 from qworker.errors import ConfigurationError, PublishError
-from qworker.message.marks import MARKS, apart, marks_in, unmarked
+from qworker.message.marks import MARKS, RUN, apart, marks_in, names_ids, new_run, unmarked
 from qworker.message.protocol import TaskMessage, retry_headers
 from qworker.message.reading import HEADERS, MAX_ID, valid_id
 from qworker.message.serialization import content_types
@@ -174,7 +174,7 @@ def make_call(app: QWorker, router: Router, invocation: Invocation, request: Con
     check_priority(name, options, app.conf.task_queue_max_priority)
     retry_policy = _retry_policy(name, options)
     if request is None:
-        marks, defaults = marks_in(options), _first_defaults(app, task)
+        marks, defaults = _first_marks(options), _first_defaults(app, task)
     else:
         marks = marks_in(message_headers(request))
         if not _KEPT.isdisjoint(options):
@@ -230,6 +230,17 @@ def make_call(app: QWorker, router: Router, invocation: Invocation, request: Con
     )
     add_to_parent = bool(options.get("add_to_parent", True))
     return Call(message, marks, destination, due, expires, options.get("retry"), retry_policy, add_to_parent)
+
+
+def _first_marks(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The marks of a new call. One that a user makes, and in which ids are settled, may have been made
+    before: it gets a mark RUN of its own."""
+    marks = marks_in(options)
+    if RUN not in marks:
+        return {**marks, RUN: new_run()} if names_ids(options) else marks
+    if not marks[RUN]:
+        del marks[RUN]
+    return marks
 
 
 def _reply_to(app: QWorker, task: Task[..., Any] | None, chosen: Mapping[str, Any]) -> str | None:

@@ -22,7 +22,7 @@ from qworker.canvas.signatures import Signature
 from qworker.context import Context, current_context
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.interrupts import deferred, let_pass
-from qworker.message.marks import MARKS, apart, marks_in, unmarked
+from qworker.message.marks import MARKS, RUN, apart, mark, marks_in, run_in, unmarked
 from qworker.message.protocol import (
     EncodedMessage,
     TaskMessage,
@@ -148,6 +148,7 @@ class Publisher:
             call = calls.pop()
             member = None if observed else members.envelope(call)
             if member is None:
+                mark(call["options"], {RUN: run_in(call["options"].get("headers"))})
                 answers.append(self._enter(ready, None, call, _OF_A_WORKFLOW))
                 continue
             envelope, plain = member

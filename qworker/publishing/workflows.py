@@ -147,7 +147,7 @@ def _open(app: QWorker, plans: list[Plan]) -> None:
             _ = backend.joins
     for made in plans:
         for group, size in made.sizes.items():
-            backend.joins.set_size(group, size, bool(made.run), made.delays.get(group, 0.0))
+            backend.joins.set_size(group, size, made.run, made.delays.get(group, 0.0))
     joins = [(join, made.delays.get(join.id, 0.0)) for made in plans for join in made.joins]
     if joins:
         opening, tentative = _opening(app)

@@ -198,7 +198,7 @@ def _tell(
             mark(each["options"], marks)
         start(app, made)
         return
-    known = {**apart(tidied(app, errback.options)), **marks}
+    known = {RUN: "", **apart(tidied(app, errback.options)), **marks}
     if _takes(app.tasks.get(errback.task), errback, (None, None, "")):
         told = {"id": call.id, "task": call.task, "args": call.args, "kwargs": call.kwargs, "why": why}
         known[FAILED] = told
@@ -287,16 +287,15 @@ def follow(
     options = {**following.options, **more}
     following["options"] = {name: value for name, value in options.items() if value is not None}
     run = run_in(message_headers(context))
-    if run and following["subtask_type"] is None:
-        mark(following["options"], {RUN: run})
     if context.stamps:
         hand_on(following, context.stamped_headers or list(context.stamps), context.stamps)
     try:
         if following["subtask_type"] is None:
             _tidy(app, context, following)
             following.add(args)
-            if following.id is None or not app.publisher.publish_next(following):
+            if run or following.id is None or not app.publisher.publish_next(following):
                 _read_chain(following)
+                mark(following["options"], {RUN: run})
                 following.apply_async()
             return
         _read_chain(following)

@@ -21,7 +21,7 @@ from qworker.canvas.groups import with_callback
 from qworker.canvas.mapping import chunks
 from qworker.canvas.membership import parts_of
 from qworker.canvas.plan import last_call
-from qworker.canvas.signatures import Signature, is_workflow, listed, maybe_signature
+from qworker.canvas.signatures import Signature, listed, maybe_signature
 from qworker.canvas.stamping import hand_on
 from qworker.context import message_headers, pop, push
 from qworker.errors import ConfigurationError, NotInChord, PublishError, Replaced
@@ -166,8 +166,7 @@ def add_to_chord(task: Task[..., Any], sig: Any, lazy: bool) -> Any:
         mark(last["options"], {JOINS: [*joined, [join, number]]})
     else:
         last["options"]["chord"] = request.chord
-    if run or is_workflow(work):
-        mark(work["options"], {RUN: run})
+    mark(work["options"], {RUN: run})
     if lazy:
         return work
     try:

@@ -114,6 +114,16 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
                 "unit/test_canvas.py::test_a_frozen_workflow_keeps_its_ids",
             ),
             (
+                "a call with a settled id, or with a frozen workflow in its links, that is made again",
+                "as Celery",
+                "integration/test_called_again.py::test_a_call_that_is_made_again_runs_again",
+            ),
+            (
+                "the same while the first call runs",
+                "differs: all of it runs twice. In Celery's format both have the same keys: a body runs once",
+                "integration/test_called_again.py::test_a_call_that_is_made_twice_at_once_runs_twice",
+            ),
+            (
                 "`result.parent` of a chain, a group and a chord",
                 "as Celery",
                 "integration/test_workflows.py::test_a_chord_gives_the_list_to_its_body",

@@ -37,6 +37,7 @@ local function join_key(prefix, join) return prefix .. 'qworker.join.' .. join e
 local function done_key(prefix, join) return prefix .. 'qworker.done.' .. join end
 local function added_key(prefix, join) return prefix .. 'qworker.added.' .. join end
 local function parts_key(prefix, join) return prefix .. 'qworker.part.' .. join end
+local function runs_key(prefix, join) return prefix .. 'qworker.runs.' .. join end
 local function chord_keys(prefix, join)
   local key = prefix .. '{GROUP_PREFIX}' .. join
   return key .. '.j', key .. '.t', key .. '.s', key .. '.d', key .. '.c', key
