@@ -91,9 +91,9 @@ class chain(Several):
         if isinstance(one, group):
             return chord(one, other, app=one._app)
         if isinstance(one, chord) and not isinstance(other, chain):
-            (step,) = spliced([other])
-            if not isinstance(step, group):
-                return one.with_body(one.called_body() | step)
+            steps = list(spliced([other]))  # several of a group whose one member is a chain
+            if len(steps) == 1 and not isinstance(steps[0], group):
+                return one.with_body(one.called_body() | steps[0])
         before = one.unchained() if isinstance(one, chain) else [one]
         if not before:
             return other

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from qworker.errors import BackendError
 from tests.simulation.case import Case, Fault
 from tests.simulation.nodes import Asked, Caller, Node, WorkerNode, is_ready, value_of
 from tests.simulation.program import Record
@@ -148,6 +149,8 @@ class Running:
             caller.ask(asked, self.callers[1 - number])
         except Stuck as error:
             self.seen.stuck = self.seen.stuck or f"{asked.name}: {error}"
+        except BackendError as error:  # the first look tells at once that the store is away
+            self.time.note(caller.name, "cannot ask", asked.name, error)
 
     def _revoke(self, caller: Caller, asked: Asked) -> None:
         asked.revoked = True
@@ -211,7 +214,13 @@ class Running:
         broker, backend = observer.app.broker, observer.app.backend
         if any(info.ready or info.delayed or info.leased for info in broker.admin.queues()):
             return False
-        return backend.joins.count() == 0
+        return self._excused() or backend.joins.count() == 0
+
+    def _excused(self) -> bool:
+        """Whether joins may be left until they expire: of calls that failed, or of members that were lost."""
+        seen = self.seen
+        may_lose = bool(seen.fired) and not self.case.world.acks_late
+        return may_lose or any(asked.refused or asked.revoked for asked in seen.asked)
 
     def go(self) -> Seen:
         time, seen = self.time, self.seen
@@ -255,7 +264,7 @@ class Running:
         broker = observer.app.broker
         seen.left = {
             "dead": [letter.reason for letter in broker.admin.dead(None, 1000)],
-            "joins": observer.app.backend.joins.count(),
+            "joins": 0 if self._excused() else observer.app.backend.joins.count(),
         }
         if seen.case.world.keep_failed and broker.failed is not None:
             seen.left["failed"] = len(broker.failed.kept(None, 100_000))

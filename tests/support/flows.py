@@ -175,9 +175,25 @@ def _is_called(flow: Any) -> bool:
     """Whether there is something to call in each chain and body."""
     return all(
         (not isinstance(part, Chain | Pipe) or built(part).stages)
-        and (not isinstance(part, Chord) or (built(part.body).stages and built(part.body).members != []))
+        and (
+            not isinstance(part, Chord)
+            or (
+                built(part.body).stages
+                and built(part.body).members != []
+                and not _is_chain_of_a_group(part.body)
+            )
+        )
         for part in parts_of(flow)
     )
+
+
+def _is_chain_of_a_group(flow: Any) -> bool:
+    """Whether *flow* is a chain of nothing but a group of one: as a body it is unrolled, unless something
+    follows the chord, for that becomes part of the body first, as in Celery."""
+    if not isinstance(flow, Chain) or len(flow.steps) != 1:
+        return False
+    (step,) = flow.steps
+    return _is_chain_of_a_group(step) or isinstance(step, Group)
 
 
 def _plain(flow: Any) -> Any:
