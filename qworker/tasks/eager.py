@@ -105,8 +105,8 @@ def apply_eagerly(
     app.finalize()
     check_options(app, task.name, options)
     embed = {
-        "callbacks": signatures(options.get("link"), "link"),
-        "errbacks": signatures(options.get("link_error"), "link_error"),
+        "callbacks": signatures(options.get("link"), "link") or None,
+        "errbacks": signatures(options.get("link_error"), "link_error") or None,
     }
     identity = task_id or new_id()
     while True:
@@ -176,13 +176,16 @@ def _context(
 ) -> Context:
     """The request of an eager run, as like to that of a real one as can be."""
     parent = current_context()
+    limits = [options.get(name) or getattr(task, name) for name in ("time_limit", "soft_time_limit")]
+    ignore_result = options.get("ignore_result")
     headers = {
         "task": task.name,
         "id": identity,
         "retries": retries,
         "root_id": (parent.root_id if parent is not None and parent.root_id else None) or identity,
         "parent_id": parent.id if parent is not None else None,
-        "ignore_result": bool(options.get("ignore_result")),
+        "timelimit": limits if any(limits) else None,
+        "ignore_result": bool(task.ignore_result if ignore_result is None else ignore_result),
         "shadow": options.get("shadow"),
         "group": options.get("group_id"),
         "group_index": options.get("group_index"),
