@@ -17,8 +17,6 @@ from hashlib import sha256
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
-
 from tests.asking import LOOPBACK, Asking, Place
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -134,6 +132,9 @@ def require(name: str) -> str:
         _STARTERS[name]()
         reason = unreachable(name)
     if reason is not None:
+        # Here, because it takes longer than all else that the processes of the contract suite import.
+        import pytest
+
         message = f"no {name} server at {URLS[name]}: {reason}"
         if os.environ.get("CI"):
             pytest.fail(message)

@@ -289,7 +289,7 @@ PRELUDE = """
 import sys
 from pathlib import Path
 from tests.contract.join_places import JOIN_PLACES
-from tests.contract.test_joins import drain, parts
+from tests.contract.join_steps import drain, parts
 from qworker.backends.joins import Join
 from tests.support.messages import message
 place = JOIN_PLACES[sys.argv[1]](Path(sys.argv[2]))

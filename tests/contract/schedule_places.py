@@ -298,7 +298,7 @@ import sys
 from pathlib import Path
 from qworker.beat.store import *
 from tests.contract.schedule_places import SCHEDULE_PLACES
-from tests.contract.test_schedule_stores import DUE, firing, leading, state
+from tests.contract.schedule_steps import DUE, firing, leading, state
 place = SCHEDULE_PLACES[sys.argv[1]](Path(sys.argv[2]))
 store, broker = place.store(), place.broker()
 arguments = sys.argv[3:]

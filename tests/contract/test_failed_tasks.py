@@ -13,12 +13,13 @@ from qworker.testing.contract import Place, collecting, fixtures
 from qworker.testing.contract.fixtures import Open, generation, take
 from qworker.transports.capabilities import RESULTS
 from qworker.transports.lease import Ack, Again, Broker, DeadLetter, Envelope, FailedTasks
-from tests.contract.lease_places import MemoryPlace, SQLitePlace
+from tests.contract.lease_places import MemoryPlace
 from tests.contract.place_amqp import AMQPPlace
 from tests.contract.place_mongodb import MongoPlace
 from tests.contract.place_nats import NatsPlace
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
+from tests.contract.place_sqlite import SQLitePlace
 
 pytestmark = pytest.mark.contract
 pytest_generate_tests = collecting.pytest_generate_tests

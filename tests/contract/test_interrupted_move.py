@@ -17,8 +17,9 @@ from qworker.testing.clock import FakeClock
 from qworker.testing.contract import Place
 from qworker.transports.lease import Broker, DeadLetter
 from qworker.transports.transfer import Report, move
-from tests.contract.lease_places import MemoryPlace, SQLitePlace
+from tests.contract.lease_places import MemoryPlace
 from tests.contract.place_redis import RedisPlace
+from tests.contract.place_sqlite import SQLitePlace
 from tests.support.messages import call, ids
 from tests.support.receiving import everything
 

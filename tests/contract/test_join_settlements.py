@@ -12,7 +12,7 @@ from qworker.backends import Backend
 from qworker.backends.joins import Join
 from qworker.transports.lease import Ack, Broker, DeadLetter, Leased, Part, Release, ResultRow, Store
 from tests.contract.join_places import JOIN_PLACES, JoinPlace, run_beside
-from tests.contract.test_joins import BODY, parts
+from tests.contract.join_steps import BODY, parts
 from tests.support.messages import message, names
 from tests.support.waiting import PATIENCE, until
 

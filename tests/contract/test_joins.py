@@ -7,7 +7,7 @@ import random
 import signal
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -20,27 +20,12 @@ from qworker.testing.clock import FakeClock
 from qworker.transports.lease import Broker, Part, Sender
 from qworker.transports.sql.broker import SQLBroker
 from tests.contract.join_places import JOIN_PLACES, JoinPlace, run_beside
+from tests.contract.join_steps import BODY, QUEUE, SECONDS, drain, parts, sent
 from tests.contract.test_interrupted import Cut, places
 from tests.support.messages import message, names
 from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.contract
-
-QUEUE = "bodies"
-SECONDS = 30.0
-BODY = b"\x00the body\xff"
-
-
-def parts(join: str, numbers: Iterable[int], status: str = "SUCCESS") -> list[Part]:
-    return [Part(join, number, f"task-{join}-{number}", status) for number in numbers]
-
-
-def drain(joins: Joins, broker: Broker) -> list[Finished]:
-    """Claim and finish all that there is, as a worker does; what was finished by us."""
-    done = []
-    while found := joins.claim(16, SECONDS):
-        done += [join for join in found if joins.finish(join, [message(join.id, QUEUE)], broker.sender)]
-    return done
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -68,10 +53,6 @@ def joins(place: JoinPlace, clock: FakeClock) -> Iterator[Joins]:
     backend = place.backend(clock)
     yield backend.joins
     backend.close()
-
-
-def sent(broker: Broker) -> int:
-    return broker.admin.depths([QUEUE])[0].ready
 
 
 def test_where_none_was_ever_opened_there_are_none(joins: Joins) -> None:

@@ -16,7 +16,7 @@ from qworker.errors import BackendError, DamagedResult
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import Ack, Broker, Part
 from tests.contract.join_places import RedisAlonePlace, RedisJoinPlace, run_beside
-from tests.contract.test_joins import QUEUE, SECONDS, parts, sent
+from tests.contract.join_steps import QUEUE, SECONDS, parts, sent
 from tests.support.messages import message, names
 from tests.support.waiting import PATIENCE
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 import pytest
 
 from qworker.beat.catalog import catalog
-from qworker.beat.store import PENDING, SENT, Firing, Lease, Row, ScheduleStore, Slot, State
+from qworker.beat.store import PENDING, SENT, Lease, Row, ScheduleStore, Slot, State
 from qworker.errors import BackendError, BrokerUnavailable, LeaseLost
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import Broker, Envelope, Sender
@@ -30,14 +30,12 @@ from tests.contract.schedule_places import (
     SQLiteAlonePlace,
     run_beside,
 )
-from tests.support.messages import message
+from tests.contract.schedule_steps import DUE, firing, leading, sent, state
 from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.contract
 
 T = TypeVar("T")
-QUEUE = "calls"
-DUE = 1_700_000_000.25
 NAMES = (
     *("report", "Report", "REPORT", "report.", "report/", "report report", "report  report", "réport"),
     *("re'port", 're"port', "re%port", "re%sport", "re_port", "re\\port", "re?port", "re:port", "re{port}"),
@@ -93,27 +91,6 @@ def broker(place: SchedulePlace) -> Iterator[Broker]:
     broker = place.broker()
     yield broker
     broker.close()
-
-
-def leading(store: ScheduleStore, holder: str = "us") -> Lease:
-    """The lease, which is ours now, whoever had it."""
-    lease = store.take(holder, store.look(), "about us")
-    assert lease.holder == holder
-    return lease
-
-
-def state(number: int = 1, error: str | None = None) -> State:
-    return State(f"seen {number}", DUE - 1, DUE, DUE + 0.5, f"task-{number}", number, error)
-
-
-def firing(name: str, due: float = DUE, number: int = 1, count: int = 1) -> Firing:
-    """A call of *count* messages."""
-    envelopes = [message(f"{due} {place} of {name!a}", QUEUE) for place in range(count)]
-    return Firing(name, due, f"task-{number}", envelopes, state(number))
-
-
-def sent(broker: Broker) -> int:
-    return broker.admin.depths([QUEUE])[0].ready
 
 
 class Away(Sender):

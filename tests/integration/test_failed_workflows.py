@@ -12,9 +12,9 @@ import pytest
 from qworker import QWorker, chord, group
 from qworker.errors import ChordError
 from qworker.testing import StepWorker
-from tests.contract.lease_places import SQLitePlace
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
+from tests.contract.place_sqlite import SQLitePlace
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration

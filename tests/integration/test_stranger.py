@@ -31,11 +31,11 @@ from qworker.testing.contract import Place
 from qworker.transports.lease import Envelope
 from qworker.transports.sqlite.broker import SQLiteBroker
 from qworker.transports.transfer import move
-from tests.contract.lease_places import SQLitePlace
 from tests.contract.place_amqp import AMQPPlace
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_spool import SpoolPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
+from tests.contract.place_sqlite import SQLitePlace
 from tests.servers import new_prefix, require
 
 pytestmark = pytest.mark.integration
