@@ -263,7 +263,8 @@ PLAIN: tuple[Capabilities, ...] = (
         ("confluentkafka", "kafka"),
         "handed to the producer's library, which sends it in the background",
         "when the partition is given to another consumer",
-        note="Acknowledging one message acknowledges all before it in its partition.",
+        note='Needs `pip install "kombu[confluentkafka]"`. Acknowledging one message acknowledges all before '
+        "it in its partition.",
     ),
     _plain(
         "SQLAlchemy (kombu's own)",

@@ -42,7 +42,7 @@ def about(problems, severity, words):
     return [message for found, _, message in problems if found == severity and words in message]
 
 
-PLAIN = "broker='confluentkafka://h', backend='disabled://'"
+PLAIN = "broker='filesystem://', backend='disabled://'"
 REDIS = "broker='redis://h', backend='redis://h'"
 RABBITMQ = "broker='amqp://h', backend='disabled://'"
 
@@ -75,8 +75,8 @@ def test_a_transport_option_that_nobody_looks_at(check, url):
 
 def test_what_is_not_known_to_be_used_is_a_note(check):
     problems = check(PLAIN)
-    assert about(problems, "note", "revoking tasks on Kafka")
-    assert about(problems, "note", "countdown, ETA and retries on Kafka")
+    assert about(problems, "note", "revoking tasks on Files")
+    assert about(problems, "note", "countdown, ETA and retries on Files")
 
 
 def test_priorities_need_queues_with_them_on_rabbitmq(check):

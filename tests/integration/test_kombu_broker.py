@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 import uuid
 from collections import Counter
@@ -233,9 +234,21 @@ def test_every_scheme_of_kombus_is_a_broker() -> None:
     assert isinstance(open_broker("sqla+sqlite:///x", conf), KombuBroker)
     with pytest.raises(ConfigurationError, match="did you mean"):
         open_broker("amqpx://", conf)
-    missing = open_broker("zookeeper://127.0.0.1/", conf)
-    with pytest.raises(ConfigurationError, match=r"pip install .kombu\[zookeeper\]"):
-        missing.sender.push([envelope("a", "q")])
+
+
+def test_a_library_that_is_missing_is_told_before_anything_is_connected_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    conf = Settings()
+    with pytest.raises(ConfigurationError, match=r"The kazoo .*: pip install .kombu\[zookeeper\]"):
+        open_broker("zookeeper://127.0.0.1/", conf)
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    monkeypatch.delitem(sys.modules, "kombu.transport.confluentkafka", raising=False)
+    with pytest.raises(ConfigurationError) as failure:
+        open_broker("kafka://127.0.0.1/", conf)
+    assert str(failure.value) == (
+        'broker_url: kafka:// needs a library that is not installed: pip install "kombu[confluentkafka]"'
+    )
 
 
 def test_a_call_reaches_a_queue_by_way_of_kombu(queue: str) -> None:

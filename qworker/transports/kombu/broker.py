@@ -88,10 +88,13 @@ def kombu_broker(
 
 
 def open_broker(url: str | None, conf: Settings) -> KombuBroker:
-    """The broker at *url* with the settings *conf*; it is connected to at the first use."""
+    """The broker at *url* with the settings *conf*; it is connected to at the first use. Raises
+    ConfigurationError when a library is missing."""
     options = dict(conf.broker_transport_options)
+    url = url or "memory://"
+    KombuServer(url, options, conf.broker_connection_timeout, conf.broker_use_ssl).look_for_library()
     return kombu_broker(
-        url or "memory://",
+        url,
         options=options,
         known=(conf.task_default_queue, *conf.task_queues),
         eta_limit=conf.worker_eta_task_limit,

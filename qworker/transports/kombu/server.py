@@ -68,6 +68,14 @@ class KombuServer(Server):
         self._options = options
         self._use_ssl = use_ssl
 
+    def look_for_library(self) -> None:
+        """Raise ConfigurationError when the transport has no library. Nothing is connected to."""
+        try:
+            with self._usable():
+                _ = kombu.Connection(self.url, transport_options=self._options).transport
+        except RuntimeError as error:  # so qpid says it
+            raise _missing(self.url, error) from error
+
     def connect(self) -> Any:
         with self._usable():
             connection = kombu.Connection(
@@ -91,8 +99,7 @@ class KombuServer(Server):
             is_other = any(kind.__name__ == UNKNOWN_URL for kind in type(error).__mro__)
             if not is_other and not isinstance(error, UNUSABLE):
                 raise
-            why = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-            raise _missing(self.url.partition(":")[0], why) from error
+            raise _missing(self.url, error) from error
 
     @contextmanager
     def errors(self, connection: Any) -> Iterator[None]:
@@ -118,10 +125,17 @@ class KombuServer(Server):
         return bound
 
 
-def _missing(scheme: str, why: str) -> ConfigurationError:
+def _missing(url: str, error: Exception) -> ConfigurationError:
+    scheme = url.partition(":")[0]
     name = scheme.partition("+")[0].lower()
+    if isinstance(error, NameError):  # of the transport's own code, for what it could not import
+        why = ""
+    elif isinstance(error, ImportError | RuntimeError):
+        why = f" ({error})"
+    else:
+        why = f", or a URL of another form ({type(error).__name__}: {error})"
     return ConfigurationError(
-        f"broker_url: {scheme}:// needs a library that is not installed, or a URL of another form ({why}): "
+        f"broker_url: {scheme}:// needs a library that is not installed{why}: "
         f'pip install "kombu[{EXTRAS.get(name, name)}]"',
         setting="broker_url",
     )
