@@ -5,29 +5,39 @@ Goes to:     the table of ``Task``; what iterables wait with is seen to by ``exe
 Thread:      retention.
 
 ``save_limit`` is how many stay, of all or of each group, name or function. A few more may stand there for a
-moment: they are deleted together, once a second, and not one by one.
+moment: they are deleted together, once a second, and not one by one. Counting each group reads the whole
+table. So all are counted when a cluster starts and once an hour; between these, only those with tasks that
+have ended since the last look, by an index.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import Error, close_old_connections
-from django.db.models import Count
+from django.db.models import Count, Q
+from django.utils import timezone
 
 from qworker import QWorker
 from qworker.components.component import ThreadComponent
 from qworker.django.conf import conf, logger
 from qworker.django.execution import connections as task_connections
 from qworker.django.execution import parts
-from qworker.django.models import Success
+from qworker.django.models import Success, Task
 from qworker.errors import BackendError
 from qworker.interrupts import let_pass
 
 LOOK_SECONDS = 1.0
 TIDY_SECONDS = 60.0
 """Between two looks for iterables that nobody ends."""
+COUNT_SECONDS = 3600.0
+"""Between two looks that count everything: clocks may differ, and a result may be stored late."""
+LATE = timedelta(seconds=10)
+"""After its end, a task is in the table within that time, or is counted with everything."""
+COUNTED_AT_ONCE = 500
+"""Groups that are counted in one statement."""
 SHARE = 0.03
 """Of the time that may be spent looking, where a look takes long."""
 MOST = 1000
@@ -42,7 +52,8 @@ class Retention(ThreadComponent):
     def __init__(self, app: QWorker, on_crash: Callable[[str, BaseException], None]) -> None:
         super().__init__(app.clock, on_crash)
         self._clock = app.clock
-        self._tidy_at = 0.0  # this thread
+        self._tidy_at = self._count_at = 0.0  # this thread
+        self._seen: datetime | None = None  # this thread: until when all that has ended was looked at
 
     def step(self, now: float) -> float:
         task_connections.begin()
@@ -53,13 +64,23 @@ class Retention(ThreadComponent):
                 self._tidy_at = now + TIDY_SECONDS
             if conf.save_limit <= 0:
                 return LOOK_SECONDS * 10
-            deleted = sweep()
+            deleted = self._look(now)
         except (Error, BackendError) as error:
             let_pass(error)
             task_connections.drop_broken()
             logger.warning("nothing that is old is deleted for now: %s", error)
             return LOOK_SECONDS * 10
         return rest_after(self._clock.monotonic() - began, deleted)
+
+    def _look(self, now: float) -> int:
+        since = None if now >= self._count_at else self._seen
+        began = timezone.now()
+        deleted = sweep(since)
+        if deleted < MOST:  # nothing is left of what was looked at
+            self._seen = began - LATE
+            if since is None:
+                self._count_at = now + COUNT_SECONDS
+        return deleted
 
     def quiet(self) -> None:
         """Nothing is taken, and nothing has to end."""
@@ -73,17 +94,31 @@ def rest_after(seconds: float, deleted: int) -> float:
     return max(0.0 if deleted >= MOST else LOOK_SECONDS, seconds / SHARE)
 
 
-def sweep(most: int = MOST) -> int:
-    """Delete successes beyond ``save_limit``, about so many of each kind; return how many."""
+def sweep(since: datetime | None = None, most: int = MOST) -> int:
+    """Delete successes beyond ``save_limit``, about so many of each kind; return how many.
+
+    since: look only at groups, names or functions with a task that has ended since then; None: at all.
+    """
     limit, field = conf.save_limit, conf.save_limit_per
     if limit <= 0:
         return 0
     if not field:
         return _beyond(Success.objects.all(), limit, most)
-    full = (
-        Success.objects.order_by().values(field).annotate(number=Count("id")).filter(number__gt=limit)[:most]
-    )
-    return sum(_beyond(Success.objects.filter(**_same(field, each[field])), limit, most) for each in full)
+    # Not Success, of which SQLite reads all by their index, if the file has no statistics.
+    successes = Task.objects.filter(success=True)
+    number = Count("id", filter=Q(success=True))
+    counted = Task.objects.order_by().values(field).annotate(number=number).filter(number__gt=limit)
+    if since is None:
+        full = [each[field] for each in counted[:most]]
+    else:
+        ended = Success.objects.filter(stopped__gte=since).order_by().values_list(field, flat=True)
+        recent = set(ended.iterator())  # SQLite would do DISTINCT by another index
+        full = [None] if None in recent else []  # which IN does not find
+        named = [each for each in recent if each is not None]
+        for start in range(0, len(named), COUNTED_AT_ONCE):
+            portion = named[start : start + COUNTED_AT_ONCE]
+            full += [each[field] for each in counted.filter(**{f"{field}__in": portion})]
+    return sum(_beyond(successes.filter(**_same(field, each)), limit, most) for each in full)
 
 
 def _same(field: str, value: Any) -> dict[str, Any]:

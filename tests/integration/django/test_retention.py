@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.db import connection
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 
-from qworker.django.clusters.retention import LOOK_SECONDS, MOST, SHARE, rest_after, sweep
+from qworker import QWorker
+from qworker.django.clusters.retention import (
+    COUNT_SECONDS,
+    LOOK_SECONDS,
+    MOST,
+    SHARE,
+    Retention,
+    rest_after,
+    sweep,
+)
 from qworker.django.models import Failure, Success, Task
+from qworker.testing.clock import FakeClock
 
 START = datetime(2024, 3, 1, 12, tzinfo=UTC)
 
@@ -61,6 +74,59 @@ def test_so_many_of_each(field: str, left: int) -> None:
     assert set(counts.values()) == {2}
     assert sum(counts.values()) == left
     assert Failure.objects.count() == 10
+
+
+@pytest.mark.parametrize(
+    ("field", "seconds", "limit", "gone"),
+    [
+        ("group", 9, 2, {0, 3}),
+        ("group", 8, 2, {0, 3, 2}),  # also of those without a group
+        ("name", 8, 1, {3, 4}),
+        ("func", 9, 2, {1, 3, 5}),
+    ],
+)
+def test_only_what_has_got_new_tasks_is_counted(field: str, seconds: int, limit: int, gone: set[int]) -> None:
+    since = START + timedelta(seconds=seconds)
+    kept = {"save_limit": limit, "save_limit_per": field}
+    with override_settings(Q_CLUSTER={"name": "default", **kept}):
+        assert sweep(since) == len(gone)
+        assert {int(task.pk, 16) for task in Success.objects.all()} == set(range(10)) - gone
+        assert sweep(since) == 0
+
+
+@pytest.mark.parametrize("field", ["group", "name", "func"])
+def test_a_look_at_what_is_new_reads_by_an_index(field: str) -> None:
+    kept = {"save_limit": 2, "save_limit_per": field}
+    settings = override_settings(Q_CLUSTER={"name": "default", **kept})
+    with settings, CaptureQueriesContext(connection) as asked:
+        assert sweep(START + timedelta(seconds=8)) == (0 if field == "name" else 6 if field == "func" else 3)
+    plans = []
+    for query in asked.captured_queries:
+        with connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN QUERY PLAN {query['sql']}")
+            plans.append(" ".join(row[3] for row in cursor.fetchall()))
+    newest, *others = plans
+    assert re.search(r"SEARCH \w+ USING INDEX \w+_task_stopped \(success=\? AND stopped>\?\)", newest)
+    assert len(others) == (1 if field == "name" else 7)
+    for plan in others:
+        assert re.search(rf"SEARCH \w+ USING INDEX \w+_task_{field} \({field}=\?", plan), plan
+
+
+def test_everything_is_counted_at_first_and_then_once_an_hour() -> None:
+    """A result that is stored late is counted then."""
+    clock = FakeClock()
+    retention = Retention(QWorker("retention", clock=clock, set_as_current=False), lambda *_: None)
+
+    def left() -> dict[str | None, int]:
+        retention.step(clock.monotonic())
+        return dict(Counter(Success.objects.order_by().values_list("group", flat=True)))
+
+    with override_settings(Q_CLUSTER={"name": "default", "save_limit": 2, "save_limit_per": "group"}):
+        assert left() == {"a": 2, "b": 2, None: 2}
+        Task.objects.filter(success=False).update(success=True, group="b")  # they have ended long ago
+        assert left() == {"a": 2, "b": 12, None: 2}
+        clock.advance(COUNT_SECONDS)
+        assert left() == {"a": 2, "b": 2, None: 2}
 
 
 def test_the_longer_a_look_takes_the_longer_is_the_rest() -> None:
