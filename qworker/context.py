@@ -160,6 +160,8 @@ class Context:
     """Its final state, and its value or exception; there once it has ended."""
     added: int = 0
     """How many calls the task has added to its chord."""
+    unsent: tuple[Any, ...] = ()
+    """What is to be stored of those that were counted and could not be sent: a Followed of each."""
     _entered_by: Any = None
     """The task whose own __call__ a worker is about to call; until Task.__call__ has seen it."""
 

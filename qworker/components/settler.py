@@ -17,7 +17,7 @@ from qworker.components.ready_queue import ReadyQueue
 from qworker.components.request import Request, Stranger
 from qworker.components.result_writer import ResultWriter, carries_result
 from qworker.components.status.counters import Counters, Run
-from qworker.tasks.outcome import INTERRUPTED, LAPSED, RETRY, UNSTARTED, Outcome
+from qworker.tasks.outcome import INTERRUPTED, LAPSED, RETRY, SUCCESS, UNSTARTED, Outcome
 from qworker.transports.lease import Ack, DeadLetter, Part, ResultRow, Settlement, Store
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Settler:
 def _answered(failing: Outcome, outcome: Outcome, limit: float | None) -> Outcome:
     """The end of a request that was given to a child because it had ended as *failing*, and came back with
     *outcome*. limit: the seconds that it might take."""
-    if outcome.kind == RETRY:
+    if outcome.kind in (RETRY, SUCCESS):
         return outcome._replace(runtime=limit or 0.0)
     return outcome if outcome.kind in (failing.kind, UNSTARTED, LAPSED) else failing
 

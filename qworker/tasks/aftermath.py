@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from qworker import states
-from qworker.context import Context, pop, push
-from qworker.errors import Reject, Retry
+from qworker.context import Context, message_headers, pop, push
+from qworker.errors import DamagedResult, Reject, Retry
 from qworker.message.exceptions import exception_of
+from qworker.message.marks import run_in
 from qworker.tasks import followup
-from qworker.tasks.execution import cut_short, ignores_result, store_now
-from qworker.tasks.outcome import NOT_STARTED, Outcome
+from qworker.tasks.execution import Run, cut_short, ignores_result, store_now
+from qworker.tasks.outcome import LOST, NOT_STARTED, REQUEUED, TERMINATED, TIME_LIMIT, Outcome
 from qworker.tasks.unsent import is_away
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 1.0
 """How long a child waits for a broker that is away, so as not to be given the same at once, for ever."""
+_RAN = frozenset([LOST, TIME_LIMIT, TERMINATED])
+"""Ends of a task that had begun to run."""
 
 
 def tell(
@@ -44,11 +48,15 @@ def tell(
 
     - kind, text: of the outcome. state, error: what is stored.
 
+    A task whose success was stored before its process was killed has succeeded: its callbacks are sent, and
+    the outcome is SUCCESS.
     NOT_STARTED when that cannot be told for now: a child is given it again, after a pause. RETRY, without a
     runtime, when the task has sent its next attempt on hearing of it: then it has not ended.
     """
     token = push(context, task)
     try:
+        if kind in _RAN and (meta := _success(app, task, context)) is not None:
+            return _go_on(app, task, context, meta["result"])
         row = None
         if task.hears_of_ends:
             task.heard_of_end(context, state, error)
@@ -74,3 +82,28 @@ def tell(
         return Outcome(kind, None, text)
     finally:
         pop(token)
+
+
+def _success(app: QWorker, task: Task[..., Any], context: Context) -> Mapping[str, Any] | None:
+    """What is stored of a task that was killed between its end and its callbacks, before which its success is
+    stored; None when it was not. An id that was called before, as the mark RUN says, may have the success of
+    another call."""
+    if not context.callbacks or ignores_result(context, task) or run_in(message_headers(context)):
+        return None
+    try:
+        meta = app.backend.get(context.id or "")
+    except DamagedResult:
+        return None
+    return meta if meta is not None and meta["status"] == states.SUCCESS else None
+
+
+def _go_on(app: QWorker, task: Task[..., Any], context: Context, value: Any) -> Outcome:
+    """Send what follows the task, which has succeeded with *value*."""
+    run = Run(app, task, context)
+    run.start, run.stored = time.perf_counter(), True
+    outcome = run.tell(run.returned, value)
+    if outcome.kind == REQUEUED:
+        logger.error("what follows task %s[%s] is sent later: %s", task.name, context.id, outcome.text)
+        app.clock.sleep(AGAIN_SECONDS)
+        return NOT_STARTED
+    return outcome._replace(runtime=None)

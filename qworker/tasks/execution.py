@@ -245,6 +245,13 @@ class Run:
 
     def tell(self, step: Callable[[Any], Outcome], ended: Any) -> Outcome:
         """Make the outcome; what goes wrong with that itself is an outcome too."""
+        outcome = self._told(step, ended)
+        unsent = self.context.unsent
+        if not unsent or outcome.kind in (REQUEUED, INTERRUPTED):  # the next run sends the same
+            return outcome
+        return outcome._replace(follow=(*outcome.follow, *unsent))
+
+    def _told(self, step: Callable[[Any], Outcome], ended: Any) -> Outcome:
         try:
             return step(ended)
         except BaseException as error:  # ours or an extension's fault: the message must still get its outcome

@@ -24,16 +24,17 @@ from qworker.canvas.plan import last_call
 from qworker.canvas.signatures import Signature, listed, maybe_signature
 from qworker.canvas.stamping import hand_on
 from qworker.context import message_headers, pop, push
-from qworker.errors import ConfigurationError, NotInChord, PublishError, Replaced
-from qworker.interrupts import conclude
+from qworker.errors import ConfigurationError, NotInChord, QWorkerError, Replaced
+from qworker.interrupts import conclude, deferred
+from qworker.message.exceptions import exception_to_dict
 from qworker.message.marks import JOINS, RUN, mark, run_in
 from qworker.naming import ids_of, task_id
 from qworker.publishing.bodies import note_added
 from qworker.publishing.workflows import check_later, planned, refuse_ignored, start
 from qworker.states import FAILURE
+from qworker.tasks import followup
 from qworker.tasks.unsent import put_back_if_unsent
 from qworker.transports.crash_points import CRASHING, crash_point
-from qworker.transports.lease import Part
 
 if TYPE_CHECKING:
     from qworker.context import Context
@@ -150,12 +151,17 @@ def add_to_chord(task: Task[..., Any], sig: Any, lazy: bool) -> Any:
     last = last_call(work)
     assert last is not None
     refuse_ignored(app, [last])
+    return deferred(_add, task, work, last, joins, join, lazy)
+
+
+def _add(task: Task[..., Any], work: Any, last: Signature, joins: Joins, join: str, lazy: bool) -> Any:
+    """Count *work*, of which *last* is the last call, as a member of *join*, and send it unless *lazy*."""
+    request, app = task.request, task.app
+    run, group, shared = run_in(message_headers(request)), str(request.group), not request.chord
     number = joins.grow(join, last["options"]["task_id"])
     # Whoever dies here is delivered again, and adds the same.
     if CRASHING:
         crash_point("chord-grown")
-    if number is not None and shared:
-        note_added(app, join, number, last["options"]["task_id"])
     if number is None:
         raise NotInChord(
             f"the chord of {task.name}[{request.id}] has got all its members, or is there no more"
@@ -167,11 +173,10 @@ def add_to_chord(task: Task[..., Any], sig: Any, lazy: bool) -> Any:
     else:
         last["options"]["chord"] = request.chord
     mark(work["options"], {RUN: run})
-    if lazy:
-        return work
     try:
-        return work.apply_async()
-    except PublishError:  # nobody else will end it
         if shared:
-            joins.add([Part(join, number, last["options"]["task_id"], FAILURE)])
+            note_added(app, join, number, last["options"]["task_id"])
+        return work if lazy else work.apply_async()
+    except QWorkerError as error:  # it counts, and nobody else will end it
+        request.unsent = (*request.unsent, *followup.ended(app, [last], exception_to_dict(error), ""))
         raise

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+import pytest
 
 from qworker import QWorker, Task, states
 from qworker.context import Context
+from qworker.message.marks import RUN
 from qworker.message.protocol import TaskMessage, decode_body, encode, parse_headers, parse_properties
 from qworker.tasks import aftermath
-from qworker.tasks.outcome import NOT_STARTED, RETRY, TIME_LIMIT, Outcome
+from qworker.tasks.outcome import EXPIRED, LOST, NOT_STARTED, RETRY, SUCCESS, TERMINATED, TIME_LIMIT, Outcome
 from qworker.testing import FakeClock, MemoryStore
+from tests.support.receiving import everything
 
 
 class Persistent(Task[Any, Any]):
@@ -64,3 +69,83 @@ def test_an_attempt_that_cannot_be_sent_now_is_asked_for_again() -> None:
     bench.store.away = True
     assert bench.tell() == NOT_STARTED
     assert bench.clock.slept == [aftermath.AGAIN_SECONDS]
+
+
+class Linked:
+    """A call with a callback, in the header of a chord, that was killed."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.store = MemoryStore(FakeClock())
+        self.app = app = QWorker(
+            "linked",
+            broker=self.store,
+            backend="cache+memory://",
+            clock=self.store.clock,
+            task_publish_retry=False,
+            set_as_current=False,
+        )
+        self.heard: list[Any] = []
+        self.task = app.task(name="work", acks_late=fields.pop("acks_late", True))(lambda: None)
+        self.link = app.task(name="link")(lambda value: None)
+        app.task(name="told")(lambda request, exc, traceback: self.heard.append(exc))
+        app.finalize()
+        self.headers = fields.pop("headers", {})
+        given = {"callbacks": [self.link.s().set(task_id="next")], "errbacks": [app.tasks["told"].s()]}
+        self.message = TaskMessage(task="work", id="id-1", headers=self.headers, **{**given, **fields})
+
+    def tell(self, kind: str = TIME_LIMIT) -> Outcome:
+        encoded = encode(self.message)
+        headers, properties = parse_headers(encoded.headers), parse_properties(encoded.properties)
+        body = decode_body(encoded.body, headers, properties, frozenset({"json"}))
+        context = Context.from_message(headers, body, properties=properties, hostname="w@h", task=self.task)
+        error = {"exc_type": "TimeLimitExceeded", "exc_message": [3]}
+        return aftermath.tell(self.app, self.task, context, kind, "killed", states.FAILURE, error)
+
+    def sent(self) -> list[tuple[str, Any]]:
+        return [
+            (json.loads(leased.headers)["id"], json.loads(leased.body)[0])
+            for leased in everything(self.store)
+        ]
+
+
+@pytest.mark.parametrize("kind", [TIME_LIMIT, LOST, TERMINATED])
+@pytest.mark.parametrize("acks_late", [True, False])
+def test_a_task_that_was_killed_once_its_success_was_stored_goes_on(kind: str, acks_late: bool) -> None:
+    linked = Linked(acks_late=acks_late)
+    linked.app.backend.store_result("id-1", 5, states.SUCCESS)
+    outcome = linked.tell(kind)
+    assert (outcome.kind, outcome.runtime, outcome.text) == (SUCCESS, None, "")
+    assert linked.sent() == [("next", [5])]
+    assert linked.heard == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored", "fields"),
+    [
+        (TIME_LIMIT, None, {}),
+        (TIME_LIMIT, states.STARTED, {}),
+        (TIME_LIMIT, states.FAILURE, {}),
+        (EXPIRED, states.SUCCESS, {}),
+        (TIME_LIMIT, states.SUCCESS, {"headers": {RUN: "a1"}}),
+        (TIME_LIMIT, states.SUCCESS, {"ignore_result": True}),
+        (TIME_LIMIT, states.SUCCESS, {"callbacks": None}),
+    ],
+)
+def test_a_task_that_was_killed_has_failed_otherwise(kind: str, stored: Any, fields: dict[str, Any]) -> None:
+    """Also where the success may be that of another call of its id."""
+    linked = Linked(**fields)
+    if stored is not None:
+        linked.app.backend.store_result("id-1", {"exc_type": "E", "exc_message": []}, stored)
+    assert linked.tell(kind).kind == kind
+    assert linked.sent() == []
+    assert len(linked.heard) == 1
+
+
+def test_what_follows_a_killed_task_that_cannot_be_sent_now_is_sent_later() -> None:
+    linked = Linked()
+    linked.app.backend.store_result("id-1", 5, states.SUCCESS)
+    linked.store.away = True
+    assert linked.tell() == NOT_STARTED
+    linked.store.away = False
+    assert linked.tell().kind == SUCCESS
+    assert linked.sent() == [("next", [5])]

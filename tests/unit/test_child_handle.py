@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from qworker.components.pool.child_handle import FRAME_BYTES, ChildHandle
+from qworker.components.pool.child_handle import FRAME_BYTES, OVERDUE, TELL_SECONDS, ChildHandle
 from qworker.components.pool.frames import LENGTH, UP, FrameBuffer, pack
+from qworker.components.request import Failing
 from tests.support.rooms import Rooms
 
 
@@ -37,6 +38,22 @@ def exchange(sizes: list[int]) -> tuple[list[list[int]], list[bool]]:
     finally:
         child.close()
     return frames, flushed
+
+
+@pytest.mark.parametrize(("limit", "seconds"), [(3, TELL_SECONDS), (2 * TELL_SECONDS, 2 * TELL_SECONDS)])
+def test_the_end_of_a_task_has_time_to_be_told(limit: float, seconds: float) -> None:
+    rooms, child = Rooms(), ChildHandle(0)
+    try:
+        request = rooms.request(1, timelimit=[limit, None])
+        child.assign(1, request, 0.001)
+        first = child.next_limit()
+        request.failing = Failing(OVERDUE, "FAILURE", {})
+        later = child.next_limit()
+        assert first is not None
+        assert later is not None
+        assert later.at - first.at == seconds - limit
+    finally:
+        child.close()
 
 
 def test_short_jobs_share_a_frame() -> None:

@@ -144,6 +144,16 @@ def test_what_a_child_has_sent_again_on_hearing_of_its_end_has_not_ended(
     assert "ran for 3.000000s, to be retried: Retry in 7s" in caplog.text
 
 
+def test_what_had_succeeded_before_it_was_killed_has_succeeded(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+    one = desk.rooms.request(1, timelimit=[3, None])
+    one.failing = Failing(Outcome(TIME_LIMIT, text="killed"), "FAILURE", {})
+    with caplog.at_level("INFO"):
+        desk.settler.ended([(one, Outcome(SUCCESS, text="5", stored=True))])
+    assert desk.order == SettlementOrder(one, Ack(1))
+    assert "succeeded in 3.000000s: 5" in caplog.text
+
+
 def test_what_could_not_be_decoded_is_a_dead_letter_and_a_failure() -> None:
     desk = Desk()
     one = desk.rooms.request(1)

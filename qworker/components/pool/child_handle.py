@@ -37,6 +37,8 @@ ASYNC_GRACE_SECONDS = 2.0
 later."""
 CANCEL_SECONDS = 5.0
 """So long an async task that is cancelled on request may take to end; then its process is killed."""
+TELL_SECONDS = 60.0
+"""So long at least may it take to tell the end of a task that was killed, however short its time limit is."""
 
 OVERDUE = Outcome(TIME_LIMIT, text="the hard time limit passed")
 
@@ -319,6 +321,8 @@ class ChildHandle:
         first = True
         for request, _, since in self.jobs.values():
             limit = request.time_limit
+            if limit is not None and request.failing is not None:
+                limit = max(limit, TELL_SECONDS)
             if request.is_async:
                 if limit is not None:
                     limits.append(Limit(since + limit + ASYNC_GRACE_SECONDS, request, OVERDUE))

@@ -1,0 +1,95 @@
+"""A member that a task has added to its chord and that cannot be sent: the chord fails and does not wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qworker import QWorker, chord
+from qworker.backends.memory import MemoryBackend
+from qworker.errors import BackendError, ChordError, EncodeError
+from qworker.testing import FakeClock, MemoryStore, StepWorker
+from tests.servers import prefix_of, require
+
+pytestmark = pytest.mark.integration
+
+
+class Forgetful(MemoryBackend):
+    """Saves no groups while it is away."""
+
+    away = True
+
+    def save_group(self, group_id: str, payload: Any) -> None:
+        if self.away:
+            raise BackendError("away")
+        super().save_group(group_id, payload)
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis, shared", "redis, celery"])
+def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[QWorker]:
+    settings: dict[str, Any] = {"broker": f"sqlite:///{tmp_path}/q.db"}
+    if request.param == "memory":
+        settings = {"broker": MemoryStore(), "backend": "cache+memory://"}
+    elif request.param != "sqlite":
+        options = {"global_keyprefix": prefix_of(tmp_path)}
+        settings = {
+            "broker": require("redis"),
+            "backend": require("redis"),
+            "broker_transport_options": options,
+            "result_backend_transport_options": options,
+            "canvas_format": request.param.partition(", ")[2],
+        }
+    app = QWorker("added", set_as_current=False, **settings)
+    yield app
+    app.close()
+
+
+def added(app: QWorker, caught: bool, again: bool = False, given: object = object()) -> Any:
+    """The result of a chord one of whose members adds one that cannot be sent. caught: it goes on.
+    again: it is tried again."""
+
+    @app.task(name="give")
+    def give(*values: Any) -> int:
+        return 1
+
+    @app.task(name="grows", bind=True)
+    def grows(this: Any) -> int:
+        try:
+            this.add_to_chord(give.s(given))
+        except (EncodeError, BackendError) as error:
+            if again and not this.request.retries:
+                raise this.retry(exc=error, countdown=0) from error
+            if not caught:
+                raise
+        return 2
+
+    result = chord([grows.si(), give.si()], give.s(), app=app).apply_async()
+    with StepWorker(app) as worker:
+        worker.run()
+    return result
+
+
+@pytest.mark.parametrize("caught", [True, False])
+@pytest.mark.parametrize("again", [True, False])
+def test_a_member_that_cannot_be_sent_fails_the_chord(app: QWorker, caught: bool, again: bool) -> None:
+    result = added(app, caught, again)
+    assert result.state == "FAILURE"
+    assert isinstance(result.result, ChordError)
+    assert result.parent.results[0].state == ("SUCCESS" if caught else "FAILURE")
+
+
+@pytest.mark.parametrize("caught", [True, False])
+def test_a_member_that_cannot_be_noted_fails_the_chord(caught: bool) -> None:
+    """With a security_key it is written down who was added."""
+    key, clock = ["k" * 32], FakeClock()
+    conf = QWorker("plain", set_as_current=False, security_key=key).conf
+    backend = Forgetful("cache+memory://", conf, clock)
+    store = MemoryStore(clock)
+    app = QWorker("noted", broker=store, backend=backend, clock=clock, set_as_current=False, security_key=key)
+    result = added(app, caught, given=1)
+    assert result.state == "FAILURE"
+    backend.away = False
+    assert added(app, caught, given=1).get(timeout=5) == 1
