@@ -13,13 +13,16 @@ from tests.simulation.nodes import Asked
 from tests.simulation.run import Seen
 from tests.support.flows import Expected, Failed, expected
 
-MAY_LOSE = "WorkerLost"
+LOSSES = frozenset({"WorkerLost", "ChordError", "BackendError", "BrokerUnavailable"})
+"""Errors of tasks that were acknowledged first, and that a fault cut short."""
 HARMLESS = frozenset({"jump"})
 """Faults after which nothing may run twice."""
 
 
 def problems(seen: Seen) -> list[str]:
     """What is wrong with a run."""
+    if seen.broken:
+        return [seen.broken]
     found = [f"a worker crashed: {text}" for text in seen.crashed]
     if seen.stuck and not _may_lose(seen):
         found.append(f"it does not end: {seen.stuck}")
@@ -49,6 +52,8 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         return found
     if asked.refused and exact:
         return [f"cannot be called: {asked.refused[0]!r}"]
+    if asked.unanswered and not seen.fired:
+        found.append(f"cannot be asked for: {asked.unanswered[0]!r}")
     if asked.revoked:
         return found
     for number, ready in enumerate(seen.ready[asked.name]):
@@ -101,7 +106,7 @@ def _may_lose(seen: Seen) -> bool:
 def _lost(value: Any) -> bool:
     if isinstance(value, list):
         return any(map(_lost, value))
-    return isinstance(value, Failed) and value.error in (MAY_LOSE, "ChordError")
+    return isinstance(value, Failed) and value.error in LOSSES
 
 
 def _order_kept(seen: Seen, asked: Asked, want: Expected) -> list[str]:

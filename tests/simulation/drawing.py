@@ -7,7 +7,10 @@ Thread:      any; pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
+from functools import lru_cache
+from itertools import combinations, product
 from random import Random
 from typing import Any
 
@@ -34,8 +37,59 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 
+BLOCK = 100
+"""So many consecutive seeds cover all pairs of dimensions of worlds."""
+
+
 def world(random: Random) -> World:
     return World(**{name: random.choice(values) for name, values in CHOICES.items()})
+
+
+def world_of(seed: int) -> World:
+    """The world of *seed*."""
+    block, place = divmod(seed, BLOCK)
+    return worlds(block)[place]
+
+
+@lru_cache(4)
+def worlds(block: int) -> tuple[World, ...]:
+    """A hundred worlds in which any two values of two dimensions meet."""
+    random = Random(f"worlds {block}")
+    wanted = set(pairs(CHOICES))
+    rows: list[dict[str, Any]] = []
+    while wanted:
+        row = _row(random, wanted)
+        wanted -= set(combinations(row.items(), 2))
+        rows.append(row)
+    assert len(rows) <= BLOCK, f"{BLOCK} worlds do not cover all pairs of dimensions"
+    made = [*(World(**row) for row in rows), *(world(random) for _ in range(BLOCK - len(rows)))]
+    random.shuffle(made)
+    return tuple(made)
+
+
+def pairs(choices: dict[str, tuple[Any, ...]]) -> Iterator[tuple[tuple[str, Any], tuple[str, Any]]]:
+    """Any two values of any two of *choices*, with their names."""
+    for (one, first), (other, second) in combinations(choices.items(), 2):
+        for values in product(dict.fromkeys(first), dict.fromkeys(second)):
+            yield (one, values[0]), (other, values[1])
+
+
+def _row(random: Random, wanted: set[tuple[tuple[str, Any], tuple[str, Any]]]) -> dict[str, Any]:
+    """A value of each dimension, one after another so that most of *wanted* meet."""
+    row = dict(min(wanted, key=repr))
+    names = [name for name in CHOICES if name not in row]
+    random.shuffle(names)
+    places = {name: place for place, name in enumerate(CHOICES)}
+    for name in names:
+
+        def met(value: Any, name: str = name) -> tuple[int, float]:
+            new = [
+                tuple(sorted(((name, value), each), key=lambda each: places[each[0]])) for each in row.items()
+            ]
+            return sum(pair in wanted for pair in new), random.random()
+
+        row[name] = max(CHOICES[name], key=met)
+    return {name: row[name] for name in CHOICES}
 
 
 def errbacks(random: Random, chance: float = 0.4) -> list[Errback]:
@@ -131,8 +185,9 @@ def fault(random: Random, workers: int) -> Fault:
     return Fault("restart", node, at=at)
 
 
-def case(random: Random, orders: int | None = None) -> Case:
-    made = world(random)
+def case(random: Random, orders: int | None = None, made: World | None = None) -> Case:
+    """A case at random. made: its world."""
+    made = made or world(random)
     count = orders or random.choice((1, 2, 4, 8))
     faults = (
         ()
@@ -144,7 +199,7 @@ def case(random: Random, orders: int | None = None) -> Case:
 
 def case_of(seed: int, orders: int | None = None) -> Case:
     """The case of *seed*."""
-    return case(Random(seed), orders)
+    return case(Random(seed), orders, world_of(seed))
 
 
 assert {each.name for each in fields(World)} >= set(CHOICES)

@@ -13,6 +13,7 @@ from typing import Any
 from qworker import QWorker, signature
 from qworker.backends.stores import Stores as AppStores
 from qworker.components.request import Request
+from qworker.errors import BackendError, BrokerUnavailable
 from qworker.results.group_result import GroupResult
 from qworker.results.result import result_from_tuple
 from qworker.tasks.outcome import LOST, TIME_LIMIT, Outcome
@@ -197,6 +198,8 @@ class Asked:
         self.unsure = False
         self.revoked = False
         self.told: list[Any] = []
+        self.unanswered: list[BaseException] = []
+        """Why a caller could not ask for a result."""
 
 
 class Caller(Node):
@@ -222,14 +225,21 @@ class Caller(Node):
     def ask(self, asked: Asked, other: Node) -> None:
         """Wait for the results as the order says; what is told is kept."""
         for result in asked.results:
-            if asked.order.ask == "get":
-                asked.told.append(value_of(result))
-            elif asked.order.ask == "await" and not isinstance(result, GroupResult):
-                asked.told.append(awaited(self.time, _value(result)))
-            elif asked.order.ask == "then" and not getattr(result, "ignored", False):
-                result.then(lambda found: asked.told.append(value_of(found)), lambda *_: None)
-            elif asked.order.ask == "other" and not _has_ignored(result):
-                asked.told.append(value_of(elsewhere(result, other.app)))
+            try:
+                self._ask(asked, result, other)
+            except (BackendError, BrokerUnavailable) as error:
+                asked.unanswered.append(error)
+                self.time.note(self.name, "cannot ask for", asked.name, type(error).__name__)
+
+    def _ask(self, asked: Asked, result: Any, other: Node) -> None:
+        if asked.order.ask == "get":
+            asked.told.append(value_of(result))
+        elif asked.order.ask == "await" and not isinstance(result, GroupResult):
+            asked.told.append(awaited(self.time, _value(result)))
+        elif asked.order.ask == "then" and not getattr(result, "ignored", False):
+            result.then(lambda found: asked.told.append(value_of(found)), lambda *_: None)
+        elif asked.order.ask == "other" and not _has_ignored(result):
+            asked.told.append(value_of(elsewhere(result, other.app)))
 
 
 def _has_ignored(result: Any) -> bool:
@@ -240,6 +250,8 @@ def _has_ignored(result: Any) -> bool:
 async def _value(result: Any) -> Any:
     try:
         return await result
+    except (BackendError, BrokerUnavailable):
+        raise
     except Exception as error:  # noqa: BLE001 - of the task
         return Failed(type(error).__name__)
 

@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import tempfile
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.simulation.nodes import Asked, Caller, Node, WorkerNode, is_ready, va
 from tests.simulation.program import Record
 from tests.simulation.seams import KINDS, Process
 from tests.simulation.stores import LEASE_SECONDS, Stores
+from tests.simulation.tracing import Trace
 from tests.simulation.world import Actor, Killed, Stuck, Time, determined
 
 HAPPENINGS = ("kill", "freeze", "away", "jump", "restart", "replace")
@@ -39,12 +41,14 @@ MEMORY = Path("/dev/shm")
 
 @dataclass
 class Seen:
-    """What a run showed. stuck: why it did not come to rest."""
+    """What a run showed. broken: why the simulator gave up, then nothing else is known. stuck: why it did not
+    come to rest."""
 
     case: Case
     record: Record
     asked: list[Asked] = field(default_factory=list)
     fired: list[Fault] = field(default_factory=list)
+    broken: str = ""
     stuck: str = ""
     crashed: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
@@ -77,10 +81,11 @@ class _Errors(logging.Handler):
 class Running:
     """A case that runs."""
 
-    def __init__(self, case: Case, directory: Path) -> None:
+    def __init__(self, case: Case, directory: Path, trace: Trace | None) -> None:
         self.case = case
         self.seen = Seen(case, Record())
         self.time = Time(case.seed)
+        self.time.trace = trace
         self.stores = Stores(case.world.stores, directory, self.time)
         self.generation = 0
         self.to_come = [fault for fault in case.faults if fault.kind in KINDS]
@@ -233,7 +238,7 @@ class Running:
                     since = None
                 elif since is None:
                     since = time.now
-                elif time.now - since >= 1.0:
+                elif time.now - since >= (30.0 if self.observer.app.backend.joins.count() else 1.0):
                     break
                 if time.now > self.last + PATIENCE:
                     seen.stuck = seen.stuck or self._why()
@@ -276,8 +281,8 @@ class Running:
         self.stores.close()
 
 
-def run(case: Case) -> Seen:
-    """Run *case*; return what was seen."""
+def run(case: Case, trace: Trace | None = None) -> Seen:
+    """Run *case*; return what was seen. trace: has the log say which tasks the calls of stores are about."""
     directory = Path(tempfile.mkdtemp(prefix="qworker-sim-", dir=MEMORY if MEMORY.is_dir() else None))
     errors: list[str] = []
     logger = logging.getLogger("qworker")
@@ -291,8 +296,13 @@ def run(case: Case) -> Seen:
     running = None
     try:
         with determined(case.seed):
-            running = Running(case, directory)
-            seen = running.go()
+            running = Running(case, directory, trace)
+            try:
+                running.go()
+            except Exception:  # noqa: BLE001 - the other cases of a search run
+                running.seen.broken = f"the simulator failed: {traceback.format_exc()}"
+                running.seen.log = running.time.log
+        seen = running.seen
         seen.errors = errors
         return seen
     finally:

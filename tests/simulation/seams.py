@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from qworker.errors import BackendError, BrokerUnavailable, QWorkerError
+from qworker.transports.lease import Claim
 from tests.simulation.case import Fault
 from tests.simulation.world import Killed, Time
 
@@ -92,13 +93,20 @@ class Process:
                 value = function(*args, **kwargs)
             else:
                 value = self._faulty(fault, error, function, args, kwargs)
+        except Exception as problem:
+            self._note(method, args, kwargs, "raises", type(problem).__name__)
+            raise
         finally:
             self.stack.pop()
-        self.time.note(self.name, method)
+        self._note(method, args, value if isinstance(value, Claim) else None)
         if method in TELLS:
             self.time.wake(name="listener")
             self.time.wake(name="joiner")
         return value
+
+    def _note(self, method: str, *told: Any) -> None:
+        trace = self.time.trace
+        self.time.note(self.name, method, *(() if trace is None else trace.words(*told)))
 
     def _fault(self, method: str) -> Fault | None:
         for fault in self.faults:

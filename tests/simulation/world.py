@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from tests.simulation.tracing import Trace
+
 START = 1_700_000_000.0
 MOST_TURNS = 2_000_000
 MOST_NESTED = 40
@@ -69,6 +71,8 @@ class Time:
         self.random = random.Random(seed)
         self.actors: list[Actor] = []
         self.log: list[str] = []
+        self.trace: Trace | None = None
+        """Of a run in which the log tells of tasks, too."""
         self.turns = 0
         self.nested = 0
         self.frozen: dict[str, float] = {}

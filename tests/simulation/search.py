@@ -1,0 +1,322 @@
+"""Looking for cases that fail: many seeds, in several processes.
+
+Comes from:  the command line: ``python -m tests.simulation``; ``make simulate``.
+Goes to:     a report on the terminal and, with ``--out``, in a file.
+Thread:      one here; each of the other processes runs one case after another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from random import SystemRandom
+from typing import Any
+
+from tests.simulation.case import Case, World
+from tests.simulation.checks import problems
+from tests.simulation.covering import Covered, Label, labels
+from tests.simulation.drawing import BLOCK, CHOICES, case_of
+from tests.simulation.program import Record
+from tests.simulation.run import Seen, run
+from tests.simulation.shrinking import SECONDS, as_test, kind_of, shrunk
+from tests.simulation.tracing import Trace
+
+PATIENCE = 120
+"""Real seconds in which a case must end."""
+MOST_SHRUNK = 2
+"""Cases made smaller of each kind of problem; of others the seeds are told."""
+MOST_TRACED = 400
+ORDER = re.compile(r"\bf\d+(?=:)")
+EPILOG = """examples:
+  python -m tests.simulation --minutes 30 --jobs 2        fresh seeds for half an hour
+  python -m tests.simulation --case 4711                  one case, with the log of what failed in it
+  python -m tests.simulation --world stores=sqlite workers=1 --orders 25"""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is left of a run when its process is done with it."""
+
+    seed: int
+    problems: tuple[str, ...]
+    labels: frozenset[Label]
+    tasks: int
+    turns: int
+    seconds: float
+    """Of the processor."""
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        return frozenset(map(kind_of, self.problems))
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How a seed becomes a case. orders: how many; None for as many as it draws."""
+
+    world: tuple[tuple[str, Any], ...] = ()
+    orders: int | None = None
+
+    def case(self, seed: int) -> Case:
+        case = case_of(seed, self.orders)
+        return replace(case, world=replace(case.world, **dict(self.world)))
+
+
+class TooLong(BaseException):
+    """A case does not end."""
+
+
+@contextmanager
+def _patience(seconds: int) -> Iterator[None]:
+    def over(*_: Any) -> None:
+        raise TooLong
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def look(case: Case) -> tuple[Seen, list[str]]:
+    """Run *case*; return what was seen and its problems, of which one may be that it takes for ever."""
+    try:
+        with _patience(PATIENCE):
+            seen = run(case)
+    except TooLong:
+        seen = Seen(case, Record(), broken=f"the case does not end within {PATIENCE} real seconds")
+    return seen, problems(seen)
+
+
+def find(drawing: Drawing, seed: int) -> Found:
+    """Run the case of *seed*."""
+    case = drawing.case(seed)
+    start = time.process_time()
+    seen, found = look(case)
+    return Found(
+        seed,
+        tuple(found),
+        labels(case, seen.fired),
+        seen.tasks,
+        seen.turns,
+        time.process_time() - start,
+    )
+
+
+def report(drawing: Drawing, found: Found, seconds: float) -> str:
+    """What somebody needs to know of a case that fails: its problems, the case made smaller, its log."""
+    case = drawing.case(found.seed)
+    smallest = shrunk(case, seconds, lambda case: look(case)[0], tuple(found.kinds))
+    name = f"seed_{found.seed}"
+    traced = trace(smallest.case, smallest.problems)
+    return "\n".join(
+        [
+            f"=== seed {found.seed}",
+            f"world: {case.world!r}",
+            *(f"problem: {each}" for each in found.problems),
+            "",
+            f"--- made smaller by {smallest.runs} runs"
+            + ("" if smallest.finished else f"; after {seconds:g} s it may not be the smallest"),
+            *(f"problem: {each}" for each in smallest.problems),
+            "",
+            as_test(smallest.case, name, f"Found by the simulator with seed {found.seed}."),
+            "--- the log of what failed in it",
+            *traced,
+            "",
+        ]
+    )
+
+
+def trace(case: Case, found: Sequence[str]) -> list[str]:
+    """The lines of the log of *case* about the orders that *found* names; of all where it names none."""
+    told = Trace()
+    try:
+        with _patience(PATIENCE):
+            log = run(case, told).log
+    except TooLong:
+        return ["it does not end"]
+    names = dict.fromkeys(name for each in found for name in ORDER.findall(each))
+    every = names or dict.fromkeys(f"f{number}" for number in range(len(case.orders)))
+    lines = told.lines(log, *every)
+    more = len(lines) - MOST_TRACED
+    return lines if more <= 0 else [*lines[:MOST_TRACED], f"and {more} more lines"]
+
+
+class Search:
+    """Cases of *seeds*, one after another, in *jobs* processes. say: where to tell of them."""
+
+    def __init__(self, drawing: Drawing, jobs: int, shrink: float, say: Callable[[str], None]) -> None:
+        self.drawing = drawing
+        self.jobs = jobs
+        self.shrink = shrink
+        self.say = say
+        self.covered = Covered()
+        self.failed: list[Found] = []
+        self.per_store: dict[str, list[float]] = {}
+        self.cases = 0
+        self._shrunk: dict[frozenset[str], int] = {}
+        self._told = 0.0
+
+    def run(self, seeds: Iterator[int], seconds: float) -> None:
+        """Run cases for so many *seconds*, and make smaller what failed."""
+        start = time.monotonic()
+        with ProcessPoolExecutor(self.jobs) as pool:
+            waiting: dict[Future[Any], int] = {}
+            while True:
+                while len(waiting) < 2 * self.jobs and time.monotonic() - start < seconds:
+                    seed = next(seeds, None)
+                    if seed is None:
+                        break
+                    waiting[pool.submit(find, self.drawing, seed)] = seed
+                if not waiting:
+                    return
+                done, _ = wait(waiting, timeout=1.0, return_when=FIRST_COMPLETED)
+                for future in done:
+                    waiting.pop(future)
+                    result = future.result()
+                    if isinstance(result, str):
+                        self.say(result)
+                    else:
+                        self._add(result)
+                        if result.problems and (again := self._failed(result)):
+                            waiting[pool.submit(report, self.drawing, result, self.shrink)] = again.seed
+                self._progress(time.monotonic() - start)
+
+    def _add(self, found: Found) -> None:
+        self.cases += 1
+        self.covered.add(found.labels)
+        store = next(value for _, name, value in found.labels if name == "stores")
+        sums = self.per_store.setdefault(ast.literal_eval(store), [0.0] * 4)
+        for place, value in enumerate((1, found.tasks, found.turns, found.seconds)):
+            sums[place] += value
+
+    def _failed(self, found: Found) -> Found | None:
+        """Tell of *found*; return it when it is to be made smaller."""
+        self.failed.append(found)
+        self.say(f"seed {found.seed} fails: {found.problems[0]}")
+        count = self._shrunk[found.kinds] = self._shrunk.get(found.kinds, 0) + 1
+        return found if self.shrink and count <= MOST_SHRUNK else None
+
+    def _progress(self, passed: float) -> None:
+        if (passed - self._told >= 1.0 and sys.stderr.isatty()) or passed - self._told >= 60.0:
+            self._told = passed
+            tasks = sum(sums[1] for sums in self.per_store.values())
+            end = "\r" if sys.stderr.isatty() else "\n"
+            print(
+                f"{passed:6.0f} s  {self.cases} cases  {tasks:.0f} tasks  {len(self.failed)} fail  ",
+                end=end,
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def table(self) -> str:
+        """How fast it went, and what was covered."""
+        rows = [
+            f"{'stores':<20}{'cases':>8}{'tasks':>9}{'turns':>10}{'cpu s':>8}{'cases/s':>9}{'tasks/s':>9}"
+        ]
+        sums = sorted(self.per_store.items())
+        sums.append(
+            ("all", [sum(column) for column in zip(*self.per_store.values(), strict=True)] or [0.0] * 4)
+        )
+        for store, (cases, tasks, turns, seconds) in sums:
+            rate = max(seconds, 1e-9)
+            rows.append(
+                f"{store:<20}{cases:>8.0f}{tasks:>9.0f}{turns:>10.0f}{seconds:>8.1f}"
+                f"{cases / rate:>9.1f}{tasks / rate:>9.0f}"
+            )
+        return "\n".join([*rows, "", self.covered.table()])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return 1 when a case failed."""
+    options = _parsed(arguments)
+    drawing = Drawing(tuple(options.world), options.orders)
+    out = open(options.out, "w", encoding="utf-8") if options.out else None  # noqa: SIM115
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+        if out is not None:
+            print(text, file=out, flush=True)
+
+    try:
+        if options.case is not None:
+            found = find(drawing, options.case)
+            say(repr(drawing.case(options.case)))
+            say(f"{found.tasks} tasks, {found.turns} turns, {found.seconds:.2f} s")
+            say(report(drawing, found, options.shrink) if found.problems else "all is well")
+            return bool(found.problems)
+        seed = SystemRandom().randrange(10**7) * BLOCK if options.seed is None else options.seed
+        say(f"seeds from {seed}, {options.jobs} processes, {options.minutes:g} minutes")
+        search = Search(drawing, options.jobs, options.shrink, say)
+        seeds = iter(range(seed, seed + (options.cases or 10**9)))
+        try:
+            search.run(seeds, options.minutes * 60)
+        except KeyboardInterrupt:
+            say("interrupted")
+        say(search.table())
+        for found in search.failed:
+            say(f"seed {found.seed} fails: {found.problems[0]}")
+        say(f"{len(search.failed)} of {search.cases} cases fail")
+        return bool(search.failed)
+    finally:
+        if out is not None:
+            out.close()
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "python -m tests.simulation",
+        description="Run simulated fleets of workers, with faults, and look for what goes wrong.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--minutes", type=float, default=1.0, help="for how long (default: 1)")
+    parser.add_argument("--seed", type=int, help="the first seed (default: a fresh one)")
+    parser.add_argument("--case", type=int, metavar="SEED", help="run the case of this seed only")
+    parser.add_argument("--cases", type=int, help="how many cases at most")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--orders", type=int, help="calls in each case (default: as drawn)")
+    parser.add_argument(
+        "--world", nargs="+", type=_dimension, default=[], metavar="NAME=VALUE", help="set a dimension: "
+        f"{', '.join(each.name for each in fields(World))}"
+    )  # fmt: skip
+    parser.add_argument(
+        "--shrink",
+        type=float,
+        default=SECONDS,
+        metavar="SECONDS",
+        help="to make each failing case smaller (default: 60; 0: never)",
+    )
+    parser.add_argument("--out", help="a file for the report")
+    return parser.parse_args(arguments)
+
+
+def _dimension(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    if name not in {each.name for each in fields(World)}:
+        raise argparse.ArgumentTypeError(f"a world has no dimension {name!r}")
+    try:
+        made: Any = ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        made = value
+    if name == "stores" and made not in CHOICES["stores"]:
+        raise argparse.ArgumentTypeError(f"stores is one of {', '.join(CHOICES['stores'])}")
+    return name, made
+
+
+def same_hashes() -> None:
+    """Start this process anew with hashes that are the same in each, as its logs are then."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])

@@ -1,0 +1,204 @@
+"""Making a failing case smaller.
+
+Comes from:  ``search``, with a case that fails.
+Goes to:     whoever reads it: the smallest case that was found to fail in the same way.
+Thread:      the caller's.
+
+Nothing here knows the fields of a case: whatever is a dataclass, a tuple, a list or a dictionary becomes
+smaller, so a new kind of flow or fault needs no line here.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from tests.simulation.case import Case
+from tests.simulation.checks import problems
+from tests.simulation.run import Seen, run
+from tests.support.flows import is_plain, numbered, parts_of
+
+SECONDS = 60.0
+OTHER_SEEDS = 4
+"""Schedulers that are tried for a smaller case which does not fail with its own."""
+DETAILS = re.compile(r"'[^']*'|\"[^\"]*\"|[0-9a-f]{8}-[0-9a-f-]{27}|\w*\d\w*|[^A-Za-z' ]")
+
+
+def kind_of(problem: str) -> str:
+    """What kind of problem the sentence *problem* tells: its words, without values, names and numbers."""
+    lines = problem.strip().splitlines()
+    text = " ".join((lines[0], lines[-1]) if len(lines) > 1 else lines)
+    while (inner := re.sub(r"\([^()\[\]{}]*\)|\[[^()\[\]{}]*\]|\{[^()\[\]{}]*\}", " ", text)) != text:
+        text = inner
+    return " ".join(DETAILS.sub(" ", text).split())
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """problems: those of *case*. runs: how many cases were run. finished: whether no smaller case fails, as
+    far as was looked; False when the time was over."""
+
+    case: Case
+    problems: tuple[str, ...]
+    runs: int = 0
+    finished: bool = True
+
+
+def shrunk(
+    case: Case, seconds: float = SECONDS, run: Callable[[Case], Seen] = run, kinds: Sequence[str] = ()
+) -> Shrunk:
+    """The smallest case found within *seconds* that fails as *case* does: with a problem of the same kind, or
+    of one of *kinds*."""
+    until = time.monotonic() + seconds
+    seen = run(case)
+    found = problems(seen)
+    wanted = set(kinds or map(kind_of, found))
+    best, ran = Shrunk(case, tuple(found)), 1
+
+    def fails(candidate: Case) -> bool:
+        nonlocal best, ran
+        found = problems(run(candidate))
+        ran += 1
+        if wanted.isdisjoint(map(kind_of, found)):
+            return False
+        best = Shrunk(candidate, tuple(found))
+        return True
+
+    if not wanted:
+        return best
+    fails(replace(case, faults=tuple(fault for fault in case.faults if fault in seen.fired)))
+    for other_seeds in (0, OTHER_SEEDS):
+        smaller = True
+        while smaller:
+            smaller = False
+            for candidate in _candidates(best.case):
+                if time.monotonic() > until:
+                    return replace(best, runs=ran, finished=False)
+                seeds = (candidate.seed, *range(other_seeds))
+                if any(fails(replace(candidate, seed=seed)) for seed in seeds):
+                    smaller = True
+                    break
+    return replace(best, runs=ran)
+
+
+def _candidates(case: Case) -> Iterator[Case]:
+    """Cases that are smaller than *case*, the smallest first as a rule."""
+    size, tried = len(repr(case)), set()
+    for candidate in _smaller(case):
+        plain = _plain(candidate)
+        if plain is None or len(shown := repr(plain)) >= size or shown in tried:
+            continue
+        tried.add(shown)
+        yield plain
+
+
+def _plain(case: Case) -> Case | None:
+    """*case* as it would be drawn; None where a flow of it would not."""
+    orders = []
+    for order in case.orders:
+        try:
+            flow = is_plain(copy.deepcopy(order.flow))
+        except LookupError:  # a pipe of nothing
+            flow = None
+        if flow is None:
+            return None
+        orders.append(replace(order, flow=numbered(flow)))
+    return replace(case, orders=tuple(orders))
+
+
+def _smaller(value: Any) -> Iterator[Any]:
+    """What *value* may become."""
+    if is_dataclass(value) and not isinstance(value, type):
+        yield from _smaller_fields(value)
+    elif isinstance(value, tuple | list):
+        yield from _shorter(value)
+        for place, each in enumerate(value):
+            for less in _smaller(each):
+                yield type(value)([*value[:place], less, *value[place + 1 :]])
+    elif isinstance(value, dict):
+        for key in value:
+            yield {name: each for name, each in value.items() if name != key}
+        for key, each in value.items():
+            for less in _smaller(each):
+                yield {**value, key: less}
+    elif isinstance(value, int) and not isinstance(value, bool):
+        yield from dict.fromkeys(less for less in (0, 1, value // 2, value - 1) if 0 <= less < value)
+    elif isinstance(value, float):
+        yield from dict.fromkeys(
+            less for less in (0.0, float(round(value)), round(value, 1)) if less != value
+        )
+
+
+def _smaller_fields(value: Any) -> Iterator[Any]:
+    yield from _parts(value)
+    shown = [each for each in fields(value) if each.name != "number"]
+    for each in sorted(shown, key=lambda each: each.name == "seed"):
+        now = getattr(value, each.name)
+        usual = _default(each)
+        if usual is not MISSING and now != usual:
+            yield replace(value, **{each.name: usual})
+    for each in shown:
+        if each.name != "seed":
+            for less in _smaller(getattr(value, each.name)):
+                yield replace(value, **{each.name: less})
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """What a flow may be replaced with: what stands in it and can be called."""
+    for part in parts_of(value):
+        if part is not value and type(part).__name__ != "Errback":
+            yield part
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _shorter(members: tuple[Any, ...] | list[Any]) -> Iterator[Any]:
+    """*members* without some of them: halves first, then each."""
+    size = len(members)
+    while size:
+        for start in range(0, len(members), size):
+            yield type(members)([*members[:start], *members[start + size :]])
+        size //= 2
+
+
+def written(value: Any, indent: int = 0, width: int = 104) -> str:
+    """*value* as Python code, over several lines where it is long."""
+    whole = repr(value)
+    pad = " " * (indent + 4)
+    if len(whole) + indent <= width:
+        return whole
+    if is_dataclass(value) and not isinstance(value, type):
+        rows = [
+            f"{each.name}={written(getattr(value, each.name), indent + 4, width)}"
+            for each in fields(value)
+            if (usual := _default(each)) is MISSING or getattr(value, each.name) != usual
+        ]
+        start, end = f"{type(value).__name__}(", ")"
+    elif isinstance(value, tuple | list) and value:
+        rows = [written(each, indent + 4, width) for each in value]
+        start, end = "()" if isinstance(value, tuple) else "[]"
+    else:
+        return whole
+    return "\n".join([start, *(f"{pad}{row}," for row in rows), f"{' ' * indent}{end}"])
+
+
+def as_test(case: Case, name: str, doc: str = "") -> str:
+    """A test module of *case* that runs by itself."""
+    body = written(case, 4)
+    head = f'"""{doc}"""\n\n' if doc else ""
+    return f"""\
+{head}from tests.simulation.case import *  # noqa: F403
+from tests.simulation.checks import problems
+from tests.simulation.run import run
+
+
+def test_{name}() -> None:
+    case = {body}
+    assert problems(run(case)) == []
+"""
