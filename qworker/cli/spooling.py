@@ -80,6 +80,8 @@ def spool_in(app: QWorker, given: SpoolerGiven, *, alone: bool) -> Spooling:
     signal.signal(signal.SIGUSR1, lambda *_: attached.rescan())  # as to a spooler of uWSGI's
 
     def tell() -> None:
+        if not alone:
+            logger.info("spool directories %s, beside the queues", ", ".join(options.directories))
         for sentence in not_imported:
             logger.error("%s", sentence)
         if given.ini is not None:
