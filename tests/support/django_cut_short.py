@@ -1,11 +1,13 @@
 """What a process does that migrates again and again: cut short before each statement, and repeated.
 
 Comes from:  tests of migrations, which start it with one argument:
-             '{"app": …, "database": {…}, "dump": …, "way": [[words of migrate], …]}'
+             '{"app": …, "database": {…}, "dump": …, "way": [[words of migrate], …], "each": true}'
 Goes to:     Django, on any database; standard output: what was in the tables after each repetition.
 
-Each round begins with the dump alone. The last migration of the way is cut short: before its first writing
-statement in the first round, before its second in the second, until there is none left.
+The last migration of the way is cut short. each: every round begins with the dump alone; it is cut before its
+first writing statement in the first round, before its second in the second, until there is none left. Else it
+is cut and repeated over one database: each repetition is cut once it has committed something that none before
+it had, so that it is begun anew from every state that a crash can leave behind.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 
 from tests.support.django_migrating import call, configure
 
+Statement = tuple[str, str]
 READING = ("SELECT", "SHOW", "PRAGMA", "SAVEPOINT", "RELEASE", "SET ")
 MOST = 200
 
@@ -32,30 +35,67 @@ CUT = 9
 class Cutter:
     """Ends the process before the writing statement of this number, which it writes to *told*."""
 
-    def __init__(self, number: int, told: int) -> None:
+    def __init__(self, number: int) -> None:
         self.left = number
-        self.told = told
+        self.told = -1
 
     def __call__(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
-        if not str(sql).lstrip().upper().startswith(READING):
-            self.left -= 1
-            if self.left == 0:
-                os.write(self.told, str(sql).encode()[:1000])
-                os._exit(CUT)
+        text = str(sql).lstrip()
+        if not text.upper().startswith(READING) and self.ends(text, repr(params), context["connection"]):
+            os.write(self.told, json.dumps([text[:1000], self.done()]).encode())
+            os._exit(CUT)
         return execute(sql, params, many, context)
+
+    def ends(self, text: str, params: str, connection: Any) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+    def done(self) -> list[Statement]:
+        return []
+
+
+class StepCutter(Cutter):
+    """Ends the process once it has committed a statement that is none of *before*."""
+
+    def __init__(self, before: set[Statement]) -> None:
+        super().__init__(0)
+        self.before = before
+        self.fresh: list[Statement] = []
+
+    def ends(self, text: str, params: str, connection: Any) -> bool:
+        if self.fresh and not in_transaction(connection):
+            return True
+        if text != "BEGIN" and (text, params) not in self.before:
+            self.fresh.append((text, params))
+        return False
+
+    def done(self) -> list[Statement]:
+        return self.fresh
+
+
+def in_transaction(connection: Any) -> bool:
+    """Whether the server would take back what was done last."""
+    driver = connection.connection
+    if connection.vendor == "sqlite":
+        return bool(driver.in_transaction)
+    if connection.vendor == "postgresql":
+        return bool(driver.info.transaction_status.name != "IDLE")
+    return bool(driver.server_status & 1)
 
 
 def main(order: dict[str, Any]) -> list[Any]:
     configure(order, [order["app"]])
     from django.db import connection
 
-    *before, last = order["way"]
+    return (each_alone if order["each"] else one_after_another)(connection, order["dump"], *order["way"])
+
+
+def each_alone(connection: Any, dump: str | None, *way: list[str]) -> list[Any]:
+    *before, last = way
     found: list[Any] = []
     for number in range(1, MOST):
-        begin(connection, order["dump"])
-        for words in before:
-            call("migrate", *words)
-        statement = cut_short(connection, number, last)
+        begin(connection, dump, before)
+        statement, _ = cut_short(connection, Cutter(number), last)
         if statement:
             call("migrate", *last)
         found.append([statement, tables(connection), rows(connection)])
@@ -64,29 +104,55 @@ def main(order: dict[str, Any]) -> list[Any]:
     raise AssertionError("there is no end")
 
 
-def cut_short(connection: Any, number: int, words: list[str]) -> str:
-    """Have a process migrate that is cut short; return before which statement, "" if it came to its end."""
+def one_after_another(connection: Any, dump: str | None, *way: list[str]) -> list[Any]:
+    *before, last = way
+    cuts: list[str] = []
+    done: set[Statement] = set()
+    begin(connection, dump, before)
+    for _ in range(MOST):
+        statement, fresh = cut_short(connection, StepCutter(done), last)
+        if not statement:
+            break
+        cuts.append(statement)
+        done |= {(text, params) for text, params in fresh}
+    else:
+        raise AssertionError("there is no end")
+    cut = [tables(connection), rows(connection)]
+    begin(connection, dump, before)
+    call("migrate", *last)
+    return [*([statement, *cut] for statement in cuts), ["", tables(connection), rows(connection)]]
+
+
+def cut_short(connection: Any, cutter: Cutter, words: list[str]) -> tuple[str, list[Statement]]:
+    """Have a process migrate that is cut short; return before which statement, "" if it came to its end, and
+    what the cutter says was done."""
     connection.close()
-    heard, told = os.pipe()
+    heard, cutter.told = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            with connection.execute_wrapper(Cutter(number, told)):
+            with connection.execute_wrapper(cutter):
                 call("migrate", *words)
         except BaseException:  # noqa: BLE001 - nothing of the parent's may run here
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-    os.close(told)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.close(cutter.told)
     with open(heard, "rb") as file:
-        statement = file.read().decode()
-    assert code == (CUT if statement else 0), code
-    return statement
+        told = file.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code == (CUT if told else 0), code
+    return json.loads(told) if told else ("", [])
 
 
-def begin(connection: Any, dump: str | None) -> None:
-    """Drop everything, and execute *dump*."""
+def begin(connection: Any, dump: str | None, before: list[list[str]]) -> None:
+    """Drop everything, execute *dump*, and migrate as *before* says."""
+    empty(connection, dump)
+    for words in before:
+        call("migrate", *words)
+
+
+def empty(connection: Any, dump: str | None) -> None:
     connection.close()
     name = connection.settings_dict["NAME"]
     if connection.vendor == "sqlite":

@@ -30,20 +30,22 @@ WAYS: dict[str, tuple[str, bool, list[list[str]]]] = {
 ALWAYS = {("adopted", "sqlite"), ("adopted", "postgresql"), ("adopted", "mysql"), ("given back", "mysql")}
 """MySQL commits each step, and so is left half-way in most places; the others take the migration back."""
 CASES = [
-    pytest.param(way, kind, marks=() if (way, kind) in ALWAYS else pytest.mark.more_cases)
+    pytest.param(way, kind, each, marks=() if (way, kind) in ALWAYS and not each else pytest.mark.more_cases)
     for way in WAYS
     for kind in KINDS
+    for each in (False, True)
 ]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("way", "kind"), CASES)
+@pytest.mark.parametrize(("way", "kind", "each"), CASES)
 def test_who_is_cut_short_and_repeats_loses_nothing_and_doubles_nothing(
-    places: Callable[[str], Place], kind: str, way: str
+    places: Callable[[str], Place], kind: str, way: str, each: bool
 ) -> None:
+    """each: of every cut the migration is repeated in a database of its own; else all are in one."""
     app, filled, steps = WAYS[way]
     dump = str(DATA / f"django_q2.{kind}.sql") if filled else None
-    rounds = places(kind).running("django_cut_short.py", app=app, dump=dump, way=steps)
+    rounds = places(kind).running("django_cut_short.py", app=app, dump=dump, way=steps, each=each)
     _, tables, rows = rounds[-1]
     assert len(rounds) > 3
     if filled:
