@@ -88,10 +88,13 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         found += [f"{number} ran, which must not" for number in ran if number not in runs]
         found += [f"errback {number} was told, which must not" for number in told if number not in tells]
         faults = len(seen.fired)
+        away = sum(
+            fault.seconds for fault in seen.fired if fault.kind == "away"
+        )  # each second they try again
         found += [
             f"{number} ran {ran[number]} times, not {count}, which {faults} faults do not explain"
             for number, count in runs.items()
-            if ran[number] > count * (1 + 3 * faults)
+            if ran[number] > count * (1 + 3 * faults + away)
         ]
     if calls == 1 and exact:
         found += _order_kept(seen, asked, want)

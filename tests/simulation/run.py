@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from qworker.backends.joins import PUSH_SECONDS
 from qworker.errors import BackendError
 from tests.simulation.case import Case, Fault
 from tests.simulation.nodes import Asked, Caller, Node, WorkerNode, is_ready, value_of
@@ -33,7 +34,8 @@ answer; a wall clock is set."""
 CALLERS = ("caller0", "caller1")
 PATIENCE = 400.0
 """Virtual seconds after the last fault and call within which everything is quiet."""
-SETTLED = 3 * LEASE_SECONDS
+SETTLED = PUSH_SECONDS + 2 * LEASE_SECONDS
+"""Virtual seconds within which a join that can be finished is: its claim has to end first."""
 EXPLAINED = frozenset({"task-failed", "join-failed"})
 """Errors in the log that the program asks for."""
 MEMORY = Path("/dev/shm")
@@ -238,7 +240,7 @@ class Running:
                     since = None
                 elif since is None:
                     since = time.now
-                elif time.now - since >= (30.0 if self.observer.app.backend.joins.count() else 1.0):
+                elif time.now - since >= (SETTLED if self.observer.app.backend.joins.count() else 1.0):
                     break
                 if time.now > self.last + PATIENCE:
                     seen.stuck = seen.stuck or self._why()
