@@ -73,9 +73,10 @@ class Fault(Short):
 
 @dataclass(frozen=True, repr=False)
 class Case(Short):
-    """seed: of who steps next."""
+    """seed: of who steps next. linger: afterwards time passes until everything has expired."""
 
     world: World = World()
     orders: tuple[Order, ...] = ()
     faults: tuple[Fault, ...] = ()
     seed: int = 0
+    linger: bool = False

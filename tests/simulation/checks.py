@@ -15,7 +15,7 @@ from tests.support.flows import Expected, Failed, expected
 
 LOSSES = frozenset({"WorkerLost", "ChordError", "BackendError", "BrokerUnavailable"})
 """Errors of tasks that were acknowledged first, and that a fault cut short."""
-HARMLESS = frozenset({"jump"})
+HARMLESS = frozenset({"jump", "stranger", "retry dead"})
 """Faults after which nothing may run twice."""
 
 
@@ -31,10 +31,13 @@ def problems(seen: Seen) -> list[str]:
         want = expected(asked.order.flow, asked.order.given)
         found += [f"{asked.name}: {text}" for text in _order(seen, asked, want, exact)]
     found += seen.record.wrong
-    if exact and seen.left["dead"]:
+    if seen.case.world.key and seen.record.runs["stranger"]:
+        found.append("a stranger's call ran")
+    if exact and seen.left["dead"] and not any(fault.kind == "stranger" for fault in seen.fired):
         found.append(f"dead letters: {seen.left['dead']}")
     if seen.left["joins"]:
         found.append(f"{seen.left['joins']} joins are left")
+    found += [f"{kind} are left for ever: {count}" for kind, count in seen.left_for_ever.items()]
     if not seen.fired:
         found += [f"the log has an error that nothing explains: {text}" for text in seen.errors]
     return found
@@ -58,7 +61,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         return found
     for number, ready in enumerate(seen.ready[asked.name]):
         if not ready:
-            if not _may_lose(seen):
+            if not _may_lose(seen) and not asked.forgotten:
                 found.append(f"result {number} has not ended")
             continue
         value = seen.values[asked.name][number]
@@ -69,7 +72,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
             continue  # it raises what the member raised
         if value != want.value and not (_lost(value) and _may_lose(seen)):
             found.append(f"the caller was told {value!r}, not {want.value!r}")
-    if asked.refused or _lost(seen.values[asked.name]):
+    if asked.refused or asked.forgotten or _lost(seen.values[asked.name]):
         return found
     runs = {number: count * calls for number, count in (+want.runs).items()}
     tells = {number: count * calls for number, count in (+want.told).items()}
@@ -89,7 +92,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         found += [f"errback {number} was told, which must not" for number in told if number not in tells]
         faults = len(seen.fired)
         away = sum(
-            fault.seconds for fault in seen.fired if fault.kind == "away"
+            fault.seconds for fault in seen.fired if fault.kind in ("away", "full")
         )  # each second they try again
         found += [
             f"{number} ran {ran[number]} times, not {count}, which {faults} faults do not explain"

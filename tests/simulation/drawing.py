@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.simulation.case import Case, Fault, Order, World
 from tests.simulation.nodes import ASK, HOW
+from tests.simulation.run import HAPPENINGS
 from tests.simulation.stores import STORES
 from tests.support.flows import Call, Chain, Chord, Chunks, Errback, Group, Mapping, Pipe, is_plain, numbered
 
@@ -142,6 +143,7 @@ def order(random: Random) -> Order:
     if random.random() < 0.1:
         options["priority"] = random.randint(0, 9)
     how = random.choice(HOW)
+    revoke_at = random.choice((0.0, 0.5)) if random.random() < 0.05 else None
     given = () if how == "many" or random.random() < 0.5 else ("x",)
     return Order(
         numbered(plain),
@@ -150,6 +152,7 @@ def order(random: Random) -> Order:
         random.choice(ASK),
         given,
         {} if how == "many" else options,
+        revoke_at,
     )
 
 
@@ -165,24 +168,33 @@ def fault(random: Random, workers: int) -> Fault:
     node = f"worker{random.randrange(workers)}"
     at = round(random.random() * 6.0, 2)
     kind = random.random()
-    if kind < 0.6:
+    if kind < 0.5:
         what, method = random.choice(CALL_FAULTS), random.choice(METHODS)
         if (what, method) == ("after", "lease"):  # a consumer whose claim is not answered finds what it took
             what = "before"
         if method in ("push", "join.open") and random.random() < 0.3 and what in ("before", "after", "twice"):
             node = random.choice(("caller0", "caller1"))
         return Fault(what, node, method, random.choice((1, 1, 2, 3, 5, 8, 13)))
-    if kind < 0.7:
-        return Fault("kill", node, at=at)
-    if kind < 0.8:
-        return Fault("freeze", node, at=at, seconds=random.choice((1.0, 3.0, 6.0, 15.0)))
-    if kind < 0.9:
+    if kind < 0.55:
         return Fault(
-            "away", random.choice(("broker", "results")), at=at, seconds=random.choice((0.5, 3.0, 10.0))
+            "late",
+            random.choice((node, "caller0")),
+            "push",
+            random.choice((1, 2, 5)),
+            seconds=random.choice((0.1, 3.0, 30.0)),
         )
-    if kind < 0.95:
+    happening = random.choice(HAPPENINGS)
+    if happening in ("away", "full"):
+        return Fault(
+            happening, random.choice(("broker", "results")), at=at, seconds=random.choice((0.5, 3.0, 10.0))
+        )
+    if happening == "jump":
         return Fault("jump", node, at=at, seconds=random.choice((-5.0, 5.0, 60.0)))
-    return Fault("restart", node, at=at)
+    if happening == "freeze":
+        return Fault("freeze", node, at=at, seconds=random.choice((1.0, 3.0, 6.0, 15.0)))
+    if happening == "crash":
+        return Fault("crash", at=at, seconds=random.choice((0.2, 1.0, 4.0)))
+    return Fault(happening, node if happening in ("kill", "restart") else "", at=at)
 
 
 def case(random: Random, orders: int | None = None, made: World | None = None) -> Case:
@@ -194,7 +206,13 @@ def case(random: Random, orders: int | None = None, made: World | None = None) -
         if random.random() < 0.3
         else tuple(fault(random, made.workers) for _ in range(random.choice((1, 1, 2, 4))))
     )
-    return Case(made, tuple(order(random) for _ in range(count)), faults, random.getrandbits(32))
+    return Case(
+        made,
+        tuple(order(random) for _ in range(count)),
+        faults,
+        random.getrandbits(32),
+        random.random() < 0.1,
+    )
 
 
 def case_of(seed: int, orders: int | None = None) -> Case:

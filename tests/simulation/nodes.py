@@ -195,7 +195,9 @@ class Asked:
         self.name = name
         self.results: list[Any] = []
         self.refused: list[BaseException] = []
-        self.unsure = False
+        self.called = False
+        self.forgotten = False
+        """The stores may not know it any more: it was called just before a crash."""
         self.revoked = False
         self.told: list[Any] = []
         self.unanswered: list[BaseException] = []

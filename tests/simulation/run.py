@@ -8,6 +8,7 @@ Thread:      the caller's; nothing else runs.
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import shutil
@@ -19,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from qworker.backends.joins import PUSH_SECONDS
-from qworker.errors import BackendError
+from qworker.errors import BackendError, QWorkerError
+from qworker.transports.lease import Envelope
 from tests.simulation.case import Case, Fault
 from tests.simulation.nodes import Asked, Caller, Node, WorkerNode, is_ready, value_of
 from tests.simulation.program import Record
@@ -28,9 +30,21 @@ from tests.simulation.stores import LEASE_SECONDS, Stores
 from tests.simulation.tracing import Trace
 from tests.simulation.world import Actor, Killed, Stuck, Time, determined
 
-HAPPENINGS = ("kill", "freeze", "away", "jump", "restart", "replace")
+HAPPENINGS = (
+    "kill",
+    "freeze",
+    "away",
+    "full",
+    "jump",
+    "restart",
+    "crash",
+    "stranger",
+    "retry failed",
+    "retry dead",
+)
 """Faults that come at a time: a worker is killed, stands still, is stopped and started; a store does not
-answer; a wall clock is set."""
+answer, or is full; a wall clock is set; the machine dies, and the stores forget their last seconds; a
+stranger writes; an operator sends failed tasks or dead letters again."""
 CALLERS = ("caller0", "caller1")
 PATIENCE = 400.0
 """Virtual seconds after the last fault and call within which everything is quiet."""
@@ -38,6 +52,10 @@ SETTLED = PUSH_SECONDS + 2 * LEASE_SECONDS
 """Virtual seconds within which a join that can be finished is: its claim has to end first."""
 EXPLAINED = frozenset({"task-failed", "join-failed"})
 """Errors in the log that the program asks for."""
+LONG = 40 * 86400.0
+"""Seconds after which nothing is kept any more, by the settings."""
+SWEPT = 200.0
+"""Seconds within which workers sweep everything."""
 MEMORY = Path("/dev/shm")
 
 
@@ -56,6 +74,7 @@ class Seen:
     log: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     left: dict[str, Any] = field(default_factory=dict)
+    left_for_ever: dict[str, int] = field(default_factory=dict)
     values: dict[str, list[Any]] = field(default_factory=dict)
     ready: dict[str, list[bool]] = field(default_factory=dict)
     turns: int = 0
@@ -89,7 +108,7 @@ class Running:
         self.time = Time(case.seed)
         self.time.trace = trace
         self.stores = Stores(case.world.stores, directory, self.time)
-        self.generation = 0
+        self.restore: Callable[[], None] = lambda: None
         self.to_come = [fault for fault in case.faults if fault.kind in KINDS]
         self.removed: list[Node] = []
         self.processes: dict[str, Node] = {}
@@ -113,7 +132,10 @@ class Running:
         for fault in case.faults:
             if fault.kind not in KINDS:
                 self.last = max(self.last, fault.at + fault.seconds)
-                self._at(fault.at, "world", lambda fault=fault: self._happen(fault))
+                at = fault.at + (fault.seconds if fault.kind == "crash" else 0.0)
+                self._at(at, "world", lambda fault=fault: self._happen(fault))
+                if fault.kind == "crash":
+                    self._at(fault.at, "world", self._remember)
 
         self.time.limit = self.last + 2 * PATIENCE
 
@@ -152,6 +174,7 @@ class Running:
             )
         try:
             caller.call(asked)
+            asked.called = True
             self.open -= 1
             caller.ask(asked, self.callers[1 - number])
         except Stuck as error:
@@ -185,15 +208,62 @@ class Running:
             time.frozen[fault.node] = time.now + fault.seconds
         elif fault.kind == "jump" and fault.node in self.processes:
             self.processes[fault.node].clock.skew += fault.seconds
-        elif fault.kind == "away":
+        elif fault.kind in ("away", "full"):
             for each in self.processes.values():
-                each.process.away.add(fault.node)
+                getattr(each.process, fault.kind).add(fault.node)
             self._at(time.now + fault.seconds, "world", lambda: self._back(fault.node))
+        elif fault.kind == "crash":
+            self._crash()
+        elif fault.kind == "stranger":
+            self._stranger()
+        elif fault.kind.startswith("retry"):
+            app = self.observer.app
+            try:
+                app.failed.retry() if fault.kind == "retry failed" else app.broker.admin.dead_retry()
+            except QWorkerError as error:
+                time.note("cannot", fault.kind, type(error).__name__)
+
+    def _remember(self) -> None:
+        self.restore = self.stores.snapshot()
+        self.remembered = {asked.name for asked in self.seen.asked if asked.called}
+
+    def _crash(self) -> None:
+        for node in self.workers.values():
+            if node not in self.removed:
+                self._replace(node, kill=True)
+        self.restore()
+        for asked in self.seen.asked:
+            asked.forgotten = (asked.called or bool(asked.results)) and asked.name not in self.remembered
+
+    def _stranger(self) -> None:
+        """Push messages that nobody sends, and one that only somebody with the key may send."""
+        headers = {
+            "lang": "py",
+            "task": "call",
+            "id": "stranger",
+            "root_id": "stranger",
+            "argsrepr": "()",
+            "kwargsrepr": "{}",
+        }
+        body = json.dumps([[], {"flow": "stranger", "number": 0, "fails": False, "retries": 0}, {}]).encode()
+        properties = json.dumps({"content_type": "application/json", "content_encoding": "utf-8"})
+        for text, content in (
+            ("", b""), ("{", b"{"), ("[]", b"[]"), ('{"id": 5}', b"\xff"),
+            (json.dumps({**headers, "id": "odd"}), b"\x00"),
+            (json.dumps({**headers, "id": "deep"}), b"[" * 10_000),
+            (json.dumps({**headers, "task": None}), body),
+            (json.dumps(headers), body),
+        ):  # fmt: skip
+            try:
+                self.observer.app.broker.sender.push([Envelope("celery", text, properties, content)])
+            except QWorkerError as error:
+                self.time.note("a stranger is refused", type(error).__name__)
 
     def _back(self, store: str) -> None:
         self.time.note("back:", store)
         for each in self.processes.values():
             each.process.away.discard(store)
+            each.process.full.discard(store)
 
     def _replace(self, node: WorkerNode, kill: bool) -> None:
         if kill and node.process.alive:
@@ -213,7 +283,7 @@ class Running:
 
     def quiet(self) -> bool:
         """Whether nothing is to be done any more. Looks past the seams."""
-        if self.open or any(actor.name == "event" for actor in self.time.actors):
+        if self.open or any(actor.name in ("event", "late") for actor in self.time.actors):
             return False
         if not all(node.process.alive and node.idle for node in self.workers.values()):
             return False
@@ -227,7 +297,7 @@ class Running:
         """Whether joins may be left until they expire: of calls that failed, or of members that were lost."""
         seen = self.seen
         may_lose = bool(seen.fired) and not self.case.world.acks_late
-        return may_lose or any(asked.refused or asked.revoked for asked in seen.asked)
+        return may_lose or any(asked.refused or asked.revoked or asked.forgotten for asked in seen.asked)
 
     def go(self) -> Seen:
         time, seen = self.time, self.seen
@@ -248,7 +318,17 @@ class Running:
         except Stuck as error:
             seen.stuck = str(error)
         self._look()
+        if self.case.linger and not seen.stuck:
+            self._linger()
         return seen
+
+    def _linger(self) -> None:
+        """Let time pass until everything has expired and was swept; see what is left."""
+        time = self.time
+        time.now += LONG
+        time.limit += 2 * LONG
+        time.pump(time.now + SWEPT)
+        self.seen.left_for_ever = self.stores.left()
 
     def _why(self) -> str:
         broker, backend = self.observer.app.broker, self.observer.app.backend
@@ -280,6 +360,7 @@ class Running:
         for node in self.processes.values():
             node.process.alive = True
             node.process.away.clear()
+            node.process.full.clear()
         self.stores.close()
 
 

@@ -48,6 +48,21 @@ REPEATABLE = frozenset(
     }
 )
 """What a driver may send twice when it has heard no answer."""
+WRITES = frozenset(
+    {
+        "push",
+        "revoke",
+        "register",
+        "store",
+        "store_rows",
+        "join.open",
+        "join.add",
+        "join.grow",
+        "join.finish",
+        "join.hold",
+    }
+)
+"""What a full store refuses."""
 TELLS = frozenset(
     {"push", "settle", "revoke", "dead_retry", "failed.send_again", "join.finish", "deregister", "reclaim"}
 )
@@ -69,6 +84,9 @@ class Process:
         self.faults = faults
         self.fired = fired
         self.away: set[str] = set()
+        """Stores that do not answer."""
+        self.full: set[str] = set()
+        """Stores that take nothing."""
 
     def die(self) -> None:
         self.alive = False
@@ -85,6 +103,8 @@ class Process:
         error: type[QWorkerError] = BrokerUnavailable if store == "broker" else BackendError
         if store in self.away:
             raise error(f"the {store} is away")
+        if store in self.full and method in WRITES:
+            raise error(f"the {store} is full")
         self.calls[method] += 1
         fault = self._fault(method) if self.faults else None
         self.stack.append(store)

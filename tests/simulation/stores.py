@@ -7,6 +7,11 @@ Thread:      the world's.
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +32,8 @@ STORES = {
 }
 """Of messages and of results. "other" is another file."""
 LEASE_SECONDS = 4.0
+LASTING = frozenset({"owner", "highest"})
+"""Tables of the embedded stores whose rows are there as long as workers are."""
 
 
 class Stores:
@@ -82,6 +89,63 @@ class Stores:
         type_with_joins(made, joins)
         self.opened.append(made)
         return made
+
+    def snapshot(self) -> Callable[[], None]:
+        """Keep what is in the stores now; what is returned puts it back."""
+        queues = None if self._broker is None else deepcopy(self._broker._building.queues)
+        values = None if self._backend is None else dict(self._backend._values)
+        copies = []
+        for file in self._directory.glob("*.db"):
+            copies.append((file, copy := sqlite3.connect(":memory:")))
+            with closing(sqlite3.connect(file)) as connection:
+                connection.backup(copy)
+        results = self._directory / "results"
+        kept = Path(f"{results}.kept")
+        shutil.rmtree(kept, ignore_errors=True)
+        if results.exists():
+            shutil.copytree(results, kept)
+
+        def restore() -> None:
+            if self._broker is not None and queues is not None:
+                self._broker._building.queues = queues
+            if self._backend is not None and values is not None:
+                self._backend._values.clear()
+                self._backend._values.update(values)
+            for file, copy in copies:
+                with closing(sqlite3.connect(file)) as connection:
+                    copy.backup(connection)
+            if results.exists():
+                shutil.rmtree(results)
+                if kept.exists():
+                    shutil.copytree(kept, results)
+
+        return restore
+
+    def left(self) -> dict[str, int]:
+        """What is in the stores, by kind; live workers aside."""
+        found: dict[str, int] = {}
+        if self._broker is not None:
+            queues = self._broker._building.queues
+            for kind in ("messages", "dead", "failed", "revoked", "results"):
+                found[kind] = len(getattr(queues, kind))
+        if self._backend is not None:
+            for key in self._backend._values:
+                kind = f"keys {key.rstrip('0123456789abcdef-.')}"
+                found[kind] = found.get(kind, 0) + 1
+        for file in self._directory.glob("*.db"):
+            with sqlite3.connect(file) as connection:
+                tables = [
+                    name
+                    for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
+                ]
+                for name in tables:
+                    if not name.startswith("sqlite_") and name not in LASTING:
+                        found[f"{file.stem} {name}"] = connection.execute(
+                            f"SELECT count(*) FROM {name}"
+                        ).fetchone()[0]
+        files = (self._directory / "results").rglob("*")
+        found["files"] = sum(path.is_file() and not path.name.startswith(".lock-") for path in files)
+        return {kind: count for kind, count in found.items() if count}
 
     def close(self) -> None:
         for each in self.opened:
