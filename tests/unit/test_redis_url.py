@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import socket
+import threading
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"')
+
+import redis.sentinel
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports.redis.connection import REQUIRED, Link
@@ -21,8 +26,6 @@ from tests.conftest import REPOSITORY
 
 def made(url: str, monkeypatch: pytest.MonkeyPatch, **given: Any) -> tuple[str, dict[str, Any]]:
     """The class and the arguments of the connection that *url* asks redis-py for."""
-    import redis
-
     found: list[tuple[str, dict[str, Any]]] = []
     for name in ("Connection", "SSLConnection", "UnixDomainSocketConnection"):
 
@@ -135,6 +138,28 @@ def test_the_same_place_under_two_urls() -> None:
 def test_what_is_wrong_is_said(url: str, word: str) -> None:
     with pytest.raises(ConfigurationError, match=word):
         endpoint(url)
+
+
+def test_a_sentinel_that_does_not_answer_is_asked_once() -> None:
+    """redis-py asks it ten times by default, for up to half a minute, before it asks the next."""
+    asked = []
+
+    def hang_up() -> None:
+        with suppress(OSError):
+            while True:
+                connection, address = listening.accept()
+                asked.append(address)
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        url = f"sentinel://127.0.0.1:{listening.getsockname()[1]}/0"
+        with pytest.raises(redis.sentinel.MasterNotFoundError):
+            endpoint(url, options={"master_name": "mine"}).connect(2.0)
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(

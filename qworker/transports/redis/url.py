@@ -21,6 +21,8 @@ from qworker.transports.tls import Tls, divided, tls_of
 
 try:
     import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
     from redis.sentinel import Sentinel
 except ImportError as error:
     raise ConfigurationError(
@@ -142,7 +144,8 @@ def _sentinel(url: str, options: Mapping[str, Any], use_ssl: Any, setting: str) 
 
 
 def _client_of(addresses: list[tuple[str, int]], given: Any, setting: str) -> Any:
-    """redis-py's client of sentinels. given: options of its connections to them."""
+    """redis-py's client of sentinels. given: options of its connections to them. Each sentinel is asked once:
+    redis-py would ask one that is away ten times, for up to half a minute, before it asks the next."""
     if not isinstance(given, Mapping):
         raise ConfigurationError(f"{setting}: sentinel_kwargs must be a mapping", setting=setting)
     fields = {
@@ -151,7 +154,7 @@ def _client_of(addresses: list[tuple[str, int]], given: Any, setting: str) -> An
         else value
         for name, value in given.items()
     }
-    fields = {"socket_timeout": CONNECT_TIMEOUT, **fields}
+    fields = {"socket_timeout": CONNECT_TIMEOUT, "retry": Retry(NoBackoff(), 0), **fields}
     try:
         return Sentinel(addresses, sentinel_kwargs=fields)  # type: ignore[no-untyped-call]
     except (TypeError, ValueError) as error:
