@@ -305,6 +305,7 @@ def test_when_the_store_is_away_whoever_waits_is_told(store: FakeStore) -> None:
     threads = [Thread(store.watcher, task_id) for task_id in ("a", "b", "c")]
     until(lambda: waiting(store, "a", "b", "c"))
     store.away = True
+    store.watcher._outage = 0.6
     assert [str(thread.result()) for thread in threads] == ["the store is away"] * 3
     store.away = False
     thread = Thread(store.watcher, "a")
