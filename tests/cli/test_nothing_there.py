@@ -80,7 +80,8 @@ PLACES = {
 TASKS = """
 from qworker import QWorker
 
-app = QWorker("tasks", beat_schedule={{"hourly": {{"task": "tasks.add", "schedule": 3600}}}}, **{settings})
+hourly = {{"task": "tasks.add", "schedule": 3600, "args": [1, 2]}}
+app = QWorker("tasks", beat_schedule={{"hourly": hourly}}, **{settings})
 
 
 @app.task

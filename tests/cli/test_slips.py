@@ -112,7 +112,7 @@ def options() -> Iterator[tuple[str, click.Option]]:
                     pending.append((f"{path} {name}".strip(), found))
 
 
-GOOD = {"--timeout": "5", "--every": "1", "--signal": "INT", "--force": None}
+GOOD = {"--timeout": "5", "--every": "1", "--signal": "INT", "--force": None, "--yes": None}
 
 
 @pytest.mark.parametrize(
