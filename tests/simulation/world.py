@@ -114,7 +114,7 @@ class Time:
             (max(actor.due, frozen.get(actor.node, 0.0)) for actor in self.actors if not actor.busy),
             default=until,
         )
-        self.now = min(max(later, now), until)
+        self.now = max(now, min(later, until))  # what is within each other may wait for what has passed
         return self.now < until
 
     def _step(self, actor: Actor) -> None:
