@@ -105,7 +105,7 @@ UNNEEDED = (
     "qworker.django.waiting", "qworker.tasks.eager", "qworker.tasks.execution",
     "qworker.transports.ironmq", "qworker.transports.sql.link",
 )  # fmt: skip
-MOST_MODULES = 226
+MOST_MODULES = 227
 """Of ours. Each costs half a millisecond: one more has to be needed by the first task of every project."""
 
 
