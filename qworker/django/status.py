@@ -13,9 +13,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from qworker.django.brokers import Broker, get_broker
-from qworker.django.clusters.announcing import announced, as_presence, is_shared
+from qworker.django.clusters.announcing import announced, as_presence
 from qworker.django.clusters.engine import app
 from qworker.django.conf import conf
+from qworker.django.execution.cached import is_shared
 from qworker.django.transports.databases import is_in_memory
 from qworker.django.transports.opening import broker_alias
 from qworker.errors import BrokerUnavailable

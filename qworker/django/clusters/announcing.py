@@ -14,8 +14,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from django.conf import settings
-
 from qworker.clock import Clock
 from qworker.components.component import ThreadComponent
 from qworker.django.brokers import Broker
@@ -24,8 +22,6 @@ from qworker.django.signing import BadSignature, SignedPackage
 from qworker.interrupts import let_pass
 from qworker.transports.presence import Presence, from_text
 
-UNSHARED = ("LocMemCache", "DummyCache")
-"""Caches, by the names of their classes, that other processes do not see."""
 INTERVAL_SECONDS = 1.0
 KEPT_SECONDS = 3
 """So long a cluster is seen that says no more."""
@@ -82,12 +78,6 @@ def announced(broker: Broker) -> list[Presence]:
         if isinstance(told, Mapping):
             found.append(as_presence(told))
     return sorted(found, key=lambda worker: worker.started)
-
-
-def is_shared(alias: str) -> bool:
-    """Tell whether other processes see what is in the cache *alias*."""
-    backend = str(settings.CACHES.get(alias, {}).get("BACKEND", ""))
-    return bool(backend) and not backend.endswith(UNSHARED)
 
 
 def as_presence(worker: Presence | Mapping[str, Any]) -> Presence:

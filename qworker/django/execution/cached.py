@@ -12,11 +12,14 @@ it was cut short, is found in its own. The backend that keeps files cannot add i
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.core.cache import caches
 from django.core.cache.backends.filebased import FileBasedCache
 from django.core.files import locks
@@ -30,6 +33,8 @@ from qworker.errors import BackendError
 from qworker.interrupts import let_pass
 from qworker.safe_repr import safe_repr
 
+UNSHARED = ("LocMemCache", "DummyCache")
+"""Caches, by the names of their classes, that other processes do not see."""
 SHORTEST_SECONDS = 1.0
 """What is kept for less than that, some caches never keep."""
 
@@ -37,6 +42,42 @@ SHORTEST_SECONDS = 1.0
 def store() -> Any:
     """Return the cache."""
     return caches[conf.cache]
+
+
+def is_shared(alias: str) -> bool:
+    """Tell whether other processes see what is in the cache *alias*."""
+    backend = _backend(alias)
+    return bool(backend) and not backend.endswith(UNSHARED)
+
+
+def _backend(alias: str) -> str:
+    return str(settings.CACHES.get(alias, {}).get("BACKEND", "")).rpartition(".")[2]
+
+
+def warn_unshared(here: bool) -> None:
+    """Warn whoever calls us when no other process sees what is in the cache.
+
+    here: whether the task runs in this process, whose own memory will do then.
+    """
+    alias = conf.cache
+    backend = _backend(alias)
+    if not backend.endswith(UNSHARED) or (here and backend == "LocMemCache"):
+        return
+    fault = "keeps nothing" if backend == "DummyCache" else "other processes do not see"
+    warnings.warn(
+        f"cached results go to the cache {alias!r}, a {backend}, which {fault}: result() returns None. "
+        "Use a shared cache, such as Django's RedisCache or DatabaseCache, or leave cached out",
+        RuntimeWarning,
+        stacklevel=_outside(),
+    )
+
+
+def _outside() -> int:
+    """How many levels above warn_unshared() the code of the project is."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("qworker."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def key(name: str, *more: object) -> str:

@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from qworker.django.brokers import Broker, get_broker
 from qworker.django.conf import conf, logger
+from qworker.django.execution import cached as cached_results
 from qworker.django.execution import endings
 from qworker.django.execution.running import SENDER, is_kept, row_of, run, unpacked
 from qworker.django.humanhash import uuid
@@ -66,6 +67,8 @@ def enqueue(
         package.setdefault("sync", True)
     pre_enqueue.send(SENDER, task=package)
     sync = package.pop("sync", False)  # what observes it may have said so
+    if package.get("cached") or package.get("iter_cached"):
+        cached_results.warn_unshared(bool(sync))
     text = SignedPackage.dumps(package)
     if sync:
         _run_here(text)

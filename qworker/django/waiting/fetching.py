@@ -140,12 +140,14 @@ def _members(group_id: str, failures: bool, count: int | None, cached: Any) -> L
 def task(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
     """Return the task with the id or name *task_id*; None when it has not ended, or is not kept."""
     found: Task | None = found_by(_task(task_id, cached), wait)
+    _look_at_cache(found, wait, cached)
     return found
 
 
 async def atask(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
     """As task()."""
     found: Task | None = await afound_by(_task(task_id, cached), wait)
+    _look_at_cache(found, wait, cached)
     return found
 
 
@@ -158,11 +160,13 @@ def members(
     when there is nothing in the cache.
     """
     if wait or count:
-        _warn_of_limit(group_id, count, cached)
+        _look_at_limit(group_id, wait, count, cached)
         found_by(_members(group_id, failures, count, cached), _patience(wait, count))
     if not _is_cached(cached):
         return Task.get_task_group(group_id, failures)
-    return [each for each in cache.members(group_id) if failures or each.success] or None
+    found = cache.members(group_id)
+    _look_at_cache(found or None, wait, cached)
+    return [each for each in found if failures or each.success] or None
 
 
 async def amembers(
@@ -170,19 +174,27 @@ async def amembers(
 ) -> Any:
     """As members()."""
     if wait or count:
-        _warn_of_limit(group_id, count, cached)
+        _look_at_limit(group_id, wait, count, cached)
         await afound_by(_members(group_id, failures, count, cached), _patience(wait, count))
-    return await sync_to_async(members)(group_id, failures, cached=cached)
+    found = await sync_to_async(members)(group_id, failures, cached=cached)
+    if _is_cached(cached):
+        _look_at_cache(found, wait, cached)
+    return found
 
 
-def _warn_of_limit(group_id: str, count: int | None, cached: Any) -> None:
+def _look_at_limit(group_id: str, wait: int, count: int | None, cached: Any) -> None:
+    """Raises ValueError for who would wait for ever for more successes than are kept; warns who waits for a
+    time."""
     limit = conf.save_limit
-    if count and count > limit > 0 and conf.save_limit_per in (None, "group") and not _is_cached(cached):
-        logger.warning(
-            "%d tasks of the group %r are waited for, and save_limit keeps %d successes: the rest is deleted "
-            "before all are there",
-            count, group_id, limit,
-        )  # fmt: skip
+    if not count or not count > limit > 0 or conf.save_limit_per not in (None, "group") or _is_cached(cached):
+        return
+    text = (
+        f"{count} tasks of the group {group_id!r} are waited for, and save_limit keeps {limit} successes: "
+        "the rest is deleted before all are there"
+    )
+    if _patience(wait, count) == FOREVER:
+        raise ValueError(f"{text}. Make Q_CLUSTER['save_limit'] larger, use cached=True, or wait for a time")
+    logger.warning("%s", text)
 
 
 def _patience(wait: int, count: int | None) -> int:
@@ -227,6 +239,12 @@ def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> int:
         return cache.delete_group(group_id, tasks)
     deleted = Task.delete_group(group_id, tasks)
     return int(deleted[0] if isinstance(deleted, tuple) else deleted)
+
+
+def _look_at_cache(found: Any, wait: int, cached: Any) -> None:
+    """Warn who has waited for nothing in a cache that only one process sees."""
+    if found is None and wait and _is_cached(cached):
+        cache.warn_unshared(conf.sync)
 
 
 def _is_cached(cached: Any) -> bool:

@@ -6,8 +6,9 @@ import os
 import pickle
 import subprocess
 import threading
+import warnings
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -128,6 +129,7 @@ def test_a_result_that_is_false_is_a_result(value: Any, cached: bool) -> None:
     assert fetch(identity, wait=60_000, cached=cached).success
 
 
+@pytest.mark.filterwarnings("ignore:cached results go to:RuntimeWarning")
 @pytest.mark.parametrize("cached", [False, True])
 def test_what_has_not_ended_is_none(cached: bool) -> None:
     assert result(ABSENT, cached=cached) is None
@@ -393,6 +395,7 @@ def test_a_count_that_is_not_there_is_waited_for_until_the_time_is_over(group: s
     assert len(fetch_group(group, count=9, wait=30, cached=cached)) == 3
 
 
+@pytest.mark.filterwarnings("ignore:cached results go to:RuntimeWarning")
 def test_nothing_of_a_group_is_none_or_empty(cached: bool) -> None:
     assert result_group("nobody", wait=20, cached=cached) is None
     assert not fetch_group("nobody", cached=cached)
@@ -405,6 +408,49 @@ def test_who_waits_for_more_tasks_than_are_kept_is_warned(caplog: pytest.LogCapt
         assert not result_group("g", count=count, wait=1)
     (warning,) = caplog.messages
     assert warning.startswith("251 tasks of the group 'g' are waited for, and save_limit keeps 250")
+
+
+@pytest.mark.parametrize("wait", [0, -1])
+def test_who_would_wait_for_ever_for_more_tasks_than_are_kept_is_refused(wait: int) -> None:
+    for ask in (result_group, fetch_group, async_to_sync(tasks.aresult_group)):
+        with pytest.raises(ValueError, match=r"251 tasks .* save_limit keeps 250 .* Make Q_CLUSTER"):
+            ask("g", count=251, wait=wait)
+
+
+LOCAL = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+DUMMY = {"default": {"BACKEND": "django.core.cache.backends.dummy.DummyCache"}}
+CALLS: dict[str, Callable[[], Any]] = {
+    "async_task": lambda: async_task("math.sqrt", 4, cached=True),
+    "seconds": lambda: async_task("math.sqrt", 4, q_options={"cached": 60}),
+    "async_iter": lambda: async_iter("math.sqrt", [4, 9], cached=True),
+    "async_chain": lambda: async_chain([("math.sqrt", (4,))], cached=True),
+    "result": lambda: result(ABSENT, wait=1, cached=True),
+    "aresult": lambda: async_to_sync(tasks.aresult)(ABSENT, wait=1, cached=True),
+    "result_group": lambda: result_group("nobody", wait=1, cached=True),
+    "aresult_group": lambda: async_to_sync(tasks.aresult_group)("nobody", wait=1, cached=True),
+    "AsyncTask": lambda: AsyncTask("math.sqrt", 4, cached=True).run(),
+    "Chain": lambda: Chain([("math.sqrt", (4,))], cached=True).run(),
+}
+
+
+@pytest.mark.parametrize(("caches", "said"), [(LOCAL, "LocMemCache"), (DUMMY, "DummyCache")])
+@pytest.mark.parametrize("call", CALLS)
+def test_who_has_results_cached_where_nobody_sees_them_is_warned(
+    caches: dict[str, Any], said: str, call: str
+) -> None:
+    """The warning is of the line that calls, and names the cache."""
+    settings = override_settings(CACHES=caches, Q_CLUSTER={"name": "default", "sync": False})
+    with settings, pytest.warns(RuntimeWarning, match=f"the cache 'default', a {said}") as told:
+        CALLS[call]()
+    assert {warning.filename for warning in told} & {__file__} or call.startswith("aresult")
+
+
+def test_what_runs_here_may_be_cached_here() -> None:
+    with override_settings(CACHES=LOCAL, Q_CLUSTER={"name": "default"}), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert result(async_task("math.sqrt", 4, cached=True, sync=True), cached=True) == 2
+    with override_settings(CACHES=DUMMY), pytest.warns(RuntimeWarning, match="DummyCache"):
+        cached_results.warn_unshared(True)
 
 
 def test_a_count_without_a_time_blocks_until_it_is_there() -> None:
