@@ -10,6 +10,7 @@ The names are Django-Q's. ``wait`` is in milliseconds: 0 looks once, -1 waits fo
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -122,7 +123,8 @@ def schedule(func: str, *args: Any, **kwargs: Any) -> Schedule:
     - name (text): its own, which no other may have.
     - hook (text): dotted; called with each task.
     - schedule_type: one of ``Schedule.TYPE``; once, when it is not told.
-    - minutes (number), cron (text): of these types.
+    - minutes (number): of the type MINUTES; 1, when it is not told.
+    - cron (text): of the type CRON, which needs it.
     - repeats (number): so often; -1 for ever, 0 never.
     - next_run (datetime): first, or next; now, when it is not told.
     - cluster (text): the name of the cluster; intended_date_kwarg (text): the keyword that gets the due time.
@@ -140,6 +142,14 @@ def schedule(func: str, *args: Any, **kwargs: Any) -> Schedule:
     if made.hook is not None:
         made.hook = function_name(made.hook)
     made.full_clean()
+    for field, kind in (("minutes", Schedule.MINUTES), ("cron", Schedule.CRON)):
+        if given.get(field) is not None and made.schedule_type != kind:
+            warnings.warn(
+                f"{field}={given[field]!r} has no effect on a schedule of the type {made.schedule_type!r}: "
+                f"use schedule_type={kind!r}, or leave {field} out",
+                UserWarning,
+                stacklevel=2,
+            )
     # A server may end one of several that wait for the same name. In a caller's transaction it ends that.
     attempts = 1 if connections[router.db_for_write(Schedule)].in_atomic_block else MOST_ATTEMPTS
     for attempt in range(1, attempts + 1):

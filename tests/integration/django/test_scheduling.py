@@ -129,6 +129,39 @@ def test_options_of_a_schedule_may_stand_among_its_keywords(cluster: Cluster) ->
     ]  # fmt: skip
 
 
+def test_minutes_that_are_not_told_are_one() -> None:
+    made = schedule("math.sqrt", 4, schedule_type="I", next_run=NOON)
+    assert made.calculate_next_run() == NOON + timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(("field", "value", "kind"), [("minutes", 5, "I"), ("cron", "0 4 * * *", "C")])
+def test_who_names_the_field_of_another_type_is_warned(field: str, value: Any, kind: str) -> None:
+    """Without a type it runs once, as with django-q2."""
+    with pytest.warns(UserWarning, match=f"{field}=.* type 'O'.* schedule_type='{kind}'") as told:
+        schedule("math.sqrt", 4, **{field: value})
+    assert told[0].filename == __file__
+    schedule("math.sqrt", 4, schedule_type=kind, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"schedule_type": "C"}, "cron"),
+        ({"schedule_type": "C", "cron": "61 * * * *"}, "cron"),
+        ({"schedule_type": "I", "minutes": -1}, "minutes"),
+        ({"schedule_type": "I", "minutes": "soon"}, "minutes"),
+        ({"schedule_type": "X"}, "schedule_type"),
+        ({"repeats": "often"}, "repeats"),
+        ({"repeats": None}, "repeats"),
+        ({"next_run": "soon"}, "next_run"),
+    ],
+)
+def test_a_field_that_is_wrong_is_refused_by_its_name(fields: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        schedule("math.sqrt", 4, **fields)
+    assert list(caught.value.message_dict) == [wrong]
+
+
 def test_no_function_is_no_schedule() -> None:
     with pytest.raises(ValidationError, match="func"):
         schedule(None)
