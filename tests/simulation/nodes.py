@@ -184,8 +184,10 @@ class WorkerNode(Node):
     @property
     def idle(self) -> bool:
         parts = self.worker.parts
+        holdings = getattr(self.app.broker.consumer, "_holdings", None)  # where the server has no due times
         return not (
-            parts.listener.unsettled
+            (holdings is not None and holdings.everything())
+            or parts.listener.unsettled
             or len(parts.state.requests)
             or (parts.writer is not None and parts.writer.held())
         )

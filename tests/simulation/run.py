@@ -176,7 +176,8 @@ class Running:
             caller.call(asked)
             asked.called = True
             self.open -= 1
-            caller.ask(asked, self.callers[1 - number])
+            if not self.stores.disabled:
+                caller.ask(asked, self.callers[1 - number])
         except Stuck as error:
             self.seen.stuck = self.seen.stuck or f"{asked.name}: {error}"
         except BackendError as error:  # the first look tells at once that the store is away
@@ -288,10 +289,14 @@ class Running:
         if not all(node.process.alive and node.idle for node in self.workers.values()):
             return False
         observer = self.observer
-        broker, backend = observer.app.broker, observer.app.backend
+        broker = observer.app.broker
         if any(info.ready or info.delayed or info.leased for info in broker.admin.queues()):
             return False
-        return self._excused() or backend.joins.count() == 0
+        return self._excused() or self.joins() == 0
+
+    def joins(self) -> int:
+        """How many joins are open."""
+        return 0 if self.stores.disabled else self.observer.app.backend.joins.count()
 
     def _excused(self) -> bool:
         """Whether joins may be left until they expire: of calls that failed, or of members that were lost."""
@@ -310,7 +315,7 @@ class Running:
                     since = None
                 elif since is None:
                     since = time.now
-                elif time.now - since >= (SETTLED if self.observer.app.backend.joins.count() else 1.0):
+                elif time.now - since >= (SETTLED if self.joins() else 1.0):
                     break
                 if time.now > self.last + PATIENCE:
                     seen.stuck = seen.stuck or self._why()
@@ -331,10 +336,10 @@ class Running:
         self.seen.left_for_ever = self.stores.left()
 
     def _why(self) -> str:
-        broker, backend = self.observer.app.broker, self.observer.app.backend
+        broker = self.observer.app.broker
         queues = [info for info in broker.admin.queues() if info.ready or info.delayed or info.leased]
         busy = [name for name, node in self.workers.items() if not node.idle]
-        return f"not quiet: {self.open} orders, queues {queues}, joins {backend.joins.count()}, busy {busy}"
+        return f"not quiet: {self.open} orders, queues {queues}, joins {self.joins()}, busy {busy}"
 
     def _look(self) -> None:
         seen, time = self.seen, self.time
@@ -342,7 +347,7 @@ class Running:
         seen.turns, seen.seconds, seen.log = time.turns, time.now, time.log
         seen.tasks = sum(map(len, seen.record.runs.values()))
         observer = self.observer
-        for asked in seen.asked:
+        for asked in () if self.stores.disabled else seen.asked:
             seen.ready[asked.name] = [is_ready(result, observer.app) for result in asked.results]
             seen.values[asked.name] = [
                 value_of(result, observer.app) if ready else None
@@ -351,7 +356,7 @@ class Running:
         broker = observer.app.broker
         seen.left = {
             "dead": [letter.reason for letter in broker.admin.dead(None, 1000)],
-            "joins": 0 if self._excused() else observer.app.backend.joins.count(),
+            "joins": 0 if self._excused() else self.joins(),
         }
         if seen.case.world.keep_failed and broker.failed is not None:
             seen.left["failed"] = len(broker.failed.kept(None, 100_000))

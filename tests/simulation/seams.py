@@ -83,6 +83,7 @@ class Process:
         self.stack: list[str] = []
         self.faults = faults
         self.fired = fired
+        self.on_death: list[Callable[[], object]] = []
         self.away: set[str] = set()
         """Stores that do not answer."""
         self.full: set[str] = set()
@@ -92,6 +93,8 @@ class Process:
         self.alive = False
         self.time.note(self.name, "is killed")
         self.time.remove(self.name)
+        for act in self.on_death:
+            act()
 
     def call(self, store: str, method: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if not self.alive:
@@ -167,11 +170,13 @@ def _late(time: Time, at: float, function: Callable[..., Any], args: Any, kwargs
     from tests.simulation.world import Actor
 
     def step() -> None:
+        time.actors.remove(actor)
         function(*args, **kwargs)
         time.note("a late push is carried out")
         time.wake(name="listener")
 
-    return Actor("network", "late", step, at)
+    actor = Actor("network", "late", step, at)
+    return actor
 
 
 def watch(process: Process, store: str, thing: Any, methods: Collection[str], prefix: str = "") -> None:

@@ -15,9 +15,12 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from kombu.transport.memory import Channel, Transport
+
 from qworker.backends import open_backend
 from qworker.backends.memory import MemoryBackend
 from qworker.testing import MemoryStore
+from qworker.transports.kombu.broker import kombu_broker
 from qworker.transports.sqlite.broker import SQLiteBroker
 from tests.simulation.seams import BACKEND, BROKER, FAILED, JOINS, Process, watch
 from tests.simulation.world import Clock, Time
@@ -29,6 +32,8 @@ STORES = {
     "sqlite+memory": ("sqlite", "memory"),
     "sqlite+files": ("sqlite", "files"),
     "memory+sqlite": ("memory", "sqlite"),
+    "memory+disabled": ("memory", "disabled"),
+    "kombu+memory": ("kombu", "memory"),
 }
 """Of messages and of results. "other" is another file."""
 LEASE_SECONDS = 4.0
@@ -56,6 +61,11 @@ class Stores:
             )
             self._broker = self._broker or made
             watch(process, "broker", made, BROKER)
+        elif self._messages == "kombu":
+            made = kombu_broker("memory://", poll=0.0, clock=clock)
+            process.on_death.append(made.consumer.deregister)  # as a server does when a connection ends
+            for side in (made.sender, made.consumer, made.admin):
+                watch(process, "broker", side, BROKER)
         else:
             made = SQLiteBroker(
                 f"sqlite:///{self._directory}/q.db",
@@ -64,9 +74,8 @@ class Stores:
                 clock=clock,
                 uptime=uptime,
             )
-            watch(process, "broker", made.sender, BROKER)
-            watch(process, "broker", made.consumer, BROKER)
-            watch(process, "broker", made.admin, BROKER)
+            for side in (made.sender, made.consumer, made.admin):
+                watch(process, "broker", side, BROKER)
         watch(process, "broker", made.failed, FAILED, "failed.")
         self.opened.append(made)
         return made
@@ -77,6 +86,7 @@ class Stores:
             "sqlite": f"sqlite:///{self._directory}/q.db",
             "other": f"sqlite:///{self._directory}/results.db",
             "files": f"file://{self._directory}/results",
+            "disabled": "disabled://",
         }[self._results]
         made = open_backend(url, conf, clock)
         if isinstance(made, MemoryBackend):
@@ -84,11 +94,17 @@ class Stores:
                 made._lock, made._values = self._backend._lock, self._backend._values
             self._backend = self._backend or made
         watch(process, "results", made, BACKEND)
-        joins = made.joins
-        watch(process, "results", joins, JOINS, "join.")
-        type_with_joins(made, joins)
+        if self._results != "disabled":
+            joins = made.joins
+            watch(process, "results", joins, JOINS, "join.")
+            type_with_joins(made, joins)
         self.opened.append(made)
         return made
+
+    @property
+    def disabled(self) -> bool:
+        """Whether no results are kept."""
+        return self._results == "disabled"
 
     def snapshot(self) -> Callable[[], None]:
         """Keep what is in the stores now; what is returned puts it back."""
@@ -148,6 +164,9 @@ class Stores:
         return {kind: count for kind, count in found.items() if count}
 
     def close(self) -> None:
+        if self._messages == "kombu":  # which keeps them for the whole process
+            Channel.queues.clear()
+            Transport.global_state.clear()
         for each in self.opened:
             each.__dict__.pop("_watcher", None)
             try:
