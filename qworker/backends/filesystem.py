@@ -116,6 +116,8 @@ class FilesystemBackend(KeyValueBackend):
         stamp = self.clock.now()
         if key.startswith(LOCK_PREFIX):
             stamp += FOR_EVER if ttl is None else ttl
+        elif key.startswith(TASK_PREFIX) and ttl is not None and self.expires is not None:
+            stamp += ttl - self.expires  # what is kept longer than others seems to be written later
         draft = self.directory / f".draft-{os.getpid()}-{os.urandom(6).hex()}"
         with self._explained(writes=True):
             if key.startswith(JOIN_PREFIX):

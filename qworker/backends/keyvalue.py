@@ -48,19 +48,20 @@ class KeyValueBackend(Backend):
         return KeyValueJoins(self, self.clock) if self.supports_locks else super().joins
 
     def store(self, task_id: str, meta: Meta) -> bool:
-        return self._store(task_id, meta["status"], self.encode(meta))
+        return self._store(task_id, meta["status"], self.encode(meta), self.expires)
 
     def store_rows(self, rows: Sequence[ResultRow]) -> None:
-        for task_id, status, payload, _ in rows:
-            self._store(task_id, status, payload)
+        now = self.clock.now()
+        for task_id, status, payload, expires in rows:
+            self._store(task_id, status, payload, self.expires if expires is None else expires - now)
 
-    def _store(self, task_id: str, status: str, data: bytes) -> bool:
+    def _store(self, task_id: str, status: str, data: bytes, ttl: float | None) -> bool:
         key = TASK_PREFIX + task_id
         with self.locked(key):
             old = self.read(key)
             if old is not None and not states.may_replace(self.status_of(old), status):
                 return False
-            self.write(key, data, self.expires)
+            self.write(key, data, ttl)
         return True
 
     def get(self, task_id: str) -> Meta | None:

@@ -70,11 +70,11 @@ class RpcBackend(MemoryBackend):
         that raises DamagedResult. Not where replies are signed: anybody may have sent it."""
         try:
             meta = self.decode(body)
-            self._store(str(meta["task_id"]), meta["status"], body)
+            self._store(str(meta["task_id"]), meta["status"], body, self.expires)
         except (BackendError, KeyError) as error:
             logger.error("a reply cannot be read: %s", error)
             if self._signer is None and isinstance(correlation, str):
-                self._store(correlation, states.FAILURE, body)
+                self._store(correlation, states.FAILURE, body, self.expires)
 
     # -- the worker --
 

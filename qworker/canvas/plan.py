@@ -14,6 +14,7 @@ last step of the segment before. What is sent and kept grows with the steps then
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,7 +32,7 @@ from qworker.canvas.signatures import Signature, listed, maybe_signature, member
 from qworker.canvas.stamping import NAMES, hand_on
 from qworker.clock import SYSTEM_CLOCK
 from qworker.context import current_context
-from qworker.message.marks import JOINS, RUN, mark, new_run, run_in, unmarked
+from qworker.message.marks import JOINS, KEPT, RUN, mark, new_run, run_in, unmarked
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -147,6 +148,10 @@ def plan(
             mark(each["options"], {RUN: run})
     joined = list(_joined(frozen.step))
     joins, sizes, delays = calls.joins, calls.sizes, calls.delays
+    if shared and delays:  # in Celery's format the values are in the join
+        kept = math.ceil(max(delays.values()))
+        for each in joined:
+            mark(each["options"], {KEPT: kept})
     return Plan(joins, calls.calls, frozen.last, sizes, frozen.first, joined, frozen.step, run, delays)
 
 

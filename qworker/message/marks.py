@@ -36,7 +36,10 @@ RUN = "qworker_run"
 that comes of it: a text that is another each time. It is in the names of joins, so that each time has joins
 of its own. Whoever publishes calls that come of another, as workers and beat do, says of which run they are:
 "" for none."""
-MARKS = frozenset([RUN, JOINS, FAILED, CAUSE, MEMBERS, PUBLICATION])
+KEPT = "qworker_kept"
+"""Of a call for whose value a join waits, and beside it for calls that are held back: how many seconds its
+result is kept longer than others, as the join is."""
+MARKS = frozenset([RUN, KEPT, JOINS, FAILED, CAUSE, MEMBERS, PUBLICATION])
 
 
 def marks_in(names: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,6 +58,12 @@ def run_in(headers: Any) -> str:
     """The mark RUN among *headers*; "" for none, and for what is none."""
     run = headers.get(RUN) if isinstance(headers, Mapping) else None
     return run if isinstance(run, str) and run.isalnum() and len(run) <= 32 else ""
+
+
+def kept_in(headers: Any) -> int:
+    """The mark KEPT among *headers*; 0 for none, and for what is none."""
+    kept = headers.get(KEPT) if isinstance(headers, Mapping) else None
+    return kept if type(kept) is int and 0 < kept < 2**40 else 0
 
 
 def new_run() -> str:

@@ -37,7 +37,7 @@ from qworker.errors import (
 )
 from qworker.interrupts import let_pass, within
 from qworker.message.exceptions import exception_to_dict
-from qworker.message.marks import FAILED
+from qworker.message.marks import FAILED, kept_in
 from qworker.middleware import compose
 from qworker.publishing.transactions import holding_back
 from qworker.safe_repr import safe_repr, storable
@@ -492,7 +492,10 @@ class Run:
         described = context if describe else None
         meta = backend.meta(context.id, status, result, traceback=text, context=described)
         if not context.is_eager:
-            return backend.row(context.id, meta)
+            row, kept = backend.row(context.id, meta), kept_in(message_headers(context))
+            if kept and row is not None and row[3] is not None:
+                row = (*row[:3], row[3] + kept)
+            return row
         try:
             backend.store(context.id, meta)
         except BackendError as error:  # no message waits for it, and the caller has the value

@@ -27,7 +27,7 @@ from qworker.context import message_headers, pop, push
 from qworker.errors import ConfigurationError, NotInChord, QWorkerError, Replaced
 from qworker.interrupts import conclude, deferred
 from qworker.message.exceptions import exception_to_dict
-from qworker.message.marks import JOINS, RUN, mark, run_in
+from qworker.message.marks import JOINS, KEPT, RUN, kept_in, mark, run_in
 from qworker.naming import ids_of, task_id
 from qworker.publishing.bodies import note_added
 from qworker.publishing.workflows import check_later, planned, refuse_ignored, start
@@ -94,8 +94,8 @@ def _placed(step: Any, request: Context, nesting: int) -> Signature:
         "replaced_task_nesting": nesting,
     }
     last["options"].update({name: value for name, value in taken.items() if value is not None})
-    if joins := message_headers(request).get(JOINS):
-        mark(last["options"], {JOINS: joins})
+    headers = message_headers(request)
+    mark(last["options"], {name: headers[name] for name in (JOINS, KEPT) if headers.get(name)})
     return last
 
 
@@ -170,6 +170,8 @@ def _add(task: Task[..., Any], work: Any, last: Signature, joins: Joins, join: s
     if shared:
         joined = (last["options"].get("headers") or {}).get(JOINS) or ()
         mark(last["options"], {JOINS: [*joined, [join, number]]})
+        if kept := kept_in(message_headers(request)):
+            mark(last["options"], {KEPT: kept})
     else:
         last["options"]["chord"] = request.chord
     mark(work["options"], {RUN: run})

@@ -39,6 +39,18 @@ class House:
         )
         self.give = self.app.task(lambda value, *rest: value, name="give")
         self.total = self.app.task(lambda values: sum(values), name="total")
+        self.late = lambda call: call.set(countdown=2 * LIFE)
+
+        @self.app.task(name="becomes", bind=True)
+        def becomes(this: Any, value: Any) -> Any:
+            this.replace(self.give.s(value))
+
+        @self.app.task(name="adds", bind=True)
+        def adds(this: Any, value: Any) -> Any:
+            this.add_to_chord(self.give.s(10))
+            return value
+
+        self.becomes, self.adds = becomes, adds
         self.sum = self.app.task(lambda **values: sum(values.values()), name="sum")
 
     def at(self, seconds: float) -> Any:
@@ -95,6 +107,44 @@ FLOWS: dict[str, tuple[Callable[[House], Any], int, float]] = {
     ),
 }  # fmt: skip
 """What is called, its value, and how long each step is held back."""
+
+
+BESIDE: dict[str, tuple[Callable[[House], Any], Any]] = {
+    "a chord": (lambda h: chord([h.give.s(1), h.late(h.give.s(2))], h.total.s()), 3),
+    "a chord of chords": (
+        lambda h: chord([chord([h.give.s(1)], h.total.s()), h.late(h.give.s(2))], h.total.s()),
+        3,
+    ),
+    "the end of a chain": (
+        lambda h: chord([chain(h.give.s(0), h.give.si(1)), h.late(h.give.s(2))], h.total.s()),
+        3,
+    ),
+    "a replaced member": (lambda h: chord([h.becomes.s(1), h.late(h.give.s(2))], h.total.s()), 3),
+    "an added member": (lambda h: chord([h.adds.s(1), h.late(h.give.s(2))], h.total.s()), 13),
+    "a graph": (
+        lambda h: graph(
+            {"x": h.give.s(1), "y": h.late(h.give.s(2)), "z": h.sum.s()}, after={"z": ["x", "y"]}
+        ),
+        {"x": 1, "y": 2, "z": 3},
+    ),
+    "after a step": (lambda h: h.give.s(0) | chord([h.give.si(1), h.late(h.give.si(2))], h.total.s()), 3),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_value_is_kept_for_a_member_that_is_due_later_than_results_live(house: House, name: str) -> None:
+    if house.app.backend.url.startswith("db+"):
+        pytest.skip("results in a SQL database go by date_done")
+    if house.app.results_with_broker:
+        pytest.skip("the broker sweeps by the system's time, which is after all that this clock says")
+    make, value = BESIDE[name]
+    with StepWorker(house.app) as worker:
+        result = make(house)()
+        worker.run()
+        for _ in range(3):
+            worker.advance(0.9 * LIFE)
+            house.app.backend.sweep(house.clock.now())
+        assert result.get(timeout=5) == value
 
 
 @pytest.mark.parametrize("name", FLOWS)
