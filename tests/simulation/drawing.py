@@ -18,7 +18,20 @@ from tests.simulation.case import Case, Fault, Order, World
 from tests.simulation.nodes import ASK, HOW
 from tests.simulation.run import HAPPENINGS
 from tests.simulation.stores import STORES
-from tests.support.flows import Call, Chain, Chord, Chunks, Errback, Group, Mapping, Pipe, is_plain, numbered
+from tests.support.flows import (
+    VALUES,
+    Call,
+    Chain,
+    Chord,
+    Chunks,
+    Errback,
+    Group,
+    Mapping,
+    Pipe,
+    expected,
+    is_plain,
+    numbered,
+)
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "stores": tuple(STORES),
@@ -97,29 +110,50 @@ def errbacks(random: Random, chance: float = 0.4) -> list[Errback]:
     return [Errback(now=random.random() < 0.5)] if random.random() < chance else []
 
 
-def call(random: Random) -> Any:
+def call(random: Random, depth: int = 0) -> Any:
+    """A call. depth: in how many calls it stands, as what these call or are replaced by."""
     kind = random.random()
     if kind < 0.12:
         return Mapping(random.randint(0, 3), random.random() < 0.5, random.random() < 0.1)
     if kind < 0.2:
         return Chunks(random.randint(1, 4), random.randint(1, 3))
-    return Call(
+    made = Call(
         fails=random.random() < 0.07,
         retries=random.choice((0,) * 12 + (1, 2)),
         immutable=random.random() < 0.2,
-        ignored=random.random() < 0.03,
+        ignored=depth == 0 and random.random() < 0.03,
         coroutine=random.random() < 0.1,
         links=[Call(fails=random.random() < 0.1)] if random.random() < 0.3 else [],
         errbacks=errbacks(random, 0.3),
     )
+    if depth < 2:
+        special(random, made, depth)
+    return made
 
 
-def flow(random: Random, leaves: int) -> Any:
+def special(random: Random, made: Call, depth: int) -> None:
+    """Have some calls do something that is not usual."""
+    kind = random.random()
+    if kind < 0.12:
+        made.does, made.retries = random.choice(DOES), 0
+    elif kind < 0.2 and not made.ignored:
+        made.instead = flow(random, random.choice((1, 2, 3)), depth + 1)
+    if random.random() < 0.06:
+        made.calls = flow(random, random.choice((1, 2, 3)), depth + 1)
+        made.hands_on = random.random() < 0.5
+    if random.random() < 0.06:
+        made.links.append(flow(random, 2, depth + 1))
+
+
+DOES = (*VALUES, "ignore", "reject", "requeue", "expected", "again", "soft", "hard")
+
+
+def flow(random: Random, leaves: int, depth: int = 0) -> Any:
     """A flow of about so many calls."""
     if leaves <= 1 or random.random() < 0.2:
-        return call(random)
+        return call(random, depth)
     count = random.randint(1, min(4, leaves))
-    inner = [flow(random, leaves // count) for _ in range(count)]
+    inner = [flow(random, leaves // count, depth) for _ in range(count)]
     kind = random.random()
     if kind < 0.25:
         return Chain(inner, errbacks(random))
@@ -127,13 +161,13 @@ def flow(random: Random, leaves: int) -> Any:
         return Pipe(inner)
     if kind < 0.7:
         return Group(inner, errbacks(random))
-    return Chord(inner, flow(random, 2), errbacks(random))
+    return Chord(inner, flow(random, 2, depth), errbacks(random))
 
 
 def order(random: Random) -> Order:
     while True:
         made = flow(random, random.choice((1, 2, 4, 8, 12)))
-        if (plain := is_plain(made)) is not None:
+        if (plain := is_plain(made)) is not None and not (want := expected(numbered(plain), ())).hangs:
             break
     options: dict[str, Any] = {}
     if random.random() < 0.15:
@@ -143,13 +177,16 @@ def order(random: Random) -> Order:
     if random.random() < 0.1:
         options["priority"] = random.randint(0, 9)
     how = random.choice(HOW)
+    ask = random.choice(ASK)
+    if want.pending:
+        ask = "later"
     revoke_at = random.choice((0.0, 0.5)) if random.random() < 0.05 else None
     given = () if how == "many" or random.random() < 0.5 else ("x",)
     return Order(
-        numbered(plain),
+        plain,
         round(random.random() * 5.0, 2),
         how,
-        random.choice(ASK),
+        ask,
         given,
         {} if how == "many" else options,
         revoke_at,

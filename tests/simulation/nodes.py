@@ -16,15 +16,15 @@ from qworker.components.request import Request
 from qworker.errors import BackendError, BrokerUnavailable
 from qworker.results.group_result import GroupResult
 from qworker.results.result import result_from_tuple
-from qworker.tasks.outcome import LOST, TIME_LIMIT, Outcome
+from qworker.tasks.outcome import Outcome
 from qworker.testing import InlinePool, StepWorker
 from tests.simulation.case import Order, World
-from tests.simulation.program import OutOfTime, Record, define
+from tests.simulation.program import Record, define
 from tests.simulation.seams import Process
 from tests.simulation.stores import LEASE_SECONDS, Stores
 from tests.simulation.waiting import Watcher, awaited
 from tests.simulation.world import Actor, Clock, Killed, Time
-from tests.support.flows import Failed, canvas
+from tests.support.flows import PENDING, Failed, canvas, parts_of, without_ids
 
 KEY = "a-key-of-the-simulation-0123456789abcdef"
 HOW = ("call", "dicts", "twice", "many")
@@ -87,14 +87,11 @@ class Pool(InlinePool):
         except Killed:
             if not process.child_lost:
                 raise
-            outcome = Outcome(LOST, text="killed by SIGKILL")
-        except OutOfTime:
-            outcome = Outcome(TIME_LIMIT, text="over its time limit")
         finally:
             process.in_child = False
-        if process.child_lost:
-            process.child_lost = False
-            return Outcome(LOST, text="killed by SIGKILL")
+        if why := process.child_lost:
+            process.child_lost = ""
+            return Outcome(why, text=f"killed: {why}")
         if not process.alive:
             raise Killed(process.name)
         if outcome.runtime is not None:
@@ -215,6 +212,9 @@ class Caller(Node):
 
     def call(self, asked: Asked) -> None:
         order = asked.order
+        self.record.flows[asked.name] = {
+            part.number: part for part in parts_of(order.flow) if hasattr(part, "number")
+        }
         call = canvas(order.flow, self.app.tasks, asked.name)
         if order.how == "dicts":
             call = signature(json.loads(json.dumps(call)), app=self.app)
@@ -270,14 +270,16 @@ def elsewhere(result: Any, app: QWorker) -> Any:
 
 
 def value_of(result: Any, app: QWorker | None = None) -> Any:
-    """What get() says, with a Failed for each error; as *app* sees it, where one is given."""
+    """What get() says, with a Failed for each error; as *app* sees it now, where one is given."""
     if isinstance(result, GroupResult):
         return [value_of(each, app) for each in result.results]
     if getattr(result, "ignored", False):
         return None
     seen = result if app is None else app.AsyncResult(result.id)
+    if app is not None and not seen.ready():
+        return PENDING
     value = seen.get(propagate=False)
-    return Failed(type(value).__name__) if isinstance(value, BaseException) else value
+    return Failed(type(value).__name__) if isinstance(value, BaseException) else without_ids(value)
 
 
 def is_ready(result: Any, app: QWorker) -> bool:

@@ -14,14 +14,19 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from qworker import QWorker, Task
-from qworker.errors import Ignore, Reject
+from qworker.errors import Ignore, Reject, SoftTimeLimitExceeded
 from qworker.middleware import Middleware
+from qworker.tasks.outcome import TIME_LIMIT
 from tests.simulation.seams import Process
-from tests.support.flows import shown
+from tests.support.flows import RUNS, VALUES, canvas, shown
 
 
-class OutOfTime(BaseException):
-    """The run passes its hard time limit here."""
+class Again(Exception):
+    """Tasks are retried for this."""
+
+
+class Expected(Exception):
+    """Tasks may throw this."""
 
 
 class Record:
@@ -31,6 +36,12 @@ class Record:
         self.tick = itertools.count()
         self.runs: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
         self.told: dict[str, Counter[int]] = defaultdict(Counter)
+        self.flows: dict[str, dict[int, Any]] = {}
+        """The parts of each flow by their numbers; a task looks up there what it is to do."""
+        self.called: dict[str, list[tuple[int, Any]]] = defaultdict(list)
+        """The results of what tasks called, by the number of who called."""
+        self.requeued: set[Any] = set()
+        """The messages that their tasks have put back."""
         self.wrong: list[str] = []
         """What a task saw that it must not see."""
 
@@ -77,29 +88,77 @@ class Noting(Middleware):
         return message
 
 
+SHOWN = {"h": 1, "tenant": "one"}
+"""The headers that tasks may see."""
+RAISED: dict[str, BaseException] = {
+    "ignore": Ignore(),
+    "reject": Reject("never", requeue=False),
+    "expected": Expected(),
+    "again": Again(),
+    "soft": SoftTimeLimitExceeded(),
+}
+
+
 def define(app: QWorker, process: Process, record: Record, base: str) -> None:
     """Define the tasks in *app*, which is that of *process*."""
     kind, of_coroutines = BASES[base]
 
-    def run(task: Any, given: Any, flow: str, number: int, fails: bool, retries: int) -> str:
+    def run(task: Any, given: Any, flow: str, number: int, fails: bool, retries: int) -> Any:
         start = next(record.tick)
         process.time.note(process.name, "runs", flow, number)
+        part, request = record.flows[flow][number], task.request
+        seen = request.headers or {}
+        if strange := {name for name in seen if seen[name] != SHOWN.get(name)}:
+            record.wrong.append(f"{flow}: {number} has the headers {strange} of {seen}")
         try:
-            if task.request.retries < retries:
+            if request.retries < retries:
                 raise task.retry(countdown=0, max_retries=retries)
+            if part.calls is not None:
+                options = {"headers": dict(seen)} if part.hands_on else {}
+                made = canvas(part.calls, app.tasks, flow).apply_async(("i",), **options)
+                record.called[flow].append((number, made))
             if fails:
                 raise ValueError(number)
+            if part.instead is not None:
+                return task.replace(canvas(part.instead, app.tasks, flow))
+            if part.does:
+                return ending(part.does, task, given, number)
             return shown(number, given)
         finally:
             record.runs[flow].append((number, start, next(record.tick)))
 
-    @app.task(base=kind, name="call", bind=True)
-    def call(this: Any, *given: Any, flow: str, number: int, fails: bool, retries: int) -> str:
+    def ending(does: str, task: Any, given: Any, number: int) -> Any:
+        """How the call *number* ends."""
+        if does == "result":
+            return app.tasks["nothing"].delay()
+        if does in VALUES:
+            return VALUES[does]
+        if does == "hard":
+            process.end_child(TIME_LIMIT)
+        if does == "requeue":
+            message = task.request.id, task.request.delivery_info["delivery_tag"]
+            if message not in record.requeued:
+                record.requeued.add(message)
+                raise Reject("not yet", requeue=True)
+            return shown(number, given)
+        raise RAISED[does]
+
+    options: dict[str, Any] = {
+        "bind": True, "autoretry_for": (Again,), "default_retry_delay": 0, "max_retries": RUNS["again"] - 1,
+        "throws": (Expected,),
+    }  # fmt: skip
+
+    @app.task(base=kind, name="call", **options)
+    def call(this: Any, *given: Any, flow: str, number: int, fails: bool, retries: int) -> Any:
         return run(this, given, flow, number, fails, retries)
 
-    @app.task(base=of_coroutines, name="acall", bind=True)
-    async def acall(this: Any, *given: Any, flow: str, number: int, fails: bool, retries: int) -> str:
+    @app.task(base=of_coroutines, name="acall", **options)
+    async def acall(this: Any, *given: Any, flow: str, number: int, fails: bool, retries: int) -> Any:
         return run(this, given, flow, number, fails, retries)
+
+    @app.task(base=kind, name="nothing")
+    def nothing() -> None:
+        """Do nothing."""
 
     @app.task(base=kind, name="item")
     def item(of: Any) -> str:
@@ -121,7 +180,5 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
 
     @app.task(base=kind, name="told_now")
     def told_now(request: Any, error: Any, traceback: Any, *, flow: str, number: int) -> None:
+        process.step()
         record.told[flow][number] += 1
-
-
-__all__ = ["Ignore", "Reject", "define"]

@@ -76,6 +76,7 @@ class Seen:
     left: dict[str, Any] = field(default_factory=dict)
     left_for_ever: dict[str, int] = field(default_factory=dict)
     values: dict[str, list[Any]] = field(default_factory=dict)
+    called: dict[str, list[tuple[int, Any]]] = field(default_factory=dict)
     ready: dict[str, list[bool]] = field(default_factory=dict)
     turns: int = 0
     tasks: int = 0
@@ -93,6 +94,8 @@ class _Errors(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "event", "") in EXPLAINED:
             return
+        if record.exc_info and isinstance(record.exc_info[1], Killed):
+            return  # who says so is dead
         text = record.getMessage()
         if record.exc_info:
             text += f" [{record.exc_info[1]!r}]"
@@ -349,9 +352,9 @@ class Running:
         observer = self.observer
         for asked in () if self.stores.disabled else seen.asked:
             seen.ready[asked.name] = [is_ready(result, observer.app) for result in asked.results]
-            seen.values[asked.name] = [
-                value_of(result, observer.app) if ready else None
-                for result, ready in zip(asked.results, seen.ready[asked.name], strict=True)
+            seen.values[asked.name] = [value_of(result, observer.app) for result in asked.results]
+            seen.called[asked.name] = [
+                (number, value_of(result, observer.app)) for number, result in seen.record.called[asked.name]
             ]
         broker = observer.app.broker
         seen.left = {

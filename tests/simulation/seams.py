@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from qworker.errors import BackendError, BrokerUnavailable, QWorkerError
+from qworker.tasks.outcome import LOST
 from qworker.transports.lease import Claim
 from tests.simulation.case import Fault
 from tests.simulation.world import Killed, Time
@@ -77,7 +78,8 @@ class Process:
         self.name = name
         self.time = time
         self.alive = True
-        self.child_lost = False
+        self.child_lost = ""
+        """How the child that runs has died: a kind of Outcome."""
         self.in_child = False
         self.calls: Counter[str] = Counter()
         self.stack: list[str] = []
@@ -96,11 +98,20 @@ class Process:
         for act in self.on_death:
             act()
 
-    def call(self, store: str, method: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def end_child(self, why: str) -> None:
+        """The child that runs is killed. why: LOST or TIME_LIMIT."""
+        self.child_lost = why
+        self.step()
+
+    def step(self) -> None:
+        """Go no further where the process is dead."""
         if not self.alive:
             raise Killed(self.name)
         if self.child_lost and self.in_child:
             raise Killed(f"a child of {self.name}")
+
+    def call(self, store: str, method: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self.step()
         if store in self.stack:
             return function(*args, **kwargs)
         error: type[QWorkerError] = BrokerUnavailable if store == "broker" else BackendError
@@ -161,8 +172,7 @@ class Process:
             self.die()
             raise Killed(self.name)
         if who == "child":
-            self.child_lost = True
-            raise Killed(f"a child of {self.name}")
+            self.end_child(LOST)
         raise error("the connection was lost")
 
 

@@ -11,9 +11,12 @@ each one call or several beside each other (Beside), and each stage gets the val
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from functools import reduce
 from itertools import count
 from operator import or_
@@ -45,14 +48,24 @@ class Short:
 
 @dataclass(repr=False)
 class Call(Short):
-    """One call. retries: how often it asks for another attempt. number: its own in the flow."""
+    """One call. retries: how often it asks for another attempt. number: its own in the flow.
+
+    does: what it does in the end, see ENDS and VALUES. instead: the flow that it has take its place. calls:
+    a flow that it calls, with its own headers if hands_on. options: of the signature. The tasks that do these
+    find them by the number; those of Ledger do not.
+    """
 
     fails: bool = False
     retries: int = 0
     immutable: bool = False
     ignored: bool = False
     coroutine: bool = False
-    links: list[Call] = field(default_factory=list)
+    does: str = ""
+    instead: Any = None
+    calls: Any = None
+    hands_on: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    links: list[Any] = field(default_factory=list)
     errbacks: list[Errback] = field(default_factory=list)
     number: int = -1
 
@@ -118,8 +131,10 @@ def parts_of(flow: Any) -> Iterator[Any]:
     for name in ("links", "errbacks", "members", "steps", "header"):
         for part in getattr(flow, name, ()):
             yield from parts_of(part)
-    if isinstance(flow, Chord):
-        yield from parts_of(flow.body)
+    for name in ("body", "instead", "calls"):
+        part = getattr(flow, name, None)
+        if part is not None:
+            yield from parts_of(part)
 
 
 def numbered(flow: Any) -> Any:
@@ -213,7 +228,7 @@ def canvas(flow: Any, tasks: Any, name: str) -> Any:
     if isinstance(flow, Call):
         task = tasks["acall" if flow.coroutine else "call"]
         made = task.s(flow=name, number=flow.number, fails=flow.fails, retries=flow.retries)
-        made.set(immutable=flow.immutable)
+        made.set(immutable=flow.immutable, **flow.options)
         if flow.ignored:
             made.set(ignore_result=True)
         for link in flow.links:
@@ -245,8 +260,18 @@ def shown(number: int, given: Any) -> str:
     def text(value: Any) -> str:
         return f"[{','.join(map(text, value))}]" if isinstance(value, list | tuple) else str(value)
 
-    value = f"{number}({','.join(map(text, given))})"
+    value = without_ids(f"{number}({','.join(map(text, given))})")
     return value if len(value) <= MOST_SHOWN else f"{number}#{hashlib.sha1(value.encode()).hexdigest()[:12]}"
+
+
+def without_ids(value: Any) -> Any:
+    """*value*, in which no id is that of a call."""
+    if isinstance(value, list):
+        return [without_ids(each) for each in value]
+    return _ID.sub("an id", value) if isinstance(value, str) else value
+
+
+_ID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 # -- what becomes of one --
@@ -259,17 +284,57 @@ class Failed:
     error: str
 
 
+PENDING = Failed("pending")
+"""For ever."""
+VALUES: dict[str, Any] = {
+    "none": None,
+    "false": False,
+    "bytes": b"\x00\xff<>",
+    "integer": -(2**70),
+    "float": 1.5e300,
+    "text": "\u2028 \x00 \N{SNOWMAN} \N{GRINNING FACE}",
+    "empty": "",
+    "instant": datetime(2024, 2, 29, 23, 59, 59, 999999, UTC),
+    "day": date(1, 1, 1),
+    "decimal": Decimal("0.10"),
+    "dict": {"a": {"b": [1, None, {}], "": []}, "__type__": "x"},
+    "tagged": {"__type__": "x", "__value__": 1},
+    "set": {1},
+    "result": [["an id", None], None],
+}
+"""What a call may return. A "result" is that of a call which it makes."""
+ENDS: dict[str, Any] = {
+    "tagged": Failed("EncodeError"),
+    "set": Failed("EncodeError"),
+    "ignore": PENDING,
+    "reject": Failed("Reject"),
+    "expected": Failed("Expected"),
+    "again": Failed("Again"),
+    "soft": Failed("SoftTimeLimitExceeded"),
+    "hard": Failed("TimeLimitExceeded"),
+}
+"""How a call ends that does so; "requeue" puts its message back once."""
+RUNS = {"requeue": 2, "again": 3}
+"""How often one runs, if not once."""
+
+
 @dataclass
 class Expected:
     """value: what get() returns, with a Failed for each error; None when nothing is called. runs: of each
     number; told: of each errback. before: pairs of numbers of which the first ends before the other starts.
-    refused: the value of a call that ignores it is waited for."""
+    refused: the value of a call that ignores it is waited for. called: the values of what the calls call, by
+    the number of who calls. dead: how many messages are rejected. pending: something never ends. hangs: a
+    body waits for it, until the time of results is over."""
 
     value: Any = None
     runs: Counter[int] = field(default_factory=Counter)
     told: Counter[int] = field(default_factory=Counter)
     before: set[tuple[int, int]] = field(default_factory=set)
     refused: bool = False
+    called: dict[int, Any] = field(default_factory=dict)
+    dead: int = 0
+    pending: bool = False
+    hangs: bool = False
 
 
 @dataclass
@@ -365,20 +430,34 @@ def _has_chords_in_headers(stages: list[Any]) -> bool:
             for row in stage.rows:
                 if _has_chords_in_headers(row) or (following is not None and isinstance(row[0], Beside)):
                     return True
+        elif getattr(stage.call, "instead", None) and _has_chords_in_headers(replacing(stage.call.instead)):
+            return True
     return False
+
+
+_LIST = Call(does="list")
+"""The body of a group that takes the place of a call."""
+
+
+def replacing(flow: Any) -> list[Any]:
+    """The stages of *flow*, which takes the place of a call: its value is one."""
+    stages = built(flow).stages
+    return [*stages, Stage(_LIST)] if isinstance(stages[-1], Beside) else stages
 
 
 def _with_the_next(stages: list[Any]) -> Iterator[tuple[Any, Any]]:
     return zip(stages, [*stages[1:], None], strict=False)
 
 
-def expected(flow: Any, given: tuple[Any, ...]) -> Expected:
-    """What becomes of *flow*, called with the arguments *given*."""
-    oracle = _Oracle()
+def expected(flow: Any, given: tuple[Any, ...], late: bool = True) -> Expected:
+    """What becomes of *flow*, called with the arguments *given*. late: messages are acknowledged late, so
+    that one can be put back."""
+    oracle = _Oracle(late)
     stages = built(flow).stages
     oracle.refuse(stages, waited_for=False)
     value, _ = oracle.row(stages, given, frozenset(), joined=False)
     oracle.found.value = _kept(stages[-1], value)
+    oracle.found.runs.pop(_LIST.number, None)
     return oracle.found
 
 
@@ -390,8 +469,9 @@ def _kept(last: Any, value: Any) -> Any:
 
 
 class _Oracle:
-    def __init__(self) -> None:
+    def __init__(self, late: bool) -> None:
         self.found = Expected()
+        self.late = late
 
     def refuse(self, stages: list[Any], waited_for: bool) -> None:
         """Look for a call whose value is waited for, though it is ignored."""
@@ -420,9 +500,11 @@ class _Oracle:
                     failed = next(each for each in value if isinstance(each, Failed))
                     # A body that is a group fails with the error of the member.
                     alone = not joined and isinstance(stages[-1], Beside) and place == len(stages) - 2
-                    value = failed if alone else Failed("ChordError")
+                    value = failed if alone and failed is not PENDING else Failed("ChordError")
                     if not last:
                         self.tell(stages, place + 1)
+            if value is PENDING and joined and not last:
+                self.found.hangs = True
             if isinstance(value, Failed):
                 return self.failed(stages[-1], value, joined), after
             args = (value,)
@@ -446,14 +528,40 @@ class _Oracle:
             found.runs[number] += len(stage.items)
             ran = frozenset([number]) if stage.items else after
             return [shown(number, [item]) for item in stage.items], ran
-        found.runs[number] += 1 + call.retries
-        if fails:
+        if call is _LIST:
+            return args[0], after
+        runs = 1 if fails else RUNS.get(call.does, 1)
+        end = Failed("ValueError") if fails else ENDS.get(call.does)
+        if call.does == "requeue" and not self.late and not fails:
+            runs, end = 1, ENDS["reject"]
+        found.runs[number] += runs + call.retries
+        ran = frozenset([number])
+        if call.calls is not None:
+            stages = built(call.calls).stages
+            for _ in range(runs):
+                value, _ = self.row(stages, ("i",), after, joined=False)
+            found.called[number] = _kept(stages[-1], value)
+        if end is PENDING and not fails:
+            found.pending = True
+            return end, ran
+        if isinstance(end, Failed):
+            found.dead += call.does == "reject" and not fails
             self.tell([stage], 0)
-            return Failed("ValueError"), frozenset([number])
-        value = shown(number, () if call.immutable else args)
-        for link in call.links:
-            self.call(Stage(link), (value,), frozenset([number]))
-        return value, frozenset([number])
+            return end, ran
+        if call.instead is not None:
+            stages = replacing(call.instead)
+            for errback in stage.errbacks:
+                _enter(errback, stages)
+            value, ran = self.row(stages, (), ran, joined=True)
+        elif call.does in VALUES:
+            value = VALUES[call.does]
+        else:
+            value = shown(number, () if call.immutable else args)
+        if not isinstance(value, Failed):
+            for link in call.links:
+                stages = built(link).stages
+                self.row(stages, (value,), ran, joined=False)
+        return value, ran
 
     def tell(self, stages: list[Any], place: int) -> None:
         """Tell the errbacks of what would have run next: of each call, if there are several."""
