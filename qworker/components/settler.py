@@ -132,6 +132,6 @@ def _order(request: Request, settlement: Settlement) -> SettlementOrder:
     if not request.acked:
         return SettlementOrder(request, settlement)
     # The message is gone: only the result is left to store, and the parts to record.
-    if not isinstance(settlement, Ack | DeadLetter) or settlement.row is None:
+    if not isinstance(settlement, Ack | DeadLetter) or not (settlement.row or settlement.parts):
         return SettlementOrder(request, None)
     return SettlementOrder(request, Store(settlement.row, settlement.parts))

@@ -178,7 +178,7 @@ class _Both(Consumer):
                 own.append(settlement)
                 continue
             jobs.append(settlement._replace(tag=-settlement.tag))
-            if isinstance(settlement, Ack | DeadLetter) and settlement.row is not None:
+            if isinstance(settlement, Ack | DeadLetter) and (settlement.row or settlement.parts):
                 own.append(Store(settlement.row, settlement.parts))
         lost = self._own.settle(generation, own) if own else set()
         return lost | {-tag for tag in self._spool.settle_held(jobs)}

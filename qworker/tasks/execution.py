@@ -389,12 +389,14 @@ class Run:
         row: ResultRow | None = None
         follow: tuple[Followed, ...] = ()
         parts: Fields = ()
-        if not error.requeue:  # it will never run: who waits for it is told
+        # A message that was acknowledged before the run cannot go back.
+        requeue = error.requeue and (self.context.is_eager or can_go_back(self.task, self.context))
+        if not requeue:  # it will never run: who waits for it is told
             text = _format(error)
             row, follow = self._tell_failure(error, text), self._doomed(error, text)
             parts = self._parts(states.FAILURE, exception_to_dict(error))
         error.__traceback__ = None
-        kind = REQUEUED if error.requeue else REJECTED
+        kind = REQUEUED if requeue else REJECTED
         text = safe_repr(error.reason)
         return Outcome(kind, self.runtime, text, row=row, follow=follow, parts=parts, stored=self.stored)
 

@@ -120,7 +120,8 @@ class MemoryQueues:
     def settle(self, generation: int, settlement: Settlement, now: float) -> bool:
         """Carry out *settlement*; False when its message is not held by *generation*."""
         if isinstance(settlement, Store):
-            self._keep(settlement.row)
+            if settlement.row is not None:
+                self._keep(settlement.row)
             return True
         message = self.messages.get(settlement.tag)
         if message is None or message.owner != generation:

@@ -164,9 +164,9 @@ class DeadLetter(NamedTuple):
 
 
 class Store(NamedTuple):
-    """Store *row* and record *parts*; the message itself was settled before, or stays."""
+    """Store *row*, if there is one, and record *parts*; the message itself was settled before, or stays."""
 
-    row: ResultRow
+    row: ResultRow | None
     parts: tuple[Part, ...] = ()
 
 

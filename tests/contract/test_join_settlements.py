@@ -68,22 +68,25 @@ def test_an_ack_records_its_parts(broker: Broker, backend: Backend, place: JoinP
 
 
 def test_every_end_of_a_message_records_its_parts(broker: Broker, backend: Backend) -> None:
-    backend.joins.open([Join("a", 5, BODY)])
+    backend.joins.open([Join("a", 6, BODY)])
     generation, (one, two, three, four) = taken(broker, 4)
+    lost = four.tag + 1
     settlements = [
+        Ack(lost),
+        Store(None, tuple(parts("a", [5], "IGNORED"))),
         Store(row(backend, 0), tuple(parts("a", [0], "REVOKED"))),
         DeadLetter(one.tag, "why", row(backend, 1, "FAILURE"), parts=tuple(parts("a", [1], "FAILURE"))),
         DeadLetter(two.tag, "why", parts=tuple(parts("a", [2], "FAILURE"))),
         Release(three.tag),
         Ack(four.tag, row(backend, 3), tuple(parts("a", [3]))),
     ]
-    assert broker.consumer.settle(generation, settlements) == set()
+    assert broker.consumer.settle(generation, settlements) == {lost}
     assert backend.joins.claim(10, 30) == []
     backend.joins.add(parts("a", [4]))
     (join,) = backend.joins.claim(10, 30)
-    statuses = ["REVOKED", "FAILURE", "FAILURE", "SUCCESS", "SUCCESS"]
+    statuses = ["REVOKED", "FAILURE", "FAILURE", "SUCCESS", "SUCCESS", "IGNORED"]
     assert [part.status for part in join.parts] == statuses
-    assert [part.task_id for part in join.parts] == [f"task-a-{number}" for number in range(5)]
+    assert [part.task_id for part in join.parts] == [f"task-a-{number}" for number in range(6)]
 
 
 def test_what_is_not_ours_is_no_part(broker: Broker, backend: Backend, place: JoinPlace) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.case import Call, Case, Chain, Chord, Group, Order, Pipe
+from tests.simulation.case import Call, Case, Chain, Chord, Errback, Group, Order, Pipe, World
 from tests.simulation.checks import problems
 from tests.simulation.run import run
 from tests.support.flows import numbered
@@ -18,3 +18,20 @@ def test_a_group_of_one_chain_follows_a_chord() -> None:
     header = Chord([Call()], Call())
     assert problems(run(case_of(Pipe([header, Group([Chain([Call(), Call()])])])))) == []
     assert problems(run(case_of(Pipe([header, Group([Chain([Call(), Group([Call(), Call()])])])])))) == []
+
+
+def test_a_member_that_is_ignored_after_an_early_ack_fails_its_chord() -> None:
+    """The body waited for it until results expire: with the message gone, what it is a part of was not
+    recorded unless there was a result to store."""
+    early = World(acks_late=False)
+    chord = Chord([Call(does="ignore"), Call()], Call())
+    assert problems(run(case_of(chord, world=early))) == []
+    for stores in ("sqlite", "memory+sqlite"):
+        assert problems(run(case_of(chord, world=World(acks_late=False, stores=stores)))) == []
+
+
+def test_a_task_that_cannot_be_put_back_fails() -> None:
+    """``Reject(requeue=True)`` after an early ack: the message is gone, and the task stayed PENDING."""
+    chord = Chord([Call(does="requeue"), Call()], Call(errbacks=[Errback()]))
+    for flow in (Call(does="requeue"), Chain([Call(does="requeue"), Call()]), chord):
+        assert problems(run(case_of(flow, world=World(acks_late=False)))) == []

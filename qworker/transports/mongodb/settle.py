@@ -61,7 +61,8 @@ def settle(
     acks = [each for each in orders.values() if isinstance(each, Ack)]
     if found.replicated and len(acks) == len(orders):
         with suppress(_NotAllOurs):
-            rows = [each.row for each in stores] + [each.row for each in acks if each.row is not None]
+            rows = [each.row for each in stores if each.row is not None]
+            rows += [each.row for each in acks if each.row is not None]
             found.atomically(lambda session: _acknowledge(found, generation, list(orders), rows, session))
             return lost
     return lost | found.atomically(lambda session: _settle(found, generation, orders, stores, now, session))
@@ -107,7 +108,7 @@ def _settle(
         if orders
         else {}
     )
-    rows: list[ResultRow] = [store.row for store in stores]
+    rows: list[ResultRow] = [store.row for store in stores if store.row is not None]
     dead: list[Any] = []
     failed: list[Any] = []
     releases: list[Any] = []

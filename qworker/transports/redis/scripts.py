@@ -225,6 +225,9 @@ while i <= #ARGV do
     store_row(ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4])
     done = true
     i = i + 5
+  elseif kind == 'store nothing' then
+    done = true
+    i = i + 1
   elseif kind == 'parts' then
     local last = i + 2 + tonumber(ARGV[i + 1])
     if done then record_parts(ARGV[i + 2], i + 3, last) end

@@ -30,7 +30,10 @@ def operations(
     prefix = keys.prefix
     for settlement in settlements:
         if isinstance(settlement, Store):
-            arguments += ("store", *row_arguments(settlement.row, now, prefix))
+            if settlement.row is None:
+                arguments += ("store nothing",)
+            else:
+                arguments += ("store", *row_arguments(settlement.row, now, prefix))
             if settlement.parts:
                 arguments += _parts(settlement.parts, keys)
             continue

@@ -61,7 +61,8 @@ def settle_within(
         if isinstance(each, Store):
             if CRASHING:
                 crash_point("storing")
-            rows.append(each.row)
+            if each.row is not None:
+                rows.append(each.row)
             parts += each.parts
         elif isinstance(each, Release):
             if not _release(link, generation, each, now):

@@ -309,7 +309,8 @@ class SQLiteConsumer(LeaseConsumer):
             if isinstance(settlement, Store):
                 if CRASHING:
                     crash_point("storing")
-                self._store_rows(connection, (settlement.row,))
+                if settlement.row is not None:
+                    self._store_rows(connection, (settlement.row,))
                 record(connection, settlement.parts)
                 continue
             tag = settlement.tag
