@@ -132,14 +132,16 @@ class Backend(ABC):
     def encode_value(self, value: Any, parts: Mapping[str, Any] | None = None, about: About = ()) -> bytes:
         """Serialise any value; *parts* (name → value) of it are what EncodeError can name. about: what it is
         and whose, for the signature that it gets where there is a security_key."""
-        if self._serializer == "json":
-            data = encode_json(value, parts or {"the result": value})
-        else:
-            data = encode(value, self._serializer, "the result")[2]
+        data = self._serialised(value, parts)
         if self._compression:
             mime, body = compress(data, self._compression)
             data = b"%s%s\x00%s" % (COMPRESSED, mime.encode(), body)
         return data if self._signer is None else self._signer.seal(data, *about)
+
+    def _serialised(self, value: Any, parts: Mapping[str, Any] | None) -> bytes:
+        if self._serializer == "json":
+            return encode_json(value, parts or {"the result": value})
+        return encode(value, self._serializer, "the result")[2]
 
     def decode(self, data: bytes | str, task_id: str | None = None) -> Meta:
         """Undo encode(). Raises DamagedResult for what is damaged, of a content type that is not accepted,
@@ -199,7 +201,7 @@ class Backend(ABC):
 
     def check_encodable(self, result: Any) -> None:
         """Raise EncodeError when *result* could not be stored."""
-        self.encode_value(result)
+        self._serialised(result, None)
 
     def expiry(self, terms: int = 1, delay: float = 0.0) -> float | None:
         """Epoch second at which what is stored now expires; None: never. terms: how many times the life of a

@@ -287,6 +287,8 @@ class Run:
         kept = _kept(value)
         try:
             held: list[Envelope] = []
+            if calls_within(context) and not ignores_result(context, task):
+                self.app.backend.check_encodable(kept)  # else nothing that follows may be sent
             if context.callbacks:  # made before the state is stored, which names them, and sent after it
                 with holding_back(self.app) as held:
                     followup.succeeded(self.app, context, kept)

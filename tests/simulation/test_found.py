@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.case import Call, Case, Chain, Chord, Errback, Group, Order, Pipe, World
+from tests.simulation.case import Call, Case, Chain, Chord, Chunks, Errback, Group, Order, Pipe, World
 from tests.simulation.checks import problems
 from tests.simulation.run import run
 from tests.support.flows import numbered
@@ -35,3 +35,11 @@ def test_a_task_that_cannot_be_put_back_fails() -> None:
     chord = Chord([Call(does="requeue"), Call()], Call(errbacks=[Errback()]))
     for flow in (Call(does="requeue"), Chain([Call(does="requeue"), Call()]), chord):
         assert problems(run(case_of(flow, world=World(acks_late=False)))) == []
+
+
+def test_nothing_follows_a_value_that_cannot_be_stored() -> None:
+    """The next call of a chain was sent before the value was found not to be JSON, where it takes no value:
+    it ran though its chain had failed. A join that it opened stayed."""
+    assert problems(run(case_of(Chain([Call(does="set"), Call(immutable=True)])))) == []
+    chunks = Chain([Call(does="set"), Chunks(items=4, each=2)])
+    assert problems(run(case_of(Chord([chunks], Call())))) == []
