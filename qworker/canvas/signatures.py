@@ -541,12 +541,14 @@ def listed(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 
-def signatures(value: object, argument: str) -> list[Signature]:
-    """Return *value*, one signature or many, as a list of such whose ids are settled. Raises TypeError for
-    anything else, PublishError for the dict of a workflow that is none."""
+def signatures(value: object, argument: str, app: QWorker) -> list[Signature]:
+    """Return *value*, one signature or many, as a list of such whose ids are settled. app: of those that are
+    dicts. Raises TypeError for anything else, PublishError for the dict of a workflow that is none."""
     items = [] if value is None else [value] if isinstance(value, Mapping) else value
     if not isinstance(items, list | tuple) or not all(
         isinstance(item, Mapping) and item.get("task") for item in items
     ):
         raise TypeError(f"{argument} takes a signature (task.s(…)) or a list of them, not {value!r}")
-    return [(item if isinstance(item, Signature) else signature(item)).identified() for item in items]
+    return [
+        (item if isinstance(item, Signature) else signature(item, app=app)).identified() for item in items
+    ]

@@ -203,8 +203,8 @@ def make_call(app: QWorker, router: Router, invocation: Invocation, request: Con
         id=chosen.get("task_id") or task_id(),
         args=args,
         kwargs=kwargs,
-        callbacks=_signatures(name, options, "link") or defaults.get("link"),
-        errbacks=_signatures(name, options, "link_error") or defaults.get("link_error"),
+        callbacks=_signatures(app, name, options, "link") or defaults.get("link"),
+        errbacks=_signatures(app, name, options, "link_error") or defaults.get("link_error"),
         chain=chosen.get("chain"),
         chord=chosen.get("chord"),
         eta=None if due is None else isoformat(due),
@@ -460,10 +460,10 @@ def _headers(name: str, headers: Any, kept: Mapping[str, Any] | None) -> Mapping
     return {**kept, **headers} if kept else headers
 
 
-def _signatures(name: str, options: Mapping[str, Any], key: str) -> list[Any] | None:
+def _signatures(app: QWorker, name: str, options: Mapping[str, Any], key: str) -> list[Any] | None:
     if options.get(key) is None:
         return None
     try:
-        return signatures(options[key], key) or None
+        return signatures(options[key], key, app) or None
     except TypeError as error:
         raise PublishError(f"calling {name}: {error}") from None

@@ -105,8 +105,8 @@ def apply_eagerly(
     app.finalize()
     check_options(app, task.name, options)
     embed = {
-        "callbacks": signatures(options.get("link"), "link") or None,
-        "errbacks": signatures(options.get("link_error"), "link_error") or None,
+        "callbacks": signatures(options.get("link"), "link", app) or None,
+        "errbacks": signatures(options.get("link_error"), "link_error", app) or None,
     }
     identity = task_id or new_id()
     while True:

@@ -43,3 +43,9 @@ def test_nothing_follows_a_value_that_cannot_be_stored() -> None:
     assert problems(run(case_of(Chain([Call(does="set"), Call(immutable=True)])))) == []
     chunks = Chain([Call(does="set"), Chunks(items=4, each=2)])
     assert problems(run(case_of(Chord([chunks], Call())))) == []
+
+
+def test_a_chord_with_an_errback_is_called_as_the_link_of_a_body() -> None:
+    """Links of a message were read without the app: "no app has been made yet", or that of another one."""
+    link = Chain([Chord([Call()], Call()), Call()], [Errback()])
+    assert problems(run(case_of(Chord([Call()], Call(links=[link]))))) == []
