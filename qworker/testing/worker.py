@@ -126,6 +126,7 @@ class StepWorker(Worker):
         return settled
 
     def picture(self) -> tuple[Any, ...]:
+        """How much every part holds and has settled: when two pictures are equal, nothing has moved."""
         parts = self.parts
         written = 0 if parts.writer is None else len(parts.writer.mailbox)
         return (
