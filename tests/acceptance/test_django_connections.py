@@ -105,8 +105,10 @@ def grown(call):
     return files() - before
 
 gc.disable()
+gc.freeze()  # nothing of all modules has to be looked at each time
 for call in calls.values():
     grown(call)  # what is opened once
+gc.freeze()
 answer = {name: more for name, call in calls.items() if (more := grown(call)) >= 10}
 """
 
