@@ -73,13 +73,19 @@ def hindrance(app: QWorker, entry: Entry) -> str | None:
 
 
 class Overlaps:
-    """note: told of what is wrong with an entry, by its name, and what becomes of it. Owner of all: the beat
-    thread."""
+    """note: told of what is wrong with an entry, by its name, and what becomes of it. begin: has a question
+    asked, by its thread or here and now. Owner of all: the beat thread."""
 
-    def __init__(self, app: QWorker, note: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        app: QWorker,
+        note: Callable[[str, str], None],
+        begin: Callable[[Question], None] = threading.Thread.start,
+    ) -> None:
         self._app = app
         self._note = note
-        self._question: _Question | None = None
+        self._begin = begin
+        self._question: Question | None = None
 
     def before(self, found: Iterable[Due]) -> dict[str, Before]:
         """Tell of the calls before of the entries in *found*, by their names; those that do not ask are left
@@ -101,8 +107,8 @@ class Overlaps:
         backend = self._app.backend
         question = self._question
         if question is None or (question.answered.is_set() and not question.covers(backend, ids)):
-            question = self._question = _Question(backend, ids)
-            question.start()
+            question = self._question = Question(backend, ids)
+            self._begin(question)
         if not question.covers(backend, ids) or not question.answered.wait(PATIENCE_SECONDS):
             late = BackendError(f"the result store {backend.safe_url} has not answered yet")
             return dict.fromkeys(ids, late)
@@ -128,7 +134,7 @@ class Overlaps:
         return Before.LIVES if expires is None or self._app.clock.now() - ran < expires else Before.ENDED
 
 
-class _Question(threading.Thread):
+class Question(threading.Thread):
     """Asks the result store, once. found is set before answered is."""
 
     def __init__(self, backend: Backend, ids: Collection[str]) -> None:

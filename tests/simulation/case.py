@@ -15,8 +15,8 @@ from typing import Any
 from tests.support.flows import Call, Chain, Chord, Chunks, Errback, Group, Mapping, Pipe, Short
 
 __all__ = [
-    "Call", "Case", "Chain", "Chord", "Chunks", "Errback", "Fault", "Group", "Mapping", "Order", "Pipe",
-    "World", "replace",
+    "Call", "Case", "Chain", "Chord", "Chunks", "Edit", "Entry", "Errback", "Fault", "Group", "Mapping",
+    "Order", "Pipe", "Timetable", "World", "replace",
 ]  # fmt: skip
 
 
@@ -72,6 +72,47 @@ class Fault(Short):
 
 
 @dataclass(frozen=True, repr=False)
+class Entry(Short):
+    """An entry of a schedule. when: see ``schedules.schedule_of``. task: see ``schedules.define``. source:
+    "settings", "code", or "hand" for one that an edit adds. fields: what else it says; start and end are
+    seconds of the world. wrong: what is wrong with it; see ``schedules.WRONG``."""
+
+    name: str = "e0"
+    when: tuple[Any, ...] = ("every", 10.0)
+    task: str = "tick"
+    source: str = "settings"
+    fields: dict[str, Any] = field(default_factory=dict)
+    wrong: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class Edit(Short):
+    """Somebody changes the entry *name* at second *at*. what: a method of ``app.schedules``, or "stranger",
+    who writes into the store by himself. entry: of "add" and "stranger". fields: of "set"."""
+
+    what: str = "pause"
+    name: str = "e0"
+    at: float = 5.0
+    entry: Entry | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, repr=False)
+class Timetable(Short):
+    """Schedules, which *beats* processes look after for so many *seconds*. store: "" for where the settings
+    say without a word of it, "other" for a file of its own. start: what wall clocks show at first, in seconds
+    since ``world.START``."""
+
+    beats: int = 2
+    store: str = ""
+    timezone: str = "UTC"
+    start: float = 0.0
+    seconds: float = 40.0
+    entries: tuple[Entry, ...] = ()
+    edits: tuple[Edit, ...] = ()
+
+
+@dataclass(frozen=True, repr=False)
 class Case(Short):
     """seed: of who steps next. linger: afterwards time passes until everything has expired."""
 
@@ -80,3 +121,4 @@ class Case(Short):
     faults: tuple[Fault, ...] = ()
     seed: int = 0
     linger: bool = False
+    schedules: Timetable | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.simulation.due_times import Oracle
 from tests.simulation.nodes import Asked
 from tests.simulation.run import Seen
 from tests.support.flows import Chord, Chunks, Expected, Failed, Group, expected, parts_of
@@ -17,6 +18,9 @@ LOSSES = frozenset({"WorkerLost", "ChordError", "BackendError", "BrokerUnavailab
 """Errors of tasks that were acknowledged first, and that a fault cut short."""
 HARMLESS = frozenset({"jump", "stranger", "retry dead"})
 """Faults after which nothing may run twice."""
+
+OF_ENTRIES = ("entry-", "task-unknown", "unknown-task")
+"""Errors that schedules ask for: of entries that are wrong, and of tasks that nobody knows."""
 
 
 def problems(seen: Seen) -> list[str]:
@@ -32,6 +36,10 @@ def problems(seen: Seen) -> list[str]:
         want = expected(asked.order.flow, asked.order.given, seen.case.world.acks_late)
         found += [f"{asked.name}: {text}" for text in _order(seen, asked, want, exact)]
         dead += want.dead * len(asked.results) * seen.case.world.acks_late
+    if seen.schedules is not None:
+        found += Oracle(
+            seen.case, seen.schedules, list(zip(seen.fired_at, seen.fired, strict=True))
+        ).problems()
     found += seen.record.wrong
     if seen.case.world.key and seen.record.runs["stranger"]:
         found.append("a stranger's call ran")
@@ -41,7 +49,11 @@ def problems(seen: Seen) -> list[str]:
         found.append(f"{seen.left['joins']} joins are left")
     found += [f"{kind} are left for ever: {count}" for kind, count in seen.left_for_ever.items()]
     if not seen.fired:
-        found += [f"the log has an error that nothing explains: {text}" for text in seen.errors]
+        found += [
+            f"the log has an error that nothing explains: {text}"
+            for text in seen.errors
+            if seen.schedules is None or not text.startswith(OF_ENTRIES)
+        ]
     return found
 
 

@@ -8,6 +8,7 @@ Thread:      the world's.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 from qworker import QWorker, signature
@@ -72,6 +73,11 @@ class Node:
         backend.__dict__["_watcher"] = Watcher(time, name, backend)
         self.app.stores = AppStores(self.app, broker, backend)
         define(self.app, self.process, record, world.base)
+        record.equip(self.app, self.process)
+
+
+class Terminated(Exception):
+    """A run that took its time was ended meanwhile."""
 
 
 class Pool(InlinePool):
@@ -94,6 +100,8 @@ class Pool(InlinePool):
             return Outcome(why, text=f"killed: {why}")
         if not process.alive:
             raise Killed(process.name)
+        if request not in self.held:
+            raise Terminated(request.id)
         if outcome.runtime is not None:
             outcome = outcome._replace(runtime=process.time.random.choice(RUNTIMES))
         return outcome
@@ -104,10 +112,12 @@ class Pool(InlinePool):
         if not held:
             return None
         request = held[int(time.random.random() * len(held))]
-        if request not in self.started and time.random.random() < 0.3:
+        is_new = request not in self.started
+        if is_new:
             self.started.append(request)
-        else:
-            self.execute(request)
+        if not is_new or time.random.random() >= 0.3:
+            with suppress(Terminated):
+                self.execute(request)
         return 0.0 if self.held else None
 
 

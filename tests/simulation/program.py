@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from qworker import QWorker, Task
@@ -44,6 +45,8 @@ class Record:
         """The messages that their tasks have put back."""
         self.wrong: list[str] = []
         """What a task saw that it must not see."""
+        self.equip: Callable[[QWorker, Process], None] = lambda app, process: None
+        """Gives each app what else it has."""
 
     def ran(self, name: str) -> Counter[int]:
         return Counter(number for number, *_ in self.runs[name])

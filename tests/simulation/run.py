@@ -25,6 +25,7 @@ from qworker.transports.lease import Envelope
 from tests.simulation.case import Case, Fault
 from tests.simulation.nodes import Asked, Caller, Node, WorkerNode, is_ready, value_of
 from tests.simulation.program import Record
+from tests.simulation.schedules import Schedules, Story
 from tests.simulation.seams import KINDS, Process
 from tests.simulation.stores import LEASE_SECONDS, Stores
 from tests.simulation.tracing import Trace
@@ -69,6 +70,8 @@ class Seen:
     asked: list[Asked] = field(default_factory=list)
     fired: list[Fault] = field(default_factory=list)
     broken: str = ""
+    fired_at: list[float] = field(default_factory=list)
+    """The seconds of the world at which these were met."""
     stuck: str = ""
     crashed: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
@@ -82,6 +85,7 @@ class Seen:
     tasks: int = 0
     seconds: float = 0.0
     """Virtual seconds."""
+    schedules: Story | None = None
 
 
 class _Errors(logging.Handler):
@@ -107,6 +111,7 @@ class Running:
 
     def __init__(self, case: Case, directory: Path, trace: Trace | None) -> None:
         self.case = case
+        self.directory = directory
         self.seen = Seen(case, Record())
         self.time = Time(case.seed)
         self.time.trace = trace
@@ -116,6 +121,11 @@ class Running:
         self.removed: list[Node] = []
         self.processes: dict[str, Node] = {}
         self.workers: dict[str, WorkerNode] = {}
+        table = case.schedules
+        self.schedules = None if table is None else Schedules(self, table)
+        if self.schedules is not None:
+            self.seen.record.equip = self.schedules.equip
+            self.seen.schedules = self.schedules.story
         self.callers = [self._node(Caller, name, bool(case.world.key)) for name in CALLERS]
         self.observer = self._node(Caller, "observer", bool(case.world.key))
         for number in range(case.world.workers):
@@ -132,6 +142,9 @@ class Running:
             ),
             default=0.0,
         )
+        if self.schedules is not None:
+            self.schedules.start()
+            self.last = max(self.last, self.schedules.table.seconds)
         for fault in case.faults:
             if fault.kind not in KINDS:
                 self.last = max(self.last, fault.at + fault.seconds)
@@ -145,6 +158,8 @@ class Running:
     def _node(self, kind: Any, name: str, key: bool) -> Any:
         world = self.case.world
         skew = world.skew * (len(self.processes) - 1)
+        if self.case.schedules is not None:
+            skew = self.case.schedules.start
         process = Process(name, self.time, self.to_come, self.seen.fired)
         node = kind(process, self.time, self.stores, world, self.seen.record, key, skew)
         self.processes[name] = node
@@ -198,7 +213,10 @@ class Running:
         time = self.time
         time.note("happens:", fault.kind, fault.node, fault.seconds)
         self.seen.fired.append(fault)
+        time.fired.append(time.now)
         node = self.workers.get(fault.node)
+        if self.schedules is not None and self.schedules.happen(fault):
+            return
         if fault.kind == "kill" and node is not None:
             self._replace(node, kill=True)
         elif fault.kind == "restart" and node is not None and node.process.alive:
@@ -293,7 +311,8 @@ class Running:
             return False
         observer = self.observer
         broker = observer.app.broker
-        if any(info.ready or info.delayed or info.leased for info in broker.admin.queues()):
+        waits = self.schedules is None or not self.schedules.calls_nobody
+        if any(info.ready or (info.delayed and waits) or info.leased for info in broker.admin.queues()):
             return False
         return self._excused() or self.joins() == 0
 
@@ -347,7 +366,7 @@ class Running:
     def _look(self) -> None:
         seen, time = self.seen, self.time
         self.to_come.clear()
-        seen.turns, seen.seconds, seen.log = time.turns, time.now, time.log
+        seen.turns, seen.seconds, seen.log, seen.fired_at = time.turns, time.now, time.log, time.fired
         seen.tasks = sum(map(len, seen.record.runs.values()))
         observer = self.observer
         for asked in () if self.stores.disabled else seen.asked:
@@ -357,6 +376,8 @@ class Running:
                 (number, value_of(result, observer.app)) for number, result in seen.record.called[asked.name]
             ]
         broker = observer.app.broker
+        if self.schedules is not None:
+            self.schedules.look()
         seen.left = {
             "dead": [letter.reason for letter in broker.admin.dead(None, 1000)],
             "joins": 0 if self._excused() else self.joins(),
@@ -369,6 +390,8 @@ class Running:
             node.process.alive = True
             node.process.away.clear()
             node.process.full.clear()
+        if self.schedules is not None:
+            self.schedules.close()
         self.stores.close()
 
 

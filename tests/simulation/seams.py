@@ -149,6 +149,7 @@ class Process:
                     continue
                 self.faults.remove(fault)
                 self.fired.append(fault)
+                self.time.fired.append(self.time.now)
                 self.time.note(self.name, method, "meets", fault.kind)
                 return fault
         return None

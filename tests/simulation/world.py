@@ -75,6 +75,8 @@ class Time:
         """Of a run in which the log tells of tasks, too."""
         self.turns = 0
         self.nested = 0
+        self.fired: list[float] = []
+        """When faults were met."""
         self.frozen: dict[str, float] = {}
         """Nodes that do not step until then."""
         self.limit = float("inf")

@@ -15,7 +15,7 @@ from qworker import QWorker, signals
 from qworker.beat.api import Schedules
 from qworker.beat.calls import DUE_HEADER, NAME_HEADER, id_of
 from qworker.beat.catalog import Edit
-from qworker.beat.overlap import _Question
+from qworker.beat.overlap import Question
 from qworker.beat.schedule import Schedule
 from qworker.beat.service import Beat
 from qworker.beat.store import LEASE_SECONDS, PENDING, Firing, Lease, Slot, State
@@ -690,7 +690,7 @@ def test_a_call_without_a_result_lives_no_longer_than_results_are_kept(
 def test_a_store_that_takes_the_place_of_another_is_asked_itself() -> None:
     app, _, _ = make_app()
     other, _, _ = make_app()
-    asked = _Question(app.backend, ["a", "b"])
+    asked = Question(app.backend, ["a", "b"])
     assert [asked.covers(app.backend, ids) for ids in (["a"], ["a", "b"], ["a", "c"])] == [True, True, False]
     assert not asked.covers(other.backend, ["a"])
 

@@ -1,0 +1,511 @@
+"""Which due times are called, reckoned in plain Python from what the documentation says.
+
+Comes from:  ``checks``, with the Story of a run.
+Goes to:     back to it: what is wrong.
+Thread:      any; pure.
+
+An entry has *lives*: each begins with an edit after which its due times are counted anew, and ends with the
+next such edit. Who leads sees an edit within a second, unless there was trouble: so each life has due times
+that must be called, and some around its ends that may.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from tests.simulation.case import Case, Edit, Entry, Fault
+from tests.simulation.schedules import SLEEP_SECONDS, Done, Run, Story
+
+SEEN_SECONDS = 1.0
+"""Within which who leads sees an edit."""
+TAKEOVER_SECONDS = 4.0
+"""After a trouble has ended, somebody leads and has called what was due."""
+LATE_SECONDS = 60.0
+TOLERANCE = 0.002
+Instants = list[float]
+
+
+@dataclass
+class Life:
+    """begin, end: seconds of the world. says: what it says since when. again: whether its due times may be
+    counted from the life before. identity: what is another in each life."""
+
+    begin: float
+    says: list[tuple[float, Entry]]
+    identity: Any
+    end: float = float("inf")
+    again: bool = False
+
+
+@dataclass
+class Name:
+    """What is known of the entry of one name."""
+
+    base: Entry | None = None
+    hand: Entry | None = None
+    number: int = 0
+    """Of those that were added by hand, and of which nobody is to take the state for that of the one
+    before."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    removed: bool = False
+    refused: bool = False
+    strange: Entry | None = None
+    unsure: bool = False
+    lives: list[Life] = field(default_factory=list)
+
+    @property
+    def there(self) -> bool:
+        return self.base is not None or self.hand is not None or self.refused
+
+    def entry(self) -> Entry | None:
+        """What it says; None where it is not called whatever the time."""
+        found = self.hand or (None if self.removed else self.base)
+        if found is None or found.wrong or self.refused:
+            return None
+        changes = dict(self.changes)
+        when, task = changes.pop("schedule", found.when), changes.pop("task", found.task)
+        return dataclasses.replace(found, when=when, task=task, fields={**found.fields, **changes})
+
+    def clear(self) -> None:
+        self.hand, self.changes, self.removed, self.refused, self.strange = None, {}, False, False, None
+
+
+class Oracle:
+    """Holds the *story* of *case* against the rules. fired: the faults that were met, with their times."""
+
+    def __init__(self, case: Case, story: Story, fired: list[tuple[float, Fault]]) -> None:
+        self.case = case
+        self.story = story
+        self.table = story.table
+        self.found: list[str] = []
+        self.kinds = {fault.kind for _, fault in fired}
+        self.only_beats = all(
+            fault.node.startswith(("beat", "caller")) or fault.node == "schedules" for _, fault in fired
+        )
+        self.troubles = [
+            (at, at + fault.seconds + TAKEOVER_SECONDS)
+            for at, fault in fired
+            if fault.node.startswith("beat") or fault.node in ("schedules", "broker")
+        ]
+        self.silences = [
+            (at, at + fault.seconds + TAKEOVER_SECONDS) for at, fault in fired if fault.node == "results"
+        ]
+        """When it cannot be known whether the call before has ended."""
+        self.jumps = [(at, fault.seconds) for at, fault in fired if fault.kind == "jump"]
+        self.skew = sum(abs(seconds) for _, seconds in self.jumps)
+        self.names = {each.name: Name(each) for each in self.table.entries}
+        for known in self.names.values():
+            self._live(known, 0.0, known.entry())
+
+    def problems(self) -> list[str]:
+        for done in self.story.edits:
+            self._edited(done)
+        for name, known in self.names.items():
+            self._live(known, self.story.ended, None)
+            self._check(name, known)
+        return self.found
+
+    # -- what became of edits --
+
+    def _edited(self, done: Done) -> None:
+        edit = done.edit
+        known = self.names.setdefault(edit.name, Name())
+        is_odd = known.base is not None and known.base.wrong in ("fails", "arguments", "options", "raises")
+        if done.unsure or (is_odd and edit.what in ("set", "pause", "resume", "run")):
+            known.unsure = True
+            return
+        wanted = self._refusal(edit, known)
+        if (done.error or "") != wanted and not known.unsure:
+            self.found.append(
+                f"{edit!r} ended with {done.error or 'no error'}, not {wanted or 'without one'}"
+            )
+        if done.error or edit.what == "run":
+            return
+        if edit.what == "sign":
+            for each in self.names.values():
+                if each.refused and each.strange is not None:
+                    strange = each.strange
+                    each.clear()
+                    each.hand, each.number = strange, 0
+                    self._live(each, done.at, each.entry())
+            return
+        self._change(edit, known)
+        self._live(known, done.at, known.entry())
+
+    def _refusal(self, edit: Edit, known: Name) -> str:
+        """The error that *edit* ends with; "" for none."""
+        entry = known.entry()
+        if edit.what == "stranger":
+            return ""
+        if edit.what == "sign":
+            return "" if self.case.world.key else "NotSupported"
+        if edit.what == "add":
+            assert edit.entry is not None
+            if _is_hindered(edit.entry):
+                return "InvalidSchedule"
+            if not self.story.shared:
+                return "NotSupported"
+            return "InvalidSchedule" if known.there and (not known.removed or known.refused) else ""
+        if edit.what != "run" and not self.story.shared:
+            return "NotSupported"
+        if not known.there:
+            return "NoSuchEntry"
+        if edit.what == "remove":
+            return ""
+        if edit.what == "reset":
+            return "" if known.base is not None else "InvalidSchedule"
+        if entry is None:
+            return "InvalidSchedule"
+        changed = dataclasses.replace(entry, fields={**entry.fields, **edit.fields})
+        return "InvalidSchedule" if "overlap" in edit.fields and _is_hindered(changed) else ""
+
+    def _change(self, edit: Edit, known: Name) -> None:
+        if edit.what == "stranger":
+            if not self.story.shared:
+                return
+            known.clear()
+            known.refused = bool(self.case.world.key) or edit.entry is None
+            known.strange = edit.entry
+            if not known.refused:
+                known.hand, known.number = edit.entry, 0
+        elif edit.what == "add":
+            known.clear()
+            known.hand, known.number = edit.entry, len(known.lives) + 1
+        elif edit.what == "remove":
+            known.clear()
+            known.removed = known.base is not None
+        elif edit.what == "reset":
+            known.clear()
+        else:
+            fields = {"pause": {"enabled": False}, "resume": {"enabled": True}}.get(edit.what, edit.fields)
+            known.changes.update(fields)
+
+    def _live(self, known: Name, at: float, entry: Entry | None) -> None:
+        """From *at* on the entry is *entry*; None for not there."""
+        last = known.lives[-1] if known.lives else None
+        alive = last is not None and last.end == float("inf")
+        if entry is not None and not entry.fields.get("enabled", True):
+            entry = None
+        identity = entry and (entry.when, known.number if known.hand else -1)
+        if entry is not None and alive and last is not None and last.identity == identity:
+            last.says.append((at, entry))
+            return
+        if alive and last is not None:
+            last.end = at
+        if entry is not None:
+            # It may be that nobody has seen what was between them; or that what was could not be read.
+            again = any(each.identity == identity for each in known.lives)
+            known.lives.append(Life(at, [(at, entry)], identity, again=again))
+
+    # -- time --
+
+    def _wall(self, at: float) -> float:
+        return self.story.base + at
+
+    def _seen(self, at: float) -> float:
+        """When who leads has seen at the latest what was at *at*."""
+        until = at + SEEN_SECONDS
+        while end := max((end for start, end in self.troubles if start <= until < end), default=0.0):
+            until = end + SEEN_SECONDS
+        return until
+
+    def _silent(self, entry: Entry) -> list[tuple[float, float]]:
+        more = self.silences if entry.fields.get("overlap", "allow") != "allow" else []
+        return _merged([*self.troubles, *more])
+
+    def _dues(self, when: tuple[Any, ...], low: float, high: float, anchor: float | None) -> Instants:
+        """All due times after *low* up to *high*."""
+        kind, *given = when
+        if kind == "every":
+            if anchor is None:
+                return []
+            first = max(1, int((low - anchor) // given[0]))
+            found = (anchor + (first + n) * given[0] for n in range(int((high - low) / given[0]) + 3))
+        elif kind == "at":
+            found = iter([self._wall(given[0])])
+        elif kind == "rule":
+            found = iter(wall_dues(lambda wall: True, given[0], False, self.table.timezone, low, high))
+        else:
+            found = iter(crontab_dues(given[0], given[1] or self.table.timezone, low, high))
+        return [each for each in found if low < each <= high + TOLERANCE]
+
+    # -- what was called --
+
+    def _check(self, name: str, known: Name) -> None:
+        story = self.story
+        ours = {done.result for done in story.edits if done.result}
+        runs = [run for run in story.runs if run.name == name and run.task_id not in ours]
+        called = Counter(round(run.due, 6) for run in runs)
+        slots = story.slots.get(name, []) if story.slots is not None else None
+        if slots is not None:
+            self._slots(name, known, slots)
+            strange = called.keys() - {round(due, 6) for due, *_ in slots}
+            self.found += [f"{name} ran for {self._shown(due)}, which has no slot" for due in sorted(strange)]
+        dues = sorted(called if slots is None else {round(due, 6) for due, *_ in slots})
+        every = [entry for life in known.lives for _, entry in life.says]
+        if known.unsure or (slots is None and any(map(_is_unseen, every))):
+            return
+        left = set(dues)
+        before: Life | None = None
+        for life in known.lives:
+            left -= set(self._life(name, life, before, known, dues))
+            before = life
+        for due in sorted(left):
+            self.found.append(f"{name} was called for {self._shown(due)}, when it was not due")
+        self._ran(name, known, dues, runs)
+        self._limits(name, known, dues)
+
+    def _shown(self, due: float) -> str:
+        return f"{due - self.story.base:.6f}"
+
+    def _slots(self, name: str, known: Name, slots: list[tuple[float, float, str]]) -> None:
+        """Its calls were made in order, and in time."""
+        calls = sorted((at, due) for due, at, _ in slots)
+        if not self.jumps and [due for _, due in calls] != sorted(due for _, due in calls):
+            self.found.append(f"{name} was not called in the order of its due times: {calls}")
+        jitter = max(
+            (entry.fields.get("jitter", 0.0) for life in known.lives for _, entry in life.says), default=0.0
+        )
+        for at, due in calls:
+            late = at - due
+            second = due - self.story.base
+            troubled = any(start <= second + jitter and second <= end for start, end in self.troubles)
+            if late < -TOLERANCE - self.skew:
+                self.found.append(f"{name} was called {-late:.3f} s before {self._shown(due)}")
+            elif late > jitter + 1.0 and not (troubled or self.jumps or self.silences):
+                self.found.append(f"{name} was called {late:.3f} s after {self._shown(due)}")
+
+    def _life(self, name: str, life: Life, before: Life | None, known: Name, dues: Instants) -> Instants:
+        """The due times of *dues* that this life explains; what it misses is told."""
+        seen, gone = self._wall(self._seen(life.begin)), self._wall(self._seen(life.end))
+        end = self._wall(life.end)
+        low = self._wall(before.begin if life.again and before is not None else life.begin) - TOLERANCE
+        low, gone = low - self.skew, gone + self.skew
+        entry = life.says[-1][1]
+        anchor = None
+        if entry.when[0] == "every":
+            every = entry.when[1]
+            own = [due for due in dues if seen < due <= end]
+            if not own:
+                first = seen + every
+                if self._must(life, [first], end) and not self._excused(known, life, first, dues, name):
+                    self.found.append(f"{name} was never called from {life.begin} to {life.end}")
+                return [due for due in dues if low < due <= gone]
+            back = (own[0] - low) // every
+            anchor = own[0] - back * every
+            if not low <= anchor <= seen + TOLERANCE + self.skew and not life.again:
+                self.found.append(
+                    f"{name} is due {self._shown(own[0])}, which was not counted from when it was seen, "
+                    f"{life.begin}"
+                )
+        valid = {round(due, 6) for due in self._dues(entry.when, low, gone, anchor)}
+        explained = [due for due in dues if any(round(due + bit, 6) in valid for bit in (0, 1e-6, -1e-6))]
+        explained = [due for due in explained if self._may(life, due)]
+        for due in self._must(life, self._dues(entry.when, seen, end, anchor), end):
+            if not any(abs(due - each) < TOLERANCE for each in dues) and not self._excused(
+                known, life, due, dues, name
+            ):
+                self.found.append(f"{name} was not called for {self._shown(due)}")
+        return explained
+
+    def _says(self, life: Life, second: float) -> Iterator[Entry]:
+        """What it may have said at *second*."""
+        for number, (since, entry) in enumerate(life.says):
+            until = life.says[number + 1][0] if number + 1 < len(life.says) else float("inf")
+            if since <= second + self.skew and second <= self._seen(until) + self.skew:
+                yield entry
+
+    def _may(self, life: Life, due: float) -> bool:
+        second = due - self.story.base
+        return any(_within(entry, second) for entry in (list(self._says(life, second)) or [life.says[0][1]]))
+
+    def _must(self, life: Life, dues: Instants, end: float) -> Instants:
+        """Those of *dues* that must be called, whatever was in the way."""
+        found: Instants = []
+        if self.jumps:
+            dues = [due for due in dues if due < self._wall(min(at for at, _ in self.jumps))]
+        open_: dict[tuple[float, float], list[tuple[float, Entry]]] = {}
+        for number, due in enumerate(dues):
+            second = due - self.story.base
+            says = list(self._says(life, second))
+            if len(says) != 1 or not _within(says[0], second):
+                continue
+            entry = says[0]
+            jitter = entry.fields.get("jitter", 0.0)
+            expires = entry.fields.get("expires")
+            if due + jitter + TOLERANCE >= end or (jitter and expires is not None and expires <= jitter):
+                continue
+            following = dues[number + 1] if number + 1 < len(dues) else float("inf")
+            if jitter and (
+                following <= due + jitter or (entry.when[0] == "every" and jitter >= entry.when[1])
+            ):
+                continue  # one call may be made of both
+            windows = self._silent(entry)
+            hit = [each for each in windows if each[0] <= second + jitter and second <= each[1]]
+            if not hit:
+                found.append(due)
+            elif len(hit) == 1 and not jitter and self._wall(hit[0][1]) < end:
+                open_.setdefault(hit[0], []).append((due, entry))
+        for (start, until), missed in open_.items():
+            entry = missed[-1][1]
+            catch_up = entry.fields.get("catch_up", "latest")
+            count = catch_up if isinstance(catch_up, int) else 1
+            for due, entry in missed[-count:]:
+                wait = self._wall(until) - due
+                if entry.fields.get("expires") is not None and wait >= entry.fields["expires"]:
+                    continue
+                if catch_up == "skip" and until - start > LATE_SECONDS:
+                    continue
+                found.append(due)
+        return found
+
+    def _excused(self, known: Name, life: Life, due: float, dues: Instants, name: str) -> bool:
+        """Whether the call before had not ended, or there were enough."""
+        second = due - self.story.base
+        says = list(self._says(life, second))
+        limits = [entry.fields.get("max_runs") for each in known.lives for _, entry in each.says]
+        if any(limit is not None and len(dues) >= limit for limit in limits):
+            return True
+        if not any(entry.fields.get("overlap") == "skip" and not _is_hindered(entry) for entry in says):
+            return False
+        place = bisect_right(dues, due)
+        if not place:
+            return False
+        ended = [run.ended for run in self.story.runs if run.name == name and run.due == dues[place - 1]]
+        last = max((end for end in ended if end is not None), default=float("inf"))
+        slack = 1.0 if all(entry.task in ("tick", "bad", "slow") for entry in says) else 3 * SLEEP_SECONDS
+        return last + slack >= second or not self.only_beats
+
+    def _limits(self, name: str, known: Name, dues: Instants) -> None:
+        for number in {life.identity[1] for life in known.lives}:
+            lives = [life for life in known.lives if life.identity[1] == number]
+            limits = [entry.fields.get("max_runs") for life in lives for _, entry in life.says]
+            if len({life.identity[1] for life in known.lives}) > 1:
+                continue  # each of them has its own
+            if None not in limits and limits and len(dues) > max(limits):
+                self.found.append(f"{name} was called {len(dues)} times, with max_runs={max(limits)}")
+
+    def _ran(self, name: str, known: Name, dues: Instants, runs: list[Run]) -> None:
+        """Each call ran, once, with the arguments of the entry."""
+        if not known.lives:
+            return
+        every = [entry for life in known.lives for _, entry in life.says]
+        counted = Counter(round(run.due, 6) for run in runs)
+        most = 1 if self.only_beats else 1 + 3 * max(1, len(self.kinds) * 4)
+        if any(entry.task == "quiet" for entry in every) and not self.story.together:
+            most += len(self.troubles)
+        can_miss = any(
+            entry.task in ("nobody", "raising")
+            or entry.fields.get("expires") is not None
+            or entry.fields.get("overlap") == "replace"
+            for entry in every
+        ) or (not self.only_beats and not self.case.world.acks_late)
+        for due in dues:
+            count = counted[round(due, 6)]
+            if count > most:
+                self.found.append(f"{name} ran {count} times for {self._shown(due)}")
+            if not count and not can_miss:
+                self.found.append(f"{name} was called for {self._shown(due)}, and did not run")
+        shown = {tuple(entry.fields.get("args", ())) for entry in every}
+        self.found += [f"{name} ran with {run.args}" for run in runs if tuple(run.args) not in shown]
+        if self.only_beats and all(
+            entry.fields.get("overlap") == "skip" and not _is_hindered(entry) for entry in every
+        ):
+            ordered = sorted(runs, key=lambda run: run.due)
+            self.found += [
+                f"{name} ran for {self._shown(later.due)} before that for {self._shown(run.due)} had ended"
+                for run, later in pairwise(ordered)
+                if run.ended is None or run.ended > later.started
+            ]
+
+
+def _is_hindered(entry: Entry) -> bool:
+    return entry.fields.get("overlap") == "skip" and entry.task == "quiet"
+
+
+def _is_unseen(entry: Entry) -> bool:
+    """Whether calls of it may never run."""
+    return entry.task == "nobody" or entry.fields.get("overlap") == "replace"
+
+
+def _within(entry: Entry, second: float) -> bool:
+    """Whether a due time is not before the start and after the end."""
+    start, end = entry.fields.get("start"), entry.fields.get("end")
+    return (start is None or second >= start - TOLERANCE) and (end is None or second <= end + TOLERANCE)
+
+
+def _merged(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(windows):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+# -- crontabs --
+
+_FIELDS = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+
+
+def _field(text: str, low: int, high: int) -> set[int]:
+    found: set[int] = set()
+    for part in text.split(","):
+        numbers, _, step = part.partition("/")
+        first, _, last = (f"{low}-{high}" if numbers == "*" else numbers).partition("-")
+        found |= set(range(int(first), int(last or first) + 1, int(step or 1)))
+    return found
+
+
+def crontab_dues(text: str, zone: str, low: float, high: float) -> Instants:
+    """The due times of the crontab *text* (no names, at most one day field) in (*low*, *high*]."""
+    parts = text.split()
+    fields = [_field(part, *ends) for part, ends in zip(parts, _FIELDS, strict=True)]
+    weekdays = {day % 7 for day in fields[4]}
+
+    def matches(wall: datetime) -> bool:
+        values = (wall.minute, wall.hour, wall.day, wall.month)
+        return all(map(set.__contains__, fields, values)) and wall.isoweekday() % 7 in weekdays
+
+    follows = parts[0].startswith("*") or parts[1].startswith("*")
+    return wall_dues(matches, (0,), follows, zone, low, high)
+
+
+def wall_dues(
+    matches: Callable[[datetime], bool],
+    seconds: Sequence[int],
+    follows: bool,
+    zone: str,
+    low: float,
+    high: float,
+) -> Instants:
+    """The instants in (*low*, *high*] at which the clocks of *zone* show these *seconds* of a minute that
+    *matches*. follows: whether the clock is followed as it goes; else what it leaves out comes when it goes
+    on, and what it shows twice comes once."""
+    tz = ZoneInfo(zone)
+    found: set[float] = set()
+    shown: set[datetime] = set()
+    last: datetime | None = None
+    for instant in range(int(low // 60) * 60 - 3 * 3600, int(high) + 60, 60):
+        wall = datetime.fromtimestamp(instant, UTC).astimezone(tz).replace(tzinfo=None)
+        if follows:
+            if matches(wall):
+                found |= {float(instant + second) for second in seconds}
+            continue
+        passed = wall if last is None else min(wall, last + timedelta(minutes=1))
+        while passed <= wall:
+            if matches(passed) and passed not in shown:
+                found |= {float(instant + second * (passed == wall)) for second in seconds}
+            shown.add(passed)
+            passed += timedelta(minutes=1)
+        last = wall
+    return sorted(each for each in found if low < each <= high)

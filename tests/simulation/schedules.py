@@ -1,0 +1,384 @@
+"""Schedules of a world: who looks after them, who edits them, and what they call.
+
+Comes from:  ``run``, with the Timetable of a case.
+Goes to:     ``due_times``, with what was called and what became of edits.
+Thread:      the world's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from datetime import UTC, datetime
+from typing import Any
+
+from qworker import QWorker, chord, group
+from qworker.beat import clocked, crontab, rrule, schedule
+from qworker.beat.catalog import Edit as Written
+from qworker.beat.overlap import Overlaps, Question
+from qworker.beat.schedule import Schedule
+from qworker.beat.service import Beat
+from qworker.beat.store import ScheduleStore
+from qworker.beat.store_memory import MemoryScheduleStore
+from qworker.beat.stores import open_store
+from qworker.beat.written import to_json, write_fields
+from tests.simulation.case import Edit, Entry, Fault, Timetable
+from tests.simulation.nodes import Caller, Node
+from tests.simulation.seams import Process, watch
+from tests.simulation.world import START, Actor, Killed
+
+SCHEDULES = (
+    "look", "take", "renew", "resign", "rows", "row", "edit", "note", "prune", "fire", "pending", "sent",
+    "slots", "sweep", "prepare",
+)  # fmt: skip
+RESTART_SECONDS = 1.0
+SLEEP_SECONDS = 3.0
+"""How long "slow" takes."""
+
+
+class Failing(Schedule):
+    """One of somebody's own, with a fault."""
+
+    def next(self, after: datetime) -> datetime | None:
+        raise RuntimeError("no time")
+
+    previous = next
+
+
+WRONG: dict[str, Any] = {
+    "no task": {"schedule": 5.0},
+    "no entry": ["tick", 5.0],
+    "no crontab": {"task": "tick", "schedule": "99 * * * *"},
+    "a typo": {"task": "tick", "schedule": 5.0, "ennabled": True},
+    "fails": {"task": "tick", "schedule": Failing()},
+    "arguments": {"task": "tick", "schedule": 5.0, "args": (lambda: None,)},
+    "options": {"task": "tick", "schedule": 5.0, "options": {"countdown": "soon"}},
+    "raises": {"task": "raising", "schedule": 5.0},
+}
+"""Entries of settings that are never called, and why. (They stop no other.)"""
+
+
+def schedule_of(when: tuple[Any, ...], base: float) -> Schedule:
+    """``("every", seconds)``, ``("cron", text, zone or "")``, ``("at", second of the world)`` or ``("rule",
+    seconds of each minute)``. base: what clocks show at second 0."""
+    kind, *given = when
+    if kind == "every":
+        return schedule(given[0])
+    if kind == "cron":
+        return crontab.from_text(given[0], given[1] or None)
+    if kind == "at":
+        return clocked(datetime.fromtimestamp(base + given[0], UTC))
+    minutes, seconds = ",".join(map(str, range(60))), ",".join(map(str, given[0]))
+    return rrule(f"FREQ=HOURLY;BYMINUTE={minutes};BYSECOND={seconds}")
+
+
+def fields_of(entry: Entry, base: float) -> dict[str, Any]:
+    """What *entry* says, as ``beat_schedule`` and add() take it."""
+    return {
+        "task": entry.task,
+        "schedule": schedule_of(entry.when, base),
+        **instants(entry.fields, base),
+    }
+
+
+def instants(fields: dict[str, Any], base: float) -> dict[str, Any]:
+    """*fields*, with instants for seconds of the world."""
+    return {
+        name: datetime.fromtimestamp(base + value, UTC) if name in ("start", "end") and value else value
+        for name, value in fields.items()
+    }
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of an entry's task. due: epoch seconds. started, ended: seconds of the world; ended is None for
+    one that was cut short."""
+
+    name: str
+    due: float
+    task_id: str
+    args: tuple[Any, ...]
+    started: float
+    ended: float | None
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of an edit. error: "" for none; of which an unsure one may have been made."""
+
+    edit: Edit
+    at: float
+    error: str = ""
+    unsure: bool = False
+    result: Any = None
+
+
+@dataclass
+class Story:
+    """What was seen of the schedules of a run. slots: (due, at, task_id) by the names of entries; None where
+    nobody can ask."""
+
+    table: Timetable
+    base: float
+    runs: list[Run] = dataclass_field(default_factory=list)
+    edits: list[Done] = dataclass_field(default_factory=list)
+    slots: dict[str, list[tuple[float, float, str]]] | None = None
+    shared: bool = True
+    together: bool = True
+    """Whether slots and messages are there together or not at all."""
+    leaders: list[tuple[float, str]] = dataclass_field(default_factory=list)
+    troubles: list[tuple[float, float]] = dataclass_field(default_factory=list)
+    """From when to when nobody may have looked after the schedules."""
+    jumps: list[tuple[float, str, float]] = dataclass_field(default_factory=list)
+    ended: float = 0.0
+
+
+class BeatNode(Node):
+    """A process that looks after the schedules."""
+
+    beat: Beat
+
+    def begin(self, store: ScheduleStore) -> None:
+        self.failure: BaseException | None = None
+        self.beat = Beat(self.app, lambda name, error: None, store)
+        self.beat._overlaps = Overlaps(self.app, self.beat._note, Question.run)
+        self.time.actors.append(Actor(self.name, "beat", self._step, self.time.now))
+
+    def _step(self) -> float | None:
+        if not self.process.alive:
+            raise Killed(self.name)
+        try:
+            rest = self.beat.step(self.clock.monotonic())
+        except Exception as error:  # noqa: BLE001 - what the component shell would tell of
+            self.failure = error
+            return None
+        if not self.process.alive:
+            raise Killed(self.name)
+        return max(rest, 0.001)
+
+    def stop(self) -> None:
+        self.time.remove(self.name)
+        self.beat.closed()
+
+
+class Shared:
+    """The one store in memory, as a process sees it."""
+
+    def __init__(self, inner: MemoryScheduleStore) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class Schedules:
+    """The schedules of a world that runs. *running* is the ``run.Running``."""
+
+    def __init__(self, running: Any, table: Timetable) -> None:
+        self.running = running
+        self.time = running.time
+        self.table = table
+        self.story = Story(table, START + table.start)
+        self.beats: dict[str, BeatNode] = {}
+        self.over = False
+        self.stores: list[Any] = []
+
+    @property
+    def calls_nobody(self) -> bool:
+        """Whether there are messages for a task that no worker knows, which come back for long."""
+        entries = (*self.table.entries, *(each.entry for each in self.table.edits))
+        return any(each is not None and each.task == "nobody" for each in entries)
+
+    # -- each node --
+
+    def equip(self, app: QWorker, process: Process) -> None:
+        """Give *app* its entries and their tasks."""
+        table, base = self.table, self.story.base
+        app.conf.timezone = table.timezone
+        if table.store == "other":
+            app.conf.beat_store = f"sqlite:///{self.running.directory}/beat.db"
+        entries: dict[str, Any] = {}
+        for entry in table.entries:
+            if entry.wrong:
+                entries[entry.name] = WRONG[entry.wrong]
+            elif entry.source == "settings":
+                entries[entry.name] = fields_of(entry, base)
+            elif entry.source == "code":
+                said = {**fields_of(entry, base)}
+                when, task = said.pop("schedule"), said.pop("task")
+                args = said.pop("args", ())
+                app.add_periodic_task(when, app.signature(task, args=args), name=entry.name, **said)
+        app.conf.beat_schedule = entries
+        define(app, process, self)
+
+    def store(self, node: Node) -> Any:
+        """The schedule store of *node*, whose calls are watched."""
+        made: Any = open_store(node.app)
+        watch(node.process, "schedules", made, SCHEDULES, "beat.")
+        self.stores.append(made)
+        return made
+
+    # -- from start to end --
+
+    def start(self) -> None:
+        """Begin, now that there are callers."""
+        for number in range(self.table.beats):
+            self._start_beat(f"beat{number}")
+        for number, caller in enumerate(self.running.callers):
+            caller.app.schedules._opened = self.store(caller)
+            del number
+        for number, edit in enumerate(self.table.edits):
+            caller = self.running.callers[number % 2]
+            self.running._at(edit.at, caller.name, lambda edit=edit, caller=caller: self._edit(edit, caller))
+        self.running._at(self.table.seconds, "world", self._end)
+        self.time.actors.append(Actor("world", "beats", self._mind))
+
+    def _start_beat(self, name: str) -> None:
+        if self.over:
+            return
+        node = self.running._node(BeatNode, name, bool(self.running.case.world.key))
+        self.beats[name] = node
+        node.begin(self.store(node))
+        self.story.shared = node.beat.store.shared
+        self.story.together = node.beat.store.is_with(node.app.broker.sender)
+
+    def _mind(self) -> float | None:
+        if self.over:
+            return None
+        for name, node in list(self.beats.items()):
+            if node.failure is not None:
+                self.running.seen.crashed.append(f"{name}: {node.failure!r}")
+                node.process.die()
+            if not node.process.alive:
+                del self.beats[name]
+                self.running._at(self.time.now + RESTART_SECONDS, "world", lambda n=name: self._start_beat(n))
+        return 0.1
+
+    def happen(self, fault: Fault) -> bool:
+        """Let a fault of the schedules happen; False for one that is none."""
+        node = self.beats.get(fault.node)
+        if node is None:
+            return False
+        if fault.kind == "kill":
+            node.process.die()
+        elif fault.kind == "restart":
+            try:
+                node.stop()
+            except Killed:
+                pass
+            node.process.die()
+        else:
+            return False
+        return True
+
+    def _end(self) -> None:
+        """All who look after the schedules are told to stop."""
+        self.over = True
+        self.story.ended = self.time.now
+        for node in self.beats.values():
+            try:
+                node.stop()
+            except Killed:
+                pass
+
+    def _edit(self, edit: Edit, caller: Caller) -> None:
+        schedules, base, at = caller.app.schedules, self.story.base, self.time.now
+        result = None
+        before = len(self.running.seen.fired)
+        try:
+            if edit.what == "stranger":
+                self._write(edit, caller)
+            elif edit.what == "add":
+                assert edit.entry is not None
+                said = fields_of(edit.entry, base)
+                schedules.add(edit.name, said.pop("task"), said.pop("schedule"), **said)
+            elif edit.what == "set":
+                fields = instants(edit.fields, base)
+                if "schedule" in fields:
+                    fields["schedule"] = schedule_of(fields["schedule"], base)
+                schedules.set(edit.name, **fields)
+            elif edit.what == "sign":
+                schedules.sign(accept=schedules.refused())
+            else:
+                result = getattr(schedules, edit.what)(edit.name)
+        except Exception as error:  # noqa: BLE001 - what it means is for the checks
+            unsure = len(self.running.seen.fired) > before or bool(caller.process.away)
+            self.story.edits.append(Done(edit, at, type(error).__name__, unsure))
+        else:
+            self.story.edits.append(Done(edit, at, result=getattr(result, "id", None)))
+        self.time.note(caller.name, edit.what, edit.name, self.story.edits[-1].error or "done")
+
+    def _write(self, edit: Edit, caller: Caller) -> None:
+        """Write a row as somebody does who has no key."""
+        if not self.story.shared:
+            return
+        store = caller.app.schedules.store
+        inner = getattr(store, "inner", store)
+        fields = {} if edit.entry is None else write_fields(fields_of(edit.entry, self.story.base))
+        text = b"{rubbish" if edit.entry is None else to_json(Written(fields, added=True).as_data())
+        row = inner.row(edit.name)
+        inner.edit(edit.name, text, row.version if row else 0)
+
+    def look(self) -> None:
+        """Read what was called."""
+        if not self.story.shared:
+            return
+        asked = self.running.observer.app.schedules
+        names = {each.name for each in (*self.table.entries, *self.table.edits)}
+        self.story.slots = {
+            name: [(slot.due, slot.at, slot.task_id) for slot in asked.runs(name, 10_000)] for name in names
+        }
+        self.stores.append(asked)
+
+    def close(self) -> None:
+        for each in self.stores:
+            each.close()
+
+
+def define(app: QWorker, process: Process, world: Schedules) -> None:
+    """Define the tasks that entries call: "tick"; "slow", which takes SLEEP_SECONDS; "quiet", of which no
+    result is kept; "bad", which fails; "chorded" and "grouped", which are replaced by a chord and a group;
+    "raising", which cannot be called. "nobody" is the name of none."""
+    story, time = world.story, world.time
+
+    def ran(task: Any, args: Any, act: Callable[[], Any] = lambda: None) -> Any:
+        request = task.request
+        due = datetime.fromisoformat(request.periodic_task_due).timestamp()
+        time.note(process.name, "runs", request.periodic_task_name, f"{due - story.base:.3f}")
+        started, ended = time.now, None
+        try:
+            value = act()
+            ended = time.now
+        except Exception:
+            ended = time.now
+            raise
+        finally:
+            story.runs.append(Run(request.periodic_task_name, due, request.id, args, started, ended))
+        return value
+
+    def sleep() -> None:
+        time.pump(time.now + SLEEP_SECONDS)
+        if not process.alive:
+            raise Killed(process.name)
+
+    def fail() -> None:
+        raise ValueError("bad")
+
+    def named(name: str, act: Callable[[Any], Any] = lambda task: None, **options: Any) -> None:
+        @app.task(name=name, bind=True, **options)
+        def task(this: Any, *args: Any) -> Any:
+            return ran(this, args, lambda: act(this))
+
+    @app.task(name="member")
+    def member(*args: Any) -> None:
+        return None
+
+    raising = type("Raising", (app.Task,), {"apply_async": lambda *args, **kwargs: fail()})
+    named("tick")
+    named("slow", lambda task: sleep())
+    named("quiet", ignore_result=True)
+    named("bad", lambda task: fail())
+    named("chorded", lambda task: task.replace(chord([member.s(), member.s()], member.s())))
+    named("grouped", lambda task: task.replace(group([member.s(), member.s()])))
+    named("raising", base=raising)

@@ -1,0 +1,50 @@
+"""Fleets with schedules: what is due is called, once, whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.case import Case, Entry, Fault, Timetable, World
+from tests.simulation.checks import problems
+from tests.simulation.run import run
+from tests.simulation.timetables import scheduled_of
+
+SEEDS = 15
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_what_is_due_is_called_once(seed: int) -> None:
+    case = scheduled_of(seed)
+    found = problems(run(case))
+    assert not found, f"{case!r}\n" + "\n".join(found)
+
+
+def test_a_case_with_schedules_runs_the_same_way_each_time() -> None:
+    entries = (Entry("e0", ("every", 1.0)), Entry("e1", ("every", 4.0), "slow", fields={"overlap": "skip"}))
+    case = Case(
+        World("sqlite", workers=1),
+        faults=(Fault("kill after", "beat0", "beat.fire", 3), Fault("away", "results", at=8.0, seconds=3.0)),
+        schedules=Timetable(2, "other", seconds=20.0, entries=entries),
+    )
+    assert run(case).log == run(case).log
+
+
+def test_the_oracle_tells_of_what_is_missed_repeated_and_not_due() -> None:
+    case = Case(
+        World("sqlite", workers=1),
+        schedules=Timetable(1, seconds=22.0, entries=(Entry("e0", ("every", 5.0)),)),
+    )
+    seen = run(case)
+    story = seen.schedules
+    assert story is not None
+    assert story.slots is not None
+    assert not problems(seen)
+    (*runs, last), slots = story.runs, story.slots["e0"]
+    story.runs[:] = [*runs, runs[0]]
+    assert len(problems(seen)) == 2  # one twice, one not at all
+    story.runs[:] = runs
+    story.slots["e0"] = [slot for slot in slots if slot[0] != last.due]
+    assert problems(seen) == ["e0 was not called for 20.000000"]
+    story.runs[:] = [*runs, last]
+    story.slots["e0"] = [*slots, (last.due - 1.0, last.due, "id")]
+    assert "e0 was called for 19.000000, when it was not due" in problems(seen)
