@@ -1,7 +1,7 @@
 """redis_channel: the channel on Redis, the broker, on which ends of tasks are told.
 
 Comes from:  ``notifications.py``, where the database of the results cannot tell.
-Goes to:     PUBLISH and SUBSCRIBE, each on connections of its own.
+Goes to:     PUBLISH, SUBSCRIBE and PING, each on connections of its own.
 Thread:      any for publish(); a Subscription belongs to the thread that leads the watcher.
 
 What is told is never needed: who waits looks twice a second besides.
@@ -44,6 +44,18 @@ def publish(texts: Collection[str]) -> None:
             checked(link, link.ask(pack(("PUBLISH", _channel(), "\n".join(texts))))[0])
     except BrokerUnavailable as error:
         logger.debug("nobody is told of %d ends: %s", len(texts), error)
+
+
+def answers(seconds: float) -> bool:
+    """Tell whether the server answers, in a few steps of so many *seconds* at most."""
+    link = Link(_place())
+    try:
+        checked(link, link.ask(pack(("PING",)), timeout=seconds)[0])
+    except BrokerUnavailable:
+        return False
+    finally:
+        link.close()
+    return True
 
 
 class Subscription:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import socket
 from collections.abc import Callable
 from io import StringIO
 from typing import Any
@@ -231,6 +232,21 @@ def test_what_a_broker_must_do_is_left_to_it(broker: Broker, name: str) -> None:
 def test_what_a_broker_may_tell_it_need_not(broker: Broker) -> None:
     assert (broker.queue_size(), broker.lock_size(), broker.ping(), broker.info()) == (0, None, False, "Mine")
     assert (broker.delete_queue(), broker.purge_queue()) == (None, None)
+
+
+@pytest.mark.timeout(9)
+def test_a_ping_of_a_redis_that_is_silent_does_not_wait_for_its_timeouts(
+    cluster: Callable[..., None],
+) -> None:
+    """It listens and answers nothing. Other steps than a ping wait for 10 seconds."""
+    pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"')
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(8)
+        port = silent.getsockname()[1]
+        cluster(redis={"port": port, "host": "127.0.0.1", "socket_timeout": 600})
+        assert get_broker().ping() is False
+    assert get_broker().ping() is False  # nobody listens
 
 
 @pytest.mark.parametrize("name", ["acknowledge", "fail", "delete"])
