@@ -25,13 +25,33 @@ from tests.simulation.seams import Process
 from tests.simulation.stores import LEASE_SECONDS, Stores
 from tests.simulation.waiting import Watcher, awaited
 from tests.simulation.world import Actor, Clock, Killed, Time
-from tests.support.flows import PENDING, Failed, canvas, parts_of, without_ids
+from tests.support.flows import PENDING, Failed, canvas, without_ids
 
 KEY = "a-key-of-the-simulation-0123456789abcdef"
 HOW = ("call", "dicts", "twice", "many")
 RUNTIMES = (0.0001, 0.0001, 0.001, 0.03, 0.2)
 """Seconds that a run is said to have taken: by that a worker fetches ahead."""
 ASK = ("later", "get", "await", "then", "other")
+
+
+def settings_of(world: World, lease: float, key: bool) -> dict[str, Any]:
+    """The settings of an app of *world*."""
+    settings: dict[str, Any] = {
+        "task_acks_late": world.acks_late,
+        "task_keep_failed": world.keep_failed,
+        "worker_prefetch_multiplier": world.prefetch,
+        "worker_lease_seconds": lease,
+        "worker_ack_flush_seconds": world.flush,
+        "worker_async_concurrency": world.async_concurrency,
+        "task_track_started": world.track_started,
+        "result_expires": world.result_expires,
+        "task_max_deliveries": 50,
+    }
+    if world.serializer == "pickle" and key:
+        settings |= {"task_serializer": "pickle", "accept_content": ["json", "pickle"]}
+    if key:
+        settings["security_key"] = KEY
+    return settings
 
 
 class Node:
@@ -52,22 +72,9 @@ class Node:
         self.record = record
         self.process = process
         self.clock = Clock(time, skew)
-        settings: dict[str, Any] = {
-            "task_acks_late": world.acks_late,
-            "task_keep_failed": world.keep_failed,
-            "worker_prefetch_multiplier": world.prefetch,
-            "worker_lease_seconds": LEASE_SECONDS,
-            "worker_ack_flush_seconds": world.flush,
-            "worker_async_concurrency": world.async_concurrency,
-            "task_track_started": world.track_started,
-            "result_expires": world.result_expires,
-            "task_max_deliveries": 50,
-        }
-        if world.serializer == "pickle" and key:
-            settings |= {"task_serializer": "pickle", "accept_content": ["json", "pickle"]}
-        if key:
-            settings["security_key"] = KEY
-        self.app = QWorker("simulated", clock=self.clock, set_as_current=False, **settings)
+        self.app = QWorker(
+            "simulated", clock=self.clock, set_as_current=False, **settings_of(world, LEASE_SECONDS, key)
+        )
         broker = stores.broker(self.process, self.clock)
         backend = stores.backend(self.process, self.clock, self.app.conf)
         backend.__dict__["_watcher"] = Watcher(time, name, backend)
@@ -222,9 +229,7 @@ class Caller(Node):
 
     def call(self, asked: Asked) -> None:
         order = asked.order
-        self.record.flows[asked.name] = {
-            part.number: part for part in parts_of(order.flow) if hasattr(part, "number")
-        }
+        self.record.keep(asked.name, order.flow)
         call = canvas(order.flow, self.app.tasks, asked.name)
         if order.how == "dicts":
             call = signature(json.loads(json.dumps(call)), app=self.app)
@@ -240,6 +245,9 @@ class Caller(Node):
                 asked.refused.append(error)
                 self.time.note(self.name, "cannot call", asked.name, type(error).__name__)
 
+    def awaited(self, coroutine: Any) -> Any:
+        return awaited(self.time, coroutine)
+
     def ask(self, asked: Asked, other: Node) -> None:
         """Wait for the results as the order says; what is told is kept."""
         for result in asked.results:
@@ -253,7 +261,7 @@ class Caller(Node):
         if asked.order.ask == "get":
             asked.told.append(value_of(result))
         elif asked.order.ask == "await" and not isinstance(result, GroupResult):
-            asked.told.append(awaited(self.time, _value(result)))
+            asked.told.append(self.awaited(_value(result)))
         elif asked.order.ask == "then" and not getattr(result, "ignored", False):
             result.then(lambda found: asked.told.append(value_of(found)), lambda *_: None)
         elif asked.order.ask == "other" and not _has_ignored(result):

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from qworker import QWorker, Task
@@ -19,7 +20,7 @@ from qworker.errors import Ignore, Reject, SoftTimeLimitExceeded
 from qworker.middleware import Middleware
 from qworker.tasks.outcome import TIME_LIMIT
 from tests.simulation.seams import Process
-from tests.support.flows import RUNS, VALUES, canvas, shown
+from tests.support.flows import RUNS, VALUES, canvas, parts_of, shown
 
 
 class Again(Exception):
@@ -50,6 +51,37 @@ class Record:
 
     def ran(self, name: str) -> Counter[int]:
         return Counter(number for number, *_ in self.runs[name])
+
+    def keep(self, name: str, flow: Any) -> None:
+        """Keep the *flow* of the order *name* for the tasks."""
+        self.flows[name] = {part.number: part for part in parts_of(flow) if hasattr(part, "number")}
+
+    def part(self, flow: str, number: int) -> Any:
+        return self.flows[flow][number]
+
+    @contextmanager
+    def running(self, flow: str, number: int) -> Iterator[None]:
+        start = next(self.tick)
+        try:
+            yield
+        finally:
+            self.runs[flow].append((number, start, next(self.tick)))
+
+    def tell(self, flow: str, number: int) -> None:
+        self.told[flow][number] += 1
+
+    def call(self, flow: str, number: int, made: Any) -> None:
+        self.called[flow].append((number, made))
+
+    def is_first(self, request: Any) -> bool:
+        """Whether the message of *request* was never put back."""
+        message = request.id, request.delivery_info["delivery_tag"]
+        new = message not in self.requeued
+        self.requeued.add(message)
+        return new
+
+    def complain(self, text: str) -> None:
+        self.wrong.append(text)
 
 
 class Overriding(Task):
@@ -107,19 +139,17 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
     kind, of_coroutines = BASES[base]
 
     def run(task: Any, given: Any, flow: str, number: int, fails: bool, retries: int) -> Any:
-        start = next(record.tick)
         process.time.note(process.name, "runs", flow, number)
-        part, request = record.flows[flow][number], task.request
-        seen = request.headers or {}
-        if strange := {name for name in seen if seen[name] != SHOWN.get(name)}:
-            record.wrong.append(f"{flow}: {number} has the headers {strange} of {seen}")
-        try:
+        with record.running(flow, number):
+            part, request = record.part(flow, number), task.request
+            seen = request.headers or {}
+            if strange := {name for name in seen if seen[name] != SHOWN.get(name)}:
+                record.complain(f"{flow}: {number} has the headers {strange} of {seen}")
             if request.retries < retries:
                 raise task.retry(countdown=0, max_retries=retries)
             if part.calls is not None:
                 options = {"headers": dict(seen)} if part.hands_on else {}
-                made = canvas(part.calls, app.tasks, flow).apply_async(("i",), **options)
-                record.called[flow].append((number, made))
+                record.call(flow, number, canvas(part.calls, app.tasks, flow).apply_async(("i",), **options))
             if fails:
                 raise ValueError(number)
             if part.instead is not None:
@@ -127,8 +157,6 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
             if part.does:
                 return ending(part.does, task, given, number)
             return shown(number, given)
-        finally:
-            record.runs[flow].append((number, start, next(record.tick)))
 
     def ending(does: str, task: Any, given: Any, number: int) -> Any:
         """How the call *number* ends."""
@@ -139,9 +167,7 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
         if does == "hard":
             process.end_child(TIME_LIMIT)
         if does == "requeue":
-            message = task.request.id, task.request.delivery_info["delivery_tag"]
-            if message not in record.requeued:
-                record.requeued.add(message)
+            if record.is_first(task.request):
                 raise Reject("not yet", requeue=True)
             return shown(number, given)
         raise RAISED[does]
@@ -169,19 +195,16 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
 
     @app.task(base=kind, name="star")
     def star(flow: str, number: int, place: int, fails: bool) -> str:
-        start = next(record.tick)
-        try:
+        with record.running(flow, number):
             if fails:
                 raise ValueError(number)
             return shown(number, [place])
-        finally:
-            record.runs[flow].append((number, start, next(record.tick)))
 
     @app.task(base=kind, name="told")
     def told(failed: str, *, flow: str, number: int) -> None:
-        record.told[flow][number] += 1
+        record.tell(flow, number)
 
     @app.task(base=kind, name="told_now")
     def told_now(request: Any, error: Any, traceback: Any, *, flow: str, number: int) -> None:
         process.step()
-        record.told[flow][number] += 1
+        record.tell(flow, number)

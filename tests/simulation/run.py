@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from qworker import QWorker
 from qworker.backends.joins import PUSH_SECONDS
 from qworker.errors import BackendError, QWorkerError
 from qworker.transports.lease import Envelope
@@ -87,8 +88,24 @@ class Seen:
     """Virtual seconds."""
     schedules: Story | None = None
 
+    @property
+    def excused(self) -> bool:
+        """Whether joins may be left until they expire: of calls that failed, or of members that were lost."""
+        may_lose = bool(self.fired) and not self.case.world.acks_late
+        return may_lose or any(asked.refused or asked.revoked or asked.forgotten for asked in self.asked)
 
-class _Errors(logging.Handler):
+    def look(self, app_of: Callable[[Asked], QWorker]) -> None:
+        """Keep what has become of all calls, as the app of each sees it."""
+        for asked in self.asked:
+            app = app_of(asked)
+            self.ready[asked.name] = [is_ready(result, app) for result in asked.results]
+            self.values[asked.name] = [value_of(result, app) for result in asked.results]
+            self.called[asked.name] = [
+                (number, value_of(result, app)) for number, result in self.record.called[asked.name]
+            ]
+
+
+class Errors(logging.Handler):
     """Keeps what the log says at ERROR and above."""
 
     def __init__(self, kept: list[str]) -> None:
@@ -237,7 +254,7 @@ class Running:
         elif fault.kind == "crash":
             self._crash()
         elif fault.kind == "stranger":
-            self._stranger()
+            write_as_stranger(self.observer.app, time.note)
         elif fault.kind.startswith("retry"):
             app = self.observer.app
             try:
@@ -256,30 +273,6 @@ class Running:
         self.restore()
         for asked in self.seen.asked:
             asked.forgotten = (asked.called or bool(asked.results)) and asked.name not in self.remembered
-
-    def _stranger(self) -> None:
-        """Push messages that nobody sends, and one that only somebody with the key may send."""
-        headers = {
-            "lang": "py",
-            "task": "call",
-            "id": "stranger",
-            "root_id": "stranger",
-            "argsrepr": "()",
-            "kwargsrepr": "{}",
-        }
-        body = json.dumps([[], {"flow": "stranger", "number": 0, "fails": False, "retries": 0}, {}]).encode()
-        properties = json.dumps({"content_type": "application/json", "content_encoding": "utf-8"})
-        for text, content in (
-            ("", b""), ("{", b"{"), ("[]", b"[]"), ('{"id": 5}', b"\xff"),
-            (json.dumps({**headers, "id": "odd"}), b"\x00"),
-            (json.dumps({**headers, "id": "deep"}), b"[" * 10_000),
-            (json.dumps({**headers, "task": None}), body),
-            (json.dumps(headers), body),
-        ):  # fmt: skip
-            try:
-                self.observer.app.broker.sender.push([Envelope("celery", text, properties, content)])
-            except QWorkerError as error:
-                self.time.note("a stranger is refused", type(error).__name__)
 
     def _back(self, store: str) -> None:
         self.time.note("back:", store)
@@ -314,17 +307,11 @@ class Running:
         waits = self.schedules is None or not self.schedules.calls_nobody
         if any(info.ready or (info.delayed and waits) or info.leased for info in broker.admin.queues()):
             return False
-        return self._excused() or self.joins() == 0
+        return self.seen.excused or self.joins() == 0
 
     def joins(self) -> int:
         """How many joins are open."""
         return 0 if self.stores.disabled else self.observer.app.backend.joins.count()
-
-    def _excused(self) -> bool:
-        """Whether joins may be left until they expire: of calls that failed, or of members that were lost."""
-        seen = self.seen
-        may_lose = bool(seen.fired) and not self.case.world.acks_late
-        return may_lose or any(asked.refused or asked.revoked or asked.forgotten for asked in seen.asked)
 
     def go(self) -> Seen:
         time, seen = self.time, self.seen
@@ -368,19 +355,15 @@ class Running:
         self.to_come.clear()
         seen.turns, seen.seconds, seen.log, seen.fired_at = time.turns, time.now, time.log, time.fired
         seen.tasks = sum(map(len, seen.record.runs.values()))
-        observer = self.observer
-        for asked in () if self.stores.disabled else seen.asked:
-            seen.ready[asked.name] = [is_ready(result, observer.app) for result in asked.results]
-            seen.values[asked.name] = [value_of(result, observer.app) for result in asked.results]
-            seen.called[asked.name] = [
-                (number, value_of(result, observer.app)) for number, result in seen.record.called[asked.name]
-            ]
-        broker = observer.app.broker
+        app = self.observer.app
+        broker = app.broker
+        if not self.stores.disabled:
+            seen.look(lambda _: app)
         if self.schedules is not None:
             self.schedules.look()
         seen.left = {
             "dead": [letter.reason for letter in broker.admin.dead(None, 1000)],
-            "joins": 0 if self._excused() else self.joins(),
+            "joins": 0 if seen.excused else self.joins(),
         }
         if seen.case.world.keep_failed and broker.failed is not None:
             seen.left["failed"] = len(broker.failed.kept(None, 100_000))
@@ -395,12 +378,37 @@ class Running:
         self.stores.close()
 
 
+def write_as_stranger(app: QWorker, note: Callable[..., None]) -> None:
+    """Push messages that nobody sends, and one that only somebody with the key may send."""
+    headers = {
+        "lang": "py",
+        "task": "call",
+        "id": "stranger",
+        "root_id": "stranger",
+        "argsrepr": "()",
+        "kwargsrepr": "{}",
+    }
+    body = json.dumps([[], {"flow": "stranger", "number": 0, "fails": False, "retries": 0}, {}]).encode()
+    properties = json.dumps({"content_type": "application/json", "content_encoding": "utf-8"})
+    for text, content in (
+        ("", b""), ("{", b"{"), ("[]", b"[]"), ('{"id": 5}', b"\xff"),
+        (json.dumps({**headers, "id": "odd"}), b"\x00"),
+        (json.dumps({**headers, "id": "deep"}), b"[" * 10_000),
+        (json.dumps({**headers, "task": None}), body),
+        (json.dumps(headers), body),
+    ):  # fmt: skip
+        try:
+            app.broker.sender.push([Envelope("celery", text, properties, content)])
+        except QWorkerError as error:
+            note("a stranger is refused", type(error).__name__)
+
+
 def run(case: Case, trace: Trace | None = None) -> Seen:
     """Run *case*; return what was seen. trace: has the log say which tasks the calls of stores are about."""
     directory = Path(tempfile.mkdtemp(prefix="qworker-sim-", dir=MEMORY if MEMORY.is_dir() else None))
     errors: list[str] = []
     logger = logging.getLogger("qworker")
-    handler = _Errors(errors)
+    handler = Errors(errors)
     before = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.ERROR)
