@@ -49,25 +49,31 @@ class Before(Enum):
 def hindrance(app: QWorker, entry: Entry) -> str | None:
     """Return why the ``overlap`` of *entry* cannot work with *app*, and what to do; None when it can. Nothing
     is connected to."""
-    if entry.overlap == SKIP:
-        if why := app.stores.why_none:
-            return f"overlap={SKIP!r} needs results, and there are none: {why}"
-        if app.stores.sends_results:
-            return (
-                f"overlap={SKIP!r} needs results that every scheduler sees, and with rpc:// they are sent to "
-                "one: set result_backend to a store, as redis://… or db+postgresql://…"
-            )
-        task = app.tasks.get(entry.task)
-        ignores = app.conf.task_ignore_result if task is None else task.ignore_result
-        if ignores or entry.options.get("ignore_result"):
-            return (
-                f"overlap={SKIP!r} needs the results of {entry.task!r:.200}, which are not kept "
-                f"(ignore_result): keep them, or use overlap={REPLACE!r} or {ALLOW!r}"
-            )
+    if entry.overlap == SKIP and (why := without_result(app, entry)):
+        return f"overlap={SKIP!r} needs {why}"
     if entry.overlap == REPLACE and FANOUT in app.broker.lacks:
         return (
             f"overlap={REPLACE!r} revokes the call before, which this broker cannot: use overlap={SKIP!r} or "
             f"{ALLOW!r}"
+        )
+    return None
+
+
+def without_result(app: QWorker, entry: Entry) -> str | None:
+    """Return why nobody can ask for the results of what *entry* calls, and what to do; None when one can."""
+    if why := app.stores.why_none:
+        return f"results, and there are none: {why}"
+    if app.stores.sends_results:
+        return (
+            "results that every scheduler sees, and with rpc:// they are sent to one: set result_backend to "
+            "a store, as redis://… or db+postgresql://…"
+        )
+    task = app.tasks.get(entry.task)
+    ignores = app.conf.task_ignore_result if task is None else task.ignore_result
+    if ignores or entry.options.get("ignore_result"):
+        return (
+            f"the results of {entry.task!r:.200}, which are not kept (ignore_result): keep them, or use "
+            f"overlap={REPLACE!r} or {ALLOW!r}"
         )
     return None
 

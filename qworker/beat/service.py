@@ -30,7 +30,7 @@ from qworker.beat.catalog import Listed, about, base_of, catalog, listed, said, 
 from qworker.beat.caution import Caution, N
 from qworker.beat.entry import ALLOW, REPLACE, Entry
 from qworker.beat.leadership import Leadership
-from qworker.beat.overlap import Before, Overlaps, hindrance
+from qworker.beat.overlap import Before, Overlaps, hindrance, without_result
 from qworker.beat.store import LOOK_SECONDS, Firing, Lease, Row, ScheduleStore, Slot, State
 from qworker.beat.stores import open_store
 from qworker.components.component import ThreadComponent
@@ -429,6 +429,8 @@ class Beat(ThreadComponent):
         name, entry, before, dues, upto = due
         numbered = not self.store.is_with(self.app.broker.sender)
         state = before._replace(last_due=upto)
+        # Whoever asks later whether a call has ended that leaves no result would wait until results expire.
+        is_asked = entry.overlap == REPLACE or without_result(self.app, entry) is None
         if lives and entry.overlap != REPLACE:
             return _Call(due, (), state, None)
         made: list[Firing] = []
@@ -441,7 +443,10 @@ class Beat(ThreadComponent):
             except Exception as error:  # noqa: BLE001 - one entry that cannot be called stops no other
                 return _Call(due, (), self._failed(due, error), None)
             state = state._replace(
-                last_run=self.clock.now(), task_id=task_id, runs=state.runs + 1, error=None
+                last_run=self.clock.now(),
+                task_id=task_id if is_asked else None,
+                runs=state.runs + 1,
+                error=None,
             )
             made.append(Firing(name, each, task_id, envelopes, state))
         return _Call(due, made, state, before.task_id if lives else None)

@@ -46,7 +46,8 @@ class State(NamedTuple):
     - seen (text): its schedule as it was when it was looked at last; another one begins anew.
     - since: due times later than this count.
     - last_due, last_run: the due time that was called last, and when that was.
-    - task_id: of that call. runs: how many calls there were. error: what went wrong the last time.
+    - task_id: of that call; None where nobody can ask for its result, or revokes it. runs: how many calls
+      there were. error: what went wrong the last time.
     """
 
     seen: str = ""

@@ -94,12 +94,13 @@ def whole(app: QWorker, found: Listed) -> dict[str, Any]:
     """An entry for `show --json`: all of brief(), its fields, its last runs and next due times."""
     shown = brief(app, found)
     dues = app.schedules.preview(found.name, DUES_SHOWN) if shown["state"] == ACTIVE else []
+    last = app.schedules.runs(found.name, RUNS_SHOWN)
     return {
         **shown,
         "fields": _fields(found),
-        "task_id": found.state and found.state.task_id,
+        "task_id": last[0].task_id if last else found.state and found.state.task_id,
         "next": [due.isoformat() for due in dues],
-        "last": [_slot(app, slot) for slot in app.schedules.runs(found.name, RUNS_SHOWN)],
+        "last": [_slot(app, slot) for slot in last],
     }
 
 
