@@ -87,8 +87,9 @@ class Entry(Short):
 
 @dataclass(frozen=True, repr=False)
 class Edit(Short):
-    """Somebody changes the entry *name* at second *at*. what: a method of ``app.schedules``, or "stranger",
-    who writes into the store by himself. entry: of "add" and "stranger". fields: of "set"."""
+    """Somebody changes the entry *name* at second *at*. what: a method of ``app.schedules``; "stranger", who
+    writes into the store by himself; or "damage", of the result of the last call. entry: of "add" and
+    "stranger". fields: of "set"."""
 
     what: str = "pause"
     name: str = "e0"

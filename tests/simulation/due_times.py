@@ -51,9 +51,8 @@ class Name:
 
     base: Entry | None = None
     hand: Entry | None = None
-    number: int = 0
-    """Of those that were added by hand, and of which nobody is to take the state for that of the one
-    before."""
+    number: int = -1
+    """Of those that were added by hand, each of which begins anew; -1: of what has no mark of its birth."""
     changes: dict[str, Any] = field(default_factory=dict)
     removed: bool = False
     refused: bool = False
@@ -101,6 +100,8 @@ class Oracle:
         """When it cannot be known whether the call before has ended."""
         self.jumps = [(at, fault.seconds) for at, fault in fired if fault.kind == "jump"]
         self.skew = sum(abs(seconds) for _, seconds in self.jumps)
+        self.damaged: set[str] = set()
+        """Entries of which a result was damaged: their call before may be taken for one that has ended."""
         self.names = {each.name: Name(each) for each in self.table.entries}
         for known in self.names.values():
             self._live(known, 0.0, known.entry())
@@ -127,14 +128,16 @@ class Oracle:
             self.found.append(
                 f"{edit!r} ended with {done.error or 'no error'}, not {wanted or 'without one'}"
             )
-        if done.error or edit.what == "run":
+        if edit.what == "damage":
+            self.damaged.add(edit.name)
+        if done.error or edit.what in ("run", "damage"):
             return
         if edit.what == "sign":
             for each in self.names.values():
                 if each.refused and each.strange is not None:
                     strange = each.strange
                     each.clear()
-                    each.hand, each.number = strange, 0
+                    each.hand, each.number = strange, -1
                     self._live(each, done.at, each.entry())
             return
         self._change(edit, known)
@@ -143,7 +146,7 @@ class Oracle:
     def _refusal(self, edit: Edit, known: Name) -> str:
         """The error that *edit* ends with; "" for none."""
         entry = known.entry()
-        if edit.what == "stranger":
+        if edit.what in ("stranger", "damage"):
             return ""
         if edit.what == "sign":
             return "" if self.case.world.key else "NotSupported"
@@ -175,7 +178,7 @@ class Oracle:
             known.refused = bool(self.case.world.key) or edit.entry is None
             known.strange = edit.entry
             if not known.refused:
-                known.hand, known.number = edit.entry, 0
+                known.hand, known.number = edit.entry, -1
         elif edit.what == "add":
             known.clear()
             known.hand, known.number = edit.entry, len(known.lives) + 1
@@ -251,13 +254,13 @@ class Oracle:
             self.found += [f"{name} ran for {self._shown(due)}, which has no slot" for due in sorted(strange)]
         dues = sorted(called if slots is None else {round(due, 6) for due, *_ in slots})
         every = [entry for life in known.lives for _, entry in life.says]
-        if known.unsure or (slots is None and any(map(_is_unseen, every))):
+        forgets = not story.shared and bool(self.troubles)
+        if known.unsure or forgets or (slots is None and any(map(_is_unseen, every))):
             return
         left = set(dues)
-        before: Life | None = None
         for life in known.lives:
+            before = next(each for each in known.lives if each.identity == life.identity)
             left -= set(self._life(name, life, before, known, dues))
-            before = life
         for due in sorted(left):
             self.found.append(f"{name} was called for {self._shown(due)}, when it was not due")
         self._ran(name, known, dues, runs)
@@ -280,14 +283,17 @@ class Oracle:
             troubled = any(start <= second + jitter and second <= end for start, end in self.troubles)
             if late < -TOLERANCE - self.skew:
                 self.found.append(f"{name} was called {-late:.3f} s before {self._shown(due)}")
-            elif late > jitter + 1.0 and not (troubled or self.jumps or self.silences):
+            edited = any(
+                done.edit.name == name and second <= done.at <= second + late for done in self.story.edits
+            )
+            if late > jitter + 1.0 and not (troubled or edited or self.jumps or self.silences):
                 self.found.append(f"{name} was called {late:.3f} s after {self._shown(due)}")
 
-    def _life(self, name: str, life: Life, before: Life | None, known: Name, dues: Instants) -> Instants:
+    def _life(self, name: str, life: Life, before: Life, known: Name, dues: Instants) -> Instants:
         """The due times of *dues* that this life explains; what it misses is told."""
         seen, gone = self._wall(self._seen(life.begin)), self._wall(self._seen(life.end))
         end = self._wall(life.end)
-        low = self._wall(before.begin if life.again and before is not None else life.begin) - TOLERANCE
+        low = self._wall(before.begin if life.again else life.begin) - TOLERANCE
         low, gone = low - self.skew, gone + self.skew
         entry = life.says[-1][1]
         anchor = None
@@ -324,8 +330,10 @@ class Oracle:
                 yield entry
 
     def _may(self, life: Life, due: float) -> bool:
+        """Whether it said then, or later while nobody had called it, that *due* is a due time."""
         second = due - self.story.base
-        return any(_within(entry, second) for entry in (list(self._says(life, second)) or [life.says[0][1]]))
+        later = [entry for since, entry in life.says if since > second]
+        return any(_within(entry, second) for entry in (*self._says(life, second), *later, life.says[0][1]))
 
     def _must(self, life: Life, dues: Instants, end: float) -> Instants:
         """Those of *dues* that must be called, whatever was in the way."""
@@ -416,8 +424,10 @@ class Oracle:
                 self.found.append(f"{name} was called for {self._shown(due)}, and did not run")
         shown = {tuple(entry.fields.get("args", ())) for entry in every}
         self.found += [f"{name} ran with {run.args}" for run in runs if tuple(run.args) not in shown]
-        if self.only_beats and all(
-            entry.fields.get("overlap") == "skip" and not _is_hindered(entry) for entry in every
+        if (
+            self.only_beats
+            and name not in self.damaged
+            and all(entry.fields.get("overlap") == "skip" and not _is_hindered(entry) for entry in every)
         ):
             ordered = sorted(runs, key=lambda run: run.due)
             self.found += [

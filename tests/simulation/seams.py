@@ -20,7 +20,17 @@ from qworker.transports.lease import Claim
 from tests.simulation.case import Fault
 from tests.simulation.world import Killed, Time
 
-KINDS = ("before", "after", "twice", "late", "kill before", "kill after", "child before", "child after")
+KINDS = (
+    "before",
+    "after",
+    "twice",
+    "late",
+    "kill before",
+    "kill after",
+    "child before",
+    "child after",
+    "stall",
+)
 
 BROKER = (
     "push", "revoke", "register", "lease", "look", "settle", "confirm", "extend", "reclaim", "revoked_since",
@@ -158,6 +168,12 @@ class Process:
         self, fault: Fault, error: type[QWorkerError], function: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         who = fault.kind.partition(" ")[0]
+        if fault.kind == "stall":  # it stands still in the midst of its step
+            self.time.frozen[self.name] = self.time.now + fault.seconds
+            self.time.pump(self.time.now + fault.seconds)
+            if not self.alive:
+                raise Killed(self.name)
+            return function(*args, **kwargs)
         if fault.kind == "late" and fault.method == "push":
             self.time.actors.append(_late(self.time, self.time.now + fault.seconds, function, args, kwargs))
             raise error("no answer came in time")

@@ -72,6 +72,7 @@ def entry(random: Random, name: str, zone: str, source: str) -> Entry:
 
 EDITS = (
     *("add",) * 3, *("set",) * 2, "pause", "resume", *("remove",) * 2, "reset", "run", "stranger", "sign",
+    "damage",
 )  # fmt: skip
 
 
@@ -96,7 +97,7 @@ def edits(random: Random, names: list[str], zone: str, seconds: float) -> list[E
 
 def timetable(random: Random) -> Timetable:
     zone, move = random.choice(MOVES)
-    seconds = random.choice((20.0, 40.0, 90.0))
+    seconds = random.choice((20.0, 20.0, 40.0, 90.0))
     start = round(move - START - random.choice((2.0, 20.0, 61.0, 3000.0)), 3)
     names = [f"e{number}" for number in range(random.choice((1, 2, 4, 6)))]
     entries = [
@@ -131,7 +132,11 @@ def beat_fault(random: Random, table: Timetable) -> Fault:
     if kind < 0.7:
         return Fault("kill", node, at=at)
     if kind < 0.8:
-        return Fault("freeze", node, at=at, seconds=random.choice((1.0, 3.0, 6.0)))
+        seconds = random.choice((1.0, 3.0, 6.0))
+        if random.random() < 0.5:
+            method = random.choice(("push", *(f"beat.{each}" for each in SCHEDULES)))
+            return Fault("stall", node, method, random.choice((1, 2, 3, 5, 8, 13)), seconds=seconds)
+        return Fault("freeze", node, at=at, seconds=seconds)
     if kind < 0.9:
         return Fault(
             "away",
