@@ -161,7 +161,8 @@ class Agenda:
         wanted = entry.catch_up if isinstance(entry.catch_up, int) else 1
         if entry.max_runs is not None:
             wanted = min(wanted, entry.max_runs - state.runs)
-        before, upto = self._instant(now) + BIT, base
+        # In UTC: what is added to a time that comes twice leads to its first coming.
+        before, upto = (datetime.fromtimestamp(now, UTC) + BIT).astimezone(self._zone), base
         looks = 0
         while len(dues) < wanted:
             looks += 1

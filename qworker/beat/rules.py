@@ -110,7 +110,8 @@ class rrule(Schedule):
 
     def next(self, after: datetime) -> datetime | None:
         zone = self.zone(after)
-        wall = self._first(wall_before(after + MICROSECOND, zone) - MICROSECOND)
+        # In UTC: what is added to a time that comes twice leads to its first coming.
+        wall = self._first(wall_before(after.astimezone(UTC) + MICROSECOND, zone) - MICROSECOND)
         return None if wall is None else self._told(wall, zone, after)
 
     def previous(self, before: datetime) -> datetime | None:

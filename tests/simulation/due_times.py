@@ -90,7 +90,7 @@ class Oracle:
             fault.node.startswith(("beat", "caller")) or fault.node == "schedules" for _, fault in fired
         )
         self.troubles = [
-            (at, at + fault.seconds + TAKEOVER_SECONDS)
+            (at - TOLERANCE, at + fault.seconds + TAKEOVER_SECONDS)
             for at, fault in fired
             if fault.node.startswith("beat") or fault.node in ("schedules", "broker")
         ]
@@ -302,7 +302,12 @@ class Oracle:
             own = [due for due in dues if seen < due <= end]
             if not own:
                 first = seen + every
-                if self._must(life, [first], end) and not self._excused(known, life, first, dues, name):
+                bounded = any({"start", "end"} & each.fields.keys() for _, each in life.says)
+                if (
+                    not bounded
+                    and self._must(life, [first], end)
+                    and not self._excused(known, life, first, dues, name)
+                ):
                     self.found.append(f"{name} was never called from {life.begin} to {life.end}")
                 return [due for due in dues if low < due <= gone]
             back = (own[0] - low) // every

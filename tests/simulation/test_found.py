@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from tests.simulation.case import Call, Case, Chain, Chord, Chunks, Errback, Group, Order, Pipe, World
+from tests.simulation.case import (
+    Call,
+    Case,
+    Chain,
+    Chord,
+    Chunks,
+    Entry,
+    Errback,
+    Group,
+    Order,
+    Pipe,
+    Timetable,
+    World,
+)
 from tests.simulation.checks import problems
 from tests.simulation.run import run
+from tests.simulation.world import START
 from tests.support.flows import numbered
 
 
@@ -49,3 +63,21 @@ def test_a_chord_with_an_errback_is_called_as_the_link_of_a_body() -> None:
     """Links of a message were read without the app: "no app has been made yet", or that of another one."""
     link = Chain([Chord([Call()], Call()), Call()], [Errback()])
     assert problems(run(case_of(Chord([Call()], Call(links=[link]))))) == []
+
+
+def test_a_rule_is_due_after_an_hour_that_came_twice() -> None:
+    """In that hour a rule said that it was due an hour before, so that its entry was taken for wrong."""
+    case = Case(
+        schedules=Timetable(
+            beats=1,
+            store="other",
+            timezone="Australia/Lord_Howe",
+            start=1_712_417_370.0 - START,  # 30 s before the end of the half-hour that comes twice there
+            seconds=40.0,
+            entries=(Entry(when=("rule", (0,))),),
+        )
+    )
+    seen = run(case)
+    assert problems(seen) == []
+    assert seen.schedules is not None
+    assert seen.schedules.runs

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
@@ -126,6 +127,13 @@ def test_what_is_to_be_skipped_is_not_called_late(late: float, called: bool) -> 
     assert found.dues == ((FIRST,) if called else ())
     assert found.upto == FIRST + late // HOUR * HOUR
     assert agenda.next() == found.upto + HOUR
+
+
+def test_in_an_hour_that_comes_twice_the_last_of_what_was_missed_are_called() -> None:
+    set_back = datetime(2023, 10, 29, 1, tzinfo=UTC).timestamp()
+    agenda = Agenda(ZoneInfo("Europe/Berlin"))
+    agenda.update([Listed("a", entry(schedule=60, catch_up=2), SETTINGS)], set_back)
+    assert dues(agenda, set_back + 630) == [set_back + 540, set_back + 600]
 
 
 def test_what_has_expired_is_not_called() -> None:

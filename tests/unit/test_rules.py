@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from dateutil import rrule as theirs
@@ -245,3 +246,16 @@ def test_no_rule_is_followed_without_end(text: str, start: datetime, days: int) 
     if known is not None and found is not None and "SECONDLY" not in text and "MINUTELY" not in text:
         assert found.replace(tzinfo=None) == known.after(asked)
         assert (before and before.replace(tzinfo=None)) == known.before(asked)
+
+
+@pytest.mark.parametrize("offset", [0, 0.5, 5, 600, 1799, 3599])
+def test_in_an_hour_that_comes_twice_the_next_time_is_later(offset: float) -> None:
+    zone = ZoneInfo("Europe/Berlin")
+    set_back = datetime(2023, 10, 29, 1, tzinfo=UTC)  # 03:00 becomes 02:00
+    rule = rrule("FREQ=HOURLY;BYMINUTE=0,30;BYSECOND=7")
+    after = (set_back + timedelta(seconds=offset)).astimezone(zone)
+    found, last = rule.next(after), rule.previous(after)
+    assert found is not None
+    assert last is not None
+    assert found.astimezone(UTC) == set_back + timedelta(hours=1, seconds=7)
+    assert last.astimezone(UTC) == set_back - timedelta(minutes=30, seconds=-7)
