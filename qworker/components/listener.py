@@ -263,9 +263,7 @@ class Listener(ThreadComponent):
         self._give_back(self._window.surplus())
 
     def _give_back(self, requests: Sequence[Request]) -> None:
-        requests = self._waiting.end_failing(requests)
-        if not self._quiet:
-            requests = self._waiting.keep_acked(requests)
+        requests = self._waiting.end_failing(requests) if self._quiet else self._waiting.keep(requests)
         self._acks.give_back(requests)
         self._backlog = self._backlog or bool(requests)
 

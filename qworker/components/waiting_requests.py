@@ -69,18 +69,25 @@ class WaitingRequests:
             self._on_ended([(request, Outcome(LOST, text=UNKNOWN)) for request in requests])
 
     def end_failing(self, requests: Sequence[Request]) -> list[Request]:
-        """End those of *requests* that a child was to tell of, and cannot any more; return the others."""
-        failing = [(request, request.failing.outcome) for request in requests if request.failing is not None]
-        if not failing:
-            return list(requests)
-        self._on_ended(failing)
-        return [request for request in requests if request.failing is None]
+        """End those of *requests* that a child was to tell of, and cannot any more, where the broker has them
+        no more either; return the others. What the broker still has comes to another worker, which finds the
+        same end and tells of it."""
+        failing = [
+            (request, request.failing.outcome)
+            for request in requests
+            if request.failing is not None and request.acked
+        ]
+        if failing:
+            self._on_ended(failing)
+        return [request for request in requests if request.failing is None or not request.acked]
 
-    def keep_acked(self, requests: Sequence[Request]) -> list[Request]:
-        """Put back those of *requests* that are acked: the broker has them no more. Return the others.
-        requests: from the end of the ready queue, the last one first."""
-        self._ready.put_back(request for request in reversed(requests) if request.acked)
-        return [request for request in requests if not request.acked]
+    def keep(self, requests: Sequence[Request]) -> list[Request]:
+        """Put back those of *requests* that no other worker may have: the broker has them no more, or they
+        have ended and a child is to tell of it. Return the others. requests: from the end of the ready queue,
+        the last one first."""
+        kept = [request for request in requests if request.acked or request.failing is not None]
+        self._ready.put_back(reversed(kept))
+        return [request for request in requests if not request.acked and request.failing is None]
 
     def take_all(self) -> list[Request]:
         """Take out everything but what is in the pool."""

@@ -56,6 +56,8 @@ EXPLAINED = frozenset({"task-failed", "join-failed"})
 """Errors in the log that the program asks for."""
 LONG = 40 * 86400.0
 """Seconds after which nothing is kept any more, by the settings."""
+ROUNDS = 3
+"""Times that so long passes: what is overdue fails then, and that is kept as long again."""
 SWEPT = 200.0
 """Seconds within which workers sweep everything."""
 MEMORY = Path("/dev/shm")
@@ -339,9 +341,10 @@ class Running:
     def _linger(self) -> None:
         """Let time pass until everything has expired and was swept; see what is left."""
         time = self.time
-        time.now += LONG
-        time.limit += 2 * LONG
-        time.pump(time.now + SWEPT)
+        for _ in range(ROUNDS):
+            time.limit += 2 * LONG
+            time.now += LONG
+            time.pump(time.now + SWEPT)
         self.seen.left_for_ever = self.stores.left()
 
     def _why(self) -> str:

@@ -11,6 +11,7 @@ from tests.simulation.case import (
     Entry,
     Errback,
     Group,
+    Mapping,
     Order,
     Pipe,
     Timetable,
@@ -81,3 +82,14 @@ def test_a_rule_is_due_after_an_hour_that_came_twice() -> None:
     assert problems(seen) == []
     assert seen.schedules is not None
     assert seen.schedules.runs
+
+
+def test_what_is_fetched_ahead_and_revoked_still_fails_what_follows() -> None:
+    """A worker that gave back its surplus ended revoked calls among it without telling what follows them: the
+    last call of the chain stayed PENDING for ever."""
+    members = [Call(), Call(), Pipe([Mapping(1), Call()])]
+    order = Order(
+        numbered(Group(members, [Errback()])), ask="get", options={"countdown": 20.0}, revoke_at=0.0
+    )
+    world = World(concurrency=1, prefetch=1)
+    assert problems(run(Case(world, (Order(numbered(Mapping(2))), order)))) == []
