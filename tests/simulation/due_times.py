@@ -121,6 +121,8 @@ class Oracle:
         known = self.names.setdefault(edit.name, Name())
         is_odd = known.base is not None and known.base.wrong in ("fails", "arguments", "options", "raises")
         if done.unsure or (is_odd and edit.what in ("set", "pause", "resume", "run")):
+            for each in self.names.values() if edit.what == "sign" else ():
+                each.unsure |= each.refused
             known.unsure = True
             return
         wanted = self._refusal(edit, known)

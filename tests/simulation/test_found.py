@@ -73,8 +73,8 @@ def test_a_rule_is_due_after_an_hour_that_came_twice() -> None:
             beats=1,
             store="other",
             timezone="Australia/Lord_Howe",
-            start=1_712_417_370.0 - START,  # 30 s before the end of the half-hour that comes twice there
-            seconds=40.0,
+            start=1_712_417_270.0 - START,  # 130 s before the end of the half-hour that comes twice there
+            seconds=140.0,
             entries=(Entry(when=("rule", (0,))),),
         )
     )
