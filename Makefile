@@ -4,6 +4,7 @@
 #   make test    set up, then run the whole test suite
 #   make check   lint, types, unit and architecture tests: the quick proof of a change
 #   make docs    build the documentation into docs/_build and run its code blocks
+#   make simulate  look for faults in simulated fleets: MINUTES=30, SEED=… for the same cases again
 #   make bench   qworker's own figures (see benchmarks/README.md)
 #   make clean   remove everything these commands made
 #
@@ -15,9 +16,11 @@ BIN := $(VENV)/bin
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 JOBS ?= $(shell expr $(CORES) + 2)
 ARGS ?=
+MINUTES ?= 1
+SEED ?=
 FIND_PYTHON := .ci/find-python
 
-.PHONY: demo test test-brokers test-cases check docs bench clean
+.PHONY: demo test test-brokers test-cases simulate check docs bench clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -54,6 +57,9 @@ test-brokers: $(VENV)/.ready-test
 
 test-cases: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -n $(JOBS) -m more_cases $(ARGS)
+
+simulate: $(VENV)/.ready-test
+	$(BIN)/python -m tests.simulation --minutes $(MINUTES) --jobs $(CORES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 check: $(VENV)/.ready-test $(VENV)/.ready-lint
 	$(BIN)/ruff check .

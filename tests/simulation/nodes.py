@@ -29,6 +29,8 @@ from tests.support.flows import PENDING, Failed, canvas, without_ids
 
 KEY = "a-key-of-the-simulation-0123456789abcdef"
 HOW = ("call", "dicts", "twice", "many")
+MEDIATOR_RESTS = 0.5
+"""Seconds, if nothing changes in its worker."""
 RUNTIMES = (0.0001, 0.0001, 0.001, 0.03, 0.2)
 """Seconds that a run is said to have taken: by that a worker fetches ahead."""
 ASK = ("later", "get", "await", "then", "other")
@@ -154,6 +156,8 @@ class WorkerNode(Node):
         pool = self.worker.pool
         assert isinstance(pool, Pool)
         pool.process = self.process
+        self.picture = self.worker.picture()
+        """After the last step."""
         steps: dict[str, Any] = {
             "listener": self._listener,
             "schedule": lambda: parts.schedule.step(self.clock.monotonic()),
@@ -177,21 +181,24 @@ class WorkerNode(Node):
         return listener.step(self.clock.monotonic())
 
     def _stepping(self, part: str, step: Any) -> Any:
+        worker, process = self.worker, self.process
+        shortest = MEDIATOR_RESTS if part == "mediator" else 0.001
+
         def turn() -> float | None:
-            if not self.process.alive:
+            if not process.alive:
                 raise Killed(self.name)
-            before = self.worker.picture()
             rest: float | None = step()
-            if not self.process.alive:
+            if not process.alive:
                 raise Killed(self.name)
-            if self.worker.picture() != before:
+            picture = worker.picture()
+            if picture != self.picture:
+                self.picture = picture
                 now = self.time.now
                 for actor in self.actors:
-                    actor.due = min(actor.due, now)
+                    if actor.due > now:
+                        actor.due = now
                 return 0.0
-            if part == "mediator" or (rest is not None and rest <= 0):
-                rest = 0.05 if part == "mediator" else 0.001
-            return rest
+            return shortest if rest is not None and rest <= 0 else rest
 
         return turn
 

@@ -27,7 +27,7 @@ from tests.simulation.case import Case, Fault
 from tests.simulation.nodes import Asked, Caller, Node, WorkerNode, is_ready, value_of
 from tests.simulation.program import Record
 from tests.simulation.schedules import Schedules, Story
-from tests.simulation.seams import KINDS, Process
+from tests.simulation.seams import Process
 from tests.simulation.stores import LEASE_SECONDS, Stores
 from tests.simulation.tracing import Trace
 from tests.simulation.world import Actor, Killed, Stuck, Time, determined
@@ -136,7 +136,7 @@ class Running:
         self.time.trace = trace
         self.stores = Stores(case.world.stores, directory, self.time)
         self.restore: Callable[[], None] = lambda: None
-        self.to_come = [fault for fault in case.faults if fault.kind in KINDS]
+        self.to_come = [fault for fault in case.faults if fault.kind not in HAPPENINGS]
         self.removed: list[Node] = []
         self.processes: dict[str, Node] = {}
         self.workers: dict[str, WorkerNode] = {}
@@ -165,7 +165,7 @@ class Running:
             self.schedules.start()
             self.last = max(self.last, self.schedules.table.seconds)
         for fault in case.faults:
-            if fault.kind not in KINDS:
+            if fault.kind in HAPPENINGS:
                 self.last = max(self.last, fault.at + fault.seconds)
                 at = fault.at + (fault.seconds if fault.kind == "crash" else 0.0)
                 self._at(at, "world", lambda fault=fault: self._happen(fault))

@@ -18,7 +18,7 @@ from qworker.errors import BackendError, BrokerUnavailable, QWorkerError
 from qworker.tasks.outcome import LOST
 from qworker.transports.lease import Claim
 from tests.simulation.case import Fault
-from tests.simulation.world import Killed, Time
+from tests.simulation.world import Actor, Killed, Time
 
 KINDS = (
     "before",
@@ -31,6 +31,8 @@ KINDS = (
     "child after",
     "stall",
 )
+LOST = "lost"
+"""A kind that is never drawn: a broken store, which answers and has done nothing. Checks must notice it."""
 
 BROKER = (
     "push", "revoke", "register", "lease", "look", "settle", "confirm", "extend", "reclaim", "revoked_since",
@@ -74,10 +76,10 @@ WRITES = frozenset(
     }
 )
 """What a full store refuses."""
-TELLS = frozenset(
-    {"push", "settle", "revoke", "dead_retry", "failed.send_again", "join.finish", "deregister", "reclaim"}
-)
-"""After these there may be something for every worker."""
+TELLS = frozenset({"push", "settle", "revoke", "dead_retry", "failed.send_again", "deregister", "reclaim"})
+"""After these there may be something for every listener."""
+JOINED = frozenset({"join.add", "join.grow", "join.set_size", "join.open", "join.finish"})
+"""After these there may be a join for every joiner."""
 
 
 class Process:
@@ -145,6 +147,7 @@ class Process:
         self._note(method, args, value if isinstance(value, Claim) else None)
         if method in TELLS:
             self.time.wake(name="listener")
+        elif method in JOINED:
             self.time.wake(name="joiner")
         return value
 
@@ -177,13 +180,13 @@ class Process:
         if fault.kind == "late" and fault.method == "push":
             self.time.actors.append(_late(self.time, self.time.now + fault.seconds, function, args, kwargs))
             raise error("no answer came in time")
-        if fault.kind in ("before", "kill before", "child before"):
+        if fault.kind in ("before", "kill before", "child before", LOST):
             value = None
         else:
             value = function(*args, **kwargs)
             if fault.kind == "twice" and fault.method in REPEATABLE:
                 return function(*args, **kwargs)
-        if fault.kind in ("twice", "late"):
+        if fault.kind in ("twice", "late", LOST):
             return value
         if who == "kill":
             self.die()
@@ -194,8 +197,6 @@ class Process:
 
 
 def _late(time: Time, at: float, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    from tests.simulation.world import Actor
-
     def step() -> None:
         time.actors.remove(actor)
         function(*args, **kwargs)

@@ -83,7 +83,10 @@ class Trace:
         return id
 
     def lines(self, log: list[str], *orders: str) -> list[str]:
-        """Those of *log* that are about one of *orders*, or about all."""
+        """Those of *log* that are about one of *orders*, or about all; of one after another that differ in
+        nothing but the time the first."""
         ids = {id[:SHOWN] for id, root in self.roots.items() if self.orders.get(root) in orders}
         wanted = EVENTS.union(orders, ids)
-        return [line for line in log if not wanted.isdisjoint(WORDS.findall(line))]
+        told = [line for line in log if not wanted.isdisjoint(WORDS.findall(line))]
+        texts = [line.partition(" ")[2] for line in told]
+        return [line for line, text, before in zip(told, texts, ["", *texts], strict=False) if text != before]

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from qworker import interrupts
 from tests.simulation.tracing import Trace
 
 START = 1_700_000_000.0
@@ -161,6 +162,8 @@ def determined(seed: int) -> Iterator[None]:
         return source.randbytes(size)
 
     with (
+        # No signal interrupts a world: what waits for its end on the main thread needs no other thread.
+        mock.patch.object(interrupts, "_main", None),
         mock.patch.object(os, "urandom", urandom),
         mock.patch.object(secrets, "token_hex", lambda size=16: source.randbytes(size or 16).hex()),
         mock.patch.object(secrets, "randbits", source.getrandbits),

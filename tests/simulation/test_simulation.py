@@ -1,0 +1,262 @@
+"""The simulator itself: it finds what is wrong, runs the same each time, and finds nothing in these seeds.
+
+``python -m tests.simulation`` looks at many more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from random import Random, SystemRandom
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.simulation import case as cases
+from tests.simulation import drawing
+from tests.simulation.case import Call, Case, Chain, Fault, Group, Order, World
+from tests.simulation.checks import problems
+from tests.simulation.covering import Covered, labels, shown
+from tests.simulation.drawing import BLOCK, CHOICES, case_of
+from tests.simulation.run import run
+from tests.simulation.seams import LOST
+from tests.simulation.search import trace
+from tests.simulation.shrinking import as_test, kind_of, shrunk, written
+from tests.simulation.tracing import Trace
+from tests.support.flows import numbered
+
+CASES = 20
+"""In each chunk of seeds."""
+FRESH = SystemRandom()
+
+
+def failing(seeds: range) -> dict[str, list[str]]:
+    """The problems of the cases of *seeds*, by the command that shows more."""
+    found = {f"python -m tests.simulation --case {seed}": problems(run(case_of(seed))) for seed in seeds}
+    return {command: texts for command, texts in found.items() if texts}
+
+
+@pytest.mark.parametrize("chunk", range(8))
+def test_the_same_seeds_each_time(chunk: int) -> None:
+    assert failing(range(chunk * CASES, (chunk + 1) * CASES)) == {}
+
+
+@pytest.mark.parametrize("chunk", range(8))
+def test_other_seeds_each_time(chunk: int) -> None:
+    start = FRESH.randrange(10**9)
+    assert failing(range(start, start + CASES)) == {}
+
+
+@pytest.mark.parametrize("chunk", range(2))
+def test_cases_with_many_orders(chunk: int) -> None:
+    found = {seed: problems(run(case_of(seed, orders=25))) for seed in range(3 * chunk, 3 * chunk + 3)}
+    assert {seed: texts for seed, texts in found.items() if texts} == {}
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.randoms(use_true_random=False))
+def test_cases_that_hypothesis_draws(random: Random) -> None:
+    case = drawing.case(random)
+    assert problems(run(case)) == [], written(case)
+
+
+# -- it runs the same each time --
+
+SEEDS = range(200, 216)
+LOGS = "from tests.simulation.test_simulation import SEEDS, digest; print(*map(digest, SEEDS))"
+
+
+def digest(seed: int) -> str:
+    return hashlib.sha256("\n".join(run(case_of(seed)).log).encode()).hexdigest()
+
+
+def test_a_case_runs_the_same_each_time_and_in_each_process() -> None:
+    here = [digest(seed) for seed in SEEDS]
+    assert here == [digest(seed) for seed in SEEDS]
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    there = subprocess.run(
+        [sys.executable, "-c", LOGS], env=environment, capture_output=True, text=True, check=True
+    )
+    assert there.stdout.split() == here
+
+
+def test_a_case_can_be_pasted() -> None:
+    names: dict[str, Any] = {name: getattr(cases, name) for name in cases.__all__}
+    for seed in range(50):
+        case = case_of(seed)
+        assert eval(repr(case), dict(names)) == case
+        assert eval(written(case), dict(names)) == case
+
+
+# -- it can fail --
+
+
+def test_a_run_that_was_not_asked_for_is_noticed() -> None:
+    seen = run(Case(orders=(Order(numbered(Chain([Call(), Call()]))),)))
+    assert problems(seen) == []
+    first = seen.record.runs["f0"][0]
+    seen.record.runs["f0"].append(first)
+    assert problems(seen) == ["f0: ran {0: 2, 1: 1}, not {0: 1, 1: 1}"]
+
+
+def test_a_run_that_is_missing_is_noticed() -> None:
+    seen = run(Case(orders=(Order(numbered(Group([Call(), Call()]))),)))
+    del seen.record.runs["f0"][1]
+    assert [kind_of(each) for each in problems(seen)] == ["ran not"]
+
+
+@pytest.mark.parametrize("stores", CHOICES["stores"])
+def test_a_store_that_loses_a_message_is_noticed(stores: str) -> None:
+    order = Order(numbered(Chain([Call(), Call()])))
+    lost = Fault(LOST, "caller0", "push")
+    found = problems(run(Case(World(stores=stores), (order,), (lost,))))
+    assert "f0: result 0 has not ended" in found
+
+
+def test_a_store_that_loses_a_result_is_noticed() -> None:
+    order = Order(numbered(Chain([Call(), Call()])))
+    lost = tuple(Fault(LOST, worker, "store_rows") for worker in ("worker0", "worker1"))
+    assert problems(run(Case(World(stores="sqlite+memory"), (order,), lost))) != []
+
+
+def test_an_order_that_the_simulator_cannot_carry_out_is_told() -> None:
+    """A fault of the simulator is no success."""
+    (problem,) = problems(run(Case(orders=(Order("no flow"),))))
+    assert problem.startswith("the simulator failed: ")
+
+
+# -- shrinking --
+
+
+def test_a_case_becomes_as_small_as_what_is_wrong_with_it() -> None:
+    drawn = case_of(7, orders=6)
+    lost = Fault(LOST, "caller0", "push")
+    case = replace(drawn, world=replace(drawn.world, acks_late=True), faults=(*drawn.faults, lost))
+    small = shrunk(case, 40, kinds=["result has not ended"])
+    assert small.finished
+    assert small.case == Case(orders=(Order(Call(number=0)),), faults=(Fault(LOST, "caller0", "push"),))
+    assert "f0: result 0 has not ended" in small.problems
+
+
+def test_a_case_that_does_not_fail_is_left_as_it_is() -> None:
+    case = case_of(3)
+    assert shrunk(case).case is case
+
+
+def test_shrinking_ends_when_its_time_is_over() -> None:
+    drawn = case_of(7, orders=6)
+    small = shrunk(replace(drawn, faults=(Fault(LOST, "caller0", "push"),)), 0.0)
+    assert not small.finished
+    assert len(small.case.orders) == 6
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("f0: 3 ran 2 times, not 1", "f12: 14 ran 0 times, not 3"),
+        ("f0: result 0 is '1(x)', not '2(0(x))'", "f1: result 1 is '7#ab01cd', not '3()'"),
+        ("f0: ran {0: 1}, not {0: 1, 1: 1}", "f2: ran {}, not {4: (1, 2)}"),
+        ("dead letters: ['lost', \"it's\"]", "dead letters: ['refused']"),
+        ("it failed: Traceback\n  line 3\nKeyError: 'a'", "it failed: Traceback\n  file x\nKeyError: 'b'"),
+    ],
+)
+def test_the_kind_of_a_problem_is_its_words(one: str, other: str) -> None:
+    assert kind_of(one) == kind_of(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("f0: result 0 has not ended", "f0: result 0 is '1', not '2'"),
+        ("f0: result 0 is Failed(error='ValueError'), not '2'", "f0: result 0 is '1', not '2'"),
+        ("it failed: Traceback\n  line 3\nKeyError: 'a'", "it failed: Traceback\n  line 3\nTypeError: 'a'"),
+    ],
+)
+def test_other_words_are_another_kind(one: str, other: str) -> None:
+    assert kind_of(one) != kind_of(other)
+
+
+def test_a_test_that_is_printed_runs_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "test_printed.py"
+    flow = numbered(Group([Chain([Call(retries=1), Call()]) for _ in range(5)]))
+    case = Case(orders=(Order(flow, how="dicts"),), faults=(Fault(LOST, "caller0", "push"),))
+    for printed, code in ((replace(case, faults=()), 0), (case, 1)):
+        path.write_text(as_test(printed, "it", "Found."))
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == code, done.stdout
+    assert "result 0 has not ended" in done.stdout
+
+
+# -- what is covered --
+
+
+def test_a_hundred_seeds_cover_all_pairs_of_dimensions_of_worlds() -> None:
+    for block in (0, 1, 12345):
+        met = set()
+        for seed in range(block * BLOCK, (block + 1) * BLOCK):
+            world = drawing.world_of(seed)
+            met |= set(combinations([(name, getattr(world, name)) for name in CHOICES], 2))
+        assert set(drawing.pairs(CHOICES)) - met == set()
+
+
+def test_blocks_of_seeds_have_worlds_of_their_own() -> None:
+    assert drawing.worlds(0) != drawing.worlds(1)
+
+
+def test_the_table_tells_what_never_met() -> None:
+    covered = Covered()
+    case = Case(orders=(Order(numbered(Chain([Call(), Call(retries=1)]))),))
+    covered.add(labels(case, [Fault("kill")]))
+    table = covered.table(most=10**6)
+    assert "Group" in table.partition("never drawn, or never fired: ")[2].splitlines()[0]
+    met = next(line for line in table.splitlines() if line.startswith("world x world")).split()[3]
+    assert int(met) == len(list(combinations(CHOICES, 2)))
+    covered.add(labels(replace(case, world=World(workers=3)), []))
+    assert "  kill with workers=3" in covered.table(most=10**6).splitlines()
+    assert {shown(each) for each in labels(case, [])} >= {"Chain", "Call.retries", "workers=2", "how.call"}
+
+
+# -- the log --
+
+
+def test_a_trace_has_the_tasks_of_one_order() -> None:
+    flow = numbered(Chain([Call(), Call()]))
+    told = Trace()
+    seen = run(Case(orders=(Order(flow), Order(flow, at=1.0, options={"countdown": 3.0}))), told)
+    first, second = told.lines(seen.log, "f0"), told.lines(seen.log, "f1")
+    assert [line.split(maxsplit=2)[2] for line in first if " runs " in line] == ["runs f0 0", "runs f0 1"]
+    assert not set(first) & set(second)
+    assert any("caller1 push" in line for line in second)
+    assert trace(seen.case, ["f1: result 0 has not ended"]) == second
+
+
+# -- the command --
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *arguments], capture_output=True, text=True
+    )
+
+
+def test_the_command_runs_seeds_and_tells_what_it_covered(tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    done = command("--seed", "300", "--cases", "6", "--jobs", "2", "--world", "workers=1", "--out", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 of 6 cases fail" in done.stdout
+    assert "world x world" in done.stdout
+    assert out.read_text() == done.stdout
+
+
+def test_the_command_refuses_a_dimension_that_is_none() -> None:
+    done = command("--world", "wrkers=1")
+    assert done.returncode == 2
+    assert "a world has no dimension 'wrkers'" in done.stderr
