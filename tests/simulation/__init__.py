@@ -7,6 +7,7 @@ the byte of its log.
 Modules, in reading order: ``case`` (the data), ``drawing`` (cases from seeds), ``world`` (nodes, virtual time
 and who steps next), ``seams`` (calls of stores, and what fails there), ``stores`` (those of a world),
 ``nodes`` (publishers, workers, callers), ``program`` (the tasks), ``run`` (one case from start to end),
-``checks`` (what must hold afterwards), ``shrinking``, ``search``. Of schedules: ``schedules`` (who looks
+``checks`` (what must hold afterwards), ``shrinking``, ``tracing`` (what the log says of one order),
+``covering`` (which features met), ``search``. Of schedules: ``schedules`` (who looks
 after them), ``due_times`` (what must be called), ``timetables`` (cases from seeds).
 """

@@ -12,62 +12,69 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields
 from itertools import combinations
 from typing import Any
 
 from tests.simulation import case as cases
-from tests.simulation.case import Case, Fault
+from tests.simulation.case import Case, Fault, World
 from tests.simulation.drawing import CHOICES
 from tests.simulation.nodes import ASK, HOW
 from tests.simulation.run import HAPPENINGS
 from tests.simulation.seams import KINDS
-from tests.support.flows import parts_of
+from tests.simulation.shrinking import usual
+from tests.support.flows import Short
 
 Label = tuple[str, str, str]
-NO_FLOWS = frozenset({"Case", "Fault", "Order", "World"})
+DETAILS = frozenset({"at", "faults", "given", "name", "number", "seed", "seconds", "start", "world"})
+"""Fields that are not what a case is about, or that have labels of their own."""
 
 
 def labels(case: Case, fired: Iterable[Fault]) -> frozenset[Label]:
     """What *case* is about; of its faults those that *fired*."""
     found = {("world", name, repr(getattr(case.world, name))) for name in CHOICES}
-    found |= {("fault", fault.kind, "") for fault in fired}
-    for order in case.orders:
-        found |= {("program", "how", order.how), ("program", "ask", order.ask)}
-        found |= {("program", "option", name) for name in order.options}
-        if order.revoke_at is not None:
-            found.add(("program", "revoked", ""))
-        for part in parts_of(order.flow):
-            name = type(part).__name__
-            found.add(("program", name, ""))
-            found |= {
-                ("program", name, each.name)
-                for each in _options(type(part))
-                if getattr(part, each.name) != _usual(each)
-            }
-    return frozenset(found)
+    return frozenset(found | {("fault", fault.kind, "") for fault in fired} | set(_features(case)))
+
+
+def _features(value: Any) -> Iterator[Label]:
+    """The kinds of things that stand in *value*, and which of their fields are not as usual: of a word which
+    it is, of a dictionary which keys it has."""
+    if isinstance(value, tuple | list):
+        for each in value:
+            yield from _features(each)
+    elif isinstance(value, Short):
+        kind = type(value).__name__
+        yield "program", kind, ""
+        for field in _told(type(value)):
+            now = getattr(value, field.name)
+            yield from _features(now)
+            if now == usual(field):
+                continue
+            if isinstance(now, str):
+                yield "program", f"{kind}.{field.name}", now
+            elif isinstance(now, dict):
+                yield from (("program", f"{kind}.{field.name}", str(key)) for key in now)
+            else:
+                yield "program", f"{kind}.{field.name}", ""
 
 
 def all_labels() -> frozenset[Label]:
     """All that a case can be about, as far as the simulator tells without drawing one."""
     found = {("world", name, repr(value)) for name, values in CHOICES.items() for value in values}
     found |= {("fault", kind, "") for kind in (*KINDS, *HAPPENINGS)}
-    found |= {("program", "how", how) for how in HOW} | {("program", "ask", ask) for ask in ASK}
-    for name in cases.__all__:
-        kind = getattr(cases, name)
-        if is_dataclass(kind) and name not in NO_FLOWS:
-            found.add(("program", name, ""))
-            found |= {("program", name, each.name) for each in _options(kind)}
+    found |= {("program", "Order.how", how) for how in HOW[1:]}
+    found |= {("program", "Order.ask", ask) for ask in ASK[1:]}
+    for kind in (getattr(cases, name) for name in cases.__all__):
+        if isinstance(kind, type) and kind not in (World, Fault):
+            found.add(("program", kind.__name__, ""))
+            for field in _told(kind):
+                if not isinstance(usual(field), str | dict) and usual(field) is not MISSING:
+                    found.add(("program", f"{kind.__name__}.{field.name}", ""))
     return frozenset(found)
 
 
-def _options(kind: Any) -> Iterator[Any]:
-    """The fields of a flow that are left as usual mostly."""
-    return (each for each in fields(kind) if each.name != "number" and _usual(each) is not MISSING)
-
-
-def _usual(field: Any) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
+def _told(kind: Any) -> Iterator[Field[Any]]:
+    return (field for field in fields(kind) if field.name not in DETAILS)
 
 
 def meeting(found: Iterable[Label]) -> Iterator[tuple[Label, Label]]:

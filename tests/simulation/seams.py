@@ -31,7 +31,7 @@ KINDS = (
     "child after",
     "stall",
 )
-LOST = "lost"
+FORGETS = "forgets"
 """A kind that is never drawn: a broken store, which answers and has done nothing. Checks must notice it."""
 
 BROKER = (
@@ -180,13 +180,13 @@ class Process:
         if fault.kind == "late" and fault.method == "push":
             self.time.actors.append(_late(self.time, self.time.now + fault.seconds, function, args, kwargs))
             raise error("no answer came in time")
-        if fault.kind in ("before", "kill before", "child before", LOST):
+        if fault.kind in ("before", "kill before", "child before", FORGETS):
             value = None
         else:
             value = function(*args, **kwargs)
             if fault.kind == "twice" and fault.method in REPEATABLE:
                 return function(*args, **kwargs)
-        if fault.kind in ("twice", "late", LOST):
+        if fault.kind in ("twice", "late", FORGETS):
             return value
         if who == "kill":
             self.die()
