@@ -41,6 +41,11 @@ class World(Short):
     result_expires: float = 86400.0
     serializer: str = "json"
 
+    @property
+    def forgets(self) -> bool:
+        """Whether results are gone before all calls are made."""
+        return self.result_expires < 100.0
+
 
 @dataclass(frozen=True, repr=False)
 class Order(Short):

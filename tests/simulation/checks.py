@@ -12,12 +12,14 @@ from typing import Any
 from tests.simulation.due_times import Oracle
 from tests.simulation.nodes import Asked
 from tests.simulation.run import Seen
-from tests.support.flows import Chord, Chunks, Expected, Failed, Group, expected, parts_of
+from tests.support.flows import PENDING, Chord, Chunks, Expected, Failed, Group, expected, parts_of
 
 LOSSES = frozenset({"WorkerLost", "ChordError", "BackendError", "BrokerUnavailable"})
 """Errors of tasks that were acknowledged first, and that a fault cut short."""
 HARMLESS = frozenset({"jump", "stranger", "retry dead"})
 """Faults after which nothing may run twice."""
+CUT = frozenset({"before", "after", "twice"})
+"""Faults of connections, after which the broker still knows who had what."""
 
 OF_ENTRIES = ("entry-", "task-unknown", "unknown-task")
 """Errors that schedules ask for: of entries that are wrong, and of tasks that nobody knows."""
@@ -28,7 +30,7 @@ def problems(seen: Seen) -> list[str]:
     if seen.broken:
         return [seen.broken]
     found = [f"a worker crashed: {text}" for text in seen.crashed]
-    if seen.stuck and not _may_lose(seen):
+    if seen.stuck and not _may_vanish(seen):
         found.append(f"it does not end: {seen.stuck}")
     exact = all(fault.kind in HARMLESS for fault in seen.fired)
     dead = 0
@@ -63,7 +65,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     ran, told = seen.record.ran(asked.name), seen.record.told[asked.name]
     if want.refused:
         if asked.results:
-            found.append("was taken, though it waits for what is ignored")
+            found.append("was taken, though it cannot be called")
         if ran:
             found.append(f"ran {dict(ran)}, though it was refused")
         return found
@@ -73,22 +75,27 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         return [f"cannot be called: {asked.refused[0]!r}"]
     if asked.unanswered and not seen.fired:
         found.append(f"cannot be asked for: {asked.unanswered[0]!r}")
-    if asked.revoked:
+    if asked.revoked or (seen.case.world.forgets and not exact):
         return found
-    for number, ready in enumerate(seen.ready.get(asked.name, ())):
+    kept = {} if seen.case.world.forgets else seen.ready
+    for number, ready in enumerate(kept.get(asked.name, ())):
         if not ready and not want.pending:
-            if not _may_lose(seen) and not asked.forgotten:
+            if not _may_vanish(seen) and not asked.forgotten:
                 found.append(f"result {number} has not ended")
             continue
         value = seen.values[asked.name][number]
         if value != want.value and not (_lost(value) and _may_lose(seen)):
             found.append(f"result {number} is {value!r}, not {want.value!r}")
-    for number, value in seen.called.get(asked.name, ()):
-        if value != want.called.get(number) and not (_lost(value) and _may_lose(seen)):
+    for number, value in seen.called.get(asked.name, ()) if kept else ():
+        if value != want.called.get(number) and not (
+            asked.forgotten or (_may_lose(seen) and (_lost(value) or value == PENDING))
+        ):
             found.append(f"what {number} called is {value!r}, not {want.called.get(number)!r}")
     for value in asked.told:
-        if asked.order.ask == "await" and want.value == Failed("ChordError") and isinstance(value, Failed):
-            continue  # it raises what the member raised
+        if asked.order.ask in ("await", "raise") and want.value == Failed("ChordError"):
+            it_raises = getattr(value, "error", None)  # what a member raised
+            if it_raises in want.causes:
+                continue
         if value != want.value and not (_lost(value) and _may_lose(seen)):
             found.append(f"the caller was told {value!r}, not {want.value!r}")
     if asked.refused or asked.forgotten or _lost(seen.values.get(asked.name, [])):
@@ -131,6 +138,12 @@ def _is_line(flow: Any) -> bool:
 def _may_lose(seen: Seen) -> bool:
     """Whether tasks may be lost: those that are acknowledged first."""
     return not seen.case.world.acks_late and bool(seen.fired)
+
+
+def _may_vanish(seen: Seen) -> bool:
+    """Whether nothing may be known of tasks that are lost: of those whose worker died, or was taken for
+    dead."""
+    return _may_lose(seen) and any(fault.kind not in CUT for fault in seen.fired)
 
 
 def _lost(value: Any) -> bool:

@@ -46,7 +46,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "skew": (0.0, 0.0, 2.0),
     "async_concurrency": (1, 10),
     "track_started": (False, True),
-    "result_expires": (86400.0, 3600.0),
+    "result_expires": (86400.0, 3600.0, 86400.0, 3600.0, 60.0),
     "serializer": ("json", "json", "pickle"),
 }
 
@@ -107,7 +107,9 @@ def _row(random: Random, wanted: set[tuple[tuple[str, Any], tuple[str, Any]]]) -
 
 
 def errbacks(random: Random, chance: float = 0.4) -> list[Errback]:
-    return [Errback(now=random.random() < 0.5)] if random.random() < chance else []
+    if random.random() >= chance:
+        return []
+    return [Errback(now=random.random() < 0.5, by_set=random.random() < 0.3)]
 
 
 def call(random: Random, depth: int = 0) -> Any:
@@ -117,7 +119,10 @@ def call(random: Random, depth: int = 0) -> Any:
         return Mapping(random.randint(0, 3), random.random() < 0.5, random.random() < 0.1)
     if kind < 0.2:
         return Chunks(random.randint(1, 4), random.randint(1, 3))
+    later = (0.5, 3, 20.0, 90) if depth == 0 else (0.5, 3)  # who opens a join knows what is due then
     made = Call(
+        options={"countdown": random.choice(later)} if random.random() < 0.05 else {},
+        wrong=depth == 0 and random.random() < 0.01,
         fails=random.random() < 0.07,
         retries=random.choice((0,) * 12 + (1, 2)),
         immutable=random.random() < 0.2,
@@ -145,7 +150,7 @@ def special(random: Random, made: Call, depth: int) -> None:
         made.links.append(flow(random, 2, depth + 1))
 
 
-DOES = (*VALUES, "ignore", "reject", "requeue", "expected", "again", "soft", "hard")
+DOES = (*VALUES, "ignore", "reject", "requeue", "expected", "several", "again", "soft", "hard")
 
 
 def flow(random: Random, leaves: int, depth: int = 0) -> Any:
@@ -158,7 +163,7 @@ def flow(random: Random, leaves: int, depth: int = 0) -> Any:
     if kind < 0.25:
         return Chain(inner, errbacks(random))
     if kind < 0.45:
-        return Pipe(inner)
+        return Pipe([Group([each]) if random.random() < 0.15 else each for each in inner])
     if kind < 0.7:
         return Group(inner, errbacks(random))
     return Chord(inner, flow(random, 2, depth), errbacks(random))
@@ -173,7 +178,7 @@ def order(random: Random) -> Order:
     if random.random() < 0.15:
         options["headers"] = {"h": 1}
     if random.random() < 0.1:
-        options["countdown"] = random.choice((0.5, 3.0, 20.0))
+        options["countdown"] = random.choice((0.5, 3, 20.0))
     if random.random() < 0.1:
         options["priority"] = random.randint(0, 9)
     how = random.choice(HOW)
@@ -195,8 +200,8 @@ def order(random: Random) -> Order:
 
 CALL_FAULTS = ("before", "after", "twice", "kill before", "kill after", "child before", "child after")
 METHODS = (
-    "push", "lease", "settle", "extend", "register", "reclaim", "store", "store_rows", "get", "read_many",
-    "join.open", "join.add", "join.claim", "join.finish", "join.hold", "failed.send_again",
+    "push", "lease", "settle", "confirm", "extend", "register", "reclaim", "store", "store_rows", "get",
+    "read_many", "join.open", "join.add", "join.claim", "join.finish", "join.hold", "failed.send_again",
 )  # fmt: skip
 """Those whose calls faults meet."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from qworker import QWorker, signature
@@ -24,8 +25,8 @@ from tests.simulation.program import Record, define
 from tests.simulation.seams import Process
 from tests.simulation.stores import LEASE_SECONDS, Stores
 from tests.simulation.waiting import Watcher, awaited
-from tests.simulation.world import Actor, Clock, Killed, Time
-from tests.support.flows import PENDING, Failed, canvas, without_ids
+from tests.simulation.world import Actor, Clock, Killed, Stuck, Time
+from tests.support.flows import PENDING, Failed, canvas, timed, without_ids
 
 KEY = "a-key-of-the-simulation-0123456789abcdef"
 HOW = ("call", "dicts", "twice", "many")
@@ -33,7 +34,7 @@ MEDIATOR_RESTS = 0.5
 """Seconds, if nothing changes in its worker."""
 RUNTIMES = (0.0001, 0.0001, 0.001, 0.03, 0.2)
 """Seconds that a run is said to have taken: by that a worker fetches ahead."""
-ASK = ("later", "get", "await", "then", "other")
+ASK = ("later", "get", "raise", "await", "then", "other")
 
 
 def settings_of(world: World, lease: float, key: bool) -> dict[str, Any]:
@@ -239,7 +240,7 @@ class Caller(Node):
         self.record.keep(asked.name, order.flow)
         call = canvas(order.flow, self.app.tasks, asked.name)
         if order.how == "dicts":
-            call = signature(json.loads(json.dumps(call)), app=self.app)
+            call = signature(json.loads(json.dumps(call, default=timedelta.total_seconds)), app=self.app)
         if order.how == "twice":
             call.freeze()
         for _ in range(2 if order.how == "twice" else 1):
@@ -247,7 +248,7 @@ class Caller(Node):
                 if order.how == "many":
                     asked.results += self.app.send_many([call])
                 else:
-                    asked.results.append(call.apply_async(order.given, **order.options))
+                    asked.results.append(call.apply_async(order.given, **timed(order.options)))
             except Exception as error:  # noqa: BLE001 - what it means is for the checks
                 asked.refused.append(error)
                 self.time.note(self.name, "cannot call", asked.name, type(error).__name__)
@@ -267,6 +268,8 @@ class Caller(Node):
     def _ask(self, asked: Asked, result: Any, other: Node) -> None:
         if asked.order.ask == "get":
             asked.told.append(value_of(result))
+        elif asked.order.ask == "raise" and not isinstance(result, GroupResult):
+            asked.told.append(raised(result))
         elif asked.order.ask == "await" and not isinstance(result, GroupResult):
             asked.told.append(self.awaited(_value(result)))
         elif asked.order.ask == "then" and not getattr(result, "ignored", False):
@@ -286,7 +289,17 @@ async def _value(result: Any) -> Any:
     except (BackendError, BrokerUnavailable):
         raise
     except Exception as error:  # noqa: BLE001 - of the task
-        return Failed(type(error).__name__)
+        return Failed.by(error)
+
+
+def raised(result: Any) -> Any:
+    """What get() returns, with a Failed for what it raises."""
+    try:
+        return without_ids(result.get())
+    except (BackendError, BrokerUnavailable, Stuck):
+        raise
+    except Exception as error:  # noqa: BLE001 - of the task
+        return Failed.by(error)
 
 
 def elsewhere(result: Any, app: QWorker) -> Any:
@@ -304,7 +317,7 @@ def value_of(result: Any, app: QWorker | None = None) -> Any:
     if app is not None and not seen.ready():
         return PENDING
     value = seen.get(propagate=False)
-    return Failed(type(value).__name__) if isinstance(value, BaseException) else without_ids(value)
+    return Failed.by(value) if isinstance(value, BaseException) else without_ids(value)
 
 
 def is_ready(result: Any, app: QWorker) -> bool:

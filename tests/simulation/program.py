@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from qworker import QWorker, Task
+from qworker import QWorker, Task, states
 from qworker.errors import Ignore, Reject, SoftTimeLimitExceeded
 from qworker.middleware import Middleware
 from qworker.tasks.outcome import TIME_LIMIT
 from tests.simulation.seams import Process
-from tests.support.flows import RUNS, VALUES, canvas, parts_of, shown
+from tests.support.flows import RUNS, VALUES, Call, canvas, parts_of, shown
 
 
 class Again(Exception):
@@ -42,6 +42,10 @@ class Record:
         """The parts of each flow by their numbers; a task looks up there what it is to do."""
         self.called: dict[str, list[tuple[int, Any]]] = defaultdict(list)
         """The results of what tasks called, by the number of who called."""
+        self.linked: dict[str, set[int]] = {}
+        """The numbers of the calls that are linked to others."""
+        self.keeps_all: bool = True
+        """Whether each call leaves a result, and keeps it."""
         self.requeued: set[Any] = set()
         """The messages that their tasks have put back."""
         self.wrong: list[str] = []
@@ -54,7 +58,11 @@ class Record:
 
     def keep(self, name: str, flow: Any) -> None:
         """Keep the *flow* of the order *name* for the tasks."""
-        self.flows[name] = {part.number: part for part in parts_of(flow) if hasattr(part, "number")}
+        parts = list(parts_of(flow))
+        self.flows[name] = {part.number: part for part in parts if hasattr(part, "number")}
+        links = (link for part in parts for link in getattr(part, "links", ()))
+        self.linked[name] = {link.number for link in links if isinstance(link, Call)}
+        self.keeps_all = self.keeps_all and not any(getattr(part, "ignored", False) for part in parts)
 
     def part(self, flow: str, number: int) -> Any:
         return self.flows[flow][number]
@@ -129,6 +137,7 @@ RAISED: dict[str, BaseException] = {
     "ignore": Ignore(),
     "reject": Reject("never", requeue=False),
     "expected": Expected(),
+    "several": ExceptionGroup("several", [ValueError(), ExceptionGroup("within", [KeyError()])]),
     "again": Again(),
     "soft": SoftTimeLimitExceeded(),
 }
@@ -145,6 +154,8 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
             seen = request.headers or {}
             if strange := {name for name in seen if seen[name] != SHOWN.get(name)}:
                 record.complain(f"{flow}: {number} has the headers {strange} of {seen}")
+            if number in record.linked[flow]:
+                look(flow, request.parent_id, states.SUCCESS)
             if request.retries < retries:
                 raise task.retry(countdown=0, max_retries=retries)
             if part.calls is not None:
@@ -157,6 +168,13 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
             if part.does:
                 return ending(part.does, task, given, number)
             return shown(number, given)
+
+    def look(flow: str, id: Any, state: str) -> None:
+        """Who is called since the task *id* has ended sees that."""
+        if record.keeps_all and not process.fired:
+            seen = app.AsyncResult(id).state
+            if seen != state:
+                record.complain(f"{flow}: who hears of the end of {id} finds it {seen}")
 
     def ending(does: str, task: Any, given: Any, number: int) -> Any:
         """How the call *number* ends."""
@@ -202,9 +220,11 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
 
     @app.task(base=kind, name="told")
     def told(failed: str, *, flow: str, number: int) -> None:
+        look(flow, failed, states.FAILURE)
         record.tell(flow, number)
 
     @app.task(base=kind, name="told_now")
     def told_now(request: Any, error: Any, traceback: Any, *, flow: str, number: int) -> None:
         process.step()
+        look(flow, request.id, states.FAILURE)
         record.tell(flow, number)

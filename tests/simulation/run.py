@@ -23,7 +23,7 @@ from qworker import QWorker
 from qworker.backends.joins import PUSH_SECONDS
 from qworker.errors import BackendError, QWorkerError
 from qworker.transports.lease import Envelope
-from tests.simulation.case import Case, Fault
+from tests.simulation.case import Case, Fault, Order
 from tests.simulation.nodes import Asked, Caller, Node, WorkerNode, is_ready, value_of
 from tests.simulation.program import Record
 from tests.simulation.schedules import Schedules, Story
@@ -31,6 +31,7 @@ from tests.simulation.seams import Process
 from tests.simulation.stores import LEASE_SECONDS, Stores
 from tests.simulation.tracing import Trace
 from tests.simulation.world import Actor, Killed, Stuck, Time, determined
+from tests.support.flows import parts_of
 
 HAPPENINGS = (
     "kill",
@@ -149,16 +150,14 @@ class Running:
         self.observer = self._node(Caller, "observer", bool(case.world.key))
         for number in range(case.world.workers):
             self._start_worker(f"worker{number}")
+        self.seen.record.keeps_all = not (self.stores.disabled or case.world.forgets)
         self.open = len(case.orders)
         for number, order in enumerate(case.orders):
             asked = Asked(order, f"f{number}")
             self.seen.asked.append(asked)
             self._at(order.at, CALLERS[number % 2], lambda asked=asked: self._order(asked))
         self.last = max(
-            (
-                order.at + (order.options.get("countdown") or 0.0) + (order.revoke_at or 0.0)
-                for order in case.orders
-            ),
+            (order.at + delays_of(order) + (order.revoke_at or 0.0) for order in case.orders),
             default=0.0,
         )
         if self.schedules is not None:
@@ -213,10 +212,11 @@ class Running:
             caller.call(asked)
             asked.called = True
             self.open -= 1
-            if not self.stores.disabled:
+            if not self.stores.disabled and not self.case.world.forgets:
                 caller.ask(asked, self.callers[1 - number])
         except Stuck as error:
-            self.seen.stuck = self.seen.stuck or f"{asked.name}: {error}"
+            if not asked.forgotten:
+                self.seen.stuck = self.seen.stuck or f"{asked.name}: {error}"
         except BackendError as error:  # the first look tells at once that the store is away
             self.time.note(caller.name, "cannot ask", asked.name, error)
 
@@ -267,6 +267,7 @@ class Running:
     def _remember(self) -> None:
         self.restore = self.stores.snapshot()
         self.remembered = {asked.name for asked in self.seen.asked if asked.called}
+        self.calls = {name: len(made) for name, made in self.seen.record.called.items()}
 
     def _crash(self) -> None:
         for node in self.workers.values():
@@ -274,6 +275,7 @@ class Running:
                 self._replace(node, kill=True)
         self.restore()
         for asked in self.seen.asked:
+            del self.seen.record.called[asked.name][self.calls.get(asked.name, 0) :]
             asked.forgotten = (asked.called or bool(asked.results)) and asked.name not in self.remembered
 
     def _back(self, store: str) -> None:
@@ -328,7 +330,7 @@ class Running:
                     since = time.now
                 elif time.now - since >= (SETTLED if self.joins() else 1.0):
                     break
-                if time.now > self.last + PATIENCE:
+                if since is None and time.now > self.last + PATIENCE:
                     seen.stuck = seen.stuck or self._why()
                     break
         except Stuck as error:
@@ -404,6 +406,12 @@ def write_as_stranger(app: QWorker, note: Callable[..., None]) -> None:
             app.broker.sender.push([Envelope("celery", text, properties, content)])
         except QWorkerError as error:
             note("a stranger is refused", type(error).__name__)
+
+
+def delays_of(order: Order) -> float:
+    """The seconds of all countdowns in *order*."""
+    given = (order.options, *(getattr(part, "options", {}) for part in parts_of(order.flow)))
+    return float(sum(options.get("countdown") or 0.0 for options in given))
 
 
 def run(case: Case, trace: Trace | None = None) -> Seen:

@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import reduce
 from itertools import count
@@ -51,7 +51,8 @@ class Call(Short):
     """One call. retries: how often it asks for another attempt. number: its own in the flow.
 
     does: what it does in the end, see ENDS and VALUES. instead: the flow that it has take its place. calls:
-    a flow that it calls, with its own headers if hands_on. options: of the signature. The tasks that do these
+    a flow that it calls, with its own headers if hands_on. options: of the signature, with a timedelta for a
+    countdown that is an int. wrong: it has an option with which it cannot be sent. The tasks that do these
     find them by the number; those of Ledger do not.
     """
 
@@ -65,6 +66,7 @@ class Call(Short):
     calls: Any = None
     hands_on: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    wrong: bool = False
     links: list[Any] = field(default_factory=list)
     errbacks: list[Errback] = field(default_factory=list)
     number: int = -1
@@ -72,9 +74,10 @@ class Call(Short):
 
 @dataclass(repr=False)
 class Errback(Short):
-    """now: it takes ``(request, exc, traceback)``."""
+    """now: it takes ``(request, exc, traceback)``. by_set: it is given by ``set(link_error=…)``."""
 
     now: bool = False
+    by_set: bool = False
     number: int = -1
 
 
@@ -228,7 +231,9 @@ def canvas(flow: Any, tasks: Any, name: str) -> Any:
     if isinstance(flow, Call):
         task = tasks["acall" if flow.coroutine else "call"]
         made = task.s(flow=name, number=flow.number, fails=flow.fails, retries=flow.retries)
-        made.set(immutable=flow.immutable, **flow.options)
+        made.set(immutable=flow.immutable, **timed(flow.options))
+        if flow.wrong:
+            made.set(priority="high")
         if flow.ignored:
             made.set(ignore_result=True)
         for link in flow.links:
@@ -249,9 +254,21 @@ def canvas(flow: Any, tasks: Any, name: str) -> Any:
         made = reduce(or_, (canvas(each, tasks, name) for each in flow.steps))
     else:
         made = chord([canvas(each, tasks, name) for each in flow.header], canvas(flow.body, tasks, name))
+    by_set = []
     for errback in getattr(flow, "errbacks", ()):
-        made.link_error(canvas(errback, tasks, name))
+        if errback.by_set:
+            by_set.append(canvas(errback, tasks, name))
+        else:
+            made.link_error(canvas(errback, tasks, name))
+    if by_set:
+        made.set(link_error=[*(made.options.get("link_error") or ()), *by_set])
     return made
+
+
+def timed(options: dict[str, Any]) -> dict[str, Any]:
+    """*options* with a timedelta for a countdown that is an int."""
+    countdown = options.get("countdown")
+    return {**options, "countdown": timedelta(seconds=countdown)} if isinstance(countdown, int) else options
 
 
 def shown(number: int, given: Any) -> str:
@@ -279,9 +296,20 @@ _ID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class Failed:
-    """error: the name of its class."""
+    """error: the name of its class, of a group with those of its members."""
 
     error: str
+
+    @classmethod
+    def by(cls, error: BaseException) -> Failed:
+        return cls(_named(error))
+
+
+def _named(error: BaseException) -> str:
+    members = (
+        f" of {', '.join(map(_named, error.exceptions))}" if isinstance(error, BaseExceptionGroup) else ""
+    )
+    return f"{type(error).__name__}{members}"
 
 
 PENDING = Failed("pending")
@@ -309,6 +337,7 @@ ENDS: dict[str, Any] = {
     "ignore": PENDING,
     "reject": Failed("Reject"),
     "expected": Failed("Expected"),
+    "several": Failed("ExceptionGroup of ValueError, ExceptionGroup of KeyError"),
     "again": Failed("Again"),
     "soft": Failed("SoftTimeLimitExceeded"),
     "hard": Failed("TimeLimitExceeded"),
@@ -322,7 +351,8 @@ RUNS = {"requeue": 2, "again": 3}
 class Expected:
     """value: what get() returns, with a Failed for each error; None when nothing is called. runs: of each
     number; told: of each errback. before: pairs of numbers of which the first ends before the other starts.
-    refused: the value of a call that ignores it is waited for. called: the values of what the calls call, by
+    refused: it cannot be called: the value of a call that ignores it is waited for, or an option is wrong.
+    causes: the errors of members for which bodies fail. called: the values of what the calls call, by
     the number of who calls. dead: how many messages are rejected. pending: something never ends. hangs: a
     body waits for it, until the time of results is over."""
 
@@ -331,6 +361,7 @@ class Expected:
     told: Counter[int] = field(default_factory=Counter)
     before: set[tuple[int, int]] = field(default_factory=set)
     refused: bool = False
+    causes: set[str] = field(default_factory=set)
     called: dict[int, Any] = field(default_factory=dict)
     dead: int = 0
     pending: bool = False
@@ -455,6 +486,7 @@ def expected(flow: Any, given: tuple[Any, ...], late: bool = True) -> Expected:
     oracle = _Oracle(late)
     stages = built(flow).stages
     oracle.refuse(stages, waited_for=False)
+    oracle.found.refused |= any(getattr(part, "wrong", False) for part in parts_of(flow))
     value, _ = oracle.row(stages, given, frozenset(), joined=False)
     oracle.found.value = _kept(stages[-1], value)
     oracle.found.runs.pop(_LIST.number, None)
@@ -497,6 +529,7 @@ class _Oracle:
                 value = [each for each, _ in rows]
                 after = frozenset().union(*(ends for _, ends in rows)) if rows else after
                 if (joined or not last) and any(isinstance(each, Failed) for each in value):
+                    self.found.causes |= {each.error for each in value if isinstance(each, Failed)}
                     failed = next(each for each in value if isinstance(each, Failed))
                     # A body that is a group fails with the error of the member.
                     alone = not joined and isinstance(stages[-1], Beside) and place == len(stages) - 2
