@@ -114,13 +114,17 @@ def timetable(random: Random) -> Timetable:
     )
 
 
+METHODS = (*("beat.fire",) * 8, *("push",) * 4, *(f"beat.{each}" for each in SCHEDULES))
+"""Those whose calls faults meet: above all those by which calls are made."""
+
+
 def beat_fault(random: Random, table: Timetable) -> Fault:
     node = f"beat{random.randrange(table.beats)}"
     at = round(random.random() * table.seconds, 2)
     kind = random.random()
     if kind < 0.5:
         what = random.choice(("before", "after", "kill before", "kill after"))
-        method = random.choice(("push", *(f"beat.{each}" for each in SCHEDULES)))
+        method = random.choice(METHODS)
         return Fault(what, node, method, random.choice((1, 1, 2, 3, 5, 8, 13)))
     if kind < 0.6:
         return Fault(
@@ -134,7 +138,7 @@ def beat_fault(random: Random, table: Timetable) -> Fault:
     if kind < 0.8:
         seconds = random.choice((1.0, 3.0, 6.0))
         if random.random() < 0.5:
-            method = random.choice(("push", *(f"beat.{each}" for each in SCHEDULES)))
+            method = random.choice(METHODS)
             return Fault("stall", node, method, random.choice((1, 2, 3, 5, 8, 13)), seconds=seconds)
         return Fault("freeze", node, at=at, seconds=seconds)
     if kind < 0.9:
