@@ -14,7 +14,7 @@ from tests.simulation.nodes import Asked
 from tests.simulation.run import Seen
 from tests.support.flows import PENDING, Chord, Chunks, Expected, Failed, Group, expected, parts_of
 
-LOSSES = frozenset({"WorkerLost", "ChordError", "BackendError", "BrokerUnavailable"})
+LOSSES = frozenset({"pending", "WorkerLost", "ChordError", "BackendError", "BrokerUnavailable"})
 """Errors of tasks that were acknowledged first, and that a fault cut short."""
 HARMLESS = frozenset({"jump", "stranger", "retry dead"})
 """Faults after which nothing may run twice."""
