@@ -128,13 +128,15 @@ def doomed(app: QWorker, context: Context, error: Mapping[str, Any], traceback: 
         assert carried is not None
         logger.error("what follows task %s[%s] cannot be read: %s", context.task, context.id, damaged)
         chain = [carried.next]
-    return ended(app, calls_in(chain, following=True), error, traceback, context.id)
+    calls = calls_in(chain, following=True)
+    return ended(app, calls, error, traceback, context.id, reply_to=context.reply_to)
 
 
 def unsent(app: QWorker, context: Context, error: Mapping[str, Any], traceback: str) -> tuple[Followed, ...]:
     """The calls that would have come after the task, which has succeeded, and of which none can be sent: each
     fails with *error* (as it is stored), so that nobody waits for it."""
-    callbacks = ended(app, calls_in(context.callbacks or (), following=True), error, traceback, context.id)
+    linked = calls_in(context.callbacks or (), following=True)
+    callbacks = ended(app, linked, error, traceback, context.id, reply_to=context.reply_to)
     return (*callbacks, *doomed(app, context, error, traceback))
 
 
@@ -236,9 +238,11 @@ def ended(
     traceback: str,
     parent: str | None = None,
     children: Mapping[str, list[Any]] = MappingProxyType({}),
+    reply_to: str | None = None,
 ) -> tuple[Followed, ...]:
     """What is to be stored of *calls* that are not to run, and fail with *error* (as it is stored). children:
-    of some, by their ids, in the form of ``as_tuple()``."""
+    of some, by their ids, in the form of ``as_tuple()``. reply_to: where their results are sent, unless a call
+    says so itself."""
     found: list[Followed] = []
     for call in calls:
         given = call.options
@@ -255,7 +259,8 @@ def ended(
         known: dict[str, Any] = {name: value for name, value in places.items() if isinstance(value, str)}
         if task_id in children:
             known["children"] = children[task_id]
-        meta = app.backend.meta(task_id, states.FAILURE, error, traceback, **known)
+        properties = {"reply_to": given.get("reply_to") or reply_to}
+        meta = app.backend.meta(task_id, states.FAILURE, error, traceback, None, properties, **known)
         row = app.backend.row(task_id, meta)
         if row is not None:
             found.append((row, parts))

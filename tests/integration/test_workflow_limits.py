@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker, chain, chord, graph, group
-from qworker.errors import ChordError, NotSupported
+from qworker.errors import ChordError, NotSupported, TaskRevoked
 from qworker.results.group_result import GroupResult
 from qworker.testing import StepWorker
 from qworker.worker import Worker
@@ -127,6 +127,17 @@ def test_chains_and_groups_come_back_over_rpc(over_rpc: QWorker) -> None:
     assert found.completed_count() == 50
     late = (add.s(1, 2) | group(add.s(1), add.s(2))).delay()
     assert late.get(timeout=PATIENCE) == [4, 5]
+
+
+def test_who_waits_for_a_chain_over_rpc_hears_that_it_failed(over_rpc: QWorker) -> None:
+    """Nobody sends the results of calls that never run but the call that failed."""
+    add = over_rpc.tasks["add"]
+    failed = chain(add.s("x", 1), add.s(3), add.s(4)).delay()
+    assert isinstance(failed.get(timeout=PATIENCE, propagate=False), TypeError)
+    assert isinstance(failed.parent.get(timeout=PATIENCE, propagate=False), TypeError)
+    revoked = chain(add.s(1, 2).set(countdown=0.2), add.s(3)).delay()
+    revoked.parent.revoke()
+    assert isinstance(revoked.get(timeout=PATIENCE, propagate=False), TaskRevoked)
 
 
 def test_a_chord_over_rpc_is_refused_where_it_is_called(over_rpc: QWorker) -> None:
