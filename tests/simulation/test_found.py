@@ -93,3 +93,11 @@ def test_what_is_fetched_ahead_and_revoked_still_fails_what_follows() -> None:
     )
     world = World(concurrency=1, prefetch=1)
     assert problems(run(Case(world, (Order(numbered(Mapping(2))), order)))) == []
+
+
+def test_a_chain_of_nothing_but_a_group_becomes_a_header() -> None:
+    """As in Celery, and also where the group has one member: the oracle had what follows take its value, and
+    not a list of it."""
+    for header in (Chain([Group([Call()])]), Chain([Group([Call(fails=True)])]), Chain([Chunks(2, 2)])):
+        assert problems(run(case_of(Pipe([header, Call()])))) == []
+        assert problems(run(case_of(Pipe([header, Group([Call()]), Call()])))) == []

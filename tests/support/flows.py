@@ -418,6 +418,11 @@ def _built(flow: Any) -> Built:
             return steps[0]
         return Built([stage for step in steps for stage in step.stages])
     made = built(flow.steps[0])
+    alone = flow.steps[0]
+    while len(flow.steps) > 1 and isinstance(alone, Chain) and len(alone.steps) == 1:
+        (alone,) = alone.steps
+    if alone is not flow.steps[0] and (header := built(alone)).members is not None:
+        made = Built(header.stages)  # a chain of nothing but a group becomes a header, also of one
     for step in map(built, flow.steps[1:]):
         if step.members == []:
             continue
