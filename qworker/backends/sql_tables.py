@@ -120,14 +120,16 @@ def _create(metadata: sa.MetaData, engine: sa.Engine) -> None:
     """Make the tables that are missing, also beside others who do."""
     for table in metadata.sorted_tables:
         for tries_left in reversed(range(4)):
-            try:
-                table.create(engine, checkfirst=True)
-                break
-            except sa_errors.DBAPIError:
-                # Another process makes it at the same time: look again, it should be there now.
-                if not tries_left:
-                    raise
-                time.sleep(0.05)
+            with engine.connect() as connection:
+                try:
+                    table.create(connection, checkfirst=True)
+                    connection.commit()
+                    break
+                except sa_errors.DBAPIError as error:
+                    # Another process makes it at the same time: look again, it should be there now.
+                    if not tries_left or error.connection_invalidated:
+                        raise
+            time.sleep(0.05)
 
 
 def make_tables(names: Mapping[str, str]) -> Tables:

@@ -241,8 +241,8 @@ def ended(
     reply_to: str | None = None,
 ) -> tuple[Followed, ...]:
     """What is to be stored of *calls* that are not to run, and fail with *error* (as it is stored). children:
-    of some, by their ids, in the form of ``as_tuple()``. reply_to: where their results are sent, unless a call
-    says so itself."""
+    of some, by their ids, in the form of ``as_tuple()``. reply_to: the queue to which their results are sent,
+    unless a call names another."""
     found: list[Followed] = []
     for call in calls:
         given = call.options

@@ -25,6 +25,7 @@ from qworker.testing import FakeClock, MemoryStore
 from qworker.transports.lease import Ack
 from qworker.transports.sql.broker import SQLBroker
 from qworker.transports.sql.result_upserts import channel_of, lock_of
+from qworker.transports.sql.timeout_connection import TimeoutConnection
 from tests.acceptance.proxy import Proxy
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
 from tests.support.messages import message
@@ -126,10 +127,10 @@ def test_a_server_that_falls_silent_is_given_up(shop: Shop) -> None:
                 "connect",
                 lambda connection, record: setattr(connection, "answer_seconds", 0.5),
             )
-        backend.store("a", backend.meta("a", "SUCCESS", 1))
+        assert backend.get("a") is None
         proxy.down.open = False
         began = time.monotonic()
-        with pytest.raises(BackendError):
+        with pytest.raises(BackendError):  # it looks for its tables first
             backend.store("b", backend.meta("b", "SUCCESS", 2))
         assert time.monotonic() - began < 20
         proxy.heal()
@@ -137,6 +138,16 @@ def test_a_server_that_falls_silent_is_given_up(shop: Shop) -> None:
         backend.store("c", backend.meta("c", "SUCCESS", 3))
         assert backend.get("c")["result"] == 3  # type: ignore[index]
         app.close()
+
+
+def test_psycopg_is_asked_for_nothing_more_where_it_waits_for_an_answer(told: Shop) -> None:
+    """It refuses that, and SQLAlchemy wrote two tracebacks about its rollback into the log."""
+    with Proxy(5432) as proxy, TimeoutConnection.connect(proxy.url(told.place.url)) as connection:
+        connection.answer_seconds = 0.2
+        proxy.down.open = False
+        with pytest.raises(psycopg.OperationalError, match="not answered in time"):
+            connection.execute("SELECT 1")
+        assert connection.closed
 
 
 def new_ids(count: int) -> list[str]:

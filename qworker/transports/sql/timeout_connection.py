@@ -22,16 +22,24 @@ ANSWER_SECONDS = 30.0
 """Seconds after which a server that says nothing is given up."""
 
 
+class _Unanswered(psycopg.OperationalError):
+    pass
+
+
 class TimeoutConnection(psycopg.Connection[Any]):
     """Raises psycopg.OperationalError when an answer is not whole after *answer_seconds*, or when *deadline*
-    (monotonic seconds) has come."""
+    (monotonic seconds) has come. It is closed then, since libpq sends nothing before it has the answer."""
 
     answer_seconds = ANSWER_SECONDS
     deadline: float | None = None
 
     def wait(self, gen: Any, interval: float = 0.1, *args: Any, **options: Any) -> Any:
         last = time.monotonic() + self.answer_seconds if self.deadline is None else self.deadline
-        return super().wait(_until(gen, last), interval, *args, **options)
+        try:
+            return super().wait(_until(gen, last), interval, *args, **options)
+        except _Unanswered:
+            self.close()
+            raise
 
 
 def _until(gen: Generator[Any, Any, Any], last: float) -> Generator[Any, Any, Any]:
@@ -40,7 +48,7 @@ def _until(gen: Generator[Any, Any, Any], last: float) -> Generator[Any, Any, An
         while True:
             ready = yield wanted
             if not ready and time.monotonic() > last:
-                raise psycopg.OperationalError("the server has not answered in time")
+                raise _Unanswered("the server has not answered in time")
             wanted = gen.send(ready)
     except StopIteration as end:
         return end.value
