@@ -22,6 +22,7 @@ from qworker import QWorker
 from qworker.errors import QWorkerError
 from qworker.naming import task_id
 from tests.acceptance.harness import REPOSITORY, TASKS, Site
+from tests.acceptance.nats_server import Nats
 from tests.acceptance.private_servers import MariaDB, PostgreSQL, RabbitMQ, Redis, Server
 from tests.acceptance.proxy import Proxy
 
@@ -243,4 +244,6 @@ class Broken:
                 self._vhosts = [f"test{self._uses}.{number}" for number in range(_VHOSTS)]
                 server.do("eval", _NEW_VHOSTS % ", ".join(f'<<"{name}">>' for name in self._vhosts))
             return f"{server.url.rstrip('/')}/{self._vhosts.pop()}"
+        elif isinstance(server, Nats):
+            server.reset()
         return str(server.url)

@@ -10,4 +10,7 @@ and who steps next), ``seams`` (calls of stores, and what fails there), ``stores
 ``checks`` (what must hold afterwards), ``shrinking``, ``tracing`` (what the log says of one order),
 ``covering`` (which features met), ``search``. Of schedules: ``schedules`` (who looks
 after them), ``due_times`` (what must be called), ``timetables`` (cases from seeds).
+
+The same cases run on real servers, with real workers and in real time: ``real``, with ``real_worker`` (the
+worker's app), ``real_record`` (what ran, in files), ``real_servers`` and ``real_drawing``.
 """

@@ -69,7 +69,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         if ran:
             found.append(f"ran {dict(ran)}, though it was refused")
         return found
-    if seen.case.world.stores.endswith("disabled") and not _is_line(asked.order.flow):
+    if seen.case.world.stores.endswith("disabled") and not is_line(asked.order.flow):
         return found  # what needs joins fails where its members would run
     if asked.refused and exact:
         return [f"cannot be called: {asked.refused[0]!r}"]
@@ -84,11 +84,11 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
                 found.append(f"result {number} has not ended")
             continue
         value = seen.values[asked.name][number]
-        if value != want.value and not (_lost(value) and _may_lose(seen)):
+        if value != want.value and not (_lost(value) and seen.may_lose):
             found.append(f"result {number} is {value!r}, not {want.value!r}")
     for number, value in seen.called.get(asked.name, ()) if kept else ():
         if value != want.called.get(number) and not (
-            asked.forgotten or (_may_lose(seen) and (_lost(value) or value == PENDING))
+            asked.forgotten or (seen.may_lose and (_lost(value) or value == PENDING))
         ):
             found.append(f"what {number} called is {value!r}, not {want.called.get(number)!r}")
     for value in asked.told:
@@ -96,7 +96,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
             it_raises = getattr(value, "error", None)  # what a member raised
             if it_raises in want.causes:
                 continue
-        if value != want.value and not (_lost(value) and _may_lose(seen)):
+        if value != want.value and not (_lost(value) and seen.may_lose):
             found.append(f"the caller was told {value!r}, not {want.value!r}")
     if asked.refused or asked.forgotten or _lost(seen.values.get(asked.name, [])):
         return found
@@ -107,7 +107,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
             found.append(f"ran {dict(ran)}, not {runs}")
         if dict(told) != tells:
             found.append(f"errbacks were told {dict(told)}, not {tells}")
-    elif not _may_lose(seen):
+    elif not seen.may_lose:
         for number, count in runs.items():
             if ran[number] < count:
                 found.append(f"{number} ran {ran[number]} times, not {count}")
@@ -130,20 +130,15 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     return found
 
 
-def _is_line(flow: Any) -> bool:
+def is_line(flow: Any) -> bool:
     """Whether nothing in *flow* waits for several calls."""
     return not any(isinstance(part, Group | Chord | Chunks) for part in parts_of(flow))
-
-
-def _may_lose(seen: Seen) -> bool:
-    """Whether tasks may be lost: those that are acknowledged first."""
-    return not seen.case.world.acks_late and bool(seen.fired)
 
 
 def _may_vanish(seen: Seen) -> bool:
     """Whether nothing may be known of tasks that are lost: of those whose worker died, or was taken for
     dead."""
-    return _may_lose(seen) and any(fault.kind not in CUT for fault in seen.fired)
+    return seen.may_lose and any(fault.kind not in CUT for fault in seen.fired)
 
 
 def _lost(value: Any) -> bool:

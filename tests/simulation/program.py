@@ -67,6 +67,13 @@ class Record:
     def part(self, flow: str, number: int) -> Any:
         return self.flows[flow][number]
 
+    def is_linked(self, flow: str, number: int) -> bool:
+        return number in self.linked[flow]
+
+    def keeps(self, flow: str) -> bool:
+        """Whether each call of *flow* leaves a result, and keeps it."""
+        return self.keeps_all
+
     @contextmanager
     def running(self, flow: str, number: int) -> Iterator[None]:
         start = next(self.tick)
@@ -154,7 +161,7 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
             seen = request.headers or {}
             if strange := {name for name in seen if seen[name] != SHOWN.get(name)}:
                 record.complain(f"{flow}: {number} has the headers {strange} of {seen}")
-            if number in record.linked[flow]:
+            if record.is_linked(flow, number):
                 look(flow, request.parent_id, states.SUCCESS)
             if request.retries < retries:
                 raise task.retry(countdown=0, max_retries=retries)
@@ -163,15 +170,13 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
                 record.call(flow, number, canvas(part.calls, app.tasks, flow).apply_async(("i",), **options))
             if fails:
                 raise ValueError(number)
-            if part.instead is not None:
-                return task.replace(canvas(part.instead, app.tasks, flow))
-            if part.does:
-                return ending(part.does, task, given, number)
-            return shown(number, given)
+            if part.instead is None:
+                return ending(part.does, task, given, number) if part.does else shown(number, given)
+        return task.replace(canvas(part.instead, app.tasks, flow))
 
     def look(flow: str, id: Any, state: str) -> None:
         """Who is called since the task *id* has ended sees that."""
-        if record.keeps_all and not process.fired:
+        if record.keeps(flow) and not process.fired:
             seen = app.AsyncResult(id).state
             if seen != state:
                 record.complain(f"{flow}: who hears of the end of {id} finds it {seen}")

@@ -92,10 +92,14 @@ class Seen:
     schedules: Story | None = None
 
     @property
+    def may_lose(self) -> bool:
+        """Whether tasks may be lost: those that are acknowledged first."""
+        return not self.case.world.acks_late and bool(self.fired)
+
+    @property
     def excused(self) -> bool:
         """Whether joins may be left until they expire: of calls that failed, or of members that were lost."""
-        may_lose = bool(self.fired) and not self.case.world.acks_late
-        return may_lose or any(asked.refused or asked.revoked or asked.forgotten for asked in self.asked)
+        return self.may_lose or any(asked.refused or asked.revoked or asked.forgotten for asked in self.asked)
 
     def look(self, app_of: Callable[[Asked], QWorker]) -> None:
         """Keep what has become of all calls, as the app of each sees it."""
@@ -111,7 +115,7 @@ class Seen:
 class Errors(logging.Handler):
     """Keeps what the log says at ERROR and above."""
 
-    def __init__(self, kept: list[str]) -> None:
+    def __init__(self, kept: Any) -> None:
         super().__init__(logging.ERROR)
         self.kept = kept
 

@@ -250,6 +250,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(text, file=out, flush=True)
 
     try:
+        if options.real:
+            from tests.simulation.real import search  # which needs drivers of servers
+
+            first = options.case if options.seed is None else options.seed
+            seed = SystemRandom().randrange(10**7) if first is None else first
+            return search(options.real, options.minutes, seed, options.case is not None, say)
         if options.case is not None:
             found = find(drawing, options.case)
             say(repr(drawing.case(options.case)))
@@ -285,6 +291,11 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="the first seed (default: a fresh one)")
     parser.add_argument("--case", type=int, metavar="SEED", help="run the case of this seed only")
     parser.add_argument("--cases", type=int, help="how many cases at most")
+    parser.add_argument(
+        "--real",
+        metavar="SERVERS",
+        help="run on private servers, in real time: redis,postgresql,mariadb,rabbitmq,nats, or all",
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--orders", type=int, help="calls in each case (default: as drawn)")
     parser.add_argument(

@@ -1,0 +1,450 @@
+"""The same programs on real servers: real workers, real time, real faults.
+
+Comes from:  ``python -m tests.simulation --real``, ``test_real``.
+Goes to:     ``checks``, with what was seen; a report.
+Thread:      the caller's; one for each call, since those wait.
+
+A fleet of ``qworker start`` runs the cases of its round one after another; a case that fails ends the round.
+The same seed makes the same world, the same calls and the same faults, but the machine has its own timing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from qworker.errors import QWorkerError
+from tests.acceptance.harness import REPOSITORY, WorkerProcess
+from tests.acceptance.private_servers import missing
+from tests.acceptance.processes import kill
+from tests.simulation.case import Case, Fault
+from tests.simulation.checks import problems
+from tests.simulation.nodes import Asked, Caller, is_ready
+from tests.simulation.real_drawing import cases_of, kinds, world_of
+from tests.simulation.real_record import KeptRecord
+from tests.simulation.real_servers import STORES, Faults, Servers
+from tests.simulation.real_worker import LEASE_SECONDS, Place, Process, RealWorld, make_app, told
+from tests.simulation.run import CALLERS, Errors, Seen, write_as_stranger
+from tests.support.flows import Expected, expected
+
+CASES = 6
+"""In a round."""
+PATIENCE = 45.0
+"""Seconds after the last fault and call within which everything is quiet."""
+STABLE = 0.6
+"""Seconds for which it stays quiet."""
+LOOK = 0.15
+OF_SERVERS = frozenset({"away", "cut", "slow"})
+OF_WORKERS = frozenset({"kill", "kill tree", "child", "freeze", "restart"})
+APP = "tests.simulation.real_worker:app"
+
+
+class RealCaller(Caller):
+    """One that waits in real time."""
+
+    def __init__(self, name: str, fleet: Fleet) -> None:
+        self.name = name
+        self.record = fleet.record
+        self.time: Any = Process(name, fleet.record, fleet.note)
+        self.app = make_app(name, fleet.world, fleet.place, fleet.record)
+
+    def awaited(self, coroutine: Any) -> Any:
+        return asyncio.run(coroutine)
+
+
+class Fleet:
+    """Workers, callers and an observer of one world; in *place*, to which *faults* happen."""
+
+    def __init__(self, world: RealWorld, place: Place, faults: Faults | None = None) -> None:
+        self.world = world
+        self.place = place
+        self.faults = faults
+        self.path = Path(place.directory)
+        self.record = KeptRecord(self.path)
+        self.log: list[str] = []
+        self.began = time.monotonic()
+        self.workers: list[WorkerProcess] = []
+        self.running: dict[str, WorkerProcess] = {}
+        self.callers = [RealCaller(name, self) for name in CALLERS]
+        self.observer = RealCaller("observer", self)
+        self.numbers = count()
+        for number in range(world.workers):
+            self.start(f"worker{number}")
+        for worker in self.workers:
+            worker.wait_ready()
+
+    def note(self, *words: Any) -> None:
+        self.log.append(f"{time.monotonic() - self.began:.3f} {' '.join(map(str, words))}")
+
+    def environment(self, **_: object) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONIOENCODING": "utf-8",
+            **told(self.world, self.place),
+        }
+
+    def start(self, name: str) -> None:
+        site: Any = self
+        options = ["-c", str(self.world.concurrency), "-P", self.world.pool]
+        self.running[name] = worker = WorkerProcess(site, *options, name=name, app=APP)
+        self.workers.append(worker)
+
+    @property
+    def joins(self) -> Any:
+        """None where there are none, or those of others are there, too."""
+        shared = self.place.shared and not self.world.stores.startswith("redis")
+        return None if shared or self.by_messages else self.observer.app.backend.joins
+
+    @property
+    def by_messages(self) -> bool:
+        """Whether only who called can ask for results."""
+        return self.place.results.startswith("rpc")
+
+    def close(self) -> None:
+        for worker in self.workers:
+            for pid in worker.tree() if worker.alive else ():
+                kill(pid, signal.SIGCONT)
+            worker.end()
+        for node in (*self.callers, self.observer):
+            node.app.close()
+
+
+class RealRunning:
+    """A case that runs on *fleet*."""
+
+    def __init__(self, case: Case, fleet: Fleet) -> None:
+        self.case = case
+        self.fleet = fleet
+        self.seen = Seen(case, fleet.record)
+        self.threads: list[threading.Thread] = []
+        self.frozen: dict[Fault, list[int]] = {}
+        self.wanted: dict[str, Expected] = {}
+        self.errors = list(fleet.record.errors)
+        fleet.record.trouble = False
+
+    def go(self) -> Seen:
+        seen, start = self.seen, time.monotonic()
+        handler = Errors(seen.errors)
+        logger = logging.getLogger("qworker")
+        logger.addHandler(handler)
+        self.fleet.note("begins:", self.case)
+        try:
+            for at, act in sorted(self._events(), key=lambda event: event[0]):
+                time.sleep(max(0.0, start + at - time.monotonic()))
+                act()
+            self._rest()
+            self._look()
+        finally:
+            logger.removeHandler(handler)
+        seen.log = self.fleet.log
+        seen.seconds = time.monotonic() - start
+        return seen
+
+    def _events(self) -> Iterator[tuple[float, Callable[[], None]]]:
+        for order in self.case.orders:
+            number = next(self.fleet.numbers)
+            asked = Asked(order, f"f{number}")
+            self.seen.asked.append(asked)
+            self.wanted[asked.name] = expected(order.flow, order.given, self.case.world.acks_late)
+            yield order.at, lambda asked=asked: self._thread(self._order, asked)
+            if order.revoke_at is not None:
+                yield order.at + order.revoke_at, lambda asked=asked: self._thread(self._revoke, asked)
+        for fault in self.case.faults:
+            yield fault.at, lambda fault=fault: self._begin(fault)
+            if fault.seconds:
+                yield fault.at + fault.seconds, lambda fault=fault: self._end(fault)
+
+    def _thread(self, act: Callable[..., None], asked: Asked) -> None:
+        thread = threading.Thread(target=act, args=(asked,), name=asked.name, daemon=True)
+        self.threads.append(thread)
+        thread.start()
+
+    def _order(self, asked: Asked) -> None:
+        callers = self.fleet.callers
+        number = int(asked.name[1:]) % 2
+        self.fleet.note(CALLERS[number], "calls", asked.name)
+        callers[number].call(asked)
+        asked.called = True
+        self.fleet.note(asked.name, "is", *(result.id for result in asked.results))
+        try:
+            callers[number].ask(asked, callers[1 - number])
+        except Exception as error:  # noqa: BLE001 - what it means is for the checks
+            self.seen.crashed.append(f"{CALLERS[number]}, which asked for {asked.name}: {error!r}")
+
+    def _revoke(self, asked: Asked) -> None:
+        asked.revoked = True
+        until = time.monotonic() + PATIENCE
+        while not asked.called and time.monotonic() < until:
+            time.sleep(0.01)
+        for result in asked.results:
+            try:
+                result.revoke()
+            except QWorkerError as error:
+                self.fleet.note("cannot revoke", error)
+
+    # -- faults --
+
+    def _begin(self, fault: Fault) -> None:
+        fleet = self.fleet
+        fleet.note("happens:", fault)
+        self.seen.fired.append(fault)
+        fleet.record.trouble = True
+        app = fleet.observer.app
+        if fault.kind in OF_WORKERS:
+            self._harm(fault, fleet.running[fault.node])
+        elif fault.kind in OF_SERVERS and fleet.faults is not None:
+            fleet.faults.begin(fault)
+        else:
+            try:
+                if fault.kind == "stranger":
+                    write_as_stranger(app, fleet.note)
+                elif fault.kind == "retry failed" and app.broker.failed is not None:
+                    app.failed.retry()
+                elif fault.kind == "retry dead":
+                    app.broker.admin.dead_retry()
+            except QWorkerError as error:
+                fleet.note("cannot", fault.kind, error)
+
+    def _harm(self, fault: Fault, worker: WorkerProcess) -> None:
+        if fault.kind == "child":
+            for pid in worker.pool()[:1]:
+                kill(pid)
+        elif fault.kind == "freeze":
+            self.frozen[fault] = worker.tree()
+            for pid in self.frozen[fault]:
+                kill(pid, signal.SIGSTOP)
+        elif fault.kind == "restart":
+            for pid in worker.tree():
+                kill(pid, signal.SIGCONT)
+            worker.signal(signal.SIGTERM)
+            if worker.wait() not in (0, 3):
+                self.seen.crashed.append(f"{worker.name} was stopped: {worker.log[-2000:]}")
+            self.fleet.start(fault.node)
+        else:
+            pids = worker.tree()
+            worker.kill()
+            if fault.kind == "kill tree":
+                for pid in pids:
+                    kill(pid)
+            self.fleet.start(fault.node)
+
+    def _end(self, fault: Fault) -> None:
+        self.fleet.note("ends:", fault)
+        for pid in self.frozen.pop(fault, ()):
+            kill(pid, signal.SIGCONT)
+        if fault.kind in OF_SERVERS and self.fleet.faults is not None:
+            self.fleet.faults.end(fault)
+
+    # -- the end --
+
+    def _rest(self) -> None:
+        """Wait until everything is quiet."""
+        until, since = time.monotonic() + PATIENCE, None
+        while time.monotonic() < until:
+            why = self._busy()
+            if why:
+                since = None
+            elif since is None:
+                since = time.monotonic()
+            elif time.monotonic() - since > STABLE:
+                return
+            time.sleep(LOOK)
+        self.seen.stuck = self._busy() or "it comes never to rest"
+        for thread in self.threads:
+            if thread.is_alive():
+                self.seen.stuck = f"{thread.name} waits for ever; {self.seen.stuck}"
+
+    def _busy(self) -> str:
+        """What is still to be done."""
+        fleet, seen = self.fleet, self.seen
+        for thread in self.threads:
+            if thread.is_alive():
+                return f"{thread.name} waits"
+        for name, worker in fleet.running.items():
+            if not worker.alive:
+                seen.crashed.append(f"{name} ended: {worker.log[-2000:]}")
+                fleet.start(name)
+        try:
+            queues = [
+                info
+                for info in fleet.observer.app.broker.admin.queues()
+                if info.ready or info.delayed or info.leased
+                if not fleet.place.shared or info.queue == fleet.place.queue
+            ]
+            if queues:
+                return f"in queues: {queues}"
+            joins = 0 if fleet.joins is None or seen.excused else fleet.joins.count()
+            for asked in seen.asked:
+                want = self.wanted[asked.name]
+                if not asked.revoked and not want.pending and not seen.may_lose:
+                    for result in asked.results:
+                        if not is_ready(result, self._app_of(asked)):
+                            return f"{asked.name} has not ended"
+        except QWorkerError as error:
+            return f"nobody can look: {error!r}"
+        if joins:
+            return f"{joins} joins"
+        return "" if seen.may_lose else self._missing()
+
+    def _missing(self) -> str:
+        """What has not run yet: brokers do not count what workers hold."""
+        record = self.fleet.record.read(self.fleet.observer.app)
+        for asked in self.seen.asked:
+            want = self.wanted[asked.name]
+            if asked.revoked or asked.refused or want.refused:
+                continue
+            calls = len(asked.results)
+            ran, heard = record.ran(asked.name), record.told[asked.name]
+            for number, runs in want.runs.items():
+                if ran[number] < runs * calls:
+                    return f"{number} of {asked.name} is to run"
+            for number, runs in want.told.items():
+                if heard[number] < runs * calls:
+                    return f"errback {number} of {asked.name} is to be told"
+        return ""
+
+    def _app_of(self, asked: Asked) -> Any:
+        fleet = self.fleet
+        return fleet.callers[int(asked.name[1:]) % 2].app if fleet.by_messages else fleet.observer.app
+
+    def _look(self) -> None:
+        fleet, seen = self.fleet, self.seen
+        admin = fleet.observer.app.broker.admin
+        seen.record = fleet.record.read(fleet.observer.app)
+        if fleet.by_messages:
+            seen.record.called.clear()  # their results went to the workers that called
+        seen.tasks = sum(len(seen.record.runs[asked.name]) for asked in seen.asked)
+        errors = list(fleet.record.errors)
+        seen.errors += [text for (text,) in errors[len(self.errors) :]]
+        joins = 0 if fleet.joins is None or seen.excused else fleet.joins.count()
+        dead = admin.dead(fleet.place.queue if fleet.place.shared else None, 1000)
+        seen.left = {"dead": [letter.reason for letter in dead], "joins": joins}
+        seen.look(self._app_of)
+        admin.dead_discard([letter.tag for letter in dead])
+
+
+def run_real(case: Case, fleet: Fleet) -> Seen:
+    """Run *case* on *fleet*; return what was seen."""
+    return RealRunning(case, fleet).go()
+
+
+@contextmanager
+def sailing(world: RealWorld, place: Place, faults: Faults | None = None) -> Iterator[Fleet]:
+    """A fleet of *world*, gone afterwards."""
+    fleet = Fleet(world, place, faults)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+# -- searching --
+
+
+class RealSearch:
+    """Rounds on servers of *chosen* kinds. say: where to tell of them. kept: where logs of failures go."""
+
+    def __init__(self, chosen: Sequence[str], say: Callable[[str], None]) -> None:
+        self.chosen = chosen
+        self.say = say
+        self.servers = Servers()
+        self.sums: dict[str, list[float]] = {}
+        self.failed: list[str] = []
+
+    def round(self, kind: str, seed: int) -> None:
+        """The cases of *seed* on one fleet, until one fails."""
+        world = world_of(kind, seed)
+        directory = Path(tempfile.mkdtemp(prefix="qworker-real-"))
+        kept = False
+        with (
+            self.servers.opened(world.stores, directory) as (place, faults),
+            sailing(world, place, faults) as fleet,
+        ):
+            for number, case in enumerate(cases_of(world, seed, CASES)):
+                seen = run_real(case, fleet)
+                sums = self.sums.setdefault(world.stores, [0.0] * 4)
+                for column, value in enumerate((1, seen.tasks, len(seen.fired), seen.seconds)):
+                    sums[column] += value
+                if found := problems(seen):
+                    kept = True
+                    self._tell(kind, seed, number, seen, found, directory)
+                    break
+        if not kept:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _tell(
+        self, kind: str, seed: int, number: int, seen: Seen, found: Sequence[str], directory: Path
+    ) -> None:
+        self.failed.append(f"{kind} {seed}, case {number}: {found[0]}")
+        (directory / "log").write_text("\n".join(seen.log))
+        lines = [
+            f"=== seed {seed}, case {number}: python -m tests.simulation --real {kind} --case {seed}",
+            *(f"problem: {each}" for each in found),
+            *(f"fired: {each!r}" for each in seen.fired),
+            f"{seen.case.world!r}; logs and record in {directory}",
+        ]
+        lines += [
+            f"{asked.name}: {asked.order!r}; results {[each.id for each in asked.results]}"
+            for asked in seen.asked
+            if any(text.startswith(f"{asked.name}:") for text in found)
+        ]
+        self.say("\n".join(lines))
+
+    def run(self, seeds: Iterator[int], seconds: float, most: int | None) -> None:
+        """Rounds of the chosen servers in turn, for so many *seconds*, at most so many."""
+        start = time.monotonic()
+        rounds = 0
+        for seed in seeds:
+            for kind in self.chosen:
+                if time.monotonic() - start > seconds or (most is not None and rounds >= most):
+                    return
+                self.round(kind, seed)
+                rounds += 1
+
+    def table(self) -> str:
+        rows = [f"{'stores':<20}{'cases':>8}{'tasks':>9}{'faults':>9}{'s':>9}"]
+        for stores, (cases, tasks, faults, seconds) in sorted(self.sums.items()):
+            rows.append(f"{stores:<20}{cases:>8.0f}{tasks:>9.0f}{faults:>9.0f}{seconds:>9.1f}")
+        return "\n".join(rows)
+
+
+def search(names: str, minutes: float, seed: int, only: bool, say: Callable[[str], None]) -> int:
+    """What ``--real NAMES`` does; 1 when a case failed. only: the round of this seed and no other."""
+    wanted = kinds() if names == "all" else tuple(names.split(","))
+    if strange := set(wanted) - set(kinds()):
+        raise SystemExit(f"--real takes {', '.join(kinds())}, or all; not {', '.join(sorted(strange))}")
+    chosen = []
+    for kind in wanted:
+        needed = {kind} | {results for broker, results in STORES.values() if broker == kind} & set(kinds())
+        absent = next(filter(None, map(missing, needed)), None)
+        if absent is None:
+            chosen.append(kind)
+        else:
+            say(f"{kind} is left out: {absent} is not installed")
+    say(f"seeds from {seed} on {', '.join(chosen)}, {minutes:g} minutes")
+    found = RealSearch(chosen, say)
+    try:
+        found.run(count(seed), float("inf") if only else minutes * 60, len(chosen) if only else None)
+    except KeyboardInterrupt:
+        say("interrupted")
+    finally:
+        found.servers.close()
+    say(found.table())
+    for each in found.failed:
+        say(f"fails: {each}")
+    return bool(found.failed)
+
+
+__all__ = ["LEASE_SECONDS", "Fleet", "run_real", "sailing", "search"]

@@ -1,0 +1,129 @@
+"""What ran in real processes, and what tasks are to do: in files that outlive them all.
+
+Comes from:  the tasks of ``program``, in whatever process runs them; ``real``, which writes the flows.
+Goes to:     ``read()``, which makes a Record of it for the checks.
+Thread:      any; a line is one write to a file opened with O_APPEND, so that lines never mix.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from qworker import QWorker
+from qworker.results.result import result_from_tuple
+from tests.simulation.program import Record
+
+
+class Lines:
+    """A file of JSON lists, one a line. A line that was cut short by a kill is not one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, *words: Any) -> None:
+        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(file, f"\n{json.dumps(words)}\n".encode())
+        finally:
+            os.close(file)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for line in self.path.read_text().splitlines() if self.path.exists() else ():
+            try:
+                if line:
+                    yield json.loads(line)
+            except ValueError:
+                continue
+
+
+class KeptRecord(Record):
+    """A Record in *directory*, which the processes of a fleet share."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.directory = directory
+        self.lines = Lines(directory / "record")
+        self.errors = Lines(directory / "errors")
+        self._flows: dict[str, Record] = {}
+
+    def keep(self, name: str, flow: Any) -> None:
+        path = self.directory / f"{name}.flow"
+        path.with_suffix(".new").write_bytes(pickle.dumps(flow))
+        path.with_suffix(".new").rename(path)
+
+    def _kept(self, name: str) -> Record:
+        """A Record that has the flow alone."""
+        if name not in self._flows:
+            self._flows[name] = Record()
+            self._flows[name].keep(name, pickle.loads((self.directory / f"{name}.flow").read_bytes()))
+        return self._flows[name]
+
+    def part(self, flow: str, number: int) -> Any:
+        return self._kept(flow).part(flow, number)
+
+    def is_linked(self, flow: str, number: int) -> bool:
+        return self._kept(flow).is_linked(flow, number)
+
+    def keeps(self, flow: str) -> bool:
+        return self.keeps_all and self._kept(flow).keeps(flow)
+
+    @property
+    def trouble(self) -> bool:
+        """Whether something has gone wrong in this case."""
+        return (self.directory / "trouble").exists()
+
+    @trouble.setter
+    def trouble(self, there: bool) -> None:
+        path = self.directory / "trouble"
+        path.touch() if there else path.unlink(missing_ok=True)
+
+    @contextmanager
+    def running(self, flow: str, number: int) -> Iterator[None]:
+        start = time.monotonic_ns()
+        this = f"{os.getpid()}-{start}"
+        self.lines.append("start", flow, number, this, start)
+        try:
+            yield
+        finally:
+            self.lines.append("end", flow, number, this, time.monotonic_ns())
+
+    def tell(self, flow: str, number: int) -> None:
+        self.lines.append("told", flow, number)
+
+    def call(self, flow: str, number: int, made: Any) -> None:
+        self.lines.append("called", flow, number, made.as_tuple())
+
+    def is_first(self, request: Any) -> bool:
+        try:
+            (self.directory / f"{request.id}.requeued").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def complain(self, text: str) -> None:
+        self.lines.append("wrong", text)
+
+    def read(self, app: QWorker) -> Record:
+        """What is in the files now. Runs that were cut short end where they started. *app* asks for results
+        of what tasks called."""
+        found = Record()
+        ends = {line[3]: line[4] for line in self.lines if line[0] == "end"}
+        for what, *words in self.lines:
+            if what == "start":
+                flow, number, this, start = words
+                found.runs[flow].append((number, start, ends.get(this, start)))
+            elif what == "told":
+                found.tell(*words)
+            elif what == "called":
+                flow, number, made = words
+                found.call(flow, number, result_from_tuple(made, app))
+            elif what == "wrong":
+                found.complain(*words)
+        return found

@@ -1,0 +1,109 @@
+"""A worker of a fleet on real servers: ``qworker start -A tests.simulation.real_worker:app``.
+
+Comes from:  ``real``, with the world and its places in the environment.
+Goes to:     a KeptRecord.
+Thread:      whichever runs the tasks.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qworker import QWorker
+from tests.simulation.case import World
+from tests.simulation.nodes import settings_of
+from tests.simulation.program import define
+from tests.simulation.real_record import KeptRecord
+from tests.simulation.run import Errors
+
+VARIABLE = "SIMULATED_FLEET"
+LEASE_SECONDS = 2.5
+TIME_LIMIT = 0.4
+"""Of calls that pass it."""
+
+
+@dataclass(frozen=True, repr=False)
+class RealWorld(World):
+    """stores: see ``real_servers.STORES``. pool: of ``qworker start``."""
+
+    pool: str = "prefork"
+    canvas_format: str = "auto"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the fleet finds its servers. queue: its own. shared: others use the servers, too. settings: what
+    else they need."""
+
+    broker: str
+    results: str
+    directory: str
+    queue: str = "celery"
+    shared: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+class Process:
+    """What ``define()`` wants of a process. note: is told what runs."""
+
+    def __init__(self, name: str, record: KeptRecord, note: Callable[..., None] = lambda *_: None) -> None:
+        self.name = name
+        self.time = self
+        self.note = note
+        self._record = record
+
+    @property
+    def fired(self) -> bool:
+        """Whether something has gone wrong."""
+        return self._record.trouble
+
+    def end_child(self, why: str) -> None:
+        """Pass the time limit."""
+        del why
+        while True:
+            time.sleep(1.0)
+
+    def step(self) -> None:
+        """Whoever is dead runs nothing."""
+
+
+def make_app(name: str, world: RealWorld, place: Place, record: KeptRecord) -> QWorker:
+    """An app as all processes of the fleet have one."""
+    app = QWorker(
+        name,
+        broker=place.broker,
+        backend=place.results,
+        set_as_current=False,
+        canvas_format=world.canvas_format,
+        task_default_queue=place.queue,
+        broker_heartbeat=4,
+        **settings_of(world, LEASE_SECONDS, bool(world.key)),
+        **place.settings,
+    )
+    record.keeps_all = not place.results.startswith("rpc")
+    define(app, Process(name, record), record, world.base)  # type: ignore[arg-type]
+    return app
+
+
+def told(world: RealWorld, place: Place) -> dict[str, str]:
+    """The environment of a worker."""
+    return {VARIABLE: json.dumps([asdict(world), asdict(place)])}
+
+
+def _app() -> QWorker:
+    world, place = json.loads(os.environ[VARIABLE])
+    record = KeptRecord(Path(place["directory"]))
+    handler = Errors(record.errors)
+    logging.getLogger("qworker").addHandler(handler)
+    return make_app("worker", RealWorld(**world), Place(**place), record)
+
+
+if VARIABLE in os.environ:
+    app = _app()

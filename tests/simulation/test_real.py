@@ -1,0 +1,74 @@
+"""Cases on real servers: one each, and what they are looked at with. ``make simulate REAL=all`` runs more."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qworker import QWorker
+from tests.servers import new_prefix, require
+from tests.simulation.case import Call, Case, Chord, Errback, Fault, Group, Order, Pipe
+from tests.simulation.checks import problems
+from tests.simulation.real import run_real, sailing
+from tests.simulation.real_drawing import cases_of, world_of
+from tests.simulation.real_record import KeptRecord
+from tests.simulation.real_servers import STORES, results_url
+from tests.simulation.real_worker import Place, RealWorld
+from tests.support.flows import numbered
+
+
+def place_of(stores: str, directory: Path) -> Place:
+    """A place on the servers that tests share."""
+    kind, results = STORES[stores]
+    url = require({"mariadb": "mysql"}.get(kind, kind))
+    prefix: dict[str, Any] = {"global_keyprefix": new_prefix()}
+    settings = {"broker_transport_options": prefix} if kind == "redis" else {}
+    other = url
+    if "redis" in (kind, results):
+        settings["result_backend_transport_options"] = prefix
+        other = require("redis")
+    queue = f"simulated-{uuid.uuid4().hex[:12]}"
+    return Place(url, results_url(url, results, other), str(directory), queue, True, settings)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("stores", ["redis", "postgresql", "mariadb", "rabbitmq+redis", "nats+redis"])
+def test_all_is_as_in_plain_python_though_a_worker_is_killed(stores: str, tmp_path: Path) -> None:
+    body = Group([Call(retries=1), Call(instead=Call())])
+    flows = [
+        Chord([Call(), Pipe([Call(coroutine=True), Call()])], body),
+        Pipe([Group([Call(), Call(fails=True)]), Call(errbacks=[Errback()])]),
+        Call(calls=Call(), does="dict", links=[Call()]),
+    ]
+    orders = [
+        Order(numbered(flow), ask=ask) for flow, ask in zip(flows, ("get", "await", "other"), strict=True)
+    ]
+    world = RealWorld(stores, key="signed")
+    with sailing(world, place_of(stores, tmp_path)) as fleet:
+        assert problems(run_real(Case(world, tuple(orders)), fleet)) == []
+        case = Case(world, tuple(orders), (Fault("kill", "worker0", at=0.02),))
+        assert problems(run_real(case, fleet)) == []
+        assert fleet.workers[0].process.returncode == -9
+
+
+def test_what_ran_is_kept_when_a_process_dies_over_it(tmp_path: Path) -> None:
+    """A line that a kill cut short is none, and one that follows it is whole."""
+    record, app = KeptRecord(tmp_path), QWorker("looks", set_as_current=False)
+    with record.running("f0", 3):
+        pass
+    with (tmp_path / "record").open("a") as file:
+        file.write('["start", "f0", 4, "12-')
+    record.tell("f0", 1)
+    found = record.read(app)
+    ((number, start, end),) = found.runs["f0"]
+    assert (number, start < end) == (3, True)
+    assert found.told["f0"] == {1: 1}
+
+
+def test_a_seed_makes_the_same_cases_each_time() -> None:
+    for kind in ("redis", "rabbitmq"):
+        assert cases_of(world_of(kind, 7), 7, 3) == cases_of(world_of(kind, 7), 7, 3)
+        assert len({repr(cases_of(world_of(kind, seed), seed, 1)) for seed in range(20)}) == 20
