@@ -28,7 +28,7 @@ from tests.contract.place_amqp import AMQPPlace
 from tests.contract.place_redis import RedisPlace
 from tests.support import flows
 from tests.support.flow_runs import Ledger, is_ready, tree, value_of
-from tests.support.flows import Expected, Failed, canvas, expected
+from tests.support.flows import Expected, canvas, expected, has_failed
 
 pytestmark = pytest.mark.integration
 
@@ -224,14 +224,10 @@ def test_what_runs_eagerly_is_what_plain_python_says(flow: Any, dicts: bool) -> 
     call = canvas(flow, app.tasks, "f")
     if dicts:
         call = signature(json.loads(json.dumps(call)), app=app)
-    if _fails(want.value):
+    if has_failed(want.value):
         return
     result = call.apply_async()
     assert value_of(result) == want.value
     assert dict(ledger.ran("f")) == dict(+want.runs)
     ledger.order_kept("f", want.before)
     assert all(map(is_ready, tree(result)))
-
-
-def _fails(value: Any) -> bool:
-    return any(map(_fails, value)) if isinstance(value, list) else isinstance(value, Failed)

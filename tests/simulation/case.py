@@ -50,7 +50,7 @@ class World(Short):
 @dataclass(frozen=True, repr=False)
 class Order(Short):
     """A call of *flow* at second *at*. how: see ``nodes.HOW``. ask: see ``nodes.ASK``. options: of
-    apply_async(). revoke_at: seconds after the call."""
+    apply_async(). stamped: whether all of it has a stamp. revoke_at: seconds after the call."""
 
     flow: Any
     at: float = 0.0
@@ -58,6 +58,7 @@ class Order(Short):
     ask: str = "later"
     given: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
+    stamped: bool = False
     revoke_at: float | None = None
 
 

@@ -51,6 +51,7 @@ def problems(seen: Seen) -> list[str]:
         found.append(f"{seen.left['joins']} joins are left")
     found += [f"{kind} are left for ever: {count}" for kind, count in seen.left_for_ever.items()]
     if not seen.fired:
+        found += seen.record.unseen
         found += [
             f"the log has an error that nothing explains: {text}"
             for text in seen.errors

@@ -19,6 +19,7 @@ from tests.simulation.nodes import ASK, HOW
 from tests.simulation.run import HAPPENINGS
 from tests.simulation.stores import STORES
 from tests.support.flows import (
+    ENDS,
     VALUES,
     Call,
     Chain,
@@ -31,6 +32,7 @@ from tests.support.flows import (
     expected,
     is_plain,
     numbered,
+    parts_of,
 )
 
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -41,7 +43,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "prefetch": (1, 4),
     "keep_failed": (True, False),
     "key": ("", "", "signed"),
-    "base": ("plain", "overriding", "merging"),
+    "base": ("plain", "overriding", "merging", "hooked"),
+    "middleware": (False, False, True),
     "flush": (0.01, 0.0),
     "skew": (0.0, 0.0, 2.0),
     "async_concurrency": (1, 10),
@@ -131,9 +134,18 @@ def call(random: Random, depth: int = 0) -> Any:
         links=[Call(fails=random.random() < 0.1)] if random.random() < 0.3 else [],
         errbacks=errbacks(random, 0.3),
     )
+    if random.random() < 0.1:
+        made.options = dict(random.choice(OPTIONS))
     if depth < 2:
         special(random, made, depth)
     return made
+
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"headers": {"own": 2}}, {"priority": 7}, {"countdown": 0.3}, {"expires": 3000.0}, {"queue": "far"},
+    {"compression": "gzip"}, {"shadow": "other"}, {"soft_time_limit": 30.0, "time_limit": 60.0},
+    {"retry": False}, {"argsrepr": "some"},
+)  # fmt: skip
 
 
 def special(random: Random, made: Call, depth: int) -> None:
@@ -150,7 +162,9 @@ def special(random: Random, made: Call, depth: int) -> None:
         made.links.append(flow(random, 2, depth + 1))
 
 
-DOES = (*VALUES, "ignore", "reject", "requeue", "expected", "several", "again", "soft", "hard")
+NOT_EAGER = {*ENDS, "requeue", "result"}
+"""What fails, or has to do with messages: calls that are made eagerly raise that, or know nothing of it."""
+DOES = (*VALUES, "ignore", "reject", "requeue", "expected", "several", "again", "soft", "hard", "expired")
 
 
 def flow(random: Random, leaves: int, depth: int = 0) -> Any:
@@ -179,10 +193,16 @@ def order(random: Random) -> Order:
         options["headers"] = {"h": 1}
     if random.random() < 0.1:
         options["countdown"] = random.choice((0.5, 3, 20.0))
-    if random.random() < 0.1:
+    if random.random() < 0.1 and not want.refused:  # which may be for a priority that this would replace
         options["priority"] = random.randint(0, 9)
     how = random.choice(HOW)
     ask = random.choice(ASK)
+    if how == "eager":
+        does = {getattr(part, "does", "") for part in parts_of(plain)}
+        other = any(
+            getattr(part, "ignored", False) or getattr(part, "fails", False) for part in parts_of(plain)
+        )
+        how, ask = ("call", ask) if other or want.refused or does & NOT_EAGER else (how, "get")
     if want.pending:
         ask = "later"
     revoke_at = random.choice((0.0, 0.5)) if random.random() < 0.05 else None
@@ -193,7 +213,8 @@ def order(random: Random) -> Order:
         how,
         ask,
         given,
-        {} if how == "many" else options,
+        {} if how in ("many", "eager") else options,
+        random.random() < 0.1 and not any(getattr(part, "by_set", False) for part in parts_of(plain)),
         revoke_at,
     )
 

@@ -18,10 +18,11 @@ from qworker.components.request import Request
 from qworker.errors import BackendError, BrokerUnavailable
 from qworker.results.group_result import GroupResult
 from qworker.results.result import result_from_tuple
+from qworker.tasks.eager import EagerResult
 from qworker.tasks.outcome import Outcome
 from qworker.testing import InlinePool, StepWorker
 from tests.simulation.case import Order, World
-from tests.simulation.program import Record, define
+from tests.simulation.program import STAMPS, Noting, Record, define
 from tests.simulation.seams import Process
 from tests.simulation.stores import LEASE_SECONDS, Stores
 from tests.simulation.waiting import Watcher, awaited
@@ -29,7 +30,8 @@ from tests.simulation.world import Actor, Clock, Killed, Stuck, Time
 from tests.support.flows import PENDING, Failed, canvas, timed, without_ids
 
 KEY = "a-key-of-the-simulation-0123456789abcdef"
-HOW = ("call", "dicts", "twice", "many")
+QUEUES = ["celery", "far"]
+HOW = ("call", "call", "dicts", "twice", "many", "eager")
 MEDIATOR_RESTS = 0.5
 """Seconds, if nothing changes in its worker."""
 RUNTIMES = (0.0001, 0.0001, 0.001, 0.03, 0.2)
@@ -83,6 +85,8 @@ class Node:
         backend.__dict__["_watcher"] = Watcher(time, name, backend)
         self.app.stores = AppStores(self.app, broker, backend)
         define(self.app, self.process, record, world.base)
+        if world.middleware:
+            self.app.add_middleware(Noting(record))
         record.equip(self.app, self.process)
 
 
@@ -151,7 +155,7 @@ class WorkerNode(Node):
         super().__init__(process, time, stores, world, record, key, skew)
         name = process.name
         self.worker = Stepping(
-            self.app, on_demand=True, concurrency=world.concurrency, hostname=f"{name}@sim"
+            self.app, on_demand=True, concurrency=world.concurrency, hostname=f"{name}@sim", queues=QUEUES
         )
         parts = self.worker.parts
         pool = self.worker.pool
@@ -239,10 +243,15 @@ class Caller(Node):
         order = asked.order
         self.record.keep(asked.name, order.flow)
         call = canvas(order.flow, self.app.tasks, asked.name)
+        if order.stamped:
+            call.stamp(**STAMPS)
+            self.record.stamp(asked.name, order.flow)
         if order.how == "dicts":
             call = signature(json.loads(json.dumps(call, default=timedelta.total_seconds)), app=self.app)
         if order.how == "twice":
             call.freeze()
+        self.app.conf.task_always_eager = order.how == "eager"
+        self.record.keeps_all = self.record.keeps_all and order.how != "eager"
         for _ in range(2 if order.how == "twice" else 1):
             try:
                 if order.how == "many":
@@ -252,6 +261,7 @@ class Caller(Node):
             except Exception as error:  # noqa: BLE001 - what it means is for the checks
                 asked.refused.append(error)
                 self.time.note(self.name, "cannot call", asked.name, type(error).__name__)
+        self.app.conf.task_always_eager = False
 
     def awaited(self, coroutine: Any) -> Any:
         return awaited(self.time, coroutine)
@@ -285,7 +295,7 @@ def _has_ignored(result: Any) -> bool:
 
 async def _value(result: Any) -> Any:
     try:
-        return await result
+        return without_ids(await result)
     except (BackendError, BrokerUnavailable):
         raise
     except Exception as error:  # noqa: BLE001 - of the task
@@ -313,7 +323,7 @@ def value_of(result: Any, app: QWorker | None = None) -> Any:
         return [value_of(each, app) for each in result.results]
     if getattr(result, "ignored", False):
         return None
-    seen = result if app is None else app.AsyncResult(result.id)
+    seen = result if app is None or isinstance(result, EagerResult) else app.AsyncResult(result.id)
     if app is not None and not seen.ready():
         return PENDING
     value = seen.get(propagate=False)
@@ -329,6 +339,8 @@ def is_ready(result: Any, app: QWorker) -> bool:
             waiting.append(each.parent)
         if isinstance(each, GroupResult):
             waiting += each.results
+        elif isinstance(each, EagerResult):
+            continue
         elif not getattr(each, "ignored", False) and not app.AsyncResult(each.id).ready():
             return False
     return True

@@ -13,10 +13,18 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from qworker import QWorker, Task, states
-from qworker.errors import Ignore, Reject, SoftTimeLimitExceeded
+from qworker.errors import (
+    BackendError,
+    BrokerUnavailable,
+    Ignore,
+    QWorkerError,
+    Reject,
+    SoftTimeLimitExceeded,
+)
 from qworker.middleware import Middleware
 from qworker.tasks.outcome import TIME_LIMIT
 from tests.simulation.seams import Process
@@ -46,6 +54,10 @@ class Record:
         """The numbers of the calls that are linked to others."""
         self.keeps_all: bool = True
         """Whether each call leaves a result, and keeps it."""
+        self.stamped: dict[str, set[int]] = {}
+        """The numbers of the calls that carry the stamp, of each order that has it."""
+        self.unseen: list[str] = []
+        """Ends that were not stored yet when they were told."""
         self.requeued: set[Any] = set()
         """The messages that their tasks have put back."""
         self.wrong: list[str] = []
@@ -63,6 +75,17 @@ class Record:
         links = (link for part in parts for link in getattr(part, "links", ()))
         self.linked[name] = {link.number for link in links if isinstance(link, Call)}
         self.keeps_all = self.keeps_all and not any(getattr(part, "ignored", False) for part in parts)
+
+    def stamp(self, name: str, flow: Any) -> None:
+        """Note that the order *name* has a stamp; what its tasks call has none."""
+        inner = [
+            each for part in parts_of(flow) if getattr(part, "calls", None) for each in parts_of(part.calls)
+        ]
+        without = {getattr(each, "number", -1) for each in inner}
+        self.stamped[name] = self.flows[name].keys() - without
+
+    def stamps(self, flow: str, number: int) -> dict[str, str]:
+        return STAMPS if number in self.stamped.get(flow, ()) else {}
 
     def part(self, flow: str, number: int) -> Any:
         return self.flows[flow][number]
@@ -123,23 +146,51 @@ class Merging(Task):
         return super().apply_async(args, kwargs, **options)
 
 
+class Hooked(Task):
+    """One that looks for its state when it hears how it ended."""
+
+    look: Callable[[Any, str | None, str], None]
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        self.look(self, task_id, "SUCCESS")
+
+    def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        self.look(self, task_id, "FAILURE")
+
+    def after_return(
+        self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
+    ) -> None:
+        self.look(self, task_id, status)
+
+
 BASES: dict[str, tuple[Any, Any]] = {
     "plain": (None, None),
     "overriding": (Overriding, OverridingAsync),
     "merging": (Merging, Merging),
+    "hooked": (Hooked, Hooked),
 }
 """Of tasks that are plain functions, and of coroutines."""
 
 
 class Noting(Middleware):
-    """Middleware that puts a header into each message."""
+    """Middleware that puts a header into each message, and looks for it in each run."""
 
-    def before_publish(self, message: Any) -> Any:
-        return message
+    def __init__(self, record: Record) -> None:
+        self.record = record
+
+    def publish(self, call_next: Any, message: Any) -> Any:
+        return call_next(replace(message, headers={**message.headers, "noted": 1}))
+
+    def execute(self, call_next: Any, context: Any) -> Any:
+        flow = (context.kwargs or {}).get("flow")
+        if flow in self.record.flows and not context.is_eager and (context.headers or {}).get("noted") != 1:
+            self.record.wrong.append(f"{context.task} has not the header of the middleware")
+        return call_next(context)
 
 
-SHOWN = {"h": 1, "tenant": "one"}
+SHOWN = {"h": 1, "tenant": "one", "own": 2, "noted": 1, "by": "me"}
 """The headers that tasks may see."""
+STAMPS = {"by": "me"}
 RAISED: dict[str, BaseException] = {
     "ignore": Ignore(),
     "reject": Reject("never", requeue=False),
@@ -154,6 +205,22 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
     """Define the tasks in *app*, which is that of *process*."""
     kind, of_coroutines = BASES[base]
 
+    def look_back(task: Any, task_id: str | None, state: str) -> None:
+        """Note it when *state* is not stored of a task that hears of it."""
+        process.step()
+        request = task.request if task is not None else None
+        if request is not None and (request.is_eager or request.ignore_result):
+            return
+        try:
+            meta = app.backend.get(str(task_id))
+        except QWorkerError:
+            return
+        if meta is None or meta["status"] != state:
+            record.unseen.append(f"{task_id} was told to be {state}, and it is {meta and meta['status']}")
+
+    if kind is Hooked:  # this process's own
+        kind = of_coroutines = type("Hooked", (Hooked,), {"look": staticmethod(look_back)})
+
     def run(task: Any, given: Any, flow: str, number: int, fails: bool, retries: int) -> Any:
         process.time.note(process.name, "runs", flow, number)
         with record.running(flow, number):
@@ -163,11 +230,17 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
                 record.complain(f"{flow}: {number} has the headers {strange} of {seen}")
             if record.is_linked(flow, number):
                 look(flow, request.parent_id, states.SUCCESS)
+            if request.stamps != record.stamps(flow, number):
+                record.complain(f"{flow}: {number} has the stamps {request.stamps}")
             if request.retries < retries:
                 raise task.retry(countdown=0, max_retries=retries)
             if part.calls is not None:
                 options = {"headers": dict(seen)} if part.hands_on else {}
-                record.call(flow, number, canvas(part.calls, app.tasks, flow).apply_async(("i",), **options))
+                try:
+                    made = canvas(part.calls, app.tasks, flow).apply_async(("i",), **options)
+                except (BackendError, BrokerUnavailable) as away:
+                    raise Reject(str(away), requeue=True) from away
+                record.call(flow, number, made)
             if fails:
                 raise ValueError(number)
             if part.instead is None:

@@ -236,6 +236,8 @@ def canvas(flow: Any, tasks: Any, name: str) -> Any:
             made.set(priority="high")
         if flow.ignored:
             made.set(ignore_result=True)
+        if flow.does == "expired":
+            made.set(expires="2020-01-01T00:00:00+00:00")
         for link in flow.links:
             made.link(canvas(link, tasks, name))
     elif isinstance(flow, Errback):
@@ -312,6 +314,11 @@ def _named(error: BaseException) -> str:
     return f"{type(error).__name__}{members}"
 
 
+def has_failed(value: Any) -> bool:
+    """Whether there is a failure in *value*."""
+    return any(map(has_failed, value)) if isinstance(value, list) else isinstance(value, Failed)
+
+
 PENDING = Failed("pending")
 """For ever."""
 VALUES: dict[str, Any] = {
@@ -341,9 +348,10 @@ ENDS: dict[str, Any] = {
     "again": Failed("Again"),
     "soft": Failed("SoftTimeLimitExceeded"),
     "hard": Failed("TimeLimitExceeded"),
+    "expired": Failed("TaskExpired"),
 }
 """How a call ends that does so; "requeue" puts its message back once."""
-RUNS = {"requeue": 2, "again": 3}
+RUNS = {"requeue": 2, "again": 3, "expired": 0}
 """How often one runs, if not once."""
 
 
@@ -568,8 +576,10 @@ class _Oracle:
             return [shown(number, [item]) for item in stage.items], ran
         if call is _LIST:
             return args[0], after
-        runs = 1 if fails else RUNS.get(call.does, 1)
-        end = Failed("ValueError") if fails else ENDS.get(call.does)
+        runs = 1 if fails and call.does != "expired" else RUNS.get(call.does, 1)
+        end = Failed("ValueError") if fails and runs else ENDS.get(call.does)
+        if not runs:
+            return end, after
         if call.does == "requeue" and not self.late and not fails:
             runs, end = 1, ENDS["reject"]
         found.runs[number] += runs + call.retries
