@@ -35,6 +35,16 @@ def test_a_group_of_one_chain_follows_a_chord() -> None:
     assert problems(run(case_of(Pipe([header, Group([Chain([Call(), Group([Call(), Call()])])])])))) == []
 
 
+def test_a_chord_that_follows_an_eager_call_is_joined() -> None:
+    """Where calls are eager, a chord among the links of a call, or in a chain there, opened a join in the
+    result store that nobody counted for: its body did not run."""
+    chord = Chord([Call(), Call()], Call())
+    line = Chain([Call(), Group([Call(), Call()]), Call(links=[chord])])
+    for link in (chord, line, Chain([Call(fails=True), Call()])):
+        order = Order(numbered(Call(links=[link])), how="eager")
+        assert problems(run(Case(orders=(order,)))) == []
+
+
 def test_a_member_that_is_ignored_after_an_early_ack_fails_its_chord() -> None:
     """The body waited for it until results expire: with the message gone, what it is a part of was not
     recorded unless there was a result to store."""
