@@ -99,7 +99,8 @@ def sooner(options: dict[str, Any]) -> dict[str, Any]:
 
 def written_as_celery(world: RealWorld) -> bool:
     """Whether chords are in Celery's layout."""
-    return "redis" in world.stores and world.canvas_format == "auto" and not world.key
+    of_celery = world.stores.startswith(("redis", "rabbitmq+redis"))
+    return of_celery and world.canvas_format == "auto" and not world.key
 
 
 def fault(random: Random, world: RealWorld) -> Fault:
