@@ -4,7 +4,7 @@
 #   make test    set up, then run the whole test suite
 #   make check   lint, types, unit and architecture tests: the quick proof of a change
 #   make docs    build the documentation into docs/_build and run its code blocks
-#   make simulate  look for faults in simulated fleets: MINUTES=30, SEED=… for the same cases again
+#   make simulate  look for faults in simulated fleets: MINUTES=30, SEED=… for the same cases again, REAL=all on real servers
 #   make bench   qworker's own figures (see benchmarks/README.md)
 #   make clean   remove everything these commands made
 #
@@ -59,7 +59,7 @@ test-cases: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -n $(JOBS) -m more_cases $(ARGS)
 
 simulate: $(VENV)/.ready-test
-	$(BIN)/python -m tests.simulation --minutes $(MINUTES) --jobs $(CORES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	$(BIN)/python -m tests.simulation --minutes $(MINUTES) --jobs $(CORES) $(if $(SEED),--seed $(SEED)) $(if $(REAL),--real $(REAL)) $(ARGS)
 
 check: $(VENV)/.ready-test $(VENV)/.ready-lint
 	$(BIN)/ruff check .

@@ -93,6 +93,12 @@ class Record:
     def is_linked(self, flow: str, number: int) -> bool:
         return number in self.linked[flow]
 
+    def knows(self, flow: str) -> bool:
+        return flow in self.flows
+
+    def miss(self, text: str) -> None:
+        self.unseen.append(text)
+
     def keeps(self, flow: str) -> bool:
         """Whether each call of *flow* leaves a result, and keeps it."""
         return self.keeps_all
@@ -183,8 +189,9 @@ class Noting(Middleware):
 
     def execute(self, call_next: Any, context: Any) -> Any:
         flow = (context.kwargs or {}).get("flow")
-        if flow in self.record.flows and not context.is_eager and (context.headers or {}).get("noted") != 1:
-            self.record.wrong.append(f"{context.task} has not the header of the middleware")
+        known = flow is not None and self.record.knows(flow)
+        if known and not context.is_eager and (context.headers or {}).get("noted") != 1:
+            self.record.complain(f"{context.task} has not the header of the middleware")
         return call_next(context)
 
 
@@ -216,7 +223,7 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
         except QWorkerError:
             return
         if meta is None or meta["status"] != state:
-            record.unseen.append(f"{task_id} was told to be {state}, and it is {meta and meta['status']}")
+            record.miss(f"{task_id} was told to be {state}, and it is {meta and meta['status']}")
 
     if kind is Hooked:  # this process's own
         kind = of_coroutines = type("Hooked", (Hooked,), {"look": staticmethod(look_back)})

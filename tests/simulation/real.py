@@ -30,7 +30,7 @@ from tests.acceptance.private_servers import missing
 from tests.acceptance.processes import kill
 from tests.simulation.case import Case, Fault
 from tests.simulation.checks import problems
-from tests.simulation.nodes import Asked, Caller, is_ready
+from tests.simulation.nodes import QUEUES, Asked, Caller, is_ready
 from tests.simulation.real_drawing import cases_of, kinds, world_of
 from tests.simulation.real_record import KeptRecord
 from tests.simulation.real_servers import STORES, Faults, Servers
@@ -55,9 +55,16 @@ class RealCaller(Caller):
 
     def __init__(self, name: str, fleet: Fleet) -> None:
         self.name = name
-        self.record = fleet.record
+        self.record: KeptRecord = fleet.record
         self.time: Any = Process(name, fleet.record, fleet.note)
         self.app = make_app(name, fleet.world, fleet.place, fleet.record)
+        self._lock = threading.Lock()
+
+    def call(self, asked: Asked) -> None:
+        if asked.order.how == "eager":
+            self.record.eager(asked.name)
+        with self._lock:  # for an eager call a setting of the app is changed
+            super().call(asked)
 
     def awaited(self, coroutine: Any) -> Any:
         return asyncio.run(coroutine)
@@ -97,7 +104,8 @@ class Fleet:
 
     def start(self, name: str) -> None:
         site: Any = self
-        options = ["-c", str(self.world.concurrency), "-P", self.world.pool]
+        queues = [self.place.queue] if self.place.shared else QUEUES
+        options = ["-c", str(self.world.concurrency), "-P", self.world.pool, "-Q", ",".join(queues)]
         self.running[name] = worker = WorkerProcess(site, *options, name=name, app=APP)
         self.workers.append(worker)
 
@@ -325,6 +333,7 @@ class RealRunning:
         seen.record = fleet.record.read(fleet.observer.app)
         if fleet.by_messages:
             seen.record.called.clear()  # their results went to the workers that called
+            seen.record.unseen.clear()
         seen.tasks = sum(len(seen.record.runs[asked.name]) for asked in seen.asked)
         errors = list(fleet.record.errors)
         seen.errors += [text for (text,) in errors[len(self.errors) :]]

@@ -25,7 +25,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
         name: drawing.CHOICES[name]
         for name in (
             "concurrency", "acks_late", "prefetch", "keep_failed", "key", "base", "flush",
-            "async_concurrency", "track_started", "serializer",
+            "async_concurrency", "track_started", "serializer", "middleware",
         )
     },
 }  # fmt: skip
@@ -71,6 +71,8 @@ def order(random: Random, world: RealWorld) -> Order:
     if written_as_celery(world) and how == "twice":
         how = "call"  # two runs of one chord at a time count their members in the same key
     for part in parts_of(made.flow):
+        if written_as_celery(world) and getattr(part, "does", "") == "ignore":
+            part.does = "none"  # a chord in that layout waits for all members, also when one has failed
         if getattr(part, "options", None):
             part.options = sooner(part.options)
         if getattr(part, "does", "") == "hard":

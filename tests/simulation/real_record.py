@@ -61,9 +61,26 @@ class KeptRecord(Record):
     def _kept(self, name: str) -> Record:
         """A Record that has the flow alone."""
         if name not in self._flows:
-            self._flows[name] = Record()
-            self._flows[name].keep(name, pickle.loads((self.directory / f"{name}.flow").read_bytes()))
+            self._flows[name] = kept = Record()
+            flow = pickle.loads((self.directory / f"{name}.flow").read_bytes())
+            kept.keep(name, flow)
+            if (self.directory / f"{name}.stamped").exists():
+                kept.stamp(name, flow)
+            kept.keeps_all = kept.keeps_all and not (self.directory / f"{name}.eager").exists()
         return self._flows[name]
+
+    def stamp(self, name: str, flow: Any) -> None:
+        (self.directory / f"{name}.stamped").touch()
+
+    def stamps(self, flow: str, number: int) -> dict[str, str]:
+        return self._kept(flow).stamps(flow, number)
+
+    def eager(self, name: str) -> None:
+        """Note that the order *name* runs in its caller, so that its results are kept nowhere."""
+        (self.directory / f"{name}.eager").touch()
+
+    def knows(self, flow: str) -> bool:
+        return (self.directory / f"{flow}.flow").exists()
 
     def part(self, flow: str, number: int) -> Any:
         return self._kept(flow).part(flow, number)
@@ -110,6 +127,9 @@ class KeptRecord(Record):
     def complain(self, text: str) -> None:
         self.lines.append("wrong", text)
 
+    def miss(self, text: str) -> None:
+        self.lines.append("unseen", text)
+
     def read(self, app: QWorker) -> Record:
         """What is in the files now. Runs that were cut short end where they started. *app* asks for results
         of what tasks called."""
@@ -126,4 +146,6 @@ class KeptRecord(Record):
                 found.call(flow, number, result_from_tuple(made, app))
             elif what == "wrong":
                 found.complain(*words)
+            elif what == "unseen":
+                found.miss(*words)
         return found

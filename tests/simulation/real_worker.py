@@ -19,7 +19,7 @@ from typing import Any
 from qworker import QWorker
 from tests.simulation.case import World
 from tests.simulation.nodes import settings_of
-from tests.simulation.program import define
+from tests.simulation.program import Noting, define
 from tests.simulation.real_record import KeptRecord
 from tests.simulation.run import Errors
 
@@ -89,6 +89,8 @@ def make_app(name: str, world: RealWorld, place: Place, record: KeptRecord) -> Q
     )
     record.keeps_all = not place.results.startswith("rpc")
     define(app, Process(name, record), record, world.base)  # type: ignore[arg-type]
+    if world.middleware:
+        app.add_middleware(Noting(record))
     return app
 
 
