@@ -373,12 +373,13 @@ def retry_headers(
       signature, which no longer holds. ``compression`` stays, so the body may be sent again as it came.
     - eta: epoch seconds, ISO 8601 text, or None for at once.
     - retries: how many retries there have been, with this one.
-    - parent_id: the id of the call that makes the attempt.
+    - parent_id: the id of the call that makes the attempt, which is the parent of one that has none, as in
+      Celery.
     """
     kept = {name: value for name, value in headers.items() if name not in _DROPPED}
     kept["eta"] = isoformat(eta) if isinstance(eta, int | float) else eta
     kept["retries"] = retries
-    kept["parent_id"] = parent_id
+    kept["parent_id"] = headers.get("parent_id") or parent_id
     return kept
 
 

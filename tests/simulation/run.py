@@ -216,13 +216,18 @@ class Running:
             caller.call(asked)
             asked.called = True
             self.open -= 1
-            if not self.stores.disabled and not self.case.world.forgets:
+            if not self.stores.disabled and not self.case.world.forgets and not self._is_forgotten_soon():
                 caller.ask(asked, self.callers[1 - number])
         except Stuck as error:
             if not asked.forgotten:
                 self.seen.stuck = self.seen.stuck or f"{asked.name}: {error}"
         except BackendError as error:  # the first look tells at once that the store is away
             self.time.note(caller.name, "cannot ask", asked.name, error)
+
+    def _is_forgotten_soon(self) -> bool:
+        """Whether a crash is to come that takes the stores back to before now."""
+        crashes = [fault for fault in self.case.faults if fault.kind == "crash"]
+        return any(fault.at <= self.time.now <= fault.at + fault.seconds for fault in crashes)
 
     def _revoke(self, caller: Caller, asked: Asked) -> None:
         asked.revoked = True

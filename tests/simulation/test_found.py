@@ -111,3 +111,9 @@ def test_a_chain_of_nothing_but_a_group_becomes_a_header() -> None:
     for header in (Chain([Group([Call()])]), Chain([Group([Call(fails=True)])]), Chain([Chunks(2, 2)])):
         assert problems(run(case_of(Pipe([header, Call()])))) == []
         assert problems(run(case_of(Pipe([header, Group([Call()]), Call()])))) == []
+
+
+def test_the_next_attempt_of_a_link_has_the_same_parent() -> None:
+    """It was its own parent, and found itself in the state RETRY where it looked for what it is linked to."""
+    case = Case(orders=(Order(Call(links=[Call(retries=1, number=1)], number=0)),), seed=1)
+    assert problems(run(case)) == []

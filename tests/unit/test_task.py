@@ -419,7 +419,7 @@ def test_the_next_attempt_is_the_same_call_later(flaky: Any) -> None:
     expected = {
         "task": "flaky", "id": "i1", "retries": 2, "eta": from_epoch(clock.now() + 60).isoformat(),
         "root_id": "root",
-        "parent_id": "i1", "group": "g", "group_index": 2, "expires": "2030-01-01T00:00:00+00:00",
+        "parent_id": "p", "group": "g", "group_index": 2, "expires": "2030-01-01T00:00:00+00:00",
         "timelimit": [9, 8], "shadow": "alias", "trace": "t1", "stamped_headers": ["tenant"],
         "tenant": ["acme"],
         "stamps": {"tenant": ["acme"]},
