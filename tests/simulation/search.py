@@ -14,10 +14,11 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from itertools import count, islice
 from random import SystemRandom
 from typing import Any
 
@@ -28,6 +29,7 @@ from tests.simulation.drawing import BLOCK, CHOICES, case_of
 from tests.simulation.program import Record
 from tests.simulation.run import Seen, run
 from tests.simulation.shrinking import SECONDS, as_test, kind_of, shrunk
+from tests.simulation.timetables import scheduled_of
 from tests.simulation.tracing import Trace
 
 PATIENCE = 120
@@ -61,14 +63,23 @@ class Found:
 
 @dataclass(frozen=True)
 class Drawing:
-    """How a seed becomes a case. orders: how many; None for as many as it draws."""
+    """How a seed becomes a case: a negative one becomes schedules. orders: how many; None for as many as it
+    draws."""
 
     world: tuple[tuple[str, Any], ...] = ()
     orders: int | None = None
 
     def case(self, seed: int) -> Case:
-        case = case_of(seed, self.orders)
+        case = case_of(seed, self.orders) if seed >= 0 else scheduled_of(-seed)
         return replace(case, world=replace(case.world, **dict(self.world)))
+
+
+def with_schedules(seeds: Iterable[int]) -> Iterator[int]:
+    """*seeds*, and for each fifth of them a case of schedules."""
+    for seed in seeds:
+        yield seed
+        if seed and seed % 5 == 0:
+            yield -seed
 
 
 class TooLong(BaseException):
@@ -265,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seed = SystemRandom().randrange(10**7) * BLOCK if options.seed is None else options.seed
         say(f"seeds from {seed}, {options.jobs} processes, {options.minutes:g} minutes")
         search = Search(drawing, options.jobs, options.shrink, say)
-        seeds = iter(range(seed, seed + (options.cases or 10**9)))
+        seeds = islice(with_schedules(count(seed)), options.cases)
         try:
             search.run(seeds, options.minutes * 60)
         except KeyboardInterrupt:
