@@ -61,12 +61,13 @@ class KeptRecord(Record):
     def _kept(self, name: str) -> Record:
         """A Record that has the flow alone."""
         if name not in self._flows:
-            self._flows[name] = kept = Record()
+            kept = Record()
             flow = pickle.loads((self.directory / f"{name}.flow").read_bytes())
             kept.keep(name, flow)
             if (self.directory / f"{name}.stamped").exists():
                 kept.stamp(name, flow)
             kept.keeps_all = kept.keeps_all and not (self.directory / f"{name}.eager").exists()
+            self._flows[name] = kept  # when it is whole: other threads look, too
         return self._flows[name]
 
     def stamp(self, name: str, flow: Any) -> None:
