@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from qworker.errors import QWorkerError
-from tests.acceptance.harness import REPOSITORY, WorkerProcess
+from tests.acceptance.harness import READY, REPOSITORY, WorkerProcess
 from tests.acceptance.private_servers import missing
 from tests.acceptance.processes import kill
 from tests.simulation.case import Case, Fault
@@ -237,7 +238,8 @@ class RealRunning:
             for pid in worker.tree():
                 kill(pid, signal.SIGCONT)
             worker.signal(signal.SIGTERM)
-            if worker.wait() not in (0, 3):
+            new = (-signal.SIGTERM,) if not READY.search(worker.log) else ()
+            if worker.wait() not in (0, 3, *new):
                 self.seen.crashed.append(f"{worker.name} was stopped: {worker.log[-2000:]}")
             self.fleet.start(fault.node)
         else:
@@ -407,7 +409,7 @@ class RealSearch:
         lines += [
             f"{asked.name}: {asked.order!r}; results {[each.id for each in asked.results]}"
             for asked in seen.asked
-            if any(text.startswith(f"{asked.name}:") for text in found)
+            if any(re.search(rf"\b{asked.name}\b", text) for text in found)
         ]
         self.say("\n".join(lines))
 
