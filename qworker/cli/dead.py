@@ -111,11 +111,13 @@ def retry(tags: tuple[int, ...], everything: bool, sign: bool, yes: bool, app: s
     if sign and application.signer is None:
         raise click.UsageError("--sign needs a security_key, and the app has none.")
     chosen = _existing(application, tags)
-    if sign and (letters := unsigned(application, chosen)):
-        for letter in letters:
-            click.echo(f"{letter.tag}: {_task(letter)}, queue {visible(letter.queue)}")
+    letters = unsigned(application, chosen) if sign else []
+    for letter in letters:
+        click.echo(f"{letter.tag}: {_task(letter)}, queue {visible(letter.queue)}")
+    if letters:
         confirm(f"Sign {count(len(letters), 'dead letter')}?", yes)
-    done = retry_letters(application, chosen, sign=sign)
+    # Only what was shown: meanwhile anybody may have sent more.
+    done = retry_letters(application, chosen, sign={letter.tag for letter in letters})
     click.echo(f"Put {count(done.number, 'message')} back.")
     for tag, why in done.refused.items():
         click.echo(f"Error: dead letter {tag} stays, since workers would refuse it: {visible(why)}", err=True)

@@ -8,7 +8,7 @@ Thread:      the caller's.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,12 +31,12 @@ class Retried(NamedTuple):
     refused: dict[int, str]
 
 
-def retry(app: QWorker, tags: Sequence[int] | None = None, *, sign: bool = False) -> Retried:
+def retry(app: QWorker, tags: Sequence[int] | None = None, *, sign: Collection[int] = ()) -> Retried:
     """Put dead letters back into their queues, and return how many, and which are refused.
 
     - tags: theirs; None for all of them.
-    - sign: sign those, too, that are not signed with one of our keys. Whoever can write to the broker can
-      have sent them: look at them first.
+    - sign: the tags of those to sign that are not signed with one of our keys. Whoever can write to the
+      broker can have sent them: look at them first.
 
     Where there is a ``security_key``, one that is not signed with it is refused, as a worker would refuse it
     again; one whose signature is too old by ``security_max_age`` is signed anew. When this is interrupted,
@@ -49,7 +49,7 @@ def retry(app: QWorker, tags: Sequence[int] | None = None, *, sign: bool = False
     signed, good, refused = 0, [], {}
     for letter in _chosen(app, tags):
         try:
-            if _is_valid(letter, signer, max_age, sign=sign):
+            if _is_valid(letter, signer, max_age, sign=letter.tag in sign):
                 good.append(letter.tag)
                 continue
             anew = _signed_anew(letter, signer)
