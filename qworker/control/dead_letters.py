@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from qworker.control.failed import forget_failures
 from qworker.errors import InvalidTaskMessage, MessageError, SecurityError
 from qworker.message.protocol import encode_parts
 from qworker.message.reading import parse_headers, parse_properties
@@ -52,10 +53,11 @@ def retry(app: QWorker, tags: Sequence[int] | None = None, *, sign: Collection[i
             if _is_valid(letter, signer, max_age, sign=letter.tag in sign):
                 good.append(letter.tag)
                 continue
-            anew = _signed_anew(letter, signer)
+            anew, task_id = _signed_anew(letter, signer)
         except MessageError as error:
             refused[letter.tag] = str(error)
             continue
+        forget_failures(app, [task_id])
         broker.sender.push([anew])
         broker.admin.dead_discard([letter.tag])
         signed += 1
@@ -92,9 +94,10 @@ def _is_valid(letter: Dead, signer: Signer, max_age: float, *, sign: bool) -> bo
         raise
 
 
-def _signed_anew(letter: Dead, signer: Signer) -> Envelope:
+def _signed_anew(letter: Dead, signer: Signer) -> tuple[Envelope, str]:
+    """The message of *letter* with a new signature, and the id of its call."""
     headers = parse_headers(letter.headers)
     headers.pop("signature", None)
     properties = parse_properties(letter.properties)
     encoded = encode_parts(headers, properties, letter.body, signer)
-    return Envelope(letter.queue, encoded.headers, encoded.properties, encoded.body)
+    return Envelope(letter.queue, encoded.headers, encoded.properties, encoded.body), headers["id"]

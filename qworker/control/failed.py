@@ -138,7 +138,7 @@ class Failed:
                     raise
                 continue
             ids += _ids_of(self._app, letter)
-        self._forget_failures(ids)
+        forget_failures(self._app, ids)
         return self._place.send_again(calls) if calls else 0
 
     def discard(
@@ -155,17 +155,19 @@ class Failed:
         chosen = [letter.tag for letter, _ in _chosen(self._place, tags, task, error, queue)]
         return self._place.discard(chosen) if chosen else 0
 
-    def _forget_failures(self, ids: Sequence[str]) -> None:
-        """Who waits for one that is sent again, or for what follows it, is to see its new end."""
-        backend = self._app.backend
-        if not ids or backend.why_none or self._app.stores.sends_results:
-            return
-        for task_id, meta in backend.read_many(ids).items():
-            if isinstance(meta, DamagedResult) or meta["status"] == states.FAILURE:
-                backend.forget(task_id)
-
     def __iter__(self) -> Iterator[FailedTask]:
         return iter(self.list(limit=ALL))
+
+
+def forget_failures(app: QWorker, ids: Sequence[str]) -> None:
+    """Delete the stored failures of *ids*, which are about to be sent again: who waits for one of them is to
+    see its new end."""
+    backend = app.backend
+    if not ids or backend.why_none or app.stores.sends_results:
+        return
+    for task_id, meta in backend.read_many(ids).items():
+        if isinstance(meta, DamagedResult) or meta["status"] == states.FAILURE:
+            backend.forget(task_id)
 
 
 def _chosen(

@@ -381,6 +381,21 @@ def test_a_dead_letter_that_is_too_old_is_signed_anew(house: House) -> None:
     assert house.dead() == [unsigned]
 
 
+def test_the_old_failure_of_a_dead_letter_that_is_signed_anew_is_forgotten(house: House) -> None:
+    house.app.conf.security_max_age = DAY / 4  # while results are kept for a day
+    task_id = house.app.send_task("dead-letter").id
+    house.worker.run()
+    house.worker.stop("cold")
+    house.clock.advance(DAY / 2)
+    assert house.app.AsyncResult(task_id).state == "FAILURE"
+    assert dead_letters.retry(house.app) == (1, {})
+    result = house.app.AsyncResult(task_id)
+    assert result.state == "PENDING"
+    house.worker = house.make_worker()
+    house.worker.run()
+    assert result.get(timeout=0) == "in the end"
+
+
 def test_a_dead_letter_that_is_not_signed_is_signed_when_that_is_asked_for(house: House) -> None:
     unsigned, damaged = forged("forged", "add"), forged("damaged", "add")
     house.app.broker.sender.push([unsigned, damaged._replace(headers="{}")])
