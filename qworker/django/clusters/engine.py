@@ -17,7 +17,7 @@ from django.db import connections, router
 
 from qworker import QWorker, signals
 from qworker.backends import open_backend
-from qworker.clock import SYSTEM_CLOCK
+from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf import Settings
 from qworker.django.brokers.choice import broker_class
 from qworker.django.brokers.transported import close_transports
@@ -78,18 +78,18 @@ def settings_of() -> dict[str, Any]:
     }
 
 
-def make_app() -> QWorker:
+def make_app(clock: Clock = SYSTEM_CLOCK) -> QWorker:
     """Return a new app with the settings of this project."""
     changes = settings_of()
     chosen = broker_class()
     if chosen.kind == "orm":
-        made = _in_database(changes)
+        made = _in_database(changes, clock)
     elif chosen.kind == "custom":
         transport = import_object(f"{CUSTOM}:CustomTransport")(chosen, conf.broker_class)
-        made = _beside(transport, "disabled://", changes)
+        made = _beside(transport, "disabled://", changes, clock)
     else:
         url, more = url_and_options(chosen.kind)
-        made = _beside(url, url if chosen.kind == "redis" else "disabled://", {**changes, **more})
+        made = _beside(url, url if chosen.kind == "redis" else "disabled://", {**changes, **more}, clock)
     made.autodiscover_tasks()
     made.task(
         name=RUN,
@@ -102,24 +102,26 @@ def make_app() -> QWorker:
     return made
 
 
-def _in_database(changes: dict[str, Any]) -> QWorker:
+def _in_database(changes: dict[str, Any], clock: Clock) -> QWorker:
     alias = broker_alias()
-    broker = database_broker(alias)
+    broker = database_broker(alias, clock=clock)
     kept_in = router.db_for_write(Task)
     settings = Settings(changes)
     plain = broker.url if broker.url.startswith("sqlite:") else f"db+{broker.url}"
     results = TaskResults(
         broker.url,
         settings,
-        SYSTEM_CLOCK,
-        lambda: open_backend(plain, settings, SYSTEM_CLOCK),
+        clock,
+        lambda: open_backend(plain, settings, clock),
         kept_in,
         lambda url: kept_in == alias and url == broker.url,
     )
-    return QWorker("django", broker=broker, backend=results, set_as_current=False, changes=changes)
+    return QWorker(
+        "django", broker=broker, backend=results, clock=clock, set_as_current=False, changes=changes
+    )
 
 
-def _beside(broker: str | Broker, others: str, changes: dict[str, Any]) -> QWorker:
+def _beside(broker: str | Broker, others: str, changes: dict[str, Any], clock: Clock) -> QWorker:
     """The app whose broker is no database. others: the store of results of what is no package."""
     kept_in = router.db_for_write(Task)
     if others == "disabled://" and connections[kept_in].vendor in VENDORS and not is_in_memory(kept_in):
@@ -128,12 +130,14 @@ def _beside(broker: str | Broker, others: str, changes: dict[str, Any]) -> QWork
     results = TaskResults(
         others,
         settings,
-        SYSTEM_CLOCK,
-        lambda: open_backend(others, settings, SYSTEM_CLOCK),
+        clock,
+        lambda: open_backend(others, settings, clock),
         kept_in,
         lambda _: False,
     )
-    return QWorker("django", broker=broker, backend=results, set_as_current=False, changes=changes)
+    return QWorker(
+        "django", broker=broker, backend=results, clock=clock, set_as_current=False, changes=changes
+    )
 
 
 def close_connections(**_: Any) -> None:

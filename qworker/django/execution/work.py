@@ -161,6 +161,8 @@ def _go_on(package: Package) -> None:
 
 def _patiently(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """What *work* returns, which is tried for some seconds."""
+    task: Any = get_current_task()
+    clock = SYSTEM_CLOCK if task is None else task.app.clock
     for pause in PAUSES:
         try:
             return work(*args, **kwargs)
@@ -170,7 +172,7 @@ def _patiently(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
             let_pass(error)
             logger.debug("what follows a task is tried again: %s", error)
         task_connections.drop_broken()
-        SYSTEM_CLOCK.sleep(pause)
+        clock.sleep(pause)
     try:
         return work(*args, **kwargs)
     except Error as error:

@@ -12,6 +12,7 @@ from typing import Any
 from django.db import connections
 
 from qworker import QWorker
+from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.django.conf import conf
 from qworker.django.transports import task_rows
 from qworker.django.transports.databases import url_of
@@ -26,7 +27,7 @@ def broker_alias() -> str:
     return conf.orm or DEFAULT
 
 
-def database_broker(alias: str, lease_seconds: float = 15.0) -> Broker:
+def database_broker(alias: str, lease_seconds: float = 15.0, clock: Clock = SYSTEM_CLOCK) -> Broker:
     """Return the broker in the database *alias*, which stores tasks with their acks where ``Task`` is there.
 
     Raises ConfigurationError for a database that cannot be one.
@@ -35,11 +36,13 @@ def database_broker(alias: str, lease_seconds: float = 15.0) -> Broker:
     if vendor == "sqlite":
         from qworker.transports.sqlite.broker import SQLiteBroker
 
-        return SQLiteBroker(url, lease_seconds=lease_seconds, store_rows=_store_in_file)
+        return SQLiteBroker(
+            url, lease_seconds=lease_seconds, clock=clock, uptime=clock.uptime, store_rows=_store_in_file
+        )
     from qworker.django.transports.task_table import TaskTable
     from qworker.transports.sql.broker import SQLBroker
 
-    return SQLBroker(url, lease_seconds=lease_seconds, results=TaskTable(vendor, 86400.0))
+    return SQLBroker(url, lease_seconds=lease_seconds, clock=clock, results=TaskTable(vendor, 86400.0))
 
 
 def _store_in_file(connection: Any, rows: Any) -> None:
