@@ -15,8 +15,8 @@ from typing import Any
 from tests.support.flows import Call, Chain, Chord, Chunks, Errback, Group, Mapping, Pipe, Short
 
 __all__ = [
-    "Call", "Case", "Chain", "Chord", "Chunks", "Edit", "Entry", "Errback", "Fault", "Group", "Mapping",
-    "Order", "Pipe", "Timetable", "World", "replace",
+    "Call", "Case", "Chain", "Chord", "Chunks", "Django", "Edit", "Entry", "Errback", "Fault", "Group",
+    "Job", "Mapping", "Order", "Pipe", "Timetable", "World", "replace",
 ]  # fmt: skip
 
 
@@ -120,8 +120,49 @@ class Timetable(Short):
 
 
 @dataclass(frozen=True, repr=False)
+class Job(Short):
+    """What a Django project asks for at second *at*. kind: see ``django_world.JOBS``. size: how many calls.
+    fails: which of them raises an error, -1 for none; of a task: in how many of its attempts. ask: "later",
+    or "wait" for who waits for the result. atomic: "", or how the transaction of the call ends: "commit" or
+    "rollback".
+
+    Of schedules: size is the number of runs. due: seconds from *at* to the first. change: "", "delete" or
+    "now", which makes it due at once, *change_at* seconds after the call."""
+
+    kind: str = "task"
+    at: float = 0.0
+    size: int = 1
+    fails: int = -1
+    hook: bool = False
+    cached: bool = False
+    sync: bool = False
+    save: bool | None = None
+    ack_failure: bool | None = None
+    ask: str = "later"
+    atomic: str = ""
+    due: float = 0.0
+    once: bool = False
+    intended: bool = False
+    change: str = ""
+    change_at: float = 0.0
+
+
+@dataclass(frozen=True, repr=False)
+class Django(Short):
+    """A Django project: settings of its clusters, and *jobs*."""
+
+    jobs: tuple[Job, ...] = ()
+    save_limit: int = 250
+    save_limit_per: str | None = None
+    ack_failures: bool = True
+    catch_up: bool = True
+    max_attempts: int = 0
+
+
+@dataclass(frozen=True, repr=False)
 class Case(Short):
-    """seed: of who steps next. linger: afterwards time passes until everything has expired."""
+    """seed: of who steps next. linger: afterwards time passes until everything has expired. django: what a
+    Django project does; then there are no orders."""
 
     world: World = World()
     orders: tuple[Order, ...] = ()
@@ -129,3 +170,4 @@ class Case(Short):
     seed: int = 0
     linger: bool = False
     schedules: Timetable | None = None
+    django: Django | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.simulation.django_checks import django_problems
 from tests.simulation.due_times import Oracle
 from tests.simulation.nodes import Asked
 from tests.simulation.run import Seen
@@ -30,6 +31,8 @@ def problems(seen: Seen) -> list[str]:
     if seen.broken:
         return [seen.broken]
     found = [f"a worker crashed: {text}" for text in seen.crashed]
+    if seen.case.django is not None:
+        return found + django_problems(seen)
     if seen.stuck and not _may_vanish(seen):
         found.append(f"it does not end: {seen.stuck}")
     exact = all(fault.kind in HARMLESS for fault in seen.fired)

@@ -14,7 +14,8 @@ from itertools import combinations, product
 from random import Random
 from typing import Any
 
-from tests.simulation.case import Case, Fault, Order, World
+from tests.simulation.case import Case, Django, Fault, Job, Order, World, replace
+from tests.simulation.django_checks import ALWAYS
 from tests.simulation.nodes import ASK, HOW
 from tests.simulation.run import HAPPENINGS
 from tests.simulation.stores import STORES
@@ -36,7 +37,7 @@ from tests.support.flows import (
 )
 
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "stores": tuple(STORES),
+    "stores": tuple(each for each in STORES if each != "django"),
     "workers": (1, 2, 3),
     "concurrency": (1, 2, 4),
     "acks_late": (True, True, False),
@@ -260,9 +261,97 @@ def fault(random: Random, workers: int) -> Fault:
     return Fault(happening, node if happening in ("kill", "restart") else "", at=at)
 
 
+DJANGO = 0.08
+"""So often a case is one of a Django project."""
+DJANGO_FAULTS = tuple(kind for kind in CALL_FAULTS if kind != "twice")
+DJANGO_METHODS = (
+    "push", "lease", "settle", "extend", "register", "reclaim", "store_rows", "orm.read", "orm.read",
+    "orm.write", "orm.write", "orm.write", "orm.commit", "orm.commit", "cache.add", "cache.set",
+    "schedules.fire", "schedules.renew", "schedules.pending",
+)  # fmt: skip
+DJANGO_HAPPENINGS = ("kill", "freeze", "away", "full", "jump", "restart", "crash")
+
+
+def django_fault(random: Random, workers: int) -> Fault:
+    if random.random() < 0.6:
+        what, method = random.choice(DJANGO_FAULTS), random.choice(DJANGO_METHODS)
+        if (what, method) == ("after", "lease"):
+            what = "before"
+        node = f"worker{random.randrange(workers)}"
+        if what in ("before", "after") and random.random() < 0.2:
+            node = random.choice(("caller0", "caller1"))
+        return Fault(what, node, method, random.choice((1, 1, 2, 3, 5, 8, 13, 21)))
+    while (made := fault(random, workers)).kind not in DJANGO_HAPPENINGS:
+        pass
+    return made
+
+
+def job(random: Random, django: Django) -> Job:
+    kind = random.choice(("task", "task", "iter", "iter", "chain", "group", "schedule"))
+    made = Job(kind, round(random.random() * 5.0, 2), hook=random.random() < 0.4)
+    endless = not django.ack_failures and not django.max_attempts
+    if kind == "schedule":
+        return replace(
+            made,
+            size=random.randint(1, 3),
+            due=random.choice((0.0, 0.0, 1.5, -30.0, -130.0)),
+            once=random.random() < 0.2,
+            intended=random.random() < 0.7,
+            change=random.choice(("",) * 4 + ("delete", "now")),
+            change_at=random.choice((0.0, 2.0, 61.0)),
+        )
+    made = replace(
+        made,
+        size=1 if kind == "task" else random.randint(int(kind == "chain"), 5),
+        cached=random.random() < 0.25,
+        sync=random.random() < 0.1,
+        atomic=random.choice(("",) * 6 + ("commit", "rollback")),
+    )
+    if made.atomic and (made.cached or made.sync):  # which do not roll back
+        made = replace(made, atomic="")
+    if kind == "task":
+        ack = random.choice((None, None, True, False))
+        acked = django.ack_failures if ack is None else ack
+        fails = random.choice(
+            (-1, -1, ALWAYS) if acked else (-1, 1, 2, *([ALWAYS] if django.max_attempts else []))
+        )
+        made = replace(made, ack_failure=ack, fails=fails)
+    elif made.size and not endless and random.random() < 0.3:
+        made = replace(made, fails=random.randrange(made.size))
+    if kind != "iter":
+        made = replace(made, save=random.choice((None, None, None, True, False)))
+    kept = django.save_limit == 0 or django.save_limit >= 250 or made.cached
+    if kept and made.save is not False and made.size and random.random() < 0.5:
+        made = replace(made, ask="wait")
+    return made
+
+
+def django_case(random: Random, made: World, jobs: int | None = None) -> Case:
+    """A case of a Django project."""
+    django = Django(
+        save_limit=random.choice((250, 250, 1, 2, 0, -1)),
+        save_limit_per=random.choice((None, None, "group", "func", "name")),
+        ack_failures=random.random() < 0.8,
+        catch_up=random.random() < 0.7,
+        max_attempts=random.choice((0, 1, 2)),
+    )
+    count = jobs or random.choice((1, 1, 2, 4))
+    faults = 0 if random.random() < 0.3 else random.choice((1, 1, 2, 3))
+    return Case(
+        made,
+        (),
+        tuple(django_fault(random, made.workers) for _ in range(faults)),
+        random.getrandbits(32),
+        random.random() < 0.1,
+        django=replace(django, jobs=tuple(job(random, django) for _ in range(count))),
+    )
+
+
 def case(random: Random, orders: int | None = None, made: World | None = None) -> Case:
     """A case at random. made: its world."""
     made = made or world(random)
+    if made.stores == "django":
+        return django_case(random, made, orders)
     count = orders or random.choice((1, 2, 4, 8))
     faults = (
         ()
@@ -278,9 +367,12 @@ def case(random: Random, orders: int | None = None, made: World | None = None) -
     )
 
 
-def case_of(seed: int, orders: int | None = None) -> Case:
-    """The case of *seed*."""
-    return case(Random(seed), orders, world_of(seed))
+def case_of(seed: int, orders: int | None = None, **dimensions: Any) -> Case:
+    """The case of *seed*; of its world with these *dimensions*."""
+    made = replace(world_of(seed), **dimensions)
+    if "stores" not in dimensions and Random(f"django {seed}").random() < DJANGO:
+        made = replace(made, stores="django")
+    return case(Random(seed), orders, made)
 
 
 assert {each.name for each in fields(World)} >= set(CHOICES)

@@ -8,6 +8,7 @@ Thread:      the world's.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -72,22 +73,26 @@ class Node:
         key: bool,
         skew: float = 0.0,
     ) -> None:
-        self.name = name = process.name
+        self.name = process.name
         self.time = time
         self.record = record
         self.process = process
         self.clock = Clock(time, skew)
-        self.app = QWorker(
+        self.app = self._app(stores, world, key)
+
+    def _app(self, stores: Stores, world: World, key: bool) -> QWorker:
+        app = QWorker(
             "simulated", clock=self.clock, set_as_current=False, **settings_of(world, LEASE_SECONDS, key)
         )
         broker = stores.broker(self.process, self.clock)
-        backend = stores.backend(self.process, self.clock, self.app.conf)
-        backend.__dict__["_watcher"] = Watcher(time, name, backend)
-        self.app.stores = AppStores(self.app, broker, backend)
-        define(self.app, self.process, record, world.base)
+        backend = stores.backend(self.process, self.clock, app.conf)
+        backend.__dict__["_watcher"] = Watcher(self.time, self.name, backend)
+        app.stores = AppStores(app, broker, backend)
+        define(app, self.process, self.record, world.base)
         if world.middleware:
-            self.app.add_middleware(Noting(record))
-        record.equip(self.app, self.process)
+            app.add_middleware(Noting(self.record))
+        self.record.equip(app, self.process)
+        return app
 
 
 class Terminated(Exception):
@@ -142,6 +147,8 @@ class Stepping(StepWorker):
 class WorkerNode(Node):
     """A worker whose parts step when the world says so."""
 
+    queues: Any = QUEUES
+
     def __init__(
         self,
         process: Process,
@@ -155,7 +162,12 @@ class WorkerNode(Node):
         super().__init__(process, time, stores, world, record, key, skew)
         name = process.name
         self.worker = Stepping(
-            self.app, on_demand=True, concurrency=world.concurrency, hostname=f"{name}@sim", queues=QUEUES
+            self.app,
+            on_demand=True,
+            concurrency=world.concurrency,
+            hostname=f"{name}@sim",
+            queues=self.queues,
+            besides=self._besides(),
         )
         parts = self.worker.parts
         pool = self.worker.pool
@@ -175,10 +187,19 @@ class WorkerNode(Node):
         if parts.joiner is not None:
             joiner = parts.joiner
             steps["joiner"] = lambda: joiner.step(self.clock.monotonic())
+        steps |= self._more_steps()
         self.actors = [
             Actor(name, part, self._stepping(part, step), time.now) for part, step in steps.items()
         ]
         time.actors += self.actors
+
+    def _besides(self) -> Sequence[Any]:
+        """What makes more parts of the worker."""
+        return ()
+
+    def _more_steps(self) -> dict[str, Any]:
+        """Their turns, by their names."""
+        return {}
 
     def _listener(self) -> float | None:
         listener = self.worker.parts.listener
@@ -206,6 +227,10 @@ class WorkerNode(Node):
             return shortest if rest is not None and rest <= 0 else rest
 
         return turn
+
+    def stop(self) -> None:
+        """End as one that is told to."""
+        self.worker.stop()
 
     @property
     def idle(self) -> bool:

@@ -60,6 +60,9 @@ class Record:
         """Ends that were not stored yet when they were told."""
         self.requeued: set[Any] = set()
         """The messages that their tasks have put back."""
+        self.slots: dict[str, list[str]] = defaultdict(list)
+        """Due times that tasks of schedules were told."""
+        self.jobs: dict[str, Any] = {}
         self.wrong: list[str] = []
         """What a task saw that it must not see."""
         self.equip: Callable[[QWorker, Process], None] = lambda app, process: None

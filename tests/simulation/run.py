@@ -133,6 +133,11 @@ class Errors(logging.Handler):
 class Running:
     """A case that runs."""
 
+    caller_class: type[Node] = Caller
+    worker_class: type[WorkerNode] = WorkerNode
+    settled = 1.0
+    """Virtual seconds for which it is quiet at the end."""
+
     def __init__(self, case: Case, directory: Path, trace: Trace | None) -> None:
         self.case = case
         self.directory = directory
@@ -150,20 +155,13 @@ class Running:
         if self.schedules is not None:
             self.seen.record.equip = self.schedules.equip
             self.seen.schedules = self.schedules.story
-        self.callers = [self._node(Caller, name, bool(case.world.key)) for name in CALLERS]
-        self.observer = self._node(Caller, "observer", bool(case.world.key))
+        self.callers = [self._node(self.caller_class, name, bool(case.world.key)) for name in CALLERS]
+        self.observer = self._node(self.caller_class, "observer", bool(case.world.key))
         for number in range(case.world.workers):
             self._start_worker(f"worker{number}")
         self.seen.record.keeps_all = not (self.stores.disabled or case.world.forgets)
-        self.open = len(case.orders)
-        for number, order in enumerate(case.orders):
-            asked = Asked(order, f"f{number}")
-            self.seen.asked.append(asked)
-            self._at(order.at, CALLERS[number % 2], lambda asked=asked: self._order(asked))
-        self.last = max(
-            (order.at + delays_of(order) + (order.revoke_at or 0.0) for order in case.orders),
-            default=0.0,
-        )
+        self.last = self._plan()
+        self.open = len(self.seen.asked)
         if self.schedules is not None:
             self.schedules.start()
             self.last = max(self.last, self.schedules.table.seconds)
@@ -177,6 +175,15 @@ class Running:
 
         self.time.limit = self.last + 2 * PATIENCE
 
+    def _plan(self) -> float:
+        """Put all that is asked for into the world; return when the last of it happens."""
+        orders = self.case.orders
+        for number, order in enumerate(orders):
+            asked = Asked(order, f"f{number}")
+            self.seen.asked.append(asked)
+            self._at(order.at, CALLERS[number % 2], lambda asked=asked: self._order(asked))
+        return max((order.at + delays_of(order) + (order.revoke_at or 0.0) for order in orders), default=0.0)
+
     def _node(self, kind: Any, name: str, key: bool) -> Any:
         world = self.case.world
         skew = world.skew * (len(self.processes) - 1)
@@ -189,7 +196,7 @@ class Running:
 
     def _start_worker(self, name: str) -> None:
         try:
-            self.workers[name] = self._node(WorkerNode, name, bool(self.case.world.key))
+            self.workers[name] = self._node(self.worker_class, name, bool(self.case.world.key))
         except Killed:
             self._at(self.time.now + 1.0, "world", lambda: self._start_worker(name))
             return
@@ -249,7 +256,7 @@ class Running:
             self._replace(node, kill=True)
         elif fault.kind == "restart" and node is not None and node.process.alive:
             try:
-                node.worker.stop()
+                node.stop()
             except Killed:
                 pass
             node.process.die()
@@ -337,7 +344,7 @@ class Running:
                     since = None
                 elif since is None:
                     since = time.now
-                elif time.now - since >= (SETTLED if self.joins() else 1.0):
+                elif time.now - since >= (SETTLED if self.joins() else self.settled):
                     break
                 if since is None and time.now > self.last + PATIENCE:
                     seen.stuck = seen.stuck or self._why()
@@ -423,6 +430,14 @@ def delays_of(order: Order) -> float:
     return float(sum(options.get("countdown") or 0.0 for options in given))
 
 
+def _kind_of(case: Case) -> type[Running]:
+    if case.django is None:
+        return Running
+    from tests.simulation.django_world import DjangoRunning  # Django is set up only where it is needed
+
+    return DjangoRunning
+
+
 def run(case: Case, trace: Trace | None = None) -> Seen:
     """Run *case*; return what was seen. trace: has the log say which tasks the calls of stores are about."""
     directory = Path(tempfile.mkdtemp(prefix="qworker-sim-", dir=MEMORY if MEMORY.is_dir() else None))
@@ -438,14 +453,14 @@ def run(case: Case, trace: Trace | None = None) -> Seen:
     running = None
     try:
         with determined(case.seed):
-            running = Running(case, directory, trace)
+            running = _kind_of(case)(case, directory, trace)
             try:
                 running.go()
             except Exception:  # noqa: BLE001 - the other cases of a search run
                 running.seen.broken = f"the simulator failed: {traceback.format_exc()}"
                 running.seen.log = running.time.log
         seen = running.seen
-        seen.errors = errors
+        seen.errors += errors
         return seen
     finally:
         if running is not None:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
-from qworker.errors import BackendError, BrokerUnavailable, QWorkerError
+from qworker.errors import BackendError, BrokerUnavailable
 from qworker.tasks.outcome import LOST
 from qworker.transports.lease import Claim
 from tests.simulation.case import Fault
@@ -73,10 +73,25 @@ WRITES = frozenset(
         "join.grow",
         "join.finish",
         "join.hold",
+        "orm.write",
+        "orm.commit",
+        "schedules.fire",
     }
 )
 """What a full store refuses."""
-TELLS = frozenset({"push", "settle", "revoke", "dead_retry", "failed.send_again", "deregister", "reclaim"})
+TELLS = frozenset(
+    {
+        "push",
+        "settle",
+        "revoke",
+        "dead_retry",
+        "failed.send_again",
+        "deregister",
+        "reclaim",
+        "orm.commit",
+        "schedules.fire",
+    }
+)
 """After these there may be something for every listener."""
 JOINED = frozenset({"join.add", "join.grow", "join.set_size", "join.open", "join.finish"})
 """After these there may be a join for every joiner."""
@@ -102,6 +117,8 @@ class Process:
         """Stores that do not answer."""
         self.full: set[str] = set()
         """Stores that take nothing."""
+        self.errors: dict[str, type[Exception]] = {"broker": BrokerUnavailable}
+        """What stores raise that are away."""
 
     def die(self) -> None:
         self.alive = False
@@ -126,7 +143,7 @@ class Process:
         self.step()
         if store in self.stack:
             return function(*args, **kwargs)
-        error: type[QWorkerError] = BrokerUnavailable if store == "broker" else BackendError
+        error = self.errors.get(store, BackendError)
         if store in self.away:
             raise error(f"the {store} is away")
         if store in self.full and method in WRITES:
@@ -168,7 +185,7 @@ class Process:
         return None
 
     def _faulty(
-        self, fault: Fault, error: type[QWorkerError], function: Callable[..., Any], args: Any, kwargs: Any
+        self, fault: Fault, error: type[Exception], function: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         who = fault.kind.partition(" ")[0]
         if fault.kind == "stall":  # it stands still in the midst of its step

@@ -25,10 +25,11 @@ from typing import Any
 from tests.simulation.case import Case, World
 from tests.simulation.checks import problems
 from tests.simulation.covering import Covered, Label, labels
-from tests.simulation.drawing import BLOCK, CHOICES, case_of
+from tests.simulation.drawing import BLOCK, case_of
 from tests.simulation.program import Record
 from tests.simulation.run import Seen, run
 from tests.simulation.shrinking import SECONDS, as_test, kind_of, shrunk
+from tests.simulation.stores import STORES
 from tests.simulation.timetables import scheduled_of
 from tests.simulation.tracing import Trace
 
@@ -70,7 +71,9 @@ class Drawing:
     orders: int | None = None
 
     def case(self, seed: int) -> Case:
-        case = case_of(seed, self.orders) if seed >= 0 else scheduled_of(-seed)
+        if seed >= 0:
+            return case_of(seed, self.orders, **dict(self.world))
+        case = scheduled_of(-seed)
         return replace(case, world=replace(case.world, **dict(self.world)))
 
 
@@ -332,8 +335,8 @@ def _dimension(text: str) -> tuple[str, Any]:
         made: Any = ast.literal_eval(value)
     except (ValueError, SyntaxError):
         made = value
-    if name == "stores" and made not in CHOICES["stores"]:
-        raise argparse.ArgumentTypeError(f"stores is one of {', '.join(CHOICES['stores'])}")
+    if name == "stores" and made not in STORES:
+        raise argparse.ArgumentTypeError(f"stores is one of {', '.join(STORES)}")
     return name, made
 
 

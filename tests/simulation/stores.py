@@ -34,8 +34,9 @@ STORES = {
     "memory+sqlite": ("memory", "sqlite"),
     "memory+disabled": ("memory", "disabled"),
     "kombu+memory": ("kombu", "memory"),
+    "django": ("sqlite", "sqlite"),
 }
-"""Of messages and of results. "other" is another file."""
+"""Of messages and of results. "other" is another file; "django" is the database of a Django project."""
 LEASE_SECONDS = 4.0
 LASTING = frozenset({"owner", "highest"})
 """Tables of the embedded stores whose rows are there as long as workers are."""
@@ -46,7 +47,7 @@ class Stores:
 
     def __init__(self, kind: str, directory: Path, time: Time) -> None:
         self._messages, self._results = STORES[kind]
-        self._directory = directory
+        self.directory = directory
         self._time = time
         self._broker: MemoryStore | None = None
         self._backend: MemoryBackend | None = None
@@ -68,7 +69,7 @@ class Stores:
                 watch(process, "broker", side, BROKER)
         else:
             made = SQLiteBroker(
-                f"sqlite:///{self._directory}/q.db",
+                f"sqlite:///{self.directory}/q.db",
                 synchronous="OFF",
                 lease_seconds=LEASE_SECONDS,
                 clock=clock,
@@ -83,9 +84,9 @@ class Stores:
     def backend(self, process: Process, clock: Clock, conf: Any) -> Any:
         url = {
             "memory": "cache+memory://",
-            "sqlite": f"sqlite:///{self._directory}/q.db",
-            "other": f"sqlite:///{self._directory}/results.db",
-            "files": f"file://{self._directory}/results",
+            "sqlite": f"sqlite:///{self.directory}/q.db",
+            "other": f"sqlite:///{self.directory}/results.db",
+            "files": f"file://{self.directory}/results",
             "disabled": "disabled://",
         }[self._results]
         made = open_backend(url, conf, clock)
@@ -113,11 +114,11 @@ class Stores:
         queues = None if self._broker is None else deepcopy(self._broker._building.queues)
         values = None if self._backend is None else dict(self._backend._values)
         copies = []
-        for file in self._directory.glob("*.db"):
+        for file in self.directory.glob("*.db"):
             copies.append((file, copy := sqlite3.connect(":memory:")))
             with closing(sqlite3.connect(file)) as connection:
                 connection.backup(copy)
-        results = self._directory / "results"
+        results = self.directory / "results"
         kept = Path(f"{results}.kept")
         shutil.rmtree(kept, ignore_errors=True)
         if results.exists():
@@ -150,7 +151,7 @@ class Stores:
             for key in self._backend._values:
                 kind = f"keys {key.rstrip('0123456789abcdef-.')}"
                 found[kind] = found.get(kind, 0) + 1
-        for file in self._directory.glob("*.db"):
+        for file in self.directory.glob("*.db"):
             with sqlite3.connect(file) as connection:
                 tables = [
                     name
@@ -161,7 +162,7 @@ class Stores:
                         found[f"{file.stem} {name}"] = connection.execute(
                             f"SELECT count(*) FROM {name}"
                         ).fetchone()[0]
-        files = (self._directory / "results").rglob("*")
+        files = (self.directory / "results").rglob("*")
         found["files"] = sum(path.is_file() and not path.name.startswith(".lock-") for path in files)
         return {kind: count for kind, count in found.items() if count}
 

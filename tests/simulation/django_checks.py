@@ -1,0 +1,269 @@
+"""What must hold of a Django project when everything is quiet: Django-Q's manual in plain Python.
+
+Comes from:  ``checks``, for cases with ``django``.
+Goes to:     its list of sentences.
+Thread:      any; pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.simulation.case import Django, Job
+from tests.simulation.nodes import Asked
+from tests.simulation.run import Seen
+from tests.simulation.world import START
+
+ALWAYS = 1000
+"""A task that fails in so many attempts fails in each."""
+MINUTE = 60.0
+
+
+def django_problems(seen: Seen) -> list[str]:
+    """What is wrong with a run."""
+    django = seen.case.django
+    assert django is not None
+    found = [f"it does not end: {seen.stuck}"] if seen.stuck else []
+    found += seen.record.wrong
+    for asked in seen.asked:
+        found += [f"{asked.name}: {text}" for text in _Job(seen, django, asked).problems()]
+    known = not any(asked.refused or asked.forgotten for asked in seen.asked)
+    if seen.left["parts"] and known and not seen.stuck:
+        found.append(f"{seen.left['parts']} parts of iterables are left")
+    if seen.left["dead"]:
+        found.append(f"dead letters: {seen.left['dead']}")
+    found += _beyond(seen, django, known)
+    found += [f"{kind} are left for ever: {count}" for kind, count in seen.left_for_ever.items()]
+    if not seen.fired:
+        found += [f"the log has an error that nothing explains: {text}" for text in seen.errors]
+    return found
+
+
+def attempts_of(job: Job, django: Django, number: int) -> tuple[int, bool]:
+    """How often the call *number* of *job* runs, and whether it succeeds then."""
+    fails = max(0, job.fails) if job.kind in ("task", "schedule") else ALWAYS * (job.fails == number)
+    acked = django.ack_failures
+    if job.kind in ("task", "chain", "group") and job.ack_failure is not None:
+        acked = job.ack_failure
+    if acked or job.sync:
+        return 1, not fails
+    most = django.max_attempts or ALWAYS + 1
+    return min(fails + 1, most), fails < most
+
+
+def ended(job: Job, django: Django) -> Iterator[tuple[int, int, bool]]:
+    """The calls of *job* that end: number, runs, and whether it is a success."""
+    for number in range(job.size):
+        runs, success = attempts_of(job, django, number)
+        yield number, runs, success
+        if job.kind == "task" or (job.kind == "chain" and not success):
+            return
+
+
+def rows_of(job: Job, django: Django) -> list[bool]:
+    """The rows that are kept of *job*, where no limit is reached: whether each is a success."""
+    if job.cached or job.atomic == "rollback":
+        return []
+    keeps = django.save_limit >= 0
+    if job.kind == "schedule":
+        _, success = attempts_of(job, django, 0)
+        rows = [success] * (1 if job.once else job.size)
+    elif job.kind == "iter":
+        rows = [all(success for *_, success in ended(job, django))]
+    else:
+        rows = [success for *_, success in ended(job, django)]
+        keeps = keeps if job.save is None else job.save
+    return [each for each in rows if keeps or not each]
+
+
+class _Job:
+    """What became of a job."""
+
+    def __init__(self, seen: Seen, django: Django, asked: Asked) -> None:
+        self.seen = seen
+        self.django = django
+        self.asked = asked
+        self.job: Any = asked.order
+        self.name = asked.name
+        self.exact = all(fault.kind == "jump" for fault in seen.fired)
+        self.told_time = not seen.fired and not seen.case.world.skew
+        self.calls = Counter({n: runs for n, runs, _ in ended(self.job, django)})
+        if self.job.kind == "schedule":
+            runs, _ = attempts_of(self.job, django, 0)
+            self.calls = Counter({0: runs * (1 if self.job.once else self.job.size)})
+        self.rows = [row for row in seen.left["rows"].values() if self._is_mine(row)]
+
+    def _is_mine(self, row: Any) -> bool:
+        if self.job.kind == "iter":
+            return row.pk in self.asked.results
+        return bool(row.args) and row.args[0] == self.name
+
+    def problems(self) -> Iterator[str]:
+        asked, job = self.asked, self.job
+        ran, told = self.seen.record.ran(self.name), self.seen.record.told[self.name]
+        if job.atomic == "rollback":
+            if ran or self.rows:
+                yield f"ran {dict(ran)}, though its transaction was rolled back"
+            return
+        if asked.refused:
+            if self.exact:
+                yield f"cannot be called: {asked.refused[0]!r}"
+            return
+        if asked.unanswered and self.exact:
+            yield f"cannot be asked for: {asked.unanswered[0]!r}"
+        if asked.forgotten or self.seen.stuck:
+            return
+        if job.kind == "schedule":
+            yield from self._schedule(ran)
+        if not asked.revoked:
+            yield from self._counts("ran", ran, self.calls)
+        hooked = self.calls if job.hook and job.kind != "iter" else Counter()
+        if job.kind == "schedule":
+            hooked = Counter({0: 1 if job.once else job.size}) if job.hook else hooked
+        else:
+            hooked = Counter(dict.fromkeys(hooked, 1))
+        if not asked.revoked:
+            yield from self._counts("the hook was told", told, hooked)
+        yield from self._values()
+
+    def _counts(self, what: str, found: Counter[int], want: Counter[int]) -> Iterator[str]:
+        if self.exact:
+            if +found != +want:
+                yield f"{what} {dict(found)}, not {dict(want)}"
+            return
+        faults = len(self.seen.fired)
+        away = sum(fault.seconds for fault in self.seen.fired if fault.kind in ("away", "full"))
+        for number, count in (+want).items():
+            if found[number] < count:
+                yield f"{what} {number} {found[number]} times, not {count}"
+            elif found[number] > count * (1 + 3 * faults + away):
+                yield f"{what} {number} {found[number]} times, not {count}, which no fault explains"
+        yield from (f"{what} {number}, which must not" for number in found if not want[number])
+
+    def _values(self) -> Iterator[str]:
+        job, wanted = self.job, rows_of(self.job, self.django)
+        for row in self.rows:
+            if job.kind == "iter":
+                yield from self._whole(row.result, row.success, row.args)
+            elif not self._is_value(row.result, row.args[1], row.success):
+                yield f"{row.args[1]} has the result {row.result!r}, success {row.success}"
+            elif self.exact and row.attempt_count != attempts_of(job, self.django, row.args[1])[0]:
+                yield f"{row.args[1]} has {row.attempt_count} attempts"
+        found = Counter(row.success for row in self.rows)
+        for success, count in Counter(wanted).items():
+            if (
+                found[success] < count
+                and not (success and self.django.save_limit > 0)
+                and not self.asked.revoked
+            ):
+                yield f"{found[success]} rows have success {success}, not {count}"
+        if self.exact and not self.asked.revoked and (extra := +(found - Counter(wanted))):
+            yield f"too many rows: {dict(extra)}"
+        if job.cached and (self.calls or job.kind == "iter"):
+            yield from self._told("the cache has", self.seen.values.get(self.name, [None])[0])
+        for told in self.asked.told:
+            if job.kind == "task" and self.calls[0] > 1 and str(told).startswith(f"{self.name}:0 fails"):
+                continue  # an attempt that failed
+            yield from self._told("the caller was told", told)
+        if self.rows and job.kind in ("chain", "group"):
+            counts = len(self.rows), sum(not row.success for row in self.rows)
+            if self.seen.left["counts"][self.name] != counts:
+                yield f"count_group() is {self.seen.left['counts'][self.name]}, not {counts}"
+
+    def _is_value(self, value: Any, number: int, success: bool) -> bool:
+        if attempts_of(self.job, self.django, number)[1] != success:
+            return False
+        text = f"{self.name}:{number}"
+        return bool(value == text) if success else str(value).startswith(f"{text} fails")
+
+    def _whole(self, value: Any, success: bool, args: Any) -> Iterator[str]:
+        """An iterable: *args* of its calls in the order in which these have ended."""
+        calls = list(ended(self.job, self.django))
+        if success != all(each for *_, each in calls):
+            yield f"the whole has success {success}: {value!r}"
+        elif sorted(number for _, number, *_ in args) != [number for number, *_ in calls]:
+            yield f"the whole has the arguments {args!r}"
+        elif len(value) != len(args) or not all(
+            self._is_value(each, number, attempts_of(self.job, self.django, number)[1])
+            for each, (_, number, *_) in zip(value, args, strict=True)
+        ):
+            yield f"the whole is {value!r}, of {args!r}"
+
+    def _told(self, what: str, value: Any) -> Iterator[str]:
+        """Results as result() and result_group() return them."""
+        calls = {number: success for number, _, success in ended(self.job, self.django)}
+        values = [value] if self.job.kind == "task" else value
+        if not isinstance(values, list) or len(values) != len(calls):
+            yield f"{what} {value!r}"
+            return
+        left = dict(calls)
+        for each in values:
+            number = next((n for n, success in left.items() if self._is_value(each, n, success)), None)
+            if number is None:
+                yield f"{what} {value!r}"
+                return
+            del left[number]
+        if (
+            self.job.kind == "chain"
+            and self.told_time
+            and [n for each in values for n in calls if self._is_value(each, n, calls[n])] != list(calls)
+        ):
+            yield f"{what} {value!r}, in another order"
+
+    def _schedule(self, ran: Counter[int]) -> Iterator[str]:
+        job, slots = self.job, self.seen.record.slots[self.name]
+        row = self.seen.left["schedules"].get(self.name)
+        size = 1 if job.once else job.size
+        if self.asked.revoked:
+            if job.change == "delete" and row is not None and self.exact:
+                yield "was deleted, and is there"
+            most = size * attempts_of(job, self.django, 0)[0]
+            if self.exact and (ran[0] > most or (job.change == "now" and ran[0] < most)):
+                yield f"ran {ran[0]} times, not {most}"
+            return
+        if job.once and row is not None:
+            yield "is for once, and its row is there still"
+        if not job.once and (row is None or row.repeats != 0):
+            yield f"is left as {row and vars(row)}"
+        if not job.intended:
+            return
+        first = START + job.at + job.due
+        steps = list(range(size))
+        if not self.django.catch_up and job.due < 0:
+            skipped = int(-job.due // MINUTE)
+            steps = [0, *(step + skipped for step in steps[1:])]
+        if self.told_time:
+            dues = [datetime.fromtimestamp(first + MINUTE * step, UTC).isoformat() for step in steps]
+            if sorted(set(slots)) != dues:
+                yield f"was sent for {sorted(set(slots))}, not {dues}"
+        elif len(set(slots)) != size:
+            yield f"was sent for {sorted(set(slots))}, of which there should be {size}"
+
+
+def _beyond(seen: Seen, django: Django, known: bool) -> Iterator[str]:
+    """Whether as many successes are kept as the limit says."""
+    limit, field = django.save_limit, django.save_limit_per
+    if limit <= 0 or seen.stuck:
+        return
+    there: Counter[Any] = Counter()
+    for row in seen.left["rows"].values():
+        if row.success:
+            there[getattr(row, field) if field else ""] += 1
+    yield from (
+        f"{count} successes of {key!r} are kept, not {limit}" for key, count in there.items() if count > limit
+    )
+    if not known or field == "name" or any(asked.revoked for asked in seen.asked):
+        return
+    want: Counter[Any] = Counter()
+    for asked in seen.asked:
+        job: Any = asked.order
+        key = asked.name if job.kind in ("chain", "group", "schedule") else None
+        want[key if field == "group" else "" if field is None else "all"] += sum(rows_of(job, django))
+    if field == "func":
+        there = Counter(all=there.total())
+    for key, count in want.items():
+        if there[key] != min(count, limit):
+            yield f"{there[key]} successes of {key!r} are kept, not {min(count, limit)} of {count}"

@@ -1,0 +1,568 @@
+"""A Django project whose clusters, callers and database are nodes of a world.
+
+Comes from:  ``run``, for cases with ``django``.
+Goes to:     ``qworker.django``, with a file of SQLite as the database; ``django_checks``, with what is left.
+Thread:      the world's.
+
+What a process of the project has for itself (its app, its connection to the database, its brokers and its
+clock) is put in place whenever its node steps, so that several processes are one. Statements of the ORM and
+calls of the cache are calls of stores, which faults meet.
+"""
+
+from __future__ import annotations
+
+import datetime as datetimes
+import logging
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tests.support.django_project import configure
+
+configure()
+
+from django.core.cache.backends.locmem import LocMemCache  # noqa: E402
+from django.core.management import call_command  # noqa: E402
+from django.db import Error, OperationalError, connections, transaction  # noqa: E402
+from django.test import override_settings  # noqa: E402
+
+from qworker import QWorker  # noqa: E402
+from qworker.django.brokers import get_broker, transported  # noqa: E402
+from qworker.django.cluster import besides  # noqa: E402
+from qworker.django.clusters import engine  # noqa: E402
+from qworker.django.models import Part, Schedule, Task  # noqa: E402
+from qworker.django.tasks import (  # noqa: E402
+    async_chain,
+    async_iter,
+    async_task,
+    count_group,
+    result,
+    result_group,
+    schedule,
+)
+from qworker.django.waiting import watcher as watchers  # noqa: E402
+from qworker.errors import BackendError  # noqa: E402
+from tests.simulation.case import Case, Fault, Job  # noqa: E402
+from tests.simulation.django_checks import ALWAYS, MINUTE  # noqa: E402
+from tests.simulation.nodes import Asked, Node, WorkerNode  # noqa: E402
+from tests.simulation.run import CALLERS, LONG, SWEPT, Errors, Running  # noqa: E402
+from tests.simulation.seams import BACKEND, BROKER, watch  # noqa: E402
+from tests.simulation.waiting import LOOK, Watcher  # noqa: E402
+from tests.simulation.world import START, Stuck  # noqa: E402
+
+ALIAS = "default"
+HERE = "tests.simulation.django_world"
+RETRY = 5
+MOMENT = 0.0001
+"""Seconds of a run: tasks that follow each other end one after the other."""
+SETTLED = 12.0
+"""Virtual seconds within which a cluster deletes what is beyond the limit, after a fault."""
+DATABASE = ("broker", "results", "orm", "cache")
+"""What is away, or full, together."""
+SCHEDULES = ("look", "take", "renew", "fire", "pending", "sent", "slots", "sweep", "resign")
+_here: list[Any] = []
+"""The nodes that step within each other; the last is the process that we are in."""
+
+
+class RolledBack(Exception):
+    """The caller ends its transaction."""
+
+
+# -- a process of the project --
+
+
+class InProject(Node):
+    """What nodes have of the project for themselves."""
+
+    def __init__(self, process: Any, time: Any, stores: Any, *more: Any) -> None:
+        made: Any = connections.create_connection(ALIAS)
+        made.settings_dict = {
+            **made.settings_dict,
+            "NAME": str(stores.directory / "q.db"),
+            "CONN_MAX_AGE": None,
+            "OPTIONS": {"transaction_mode": "IMMEDIATE"},
+        }
+        made.execute_wrappers.append(partial(_statement, process))
+        commit = made._commit
+        made._commit = lambda: process.call("orm", "orm.commit", commit, (), {})
+        process.errors |= {"orm": OperationalError, "cache": ConnectionError}
+        self.connection = made
+        self._kept: list[Any] = [[], {}, {}, {}, made]
+        with self.entered():
+            super().__init__(process, time, stores, *more)
+
+    def _app(self, stores: Any, world: Any, key: bool) -> QWorker:
+        app = engine.make_app(self.clock)
+        broker: Any = app.broker
+        for side in (broker.sender, broker.consumer, broker.admin):
+            watch(self.process, "broker", side, BROKER)
+        join = broker.sender.join
+
+        def joined(connection: Any) -> Any:
+            sender = join(connection)
+            watch(self.process, "orm", sender, ("push",))
+            return sender
+
+        broker.sender.join = joined
+        watch(self.process, "results", app.backend, BACKEND)
+        stores.opened += [broker, app.backend]
+        engine._made.append(app)
+        transported._transports["orm"] = broker
+        looking = watchers.TaskWatcher(ALIAS, ALIAS)
+        looking.watcher.close()
+        looking.watcher = Watcher(self.time, self.name, _Looking(looking))  # type: ignore[arg-type,assignment]
+        watchers._watchers[ALIAS, ALIAS] = looking
+        return app
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Be this process."""
+        before = _here[-1] if _here else None
+        _here.append(self)
+        try:
+            if before is self:
+                yield
+                return
+            outside = _exchanged(self._kept)
+            if before is not None:
+                before._kept = outside
+            try:
+                yield
+            finally:
+                self._kept = _exchanged(outside if before is None else before._kept)
+        finally:
+            _here.pop()
+
+
+def _exchanged(new: list[Any]) -> list[Any]:
+    """Put *new* in place of what the process has; return that."""
+    places: list[Any] = [engine._made, transported._transports, transported._takings, watchers._watchers]
+    old: list[Any] = [place.copy() for place in places]
+    for place, content in zip(places, new[:-1], strict=True):
+        place.clear()
+        (place.extend if isinstance(place, list) else place.update)(content)
+    old.append(getattr(connections._connections, ALIAS, None))  # type: ignore[attr-defined]
+    if new[-1] is not None:
+        connections[ALIAS] = new[-1]
+    elif old[-1] is not None:
+        del connections[ALIAS]
+    return old
+
+
+def _statement(process: Any, execute: Any, sql: str, *more: Any) -> Any:
+    kind = "orm.read" if sql.lstrip().startswith("SELECT") else "orm.write"
+    return process.call("orm", kind, execute, (sql, *more), {})
+
+
+class _Looking:
+    """A TaskWatcher as a store of results."""
+
+    def __init__(self, looking: Any) -> None:
+        self._looking = looking
+
+    def read_many(self, ids: Any) -> Any:
+        try:
+            return self._looking.read_many(ids)
+        except Error as error:
+            raise BackendError(str(error)) from error
+
+
+class SharedCache(LocMemCache):
+    """A cache that all nodes see."""
+
+
+def _of_cache(method: str) -> Any:
+    own = getattr(LocMemCache, method)
+
+    def call(*given: Any, **more: Any) -> Any:
+        return _here[-1].process.call("cache", f"cache.{method}", own, given, more)
+
+    return call
+
+
+for _method in ("add", "get", "set", "delete"):
+    setattr(SharedCache, _method, _of_cache(_method))
+
+
+class _Now(datetimes.datetime):
+    """What Django's clock reads."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> Any:
+        seconds = _here[-1].clock.now() if _here else START
+        return datetimes.datetime.fromtimestamp(seconds, tz)
+
+
+# -- what the project's tasks do --
+
+
+def work(name: str, number: int, fails: int, *, at: str = "") -> str:
+    """A task that fails in its first attempts, so many of them."""
+    here = _here[-1]
+    record = here.record
+    start = next(record.tick)
+    here.time.now += MOMENT
+    here.time.note(here.name, "runs", name, number, at)
+    record.runs[name].append((number, start, next(record.tick)))
+    if at:
+        record.slots[name].append(at)
+    if record.ran(name)[number] <= fails:
+        raise ValueError(f"{name}:{number} fails")
+    return f"{name}:{number}"
+
+
+def hook(task: Any) -> None:
+    """Called with the end of a task; looks whether it is what is stored."""
+    here = _here[-1]
+    name, number = task.args[:2]
+    here.record.told[name][number] += 1
+    try:
+        stored = Task.objects.filter(pk=task.pk).first()
+    except Error:
+        return
+    if stored is not None and not stored.success and task.success:
+        here.record.wrong.append(f"{name}: the hook is told of a success, and a failure is stored")
+    if stored is not None and stored.result not in (task.result, f"{name}:{number}"):
+        here.record.wrong.append(f"{name}: the hook is told {task.result!r}, and {stored.result!r} is stored")
+    if stored is None and not task.success and not here.job(name).cached:
+        here.record.wrong.append(f"{name}: the hook is told of a failure that is not stored")
+
+
+# -- nodes --
+
+
+class DjangoWorker(InProject, WorkerNode):
+    """A cluster."""
+
+    queues = None
+
+    def _besides(self) -> Any:
+        return besides(get_broker(), lambda: None)  # type: ignore[arg-type,return-value]
+
+    def _more_steps(self) -> dict[str, Any]:
+        self.more = [later._make() for later in self.worker.parts.others]  # type: ignore[attr-defined]
+        for part in self.more:
+            if part.name == "schedules":
+                watch(self.process, "broker", part._store, SCHEDULES, "schedules.")
+        return {part.name: partial(self._turn, part) for part in self.more}
+
+    def _turn(self, part: Any) -> Any:
+        return part.step(self.clock.monotonic())
+
+    def _stepping(self, part: str, step: Any) -> Any:
+        turn = super()._stepping(part, step)
+
+        def inside() -> float | None:
+            with self.entered():
+                rest: float | None = turn()
+                return rest
+
+        return inside
+
+    def stop(self) -> None:
+        with self.entered():
+            super().stop()
+            for part in self.more:
+                part.closed()
+
+
+class DjangoCaller(InProject):
+    """A process that asks for tasks and schedules, and looks for what they return."""
+
+    def call(self, asked: Asked) -> None:
+        job: Any = asked.order
+        try:
+            with self.entered(), warnings.catch_warnings():
+                if not job.atomic:
+                    asked.results.append(JOBS[job.kind](self, job, asked.name))
+                    return
+                try:
+                    with transaction.atomic():
+                        asked.results.append(JOBS[job.kind](self, job, asked.name))
+                        if job.atomic == "rollback":
+                            raise RolledBack
+                except RolledBack:
+                    pass
+        except Exception as error:  # noqa: BLE001 - what it means is for the checks
+            asked.refused.append(error)
+            self.time.note(self.name, "cannot call", asked.name, type(error).__name__)
+
+    def ask(self, asked: Asked, limit: int) -> None:
+        """Wait as the job says; what is told is kept."""
+        job: Any = asked.order
+        if job.ask != "wait" or asked.refused or job.atomic == "rollback" or job.kind == "schedule":
+            return
+        with self.entered():
+            try:
+                asked.told.append(self._told(job, asked.results[0]))
+            except (Error, BackendError, OSError) as error:
+                asked.unanswered.append(error)
+
+    def _told(self, job: Job, key: Any) -> Any:
+        if job.cached:  # nobody tells: it is looked at
+            until = self.time.now + 300.0
+            while (found := _found(job, key)) is None and self.time.now < until:
+                self.clock.sleep(LOOK)
+            return found
+        if job.kind in ("group", "chain"):
+            return result_group(key, failures=True, wait=300_000, count=calls_of(job))
+        return result(key, wait=300_000)
+
+    def change(self, asked: Any) -> None:
+        """Change or delete a schedule, as somebody in the admin does."""
+        rows = Schedule.objects.filter(name=asked.name)
+        try:
+            with self.entered():
+                if asked.order.change == "delete":
+                    rows.delete()
+                else:
+                    rows.exclude(repeats=0).update(next_run=_instant(self.clock.now()))
+        except Error as error:
+            asked.unanswered.append(error)
+            return
+        asked.revoked = True  # nobody knows for sure what ran
+
+    def job(self, name: str) -> Any:
+        return self.record.jobs[name]
+
+
+DjangoWorker.job = DjangoCaller.job  # type: ignore[attr-defined]
+
+
+def calls_of(job: Job) -> int:
+    """How many calls of *job* end: those of a chain up to the one that fails."""
+    return job.fails + 1 if job.kind == "chain" and 0 <= job.fails < job.size else job.size
+
+
+def _found(job: Job, key: Any) -> Any:
+    if job.kind not in ("group", "chain"):
+        return result(key, cached=job.cached)
+    found = result_group(key, failures=True, cached=job.cached)
+    return found if found and len(found) == calls_of(job) else None
+
+
+def _instant(seconds: float) -> datetimes.datetime:
+    return datetimes.datetime.fromtimestamp(seconds, datetimes.UTC)
+
+
+def _fails(job: Job, number: int) -> int:
+    return ALWAYS if job.fails == number else 0
+
+
+def _options(job: Job) -> dict[str, Any]:
+    given = {"save": job.save, "ack_failure": job.ack_failure, "hook": f"{HERE}.hook" if job.hook else None}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _task(caller: Any, job: Job, name: str) -> str:
+    return async_task(
+        f"{HERE}.work", name, 0, max(0, job.fails), sync=job.sync, cached=job.cached, **_options(job)
+    )
+
+
+def _iter(caller: Any, job: Job, name: str) -> str:
+    calls = [(name, number, _fails(job, number)) for number in range(job.size)]
+    return async_iter(f"{HERE}.work", calls, cached=job.cached, sync=job.sync)
+
+
+def _chain(caller: Any, job: Job, name: str) -> str:
+    links = [
+        (f"{HERE}.work", (name, number, _fails(job, number)), _options(job)) for number in range(job.size)
+    ]
+    return async_chain(links, group=name, cached=job.cached, sync=job.sync)
+
+
+def _group(caller: Any, job: Job, name: str) -> str:
+    for number in range(job.size):
+        async_task(
+            f"{HERE}.work", name, number, _fails(job, number), group=name, cached=job.cached, sync=job.sync,
+            **_options(job),
+        )  # fmt: skip
+    return name
+
+
+def _schedule(caller: Any, job: Job, name: str) -> int:
+    made = schedule(
+        f"{HERE}.work", name, 0, max(0, job.fails),
+        name=name,
+        schedule_type=Schedule.ONCE if job.once else Schedule.MINUTES,
+        repeats=-1 if job.once else job.size,
+        next_run=_instant(caller.clock.now() + job.due),
+        intended_date_kwarg="at" if job.intended else None,
+        hook=f"{HERE}.hook" if job.hook else None,
+    )  # fmt: skip
+    return int(made.pk)
+
+
+JOBS: dict[str, Callable[[Any, Job, str], Any]] = {
+    "task": _task,
+    "iter": _iter,
+    "chain": _chain,
+    "group": _group,
+    "schedule": _schedule,
+}
+
+
+# -- a case --
+
+
+@cache
+def template() -> Path:
+    """An SQLite file with the tables of the project."""
+    file = configure().parent / "simulation.db"
+    made: Any = connections.create_connection(ALIAS)
+    made.settings_dict = {**made.settings_dict, "NAME": str(file)}
+    before = _exchanged([[], {}, {}, {}, made])
+    try:
+        call_command("migrate", verbosity=0)
+        made.close()
+    finally:
+        _exchanged(before)
+    return file
+
+
+class DjangoRunning(Running):
+    """A case of a Django project that runs."""
+
+    caller_class = DjangoCaller
+    worker_class = DjangoWorker
+
+    def __init__(self, case: Case, directory: Path, trace: Any) -> None:
+        assert case.django is not None
+        self.around = ExitStack()
+        self.errors: list[str] = []
+        try:
+            self._surround(case, directory)
+            super().__init__(case, directory, trace)
+            self.settled = SETTLED if case.faults else 2.5
+        except BaseException:
+            self.around.close()
+            raise
+
+    def _surround(self, case: Case, directory: Path) -> None:
+        django: Any = case.django
+        shutil.copy(template(), directory / "q.db")
+        cluster = {
+            "name": "simulated",
+            "orm": ALIAS,
+            "workers": case.world.concurrency,
+            "retry": RETRY,
+            "save_limit": django.save_limit,
+            "save_limit_per": django.save_limit_per,
+            "ack_failures": django.ack_failures,
+            "catch_up": django.catch_up,
+            "max_attempts": django.max_attempts,
+        }
+        cached = {"default": {"BACKEND": f"{HERE}.SharedCache", "LOCATION": str(directory)}}
+        enter = self.around.enter_context
+        enter(mock.patch("django.utils.timezone.datetime", _Now))
+        enter(override_settings(Q_CLUSTER=cluster, CACHES=cached, USE_TZ=True, TIME_ZONE="UTC"))
+        logger = logging.getLogger("django-q")
+        handler = Errors(self.errors)
+        logger.addHandler(handler)
+        before = logger.level, logger.propagate
+        logger.setLevel(logging.ERROR)
+        logger.propagate = False
+        self.around.callback(logger.setLevel, before[0])
+        self.around.callback(setattr, logger, "propagate", before[1])
+        self.around.callback(logger.removeHandler, handler)
+
+    def _plan(self) -> float:
+        last = 0.0
+        django: Any = self.case.django
+        for number, job in enumerate(django.jobs):
+            asked = Asked(job, f"j{number}")
+            self.seen.asked.append(asked)
+            self.seen.record.jobs[asked.name] = job
+            self._at(job.at, CALLERS[number % 2], partial(self._order, asked))
+            last = max(last, job.at)
+            if job.kind == "schedule":
+                last = max(last, job.at + max(0.0, job.due) + job.size * MINUTE)
+                if job.change:
+                    at = job.at + max(0.1, job.change_at)
+                    self._at(at, CALLERS[number % 2], partial(self.callers[number % 2].change, asked))
+                    last = max(last, at + job.size * MINUTE)
+        return last
+
+    def _order(self, asked: Asked) -> None:
+        caller: Any = self.callers[int(asked.name[1:]) % 2]
+        try:
+            caller.call(asked)
+            asked.called = True
+            self.open -= 1
+            django: Any = self.case.django
+            caller.ask(asked, django.save_limit)
+        except Stuck as error:
+            self.seen.stuck = self.seen.stuck or f"{asked.name}: {error}"
+
+    def _happen(self, fault: Fault) -> None:
+        super()._happen(fault)
+        if fault.kind in ("away", "full"):
+            for each in self.processes.values():
+                getattr(each.process, fault.kind).update(DATABASE)
+
+    def _back(self, store: str) -> None:
+        for each in DATABASE:
+            super()._back(each)
+
+    def joins(self) -> int:
+        return 0
+
+    def quiet(self) -> bool:
+        if not super().quiet():
+            return False
+        with self.observer.entered():
+            return not Schedule.objects.exclude(repeats=0).filter(next_run__isnull=False).exists()
+
+    def _look(self) -> None:
+        seen, time = self.seen, self.time
+        self.to_come.clear()
+        seen.turns, seen.seconds, seen.log = time.turns, time.now, time.log
+        seen.tasks = sum(map(len, seen.record.runs.values()))
+        seen.errors += self.errors
+        for each in self.processes.values():
+            each.process.away.clear()
+            each.process.full.clear()
+        with self.observer.entered():
+            seen.left = {
+                "rows": {task.pk: task for task in Task.objects.all()},
+                "parts": Part.objects.exclude(ended=Part.COLLECTED).filter(needed__isnull=False).count()
+                + Part.objects.filter(needed=None, ended=None).exclude(pk=_own_whole()).count(),
+                "schedules": {row.name: row for row in Schedule.objects.all()},
+                "dead": [letter.reason for letter in self.observer.app.broker.admin.dead(None, 1000)],
+                "counts": {
+                    asked.name: (count_group(asked.name), count_group(asked.name, failures=True))
+                    for asked in seen.asked
+                },
+            }
+            for asked in seen.asked:
+                job: Any = asked.order
+                if asked.results and job.cached:
+                    seen.values[asked.name] = [_found(job, asked.results[0])]
+
+    def _linger(self) -> None:
+        time = self.time
+        time.now += LONG
+        time.limit += 2 * LONG
+        time.pump(time.now + SWEPT)
+        with self.observer.entered():
+            self.seen.left_for_ever = {"parts": count} if (count := Part.objects.count()) else {}
+
+    def close(self) -> None:
+        try:
+            super().close()
+            for node in self.processes.values():
+                node.connection.close()  # type: ignore[attr-defined]
+        finally:
+            self.around.close()
+
+
+def _own_whole() -> Any:
+    from django.db.models import F
+
+    return F("whole")
