@@ -12,12 +12,12 @@ from typing import Any
 
 from qworker.django.brokers import Broker, get_broker
 from qworker.django.conf import conf
+from qworker.django.execution import parts
 from qworker.django.execution.calls import enqueue, package_of
 from qworker.django.execution.endings import call_of
-from qworker.django.execution.running import note, values_of
+from qworker.django.execution.running import note
 from qworker.django.humanhash import uuid
 from qworker.django.models import Task
-from qworker.django.transports import task_rows
 from qworker.django.transports.packages import options_apart
 from qworker.django.waiting import fetching
 
@@ -39,9 +39,10 @@ def async_iter(func: str | Callable[..., Any], args_iter: Iterable[Any], **kwarg
     name, identity = uuid()
     given = options.pop("cached", conf.cached)
     if not calls:  # nothing will ever end
-        package = package_of(func, (), kwargs, {"id": identity, "task_name": name})
+        more = {"id": identity, "task_name": name, "cached": given, "save": options.get("save")}
+        package = package_of(func, (), kwargs, more)
         note(package, True, [])
-        task_rows.save({**values_of(package), "args": []})  # as of every iterable: those of its calls
+        parts.store({**package, "args": []})  # as of every iterable: those of its calls
         return identity
     options |= {
         "group": identity,

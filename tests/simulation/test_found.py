@@ -8,9 +8,11 @@ from tests.simulation.case import (
     Chain,
     Chord,
     Chunks,
+    Django,
     Entry,
     Errback,
     Group,
+    Job,
     Mapping,
     Order,
     Pipe,
@@ -117,3 +119,7 @@ def test_the_next_attempt_of_a_link_has_the_same_parent() -> None:
     """It was its own parent, and found itself in the state RETRY where it looked for what it is linked to."""
     case = Case(orders=(Order(Call(links=[Call(retries=1, number=1)], number=0)),), seed=1)
     assert problems(run(case)) == []
+def test_an_iterable_without_calls_is_in_the_cache() -> None:
+    """``async_iter(f, [], cached=True)`` kept its result in the database, where ``result(…, cached=True)`` does
+    not look."""
+    assert problems(run(Case(django=Django((Job("iter", size=0, cached=True),))))) == []

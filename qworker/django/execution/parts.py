@@ -131,7 +131,7 @@ def _collect(whole: str, package: Package) -> None:
     parts = _parts()
     with transaction.atomic(parts.db):
         if parts.filter(pk=whole, ended__gte=F("needed")).update(changed=timezone.now()):
-            _store(_made_of(whole, unpacked(_whole_of(package).decode())))
+            store(_made_of(whole, unpacked(_whole_of(package).decode())))
             _forget_parts(whole)
 
 
@@ -142,7 +142,7 @@ def _give_up(whole: str) -> None:
         if not parts.filter(pk=whole, ended__gte=0).update(changed=timezone.now()):
             return
         try:
-            _store(_made_of(whole, unpacked(bytes(parts.get(pk=whole).row).decode())))
+            store(_made_of(whole, unpacked(bytes(parts.get(pk=whole).row).decode())))
         except Reject as error:
             logger.error("the iterable %s is given up without a result: %s", whole, error)
         _forget_parts(whole)
@@ -177,8 +177,9 @@ def _made_of(whole: str, package: Package) -> Package:
     }
 
 
-def _store(whole: Package) -> None:
-    if whole["cached"]:
+def store(whole: Package) -> None:
+    """Keep *whole*, whose end is noted, in the cache or the table, if it is to be kept."""
+    if whole.get("cached"):
         cached.put(whole)
     elif is_kept(whole):
         try:
