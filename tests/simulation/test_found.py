@@ -119,7 +119,16 @@ def test_the_next_attempt_of_a_link_has_the_same_parent() -> None:
     """It was its own parent, and found itself in the state RETRY where it looked for what it is linked to."""
     case = Case(orders=(Order(Call(links=[Call(retries=1, number=1)], number=0)),), seed=1)
     assert problems(run(case)) == []
+
+
 def test_an_iterable_without_calls_is_in_the_cache() -> None:
-    """``async_iter(f, [], cached=True)`` kept its result in the database, where ``result(…, cached=True)`` does
-    not look."""
+    """``async_iter(f, [], cached=True)`` kept its result in the database; ``result(…, cached=True)`` does not
+    look there."""
     assert problems(run(Case(django=Django((Job("iter", size=0, cached=True),))))) == []
+
+
+def test_a_failed_attempt_does_not_outlast_a_success_that_is_not_kept() -> None:
+    """With ``ack_failure=False, save=False`` the row of an attempt that had failed stayed when the next one
+    succeeded, so that ``result()`` and the admin showed a failure."""
+    job = Job(fails=1, hook=True, save=False, ack_failure=False)
+    assert problems(run(Case(django=Django((job,))))) == []

@@ -44,6 +44,8 @@ def end(package: Package) -> list[Following]:
     Raises BackendError when the database or the cache does not answer.
     """
     _make_fit(package)
+    if package["success"] and package.get("attempt", 1) > 1 and not is_kept(package):
+        _in_database(lambda: Task.objects.filter(pk=package["id"], success=False).delete())
     if package.get("iter_count"):
         _in_database(lambda: parts.add(package))
     elif package.get("cached"):
