@@ -11,6 +11,7 @@ from tests.simulation.case import (
     Django,
     Entry,
     Errback,
+    Fault,
     Group,
     Job,
     Mapping,
@@ -113,6 +114,7 @@ def test_a_chain_of_nothing_but_a_group_becomes_a_header() -> None:
     for header in (Chain([Group([Call()])]), Chain([Group([Call(fails=True)])]), Chain([Chunks(2, 2)])):
         assert problems(run(case_of(Pipe([header, Call()])))) == []
         assert problems(run(case_of(Pipe([header, Group([Call()]), Call()])))) == []
+        assert problems(run(case_of(Pipe([Pipe([Pipe([header])]), Call()])))) == []
 
 
 def test_the_next_attempt_of_a_link_has_the_same_parent() -> None:
@@ -132,3 +134,19 @@ def test_a_failed_attempt_does_not_outlast_a_success_that_is_not_kept() -> None:
     succeeded, so that ``result()`` and the admin showed a failure."""
     job = Job(fails=1, hook=True, save=False, ack_failure=False)
     assert problems(run(Case(django=Django((job,))))) == []
+
+
+def test_a_caller_may_wait_while_a_task_does() -> None:
+    """The simulator had whoever steps while a task waits step within that task: callers "must not wait for
+    the result of another"."""
+    calling = Order(numbered(Call(links=[Call()])), at=0.1)
+    waiting = Order(Call(number=0), at=0.16, ask="await")
+    lost = Fault("before", "worker1", "push")
+    assert problems(run(Case(orders=(calling, waiting), faults=(lost,), seed=1))) == []
+
+
+def test_a_look_that_meets_a_fault_does_not_fail_the_task() -> None:
+    """The simulator's tasks look for the state of what they follow, and failed where the store did not
+    answer."""
+    lost = tuple(Fault("before", worker, "get") for worker in ("worker0", "worker1"))
+    assert problems(run(case_of(Call(links=[Call(errbacks=[Errback()])]), faults=lost))) == []

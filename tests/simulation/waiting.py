@@ -146,12 +146,7 @@ class _Selector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is None or timeout > 0:
-            running = asyncio._get_running_loop()
-            asyncio._set_running_loop(None)
-            try:
-                self.time.pump(self.time.now + min(LOOK, LOOK if timeout is None else timeout))
-            finally:
-                asyncio._set_running_loop(running)
+            self.time.pump(self.time.now + min(LOOK, LOOK if timeout is None else timeout))
         return super().select(0)
 
 

@@ -7,12 +7,14 @@ Thread:      one. An actor that waits (a caller in ``get()``, whoever sleeps) pu
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import secrets
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import Context
 from typing import Any
 from unittest import mock
 
@@ -54,7 +56,7 @@ class Clock:
 class Actor:
     """Somebody who steps. step() returns the seconds until it is due again, None until it is woken."""
 
-    __slots__ = ("busy", "due", "name", "node", "step")
+    __slots__ = ("busy", "context", "due", "name", "node", "step")
 
     def __init__(self, node: str, name: str, step: Callable[[], float | None], due: float = 0.0) -> None:
         self.node = node
@@ -62,6 +64,8 @@ class Actor:
         self.step = step
         self.due: float = due
         self.busy = False
+        self.context = Context()
+        """Its own: a task in which others step is not theirs."""
 
 
 class Time:
@@ -123,12 +127,15 @@ class Time:
     def _step(self, actor: Actor) -> None:
         actor.busy = True
         actor.due = float("inf")
+        loop = asyncio._get_running_loop()
+        asyncio._set_running_loop(None)
         try:
-            rest = actor.step()
+            rest = actor.context.run(actor.step)
         except Killed:
             self.note(actor.node, actor.name, "is cut short")
             return
         finally:
+            asyncio._set_running_loop(loop)
             actor.busy = False
         if rest is not None:
             actor.due = min(actor.due, self.now + rest)

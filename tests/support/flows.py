@@ -208,10 +208,18 @@ def _is_called(flow: Any) -> bool:
 def _is_chain_of_a_group(flow: Any) -> bool:
     """Whether *flow* is a chain of nothing but a group of one: as a body it is unrolled, unless something
     follows the chord, for that becomes part of the body first, as in Celery."""
-    if not isinstance(flow, Chain) or len(flow.steps) != 1:
-        return False
-    (step,) = flow.steps
-    return _is_chain_of_a_group(step) or isinstance(step, Group)
+    return _alone(flow) is not _bare(flow) and isinstance(_alone(flow), Group | Chunks)
+
+
+def _bare(flow: Any) -> Any:
+    """*flow*; of a pipe of one step this: Python makes nothing of it."""
+    return _bare(flow.steps[0]) if isinstance(flow, Pipe) and len(flow.steps) == 1 else flow
+
+
+def _alone(flow: Any) -> Any:
+    """What stands alone in *flow*, if that is a chain of one step."""
+    flow = _bare(flow)
+    return _alone(flow.steps[0]) if isinstance(flow, Chain) and len(flow.steps) == 1 else flow
 
 
 def _plain(flow: Any) -> Any:
@@ -426,10 +434,12 @@ def _built(flow: Any) -> Built:
             return steps[0]
         return Built([stage for step in steps for stage in step.stages])
     made = built(flow.steps[0])
-    alone = flow.steps[0]
-    while len(flow.steps) > 1 and isinstance(alone, Chain) and len(alone.steps) == 1:
-        (alone,) = alone.steps
-    if alone is not flow.steps[0] and (header := built(alone)).members is not None:
+    alone = _alone(flow.steps[0])
+    if (
+        len(flow.steps) > 1
+        and alone is not _bare(flow.steps[0])
+        and (header := built(alone)).members is not None
+    ):
         made = Built(header.stages)  # a chain of nothing but a group becomes a header, also of one
     for step in map(built, flow.steps[1:]):
         if step.members == []:
