@@ -160,8 +160,9 @@ def members(
     when there is nothing in the cache.
     """
     if wait or count:
-        _look_at_limit(group_id, wait, count, cached)
-        found_by(_members(group_id, failures, count, cached), _patience(wait, count))
+        what = _members(group_id, failures, count, cached)
+        _look_at_limit(what, group_id, wait, count, cached)
+        found_by(what, _patience(wait, count))
     if not _is_cached(cached):
         return Task.get_task_group(group_id, failures)
     found = cache.members(group_id)
@@ -174,19 +175,22 @@ async def amembers(
 ) -> Any:
     """As members()."""
     if wait or count:
-        _look_at_limit(group_id, wait, count, cached)
-        await afound_by(_members(group_id, failures, count, cached), _patience(wait, count))
+        what = _members(group_id, failures, count, cached)
+        await sync_to_async(_look_at_limit)(what, group_id, wait, count, cached)
+        await afound_by(what, _patience(wait, count))
     found = await sync_to_async(members)(group_id, failures, cached=cached)
     if _is_cached(cached):
         _look_at_cache(found, wait, cached)
     return found
 
 
-def _look_at_limit(group_id: str, wait: int, count: int | None, cached: Any) -> None:
+def _look_at_limit(what: Look, group_id: str, wait: int, count: int | None, cached: Any) -> None:
     """Raises ValueError for who would wait for ever for more successes than are kept; warns who waits for a
-    time."""
+    time. Not when *what* is there already: nothing is waited for then."""
     limit = conf.save_limit
     if not count or not count > limit > 0 or conf.save_limit_per not in (None, "group") or _is_cached(cached):
+        return
+    if what.is_there(what.look()):
         return
     text = (
         f"{count} tasks of the group {group_id!r} are waited for, and save_limit keeps {limit} successes: "

@@ -390,6 +390,17 @@ def test_a_count_that_is_there_is_not_waited_for(group: str, cached: bool) -> No
     assert len(result_group(group, count=2, wait=-1, cached=cached)) == 2
 
 
+def test_a_count_that_is_there_may_be_more_than_is_kept(
+    group: str, cached: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with override_settings(Q_CLUSTER={"name": "default", "sync": True, "save_limit": 1}):
+        for wait in (0, -1, 30):
+            assert len(result_group(group, count=3, wait=wait, cached=cached)) == 2
+            assert len(fetch_group(group, count=3, wait=wait, cached=cached)) == 3
+            assert len(async_to_sync(tasks.aresult_group)(group, count=3, wait=wait, cached=cached)) == 2
+    assert not caplog.messages
+
+
 def test_a_count_that_is_not_there_is_waited_for_until_the_time_is_over(group: str, cached: bool) -> None:
     assert len(result_group(group, count=9, wait=30, cached=cached)) == 2
     assert len(fetch_group(group, count=9, wait=30, cached=cached)) == 3
