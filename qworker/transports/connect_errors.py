@@ -10,6 +10,7 @@ words; so the words are what is looked at. OpenSSL is not imported for that: mos
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -147,7 +148,7 @@ PREPARE_THRESHOLD = "prepare_threshold"
 """What a URL of PostgreSQL may have besides what its library knows: psycopg's own."""
 _LIBPQ_FILES = ("sslrootcert", "sslcert", "sslkey")
 _LIBPQ_NUMBERS = (
-    "connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count",
+    "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count",
     "tcp_user_timeout",
 )  # fmt: skip
 _LIBPQ_WORDS = {
@@ -209,6 +210,10 @@ def check_libpq(parameters: Mapping[str, Any], setting: str) -> None:
             raise ConfigurationError(
                 f"{setting}: {name} is {text!r:.80}, and must be a whole number", setting=setting
             )
+    if not _is_finite(text := str(parameters.get("connect_timeout", 0))):  # psycopg rounds it
+        raise ConfigurationError(
+            f"{setting}: connect_timeout is {text!r:.80}, and must be a number of seconds", setting=setting
+        )
     for name, words in _LIBPQ_WORDS.items():
         if (text := str(parameters.get(name, words[0]))) not in words:
             raise ConfigurationError(
@@ -220,6 +225,13 @@ def check_libpq(parameters: Mapping[str, Any], setting: str) -> None:
         raise ConfigurationError(
             f"{setting}: {wrong}; name a file that the user of this process may read", setting=setting
         )
+
+
+def _is_finite(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def prepare_threshold_of(text: str, setting: str) -> int | None:

@@ -135,7 +135,7 @@ def test_a_value_of_the_wrong_type_in_an_address_is_refused(
 
 TEXTS = ("options", "assume_role", "service", "passfile", "application_name", "sslrootcert")
 NUMBERS = (
-    "connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count",
+    "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count",
     "tcp_user_timeout",
 )  # fmt: skip
 WORDS = ("sslmode", "target_session_attrs", "channel_binding", "gssencmode")
@@ -147,6 +147,7 @@ MYSQL_NUMBERS = ("connect_timeout", "read_timeout", "write_timeout", "port")
 OPTIONS = [
     *[("postgresql", name, value) for name in TEXTS for value in NO_TEXT],
     *[("postgresql", name, value) for name in NUMBERS for value in NO_NUMBER],
+    *[("postgresql", "connect_timeout", value) for value in ("soon", "nan", "inf", "", True, *NO_TEXT)],
     *[("postgresql", name, value) for name in WORDS for value in ("sometimes", 1, *NO_TEXT)],
     *[("postgresql", "prepare_threshold", value) for value in NO_NUMBER],
     *[("mysql", name, value) for name in MYSQL_TEXTS for value in NO_TEXT],
@@ -169,6 +170,8 @@ def test_an_option_of_a_database_with_a_value_of_the_wrong_type_is_refused(
 
 
 def test_options_of_djangos_for_postgresql(database: Any) -> None:
+    for seconds in (5, 5.5, "5.5", " 5 ", -1):  # as psycopg takes them
+        PostgreSQLLink.check(database("postgresql", {"connect_timeout": seconds}))
     taken = database("postgresql", {"assume_role": "my role", "options": "-c a=b", "pool": True})
     assert fields_of(taken)["options"] == r"-c a=b -c role=my\ role"
     assert fields_of(database("postgresql", {"prepare_threshold": None}))["prepare_threshold"] is None
