@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.support.flows import Call, Chain, Chord, Chunks, Errback, Group, Mapping, Pipe, Short
+from tests.support.flows import Call, Chain, Chord, Chunks, Errback, Graph, Group, Mapping, Node, Pipe, Short
 
 __all__ = [
-    "Call", "Case", "Chain", "Chord", "Chunks", "Django", "Edit", "Entry", "Errback", "Fault", "Group",
-    "Job", "Mapping", "Order", "Pipe", "Timetable", "World", "replace",
+    "Call", "Case", "Chain", "Chord", "Chunks", "Django", "Edit", "Entry", "Errback", "Fault", "Graph",
+    "Group", "Job", "Mapping", "Node", "Order", "Pipe", "Timetable", "World", "replace",
 ]  # fmt: skip
 
 

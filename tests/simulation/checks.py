@@ -13,7 +13,7 @@ from tests.simulation.django_checks import django_problems
 from tests.simulation.due_times import Oracle
 from tests.simulation.nodes import Asked
 from tests.simulation.run import Seen
-from tests.support.flows import PENDING, Chord, Chunks, Expected, Failed, Group, expected, parts_of
+from tests.support.flows import PENDING, Chord, Chunks, Expected, Failed, Graph, Group, expected, parts_of
 
 LOSSES = frozenset({"pending", "WorkerLost", "ChordError", "BackendError", "BrokerUnavailable"})
 """Errors of tasks that were acknowledged first, and that a fault cut short."""
@@ -136,7 +136,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
 
 def is_line(flow: Any) -> bool:
     """Whether nothing in *flow* waits for several calls."""
-    return not any(isinstance(part, Group | Chord | Chunks) for part in parts_of(flow))
+    return not any(isinstance(part, Group | Chord | Chunks | Graph) for part in parts_of(flow))
 
 
 def _may_vanish(seen: Seen) -> bool:

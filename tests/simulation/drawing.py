@@ -28,8 +28,10 @@ from tests.support.flows import (
     Chord,
     Chunks,
     Errback,
+    Graph,
     Group,
     Mapping,
+    Node,
     Pipe,
     built,
     expected,
@@ -197,9 +199,26 @@ def plain_errbacks(flow: Any) -> None:
             part.errbacks = [replace(each, by_set=False) for each in part.errbacks]
 
 
+def graph(random: Random) -> Graph:
+    """A graph of some calls."""
+    nodes = []
+    for place in range(random.randint(2, 6)):
+        call = Call(
+            fails=random.random() < 0.1,
+            retries=random.choice((0, 0, 0, 1)),
+            immutable=random.random() < 0.15,
+            coroutine=random.random() < 0.1,
+            links=[Call()] if random.random() < 0.2 else [],
+            errbacks=errbacks(random, 0.3),
+        )
+        after = sorted(random.sample(range(1, place + 1), random.randint(0, min(place, 3))))
+        nodes.append(Node(call, after, random.random() < 0.15))
+    return Graph(nodes)
+
+
 def order(random: Random) -> Order:
     while True:
-        made = flow(random, random.choice((1, 2, 4, 8, 12)))
+        made = graph(random) if random.random() < 0.1 else flow(random, random.choice((1, 2, 4, 8, 12)))
         plain_errbacks(made)
         if (plain := is_plain(made)) is not None and not (want := expected(numbered(plain), ())).hangs:
             break

@@ -17,6 +17,7 @@ from qworker import QWorker, signature
 from qworker.backends.stores import Stores as AppStores
 from qworker.components.request import Request
 from qworker.errors import BackendError, BrokerUnavailable
+from qworker.results.graph_result import GraphResult
 from qworker.results.group_result import GroupResult
 from qworker.results.result import result_from_tuple
 from qworker.tasks.eager import EagerResult
@@ -280,9 +281,9 @@ class Caller(Node):
         for _ in range(2 if order.how == "twice" else 1):
             try:
                 if order.how == "many":
-                    asked.results += self.app.send_many([call])
+                    asked.results += map(_of_graph, self.app.send_many([call]))
                 else:
-                    asked.results.append(call.apply_async(order.given, **timed(order.options)))
+                    asked.results.append(_of_graph(call.apply_async(order.given, **timed(order.options))))
             except Exception as error:  # noqa: BLE001 - what it means is for the checks
                 asked.refused.append(error)
                 self.time.note(self.name, "cannot call", asked.name, type(error).__name__)
@@ -311,6 +312,11 @@ class Caller(Node):
             result.then(lambda found: asked.told.append(value_of(found)), lambda *_: None)
         elif asked.order.ask == "other" and not _has_ignored(result):
             asked.told.append(value_of(elsewhere(result, other.app)))
+
+
+def _of_graph(result: Any) -> Any:
+    """*result*, or that of a graph as a GroupResult."""
+    return result.members if isinstance(result, GraphResult) else result
 
 
 def _has_ignored(result: Any) -> bool:

@@ -287,12 +287,14 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
     }  # fmt: skip
 
     @app.task(base=kind, name="call", **options)
-    def call(this: Any, *given: Any, flow: str, number: int, fails: bool, retries: int) -> Any:
-        return run(this, given, flow, number, fails, retries)
+    def call(this: Any, *given: Any, flow: str, number: int, fails: bool, retries: int, **named: Any) -> Any:
+        return run(this, (*given, *(named[name] for name in sorted(named))), flow, number, fails, retries)
 
     @app.task(base=of_coroutines, name="acall", **options)
-    async def acall(this: Any, *given: Any, flow: str, number: int, fails: bool, retries: int) -> Any:
-        return run(this, given, flow, number, fails, retries)
+    async def acall(
+        this: Any, *given: Any, flow: str, number: int, fails: bool, retries: int, **named: Any
+    ) -> Any:
+        return run(this, (*given, *(named[name] for name in sorted(named))), flow, number, fails, retries)
 
     @app.task(base=kind, name="nothing")
     def nothing() -> None:

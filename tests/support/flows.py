@@ -24,7 +24,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from qworker import chain, chord, group
+from qworker import chain, chord, graph, group
 
 MOST_SHOWN = 120
 """Characters of a value; a longer one is told by its hash."""
@@ -128,13 +128,35 @@ class Chord(Short):
     errbacks: list[Errback] = field(default_factory=list)
 
 
+@dataclass(repr=False)
+class Node(Short):
+    """A node of a graph. after: how far back those stand that it waits for; always: it runs whatever becomes
+    of these."""
+
+    call: Call
+    after: list[int] = field(default_factory=list)
+    always: bool = False
+
+
+@dataclass(repr=False)
+class Graph(Short):
+    """A graph, which stands alone."""
+
+    nodes: list[Node]
+
+    def waits(self) -> Iterator[tuple[Node, list[int]]]:
+        """Each node, and the places of those that it waits for."""
+        for place, node in enumerate(self.nodes):
+            yield node, sorted({place - back for back in node.after if 0 < back <= place})
+
+
 def parts_of(flow: Any) -> Iterator[Any]:
     """*flow* and all that stands in it."""
     yield flow
-    for name in ("links", "errbacks", "members", "steps", "header"):
+    for name in ("links", "errbacks", "members", "steps", "header", "nodes"):
         for part in getattr(flow, name, ()):
             yield from parts_of(part)
-    for name in ("body", "instead", "calls"):
+    for name in ("body", "instead", "calls", "call"):
         part = getattr(flow, name, None)
         if part is not None:
             yield from parts_of(part)
@@ -256,6 +278,14 @@ def canvas(flow: Any, tasks: Any, name: str) -> Any:
     elif isinstance(flow, Chunks):
         items = [[name, flow.number, item, False] for item in range(flow.items)]
         made = tasks["star"].chunks(items, flow.each).group()
+    elif isinstance(flow, Graph):
+        nodes, after, always = {}, {}, []
+        for place, (node, others) in enumerate(flow.waits()):
+            nodes[f"n{place}"] = canvas(node.call, tasks, name)
+            if others:
+                after[f"n{place}"] = {f"x{number}": f"n{other}" for number, other in enumerate(others)}
+                always += [f"n{place}"] if node.always else []
+        made = graph(nodes, after, always=always)
     elif isinstance(flow, Group):
         made = group([canvas(each, tasks, name) for each in flow.members], app=tasks["call"].app)
     elif isinstance(flow, Chain):
@@ -507,6 +537,9 @@ def expected(flow: Any, given: tuple[Any, ...], late: bool = True) -> Expected:
     """What becomes of *flow*, called with the arguments *given*. late: messages are acknowledged late, so
     that one can be put back."""
     oracle = _Oracle(late)
+    if isinstance(flow, Graph):
+        oracle.graph(flow, given)
+        return oracle.found
     stages = built(flow).stages
     oracle.refuse(stages, waited_for=False)
     oracle.found.refused |= any(getattr(part, "wrong", False) for part in parts_of(flow))
@@ -620,6 +653,22 @@ class _Oracle:
                 stages = built(link).stages
                 self.row(stages, (value,), ran, joined=False)
         return value, ran
+
+    def graph(self, flow: Graph, given: tuple[Any, ...]) -> None:
+        values: list[Any] = []
+        ends: list[frozenset[int]] = []
+        for node, others in flow.waits():
+            after = frozenset[int]().union(*(ends[other] for other in others))
+            failed = next((values[other] for other in others if has_failed(values[other])), None)
+            if failed is not None and not node.always:
+                value, ran = failed, after
+            else:
+                got = (None if has_failed(values[other]) else values[other] for other in others)
+                args = tuple(got) if others else given
+                value, ran = self.call(Stage(node.call, errbacks=node.call.errbacks), args, after)
+            values.append(value)
+            ends.append(ran)
+        self.found.value = values
 
     def tell(self, stages: list[Any], place: int) -> None:
         """Tell the errbacks of what would have run next: of each call, if there are several."""
