@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qworker.clock import to_epoch_in
 from qworker.errors import InvalidTaskMessage, MessageError, NotRegistered
 from qworker.message import protocol
+from qworker.message.marks import FAILED
 from qworker.safe_repr import storable
 from qworker.tasks.outcome import Outcome
 from qworker.transports.lease import Leased
@@ -96,7 +97,8 @@ class Request:
         self.failing: Failing | None = None
         eta, expires = headers["eta"], headers["expires"]
         self.eta = None if eta is None else _epoch("eta", eta, task)
-        self.expires = None if expires is None else _epoch("expires", expires, task)
+        # The body of a chord that has failed is not too late: what is left is to tell its errbacks.
+        self.expires = None if expires is None or FAILED in headers else _epoch("expires", expires, task)
         hard, soft = headers["timelimit"] or (None, None)
         self.time_limit: float | None = hard or task.time_limit
         self.soft_time_limit: float | None = soft or task.soft_time_limit

@@ -150,3 +150,9 @@ def test_a_look_that_meets_a_fault_does_not_fail_the_task() -> None:
     answer."""
     lost = tuple(Fault("before", worker, "get") for worker in ("worker0", "worker1"))
     assert problems(run(case_of(Call(links=[Call(errbacks=[Errback()])]), faults=lost))) == []
+
+
+def test_a_chord_fails_with_its_header_also_when_its_body_has_expired() -> None:
+    """The body of a failed chord was revoked as expired: no ChordError, and no errback was told."""
+    chord = Chord([Call(fails=True)], Call(does="expired", errbacks=[Errback(number=2)]))
+    assert problems(run(case_of(chord))) == []
