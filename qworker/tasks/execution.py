@@ -338,8 +338,11 @@ class Run:
             return Outcome(TERMINATED, self.runtime, str(error))
         if isinstance(error, Ignore):
             self.status, self.value = states.IGNORED, error
-            kind = REPLACED if isinstance(error, Replaced) else IGNORED
-            return Outcome(kind, self.runtime, storable(str(error)) if kind is REPLACED else safe_repr(error))
+            if isinstance(error, Replaced):
+                return Outcome(REPLACED, self.runtime, storable(str(error)))
+            # Its chord would wait for a value for ever.
+            parts = self._parts(states.FAILURE, exception_to_dict(error))
+            return Outcome(IGNORED, self.runtime, safe_repr(error), parts=parts)
         if isinstance(error, Reject):
             return self._rejected(error)
         if isinstance(error, Retry):

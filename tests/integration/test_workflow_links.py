@@ -13,7 +13,7 @@ import pytest
 
 from qworker import QWorker, Signature, chain, chord, graph, group
 from qworker.canvas.membership import first_calls
-from qworker.errors import ChordError
+from qworker.errors import ChordError, Ignore
 from qworker.testing import StepWorker
 from tests.servers import prefix_of, require
 
@@ -239,3 +239,17 @@ def test_a_graph_calls_nothing_back_and_tells_errbacks(house: House) -> None:
     assert house.told == {"errback": 2}
     with pytest.raises(TypeError, match="a group takes no link="):
         house.one.chunks([(1,), (2,)], 1).set(link=errback).apply_async()
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_member_that_is_ignored_fails_its_chord(house: House, late: bool) -> None:
+    @house.app.task(name="ignored", acks_late=late)
+    def ignored() -> None:
+        raise Ignore
+
+    body = house.one.s().on_error(house.tell.si("errback"))
+    result = chord([ignored.si(), house.one.si()], body, app=house.app).apply_async()
+    house.worker.run()
+    assert isinstance(result.result, ChordError)
+    assert house.told == {"errback": 1}
+    assert house.app.AsyncResult(result.parent.results[0].id).state == "PENDING"
