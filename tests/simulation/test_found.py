@@ -156,3 +156,13 @@ def test_a_chord_fails_with_its_header_also_when_its_body_has_expired() -> None:
     """The body of a failed chord was revoked as expired: no ChordError, and no errback was told."""
     chord = Chord([Call(fails=True)], Call(does="expired", errbacks=[Errback(number=2)]))
     assert problems(run(case_of(chord))) == []
+
+
+def test_a_body_that_fails_does_not_expire() -> None:
+    """A body with ``expires`` whose header failed later was taken for expired: its errbacks were not told of
+    the ChordError. One with a countdown failed that much later."""
+    failing = Chord([Call(fails=True)], Call(does="expired", errbacks=[Errback()]), [Errback(now=True)])
+    assert problems(run(case_of(failing))) == []
+    seen = run(case_of(Chord([Call(fails=True)], Call(options={"countdown": 90}, errbacks=[Errback()]))))
+    assert problems(seen) == []
+    assert seen.seconds < 90.0
