@@ -19,6 +19,7 @@ from qworker.transports.as_kombu.desk import Desk
 from qworker.transports.as_kombu.exchanges import KNOWN_SECONDS, LIFE_SECONDS, Exchanges, matching
 from qworker.transports.as_kombu.options import max_deliveries_of, settings_of, url_of
 from qworker.transports.known_options import KNOWN
+from qworker.transports.redis.client_options import CONNECTION
 from qworker.transports.redis.layout import layout
 from qworker.transports.redis.url import endpoint
 from qworker.transports.registry import LocalRegistry
@@ -135,9 +136,12 @@ def test_options_of_redis_are_those_that_it_looks_at() -> None:
             return super().get(name, default)
 
     layout(0, Asked(), {})
-    endpoint("redis://host", options=Asked(db=1))
-    endpoint("sentinel://host:26379", options=Asked(master_name="it", socket_keepalive_options={1: 2}))
-    assert asked == KNOWN["redis"]
+    assert asked | {*CONNECTION, "db", "master_name", "sentinel_kwargs"} == KNOWN["redis"]
+    for name in (*CONNECTION, "db"):
+        with pytest.raises(ConfigurationError, match=name):
+            endpoint("redis://host", options={name: object()})
+    with pytest.raises(ConfigurationError, match="master_name"):
+        endpoint("sentinel://host:26379")
 
 
 @pytest.mark.parametrize("given", ["three", -1, 2.5])

@@ -72,13 +72,14 @@ def test_it_makes_the_call() -> None:
 @pytest.mark.parametrize("value", ["proj.add", [1], {"args": []}, 5])
 def test_what_is_no_signature_is_refused(value: object) -> None:
     with pytest.raises(TypeError, match="link takes a signature"):
-        signatures(value, "link")
+        signatures(value, "link", make_app()[0])
 
 
 def test_one_or_many_or_none() -> None:
-    assert signatures(None, "link") == []
-    assert [call.task for call in signatures({"task": "a"}, "link")] == ["a"]
-    assert [call.task for call in signatures([Signature("a"), {"task": "b"}], "link")] == ["a", "b"]
+    app, _, _ = make_app()
+    assert signatures(None, "link", app) == []
+    assert [call.task for call in signatures({"task": "a"}, "link", app)] == ["a"]
+    assert [call.task for call in signatures([Signature("a"), {"task": "b"}], "link", app)] == ["a", "b"]
 
 
 def test_what_follows_must_be_a_signature() -> None:
