@@ -70,8 +70,9 @@ class WaitingRequests:
 
     def end_failing(self, requests: Sequence[Request]) -> list[Request]:
         """End those of *requests* that a child was to tell of, and cannot any more, where the broker has them
-        no more either; return the others. What the broker still has comes to another worker, which finds the
-        same end and tells of it."""
+        no more either; return the others. What the broker still has comes to another worker and is told
+        there: a call that did not run has the same end, and one that was killed by its time limit runs again,
+        which a late acknowledgement allows."""
         failing = [
             (request, request.failing.outcome)
             for request in requests
