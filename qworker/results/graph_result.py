@@ -150,6 +150,9 @@ class GraphResult:
     tree = tree.tree_of
     _is_single = False
 
+    def _values(self, propagate: bool) -> dict[str, Any]:
+        return dict(zip(self.names, self.members._values(propagate), strict=True))
+
     def _singles(self) -> Iterator[AsyncResult[Any]]:
         return self.members._singles()
 

@@ -68,7 +68,6 @@ class GroupResult(ResultSet[R]):
 
     as_tuple = tree.described
     as_list = tree.ids_of_line
-    _is_single = False
     tree = tree.tree_of
 
     def _members_described(self) -> list[Any]:

@@ -66,6 +66,8 @@ class ResultSet(Generic[R]):
         """The result store."""
         return self.app.backend
 
+    _is_single = False
+
     supports_native_join = True
     """join_native() works, with every result store."""
 
@@ -111,10 +113,10 @@ class ResultSet(Generic[R]):
     def _singles(self) -> Iterator[AsyncResult[Any]]:
         """The results of single calls: the members, and those of sets among them."""
         for result in self.results:
-            if isinstance(result, ResultSet):
-                yield from result._singles()
-            else:
+            if result._is_single:
                 yield result
+            else:
+                yield from result._singles()
 
     # -- waiting --
 
@@ -192,10 +194,10 @@ class ResultSet(Generic[R]):
     def _values(self, propagate: bool) -> list[R]:
         values: list[Any] = []
         for result in self.results:
-            if isinstance(result, ResultSet):
-                values.append(result._values(propagate))
-            else:
+            if result._is_single:
                 values.append(result._value(result._meta or IGNORED, propagate))
+            else:
+                values.append(result._values(propagate))  # type: ignore[attr-defined]  # a set, or a graph
         return values
 
     def iterate(
@@ -287,11 +289,7 @@ class ResultSet(Generic[R]):
         """How many members returned a value; a set among them counts once, when all of its did."""
         known = self._states()
         return sum(
-            all(
-                known[each.id] == states.SUCCESS
-                for each in (result._singles() if isinstance(result, ResultSet) else (result,))
-            )
-            for result in self.results
+            all(known[each.id] == states.SUCCESS for each in result._singles()) for result in self.results
         )
 
     def maybe_throw(self, callback: Callable[[str, Any], Any] | None = None, propagate: bool = True) -> None:

@@ -13,6 +13,7 @@ from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
 from qworker import states
+from qworker.canvas.plan import last_call
 from qworker.canvas.signatures import signatures
 from qworker.context import Context, current_context, pop, push
 from qworker.errors import Reject, Replaced, Retry
@@ -134,6 +135,8 @@ def _replaced(task: Task[..., Any], context: Context, by: Replaced) -> tuple[str
     token = push(context, task)
     try:
         ended: Any = by.sig.apply()
+        if not ended._is_single:  # of a graph, whose values one more call returns
+            ended = last_call(by.sig).apply((), ended.get(disable_sync_subtasks=False))  # type: ignore[union-attr]
     except Exception as error:  # noqa: BLE001 - of a chain it is raised, whoever asks
         return states.FAILURE, error, "".join(format_exception(error))
     finally:

@@ -70,6 +70,10 @@ class House:
         def told(this: Any, failed: str) -> None:
             self.told.append(failed)
 
+        @task(name="replaced", bind=True)
+        def replaced(this: Any) -> Any:
+            return this.replace(self.diamond())
+
         @task(name="caller")
         def caller() -> str:
             return str(self.diamond()().id)
@@ -163,7 +167,10 @@ def test_a_graph_is_one_step_of_a_chain_a_chord_and_a_group(anywhere: House) -> 
     value = {"p": ["p", {}], "q": ["q", {"p": ["p", {}]}]}
     assert anywhere.ended(inner | more | more).get(timeout=5) == [[value]]
     assert anywhere.ended(chord([inner, anywhere.s("more", 1)], more)).get(timeout=5) == [[value, [1]]]
-    assert anywhere.ended(group(inner, inner))[0].get(timeout=5) == value
+    several = anywhere.ended(group(inner, anywhere.s("more", 2)))
+    assert several[0].get(timeout=5) == value
+    assert several.get(timeout=5) == several.get(timeout=5, propagate=False) == [value, [2]]
+    assert (several.ready(), several.successful(), several.completed_count()) == (True, True, 2)
     last = graph({"p": anywhere.s("more"), "q": anywhere.node("q")}, {"q": ["p"]})
     result = anywhere.ended(anywhere.s("more", 7) | last)
     assert result.get(timeout=5) == {"p": [[7]], "q": ["q", {"p": [[7]]}]}
@@ -211,6 +218,12 @@ def test_eager_mode_has_the_same_values(house: House) -> None:
     assert result["low"].get() == ["low", {"left": None, "right": RIGHT}]
     assert str(result.get(propagate=False)["left"]) == "left"
     assert (house.s("more", 7) | graph({"p": house.s("more")}) | house.s("more"))().get() == [{"p": [[7]]}]
+    assert house.s("replaced").delay().get() == DIAMOND
+    assert (house.s("replaced") | house.s("more"))().get() == [DIAMOND]
+    call = house.s("replaced")
+    call.link(house.s("told"))
+    assert call.delay().get() == DIAMOND
+    assert house.told == [DIAMOND]
 
 
 def test_a_result_can_be_awaited_by_name_and_as_a_whole(house: House) -> None:
