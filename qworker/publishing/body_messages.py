@@ -45,9 +45,6 @@ def messages_of(app: QWorker, body: JoinBody, values: Sequence[Any]) -> list[Env
     return held
 
 
-_AT_ONCE = {"countdown": None, "eta": None, "expires": None}
-
-
 def failed_messages_of(
     app: QWorker, body: JoinBody, why: str, members: Sequence[str], cause: Any = None
 ) -> list[Envelope]:
@@ -66,7 +63,7 @@ def failed_messages_of(
     with holding_back(app) as held:
         for call, rest in calls:
             # By its name: nobody is to ask whether the task takes these arguments.
-            # And at once: it does not run, so there is nothing to delay, and nothing that is too late.
-            options = {**apart(call.options), **marks, **_AT_ONCE, "chain": rest or None}
+            # And at once, whatever its countdown: it does not run.
+            options = {**apart(call.options), **marks, "countdown": None, "eta": None, "chain": rest or None}
             app.send_task(call.task, call.args, call.kwargs, **options)
     return held

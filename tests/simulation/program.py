@@ -249,6 +249,8 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
                 try:
                     made = canvas(part.calls, app.tasks, flow).apply_async(("i",), **options)
                 except (BackendError, BrokerUnavailable) as away:
+                    if not task.acks_late:  # there is no message to put back
+                        raise
                     raise Reject(str(away), requeue=True) from away
                 record.call(flow, number, made)
             if fails:

@@ -153,16 +153,30 @@ def test_a_look_that_meets_a_fault_does_not_fail_the_task() -> None:
 
 
 def test_a_chord_fails_with_its_header_also_when_its_body_has_expired() -> None:
-    """The body of a failed chord was revoked as expired: no ChordError, and no errback was told."""
-    chord = Chord([Call(fails=True)], Call(does="expired", errbacks=[Errback(number=2)]))
-    assert problems(run(case_of(chord))) == []
-
-
-def test_a_body_that_fails_does_not_expire() -> None:
-    """A body with ``expires`` whose header failed later was taken for expired: its errbacks were not told of
-    the ChordError. One with a countdown failed that much later."""
+    """The body of a failed chord was revoked as expired: no ChordError, and no errback was told. One with a
+    countdown failed that much later."""
     failing = Chord([Call(fails=True)], Call(does="expired", errbacks=[Errback()]), [Errback(now=True)])
     assert problems(run(case_of(failing))) == []
     seen = run(case_of(Chord([Call(fails=True)], Call(options={"countdown": 90}, errbacks=[Errback()]))))
     assert problems(seen) == []
     assert seen.seconds < 90.0
+
+
+def test_what_several_attempts_call_runs_side_by_side() -> None:
+    """The oracle had what one attempt calls end before what another attempt calls begins."""
+    again = Call(does="again", calls=Call(links=[Call()]))
+    assert all(problems(run(case_of(again, seed=seed))) == [] for seed in range(4))
+
+
+def test_a_task_that_is_revoked_need_not_become_a_dead_letter() -> None:
+    """The checks wanted one of a task that rejects its message, though it never ran."""
+    order = Order(numbered(Call(does="reject")), revoke_at=0.0)
+    assert problems(run(Case(orders=(order,)))) == []
+
+
+def test_a_task_that_cannot_call_after_an_early_ack_fails_with_that() -> None:
+    """The simulator's tasks put their messages back then, which are gone: the checks took it for a failure of
+    the task."""
+    flow = Call(calls=Chord([Call()], Call()))
+    full = Fault("full", "results", seconds=10.0)
+    assert problems(run(case_of(flow, world=World(acks_late=False), faults=(full,)))) == []

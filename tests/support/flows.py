@@ -629,8 +629,11 @@ class _Oracle:
         ran = frozenset([number])
         if call.calls is not None:
             stages = built(call.calls).stages
+            before = set(found.before)
             for _ in range(runs):
                 value, _ = self.row(stages, ("i",), after, joined=False)
+            if runs > 1:  # one of these may begin before another has ended
+                found.before = before
             found.called[number] = _kept(stages[-1], value)
         if end is PENDING and not fails:
             found.pending = True
