@@ -13,7 +13,7 @@ from tests.simulation.django_checks import django_problems
 from tests.simulation.due_times import Oracle
 from tests.simulation.nodes import Asked
 from tests.simulation.run import Seen
-from tests.support.flows import PENDING, Chord, Chunks, Expected, Failed, Graph, Group, expected, parts_of
+from tests.support.flows import PENDING, Expected, Failed, expected, is_line
 
 LOSSES = frozenset({"pending", "WorkerLost", "ChordError", "BackendError", "BrokerUnavailable"})
 """Errors of tasks that were acknowledged first, and that a fault cut short."""
@@ -137,11 +137,6 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     if calls == 1 and exact:
         found += _order_kept(seen, asked, want)
     return found
-
-
-def is_line(flow: Any) -> bool:
-    """Whether nothing in *flow* waits for several calls."""
-    return not any(isinstance(part, Group | Chord | Chunks | Graph) for part in parts_of(flow))
 
 
 def _may_vanish(seen: Seen) -> bool:

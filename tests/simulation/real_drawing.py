@@ -13,10 +13,9 @@ from typing import Any
 
 from tests.simulation import drawing
 from tests.simulation.case import Case, Fault, Order
-from tests.simulation.checks import is_line
 from tests.simulation.real_servers import AWAY, STORES
 from tests.simulation.real_worker import TIME_LIMIT, RealWorld
-from tests.support.flows import parts_of
+from tests.support.flows import is_line, parts_of
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "workers": (1, 2),

@@ -31,7 +31,7 @@ from tests.simulation.seams import Process
 from tests.simulation.stores import LEASE_SECONDS, Stores
 from tests.simulation.tracing import Trace
 from tests.simulation.world import Actor, Killed, Stuck, Time, determined
-from tests.support.flows import parts_of
+from tests.support.flows import is_line, parts_of
 
 HAPPENINGS = (
     "kill",
@@ -98,8 +98,15 @@ class Seen:
 
     @property
     def excused(self) -> bool:
-        """Whether joins may be left until they expire: of calls that failed, or of members that were lost."""
-        return self.may_lose or any(asked.refused or asked.revoked or asked.forgotten for asked in self.asked)
+        """Whether joins may be left until they expire: of calls that failed, also in tasks, which make them
+        anew when their message comes again; or of members that were lost."""
+        return self.may_lose or any(
+            asked.refused
+            or asked.revoked
+            or asked.forgotten
+            or (self.fired and _calls_joins(asked.order.flow))
+            for asked in self.asked
+        )
 
     def look(self, app_of: Callable[[Asked], QWorker]) -> None:
         """Keep what has become of all calls, as the app of each sees it."""
@@ -110,6 +117,12 @@ class Seen:
             self.called[asked.name] = [
                 (number, value_of(result, app)) for number, result in self.record.called[asked.name]
             ]
+
+
+def _calls_joins(flow: Any) -> bool:
+    """Whether a task in *flow* calls what needs a join."""
+    calls = (getattr(part, "calls", None) for part in parts_of(flow))
+    return any(call is not None and not is_line(call) for call in calls)
 
 
 class Errors(logging.Handler):

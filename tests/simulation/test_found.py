@@ -180,3 +180,10 @@ def test_a_task_that_cannot_call_after_an_early_ack_fails_with_that() -> None:
     flow = Call(calls=Chord([Call()], Call()))
     full = Fault("full", "results", seconds=10.0)
     assert problems(run(case_of(flow, world=World(acks_late=False), faults=(full,)))) == []
+
+
+def test_a_join_is_left_where_a_task_is_killed_that_has_opened_it() -> None:
+    """The checks wanted no join until it expires, but the next run of the task opens one of its own."""
+    killed = Fault("kill after", "worker0", "join.open")
+    flow = Call(calls=Chord([Call()], Call()))
+    assert problems(run(case_of(flow, faults=(killed,), seed=2))) == []

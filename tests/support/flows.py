@@ -162,6 +162,11 @@ def parts_of(flow: Any) -> Iterator[Any]:
             yield from parts_of(part)
 
 
+def is_line(flow: Any) -> bool:
+    """Whether nothing in *flow* waits for several calls."""
+    return not any(isinstance(part, Group | Chord | Chunks | Graph) for part in parts_of(flow))
+
+
 def numbered(flow: Any) -> Any:
     """*flow*, in which each call has a number of its own."""
     numbers = count()
