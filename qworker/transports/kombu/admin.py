@@ -95,10 +95,10 @@ class KombuAdmin(Admin):
 
     @undisturbed
     def dead_retry(self, tags: Sequence[int] | None = None) -> int:
-        count = 0
+        count, chosen = 0, None if tags is None else set(tags)
         with self.letters(DEAD) as taken:
             for message, letter in taken:
-                if tags is not None and letter.tag not in tags:
+                if chosen is not None and letter.tag not in chosen:
                     continue
                 priority = read(message).priority
                 self._sender.send(
@@ -119,10 +119,10 @@ class KombuAdmin(Admin):
 
     def discard(self, kind: str, tags: Sequence[int] | None) -> int:
         """Delete letters of a *kind* with *tags* (None: all); return how many."""
-        count = 0
+        count, chosen = 0, None if tags is None else set(tags)
         with self.letters(kind) as taken:
             for message, letter in taken:
-                if tags is None or letter.tag in tags:
+                if chosen is None or letter.tag in chosen:
                     message.ack()
                     count += 1
         return count
