@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qworker import QWorker, Reject, chain, chord, graph
+from qworker import QWorker, Reject, chain, chord, graph, group
 from qworker.backends.base import Found
 from qworker.backends.joins import Finished, Join, Joins
 from qworker.backends.memory import MemoryBackend
@@ -55,6 +55,10 @@ class House:
         @task(name="fail")
         def fail(*given: Any) -> None:
             raise ValueError("no")
+
+        @task(name="shout")
+        def shout(words: int) -> None:
+            raise ValueError(*("x" * 10_000 for _ in range(words)))
 
         @task(name="reject")
         def reject() -> None:
@@ -328,6 +332,27 @@ def test_what_is_overdue_fails(house: House) -> None:
         worker.advance(51)
         with pytest.raises(ChordError, match="not all dependencies have ended in time"):
             result.get(timeout=5)
+
+
+def test_an_overdue_body_is_not_retried_with_the_members_that_had_ended(house: House) -> None:
+    """Not all are known, so the values would be too few."""
+    with StepWorker(house.app) as worker:
+        house.join([house.s("give", 1)], house.s("gather"), size=2, expires=house.clock.now() + 100)
+        worker.advance(101)
+        (failed,) = house.app.failed.list()
+        with pytest.raises(ChordError, match="whose members nobody knows any more"):
+            house.app.failed.retry([failed.tag])
+    assert house.ran == []
+
+
+def test_a_group_fails_with_the_error_of_the_member_unless_that_is_very_long(house: House) -> None:
+    """Each of its messages carries the error."""
+    with StepWorker(house.app) as worker:
+        for words, error in ((1, ValueError), (7, ChordError)):
+            body = group([house.s("give"), house.s("give")], app=house.app)
+            result = chord([house.s("shout", words)], body, app=house.app).delay()
+            worker.run()
+            assert [type(each) for each in result.get(timeout=5, propagate=False)] == [error, error]
 
 
 class Faulty(Joins):
