@@ -253,9 +253,9 @@ class Asked:
         self.name = name
         self.results: list[Any] = []
         self.refused: list[BaseException] = []
-        self.called = False
+        self.begun = self.called = False
         self.forgotten = False
-        """The stores may not know it any more: it was called just before a crash."""
+        """The stores may not know it any more: a part of it was called just before a crash."""
         self.revoked = False
         self.told: list[Any] = []
         self.unanswered: list[BaseException] = []

@@ -232,6 +232,7 @@ class Running:
             self._at(
                 self.time.now + asked.order.revoke_at, CALLERS[number], lambda: self._revoke(caller, asked)
             )
+        asked.begun = True
         try:
             caller.call(asked)
             asked.called = True
@@ -305,7 +306,7 @@ class Running:
         self.restore()
         for asked in self.seen.asked:
             del self.seen.record.called[asked.name][self.calls.get(asked.name, 0) :]
-            asked.forgotten = (asked.called or bool(asked.results)) and asked.name not in self.remembered
+            asked.forgotten = asked.begun and asked.name not in self.remembered
 
     def _back(self, store: str) -> None:
         self.time.note("back:", store)

@@ -403,9 +403,9 @@ class Expected:
     """value: what get() returns, with a Failed for each error; None when nothing is called. runs: of each
     number; told: of each errback. before: pairs of numbers of which the first ends before the other starts.
     refused: it cannot be called: the value of a call that ignores it is waited for, or an option is wrong.
-    causes: the errors of members for which bodies fail. called: the values of what the calls call, by
-    the number of who calls. dead: how many messages are rejected. pending: something never ends. hangs: a
-    body waits for it, until the time of results is over."""
+    causes: the errors of members for which bodies fail, of which get() raises one. called: the values of what
+    the calls call, by the number of who calls. dead: how many messages are rejected. pending: something never
+    ends. hangs: a body waits for it, until the time of results is over."""
 
     value: Any = None
     runs: Counter[int] = field(default_factory=Counter)
@@ -652,6 +652,8 @@ class _Oracle:
             for errback in stage.errbacks:
                 _enter(errback, stages)
             value, ran = self.row(stages, (), ran, joined=True)
+            if isinstance(value, Failed):  # who called knows no members of it
+                found.causes.add(value.error)
         elif call.does in VALUES:
             value = VALUES[call.does]
         else:
