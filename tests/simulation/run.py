@@ -104,7 +104,7 @@ class Seen:
             asked.refused
             or asked.revoked
             or asked.forgotten
-            or (self.fired and _calls_joins(asked.order.flow))
+            or (self.fired and _calls_joins(getattr(asked.order, "flow", None)))  # a job has none
             for asked in self.asked
         )
 
