@@ -97,8 +97,12 @@ class Request:
         self.failing: Failing | None = None
         eta, expires = headers["eta"], headers["expires"]
         self.eta = None if eta is None else _epoch("eta", eta, task)
-        # The body of a chord that has failed is not too late: what is left is to tell its errbacks.
-        self.expires = None if expires is None or FAILED in headers else _epoch("expires", expires, task)
+        # The body of a chord that has failed is not too late: what is left is to tell its errbacks. (What an
+        # errback is told of stands under the same name, and is a mapping.)
+        if expires is None or isinstance(headers.get(FAILED), str):
+            self.expires = None
+        else:
+            self.expires = _epoch("expires", expires, task)
         hard, soft = headers["timelimit"] or (None, None)
         self.time_limit: float | None = hard or task.time_limit
         self.soft_time_limit: float | None = soft or task.soft_time_limit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qworker.components.request import receive
+from qworker.message.marks import FAILED
 from tests.support.rooms import ACCEPT, Rooms
 
 
@@ -17,6 +18,15 @@ def test_a_request_knows_its_limits_and_times() -> None:
     assert one.acks_late
     assert rooms.request(1, "nap").is_async
     assert not rooms.request(1, "once").acks_late
+
+
+def test_only_a_body_that_fails_does_not_expire() -> None:
+    rooms = Rooms()
+    late = "2023-11-14T22:13:22+00:00"
+    body = rooms.request(1, expires=late, headers={FAILED: "a member has failed"})
+    assert body.expires is None
+    errback = rooms.request(2, expires=late, headers={FAILED: {"id": "what it is told of"}})
+    assert errback.expires == rooms.clock.now() + 2
 
 
 def test_limits_are_the_tasks_unless_the_message_has_its_own() -> None:
