@@ -78,6 +78,10 @@ class House:
         def nothing() -> None:
             self.ran.append(None)
 
+        @task(name="parent", bind=True)
+        def parent(this: Any, values: list[Any]) -> Any:
+            return this.request.parent_id
+
         @task(name="told", bind=True)
         def told(this: Any, failed: str) -> None:
             self.told.append(failed)
@@ -321,6 +325,15 @@ def test_values_that_are_gone_fail_the_body(house: House) -> None:
         worker.run()
         with pytest.raises(ChordError, match="the result of member first is not there"):
             result.get(timeout=5)
+
+
+def test_the_parent_of_a_body_is_a_member(house: House) -> None:
+    """As in Celery."""
+    with StepWorker(house.app) as worker:
+        members = [house.s("give", 1, task_id="first"), house.s("give", 2, task_id="last")]
+        result = house.join(members, house.s("parent"))
+        worker.run()
+        assert result.get(timeout=5) == "last"
 
 
 def test_what_is_overdue_fails(house: House) -> None:

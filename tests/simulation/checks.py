@@ -36,10 +36,14 @@ def problems(seen: Seen) -> list[str]:
     if seen.stuck and not _may_vanish(seen):
         found.append(f"it does not end: {seen.stuck}")
     exact = all(fault.kind in HARMLESS for fault in seen.fired)
+    sent_again = any(fault.kind == "retry dead" for fault in seen.fired)
     dead = range(1)  # how many dead letters there may be: a task that is revoked need not run
     for asked in seen.asked:
         want = expected(asked.order.flow, asked.order.given, seen.case.world.acks_late)
-        found += [f"{asked.name}: {text}" for text in _order(seen, asked, want, exact)]
+        found += [
+            f"{asked.name}: {text}"
+            for text in _order(seen, asked, want, exact and not (sent_again and want.dead))
+        ]
         letters = want.dead * len(asked.results) * seen.case.world.acks_late
         dead = range(dead.start + (0 if asked.revoked else letters), dead.stop + letters)
     if seen.schedules is not None:
@@ -88,7 +92,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         return found
     kept = {} if seen.case.world.forgets else seen.ready
     for number, ready in enumerate(kept.get(asked.name, ())):
-        if not ready and not want.pending:
+        if not ready and (asked.forgotten or not want.pending):
             if not _may_vanish(seen) and not asked.forgotten:
                 found.append(f"result {number} has not ended")
             continue

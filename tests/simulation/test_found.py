@@ -187,3 +187,11 @@ def test_a_join_is_left_where_a_task_is_killed_that_has_opened_it() -> None:
     killed = Fault("kill after", "worker0", "join.open")
     flow = Call(calls=Chord([Call()], Call()))
     assert problems(run(case_of(flow, faults=(killed,), seed=2))) == []
+
+
+def test_an_operator_sends_what_was_rejected_again() -> None:
+    """It runs once more, and what a crash of the stores forgot stays unknown: the oracle had neither."""
+    again = (Fault("retry dead", at=5.0),)
+    assert problems(run(case_of(Call(does="reject"), faults=again))) == []
+    forgotten = Order(numbered(Chord([Call(does="ignore")], Call())), at=1.8)
+    assert problems(run(Case(orders=(forgotten,), faults=(Fault("crash", at=1.0, seconds=1.0),)))) == []

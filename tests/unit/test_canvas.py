@@ -155,6 +155,11 @@ def test_a_plan_of_a_chain_is_its_first_call_with_the_rest_in_reverse() -> None:
     assert not made.joins
 
 
+def test_an_immutable_chain_takes_no_arguments() -> None:
+    (call,) = plan(chain(A, B).set(immutable=True), (1,), {"x": 2}, shared=True).calls
+    assert (call.args, call.kwargs) == ((), {})
+
+
 def test_a_plan_of_a_chord_opens_one_join() -> None:
     made = plan(group(A, B | C) | D, shared=True)
     (join,) = made.joins
