@@ -265,6 +265,8 @@ def fault(random: Random, workers: int) -> Fault:
     node = f"worker{random.randrange(workers)}"
     at = round(random.random() * 6.0, 2)
     kind = random.random()
+    if kind < 0.06:  # whether a call that must not run twice may begin is answered there
+        return Fault("after", node, random.choice(("settle", "confirm")), random.choice((1, 2, 3)))
     if kind < 0.5:
         what, method = random.choice(CALL_FAULTS), random.choice(METHODS)
         if (what, method) == ("after", "lease"):  # a consumer whose claim is not answered finds what it took
