@@ -17,10 +17,15 @@ from qworker.components.pool.contract import OnEnded
 from qworker.components.ready_queue import ReadyQueue
 from qworker.components.request import Request
 from qworker.components.schedule_controller import ScheduleController
-from qworker.tasks.outcome import LOST, REVOKED, Outcome
+from qworker.tasks.outcome import EXPIRED, LOST, POISONED, REVOKED, Outcome
+from qworker.tasks.outcome import UNKNOWN as UNKNOWN_TASK
 from qworker.transports.crash_points import CRASHING, crash_point
 
 logger = logging.getLogger(__name__)
+
+
+FOUND_AGAIN = frozenset({REVOKED, EXPIRED, POISONED, UNKNOWN_TASK})
+"""Ends without a run, which each worker comes to."""
 
 
 class WaitingRequests:
@@ -69,18 +74,17 @@ class WaitingRequests:
             self._on_ended([(request, Outcome(LOST, text=UNKNOWN)) for request in requests])
 
     def end_failing(self, requests: Sequence[Request]) -> list[Request]:
-        """End those of *requests* that a child was to tell of, and cannot any more, where the broker has them
-        no more either; return the others. What the broker still has comes to another worker and is told
-        there: a call that did not run has the same end, and one that was killed by its time limit runs again,
-        which a late acknowledgement allows."""
-        failing = [
-            (request, request.failing.outcome)
-            for request in requests
-            if request.failing is not None and request.acked
-        ]
-        if failing:
-            self._on_ended(failing)
-        return [request for request in requests if request.failing is None or not request.acked]
+        """End those of *requests* that a child was to tell of, and cannot any more; return the others. What
+        did not run goes back, to another worker that finds the same end and tells of it. What did must not
+        run again: it ends here, without its errbacks."""
+
+        def ends(request: Request) -> bool:
+            failing = request.failing
+            return failing is not None and (request.acked or failing.outcome.kind not in FOUND_AGAIN)
+
+        if ended := [(each, each.failing.outcome) for each in requests if each.failing and ends(each)]:
+            self._on_ended(ended)
+        return [request for request in requests if not ends(request)]
 
     def keep(self, requests: Sequence[Request]) -> list[Request]:
         """Put back those of *requests* that no other worker may have: the broker has them no more, or they
