@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker import states
 from qworker.context import Context, message_headers, pop, push
-from qworker.errors import DamagedResult, Reject, Retry
+from qworker.errors import DamagedResult, NotSupported, Reject, Retry
 from qworker.message.exceptions import exception_of
 from qworker.message.marks import run_in
 from qworker.tasks import followup
@@ -92,7 +92,7 @@ def _success(app: QWorker, task: Task[..., Any], context: Context) -> Mapping[st
         return None
     try:
         meta = app.backend.get(context.id or "")
-    except DamagedResult:
+    except (DamagedResult, NotSupported):  # NotSupported: no results are kept
         return None
     return meta if meta is not None and meta["status"] == states.SUCCESS else None
 

@@ -88,7 +88,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         return [f"cannot be called: {asked.refused[0]!r}"]
     if asked.unanswered and not seen.fired:
         found.append(f"cannot be asked for: {asked.unanswered[0]!r}")
-    if asked.revoked or (seen.case.world.forgets and not exact):
+    if asked.revoked or (seen.case.world.forgets and seen.fired):
         return found
     kept = {} if seen.case.world.forgets else seen.ready
     for number, ready in enumerate(kept.get(asked.name, ())):

@@ -195,3 +195,9 @@ def test_an_operator_sends_what_was_rejected_again() -> None:
     assert problems(run(case_of(Call(does="reject"), faults=again))) == []
     forgotten = Order(numbered(Chord([Call(does="ignore")], Call())), at=1.8)
     assert problems(run(Case(orders=(forgotten,), faults=(Fault("crash", at=1.0, seconds=1.0),)))) == []
+
+
+def test_a_task_with_a_link_is_killed_where_no_results_are_kept() -> None:
+    """A look for its result raised NotSupported, so that its errbacks were not told."""
+    call = Call(does="hard", links=[Call()], errbacks=[Errback()])
+    assert problems(run(case_of(call, world=World("memory+disabled")))) == []

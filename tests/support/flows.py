@@ -220,6 +220,7 @@ def _is_called(flow: Any) -> bool:
     """Whether there is something to call in each chain and body."""
     return all(
         (not isinstance(part, Chain | Pipe) or built(part).stages)
+        and not (isinstance(part, Pipe) and built(part.steps[0]).members == [])
         and (
             not isinstance(part, Chord)
             or (
@@ -249,11 +250,23 @@ def _alone(flow: Any) -> Any:
     return _alone(flow.steps[0]) if isinstance(flow, Chain) and len(flow.steps) == 1 else flow
 
 
+def _around(flow: Any) -> Iterator[Errback]:
+    """The errbacks of the chains in which _alone(flow) stands."""
+    flow = _bare(flow)
+    if isinstance(flow, Chain) and len(flow.steps) == 1:
+        yield from flow.errbacks
+        yield from _around(flow.steps[0])
+
+
 def _plain(flow: Any) -> Any:
     """*flow*, without the errbacks of a workflow in which a chord stands in a header: Celery tells those of
     both chords, which is a case by itself."""
     for part in parts_of(flow):
-        if isinstance(part, Chain | Chord | Group) and _has_chords_in_headers(built(part).stages):
+        if isinstance(part, Call):
+            stages = [] if part.instead is None else replacing(part.instead)
+        else:
+            stages = built(part).stages if isinstance(part, Chain | Chord | Group) else []
+        if _has_chords_in_headers(stages):
             part.errbacks = []
     return flow
 
@@ -475,6 +488,8 @@ def _built(flow: Any) -> Built:
         and alone is not _bare(flow.steps[0])
         and (header := built(alone)).members is not None
     ):
+        for errback in _around(flow.steps[0]):
+            _enter(errback, header.stages)
         made = Built(header.stages)  # a chain of nothing but a group becomes a header, also of one
     for step in map(built, flow.steps[1:]):
         if step.members == []:
