@@ -543,7 +543,7 @@ def listed(value: Any) -> list[Any]:
 
 def signatures(value: object, argument: str, app: QWorker) -> list[Signature]:
     """Return *value*, one signature or many, as a list of such whose ids are settled. app: of those that are
-    dicts. Raises TypeError for anything else, PublishError for the dict of a workflow that is none."""
+    dicts. Raises TypeError for anything else, PublishError for a dict that is not a valid workflow."""
     items = [] if value is None else [value] if isinstance(value, Mapping) else value
     if not isinstance(items, list | tuple) or not all(
         isinstance(item, Mapping) and item.get("task") for item in items

@@ -61,7 +61,7 @@ def run_in(headers: Any) -> str:
 
 
 def kept_in(headers: Any) -> int:
-    """The mark KEPT among *headers*; 0 for none, and for what is none."""
+    """The mark KEPT among *headers*; 0 where it is missing or invalid."""
     kept = headers.get(KEPT) if isinstance(headers, Mapping) else None
     return kept if type(kept) is int and 0 < kept < 2**40 else 0
 

@@ -23,7 +23,7 @@ CUT = frozenset({"before", "after", "twice"})
 """Faults of connections, after which the broker still knows who had what."""
 
 OF_ENTRIES = ("entry-", "task-unknown", "unknown-task")
-"""Errors that schedules ask for: of entries that are wrong, and of tasks that nobody knows."""
+"""Errors expected of schedules: invalid entries and unknown tasks."""
 
 
 def problems(seen: Seen) -> list[str]:

@@ -200,7 +200,7 @@ def read(name: str, value: Any, setting: str) -> Any:
 
 
 def split(url: str, setting: str) -> SplitResult:
-    """Return the parts of *url*. Raises ConfigurationError for what is none."""
+    """Return the parts of *url*. Raises ConfigurationError for an invalid URL."""
     try:
         return urlsplit(url)
     except ValueError as error:
