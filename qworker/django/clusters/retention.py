@@ -104,8 +104,8 @@ def sweep(since: datetime | None = None, most: int = MOST) -> int:
         return 0
     if not field:
         return _beyond(Success.objects.all(), limit, most)
-    # Not Success, of which SQLite reads all by their index, if the file has no statistics.
-    successes = Task.objects.filter(success=True)
+    # Not success=True: without statistics, SQLite reads all successes by their index, not a group by its own.
+    successes = Task.objects.exclude(success=False)
     number = Count("id", filter=Q(success=True))
     counted = Task.objects.order_by().values(field).annotate(number=number).filter(number__gt=limit)
     if since is None:
