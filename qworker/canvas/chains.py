@@ -11,6 +11,7 @@ group of one is its member, and a group becomes the header of a chord when somet
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from qworker import states
@@ -116,11 +117,7 @@ class chain(Several):
         options = dict(self["options"])
         if not options or not steps:
             return steps
-        for errback in listed(options.pop("link_error", None)):
-            steps = [each.clone() for each in steps]
-            for each in steps:
-                each.link_error(errback)
-        callbacks = listed(options.pop("link", None))
+        callbacks, errbacks = (listed(options.pop(name, None)) for name in ("link", "link_error"))
         of_last = {name: options.pop(name) for name in OF_THE_LAST & options.keys()}
         if callbacks or of_last:
             last = steps[-1] = steps[-1].clone()
@@ -130,6 +127,10 @@ class chain(Several):
                 last["options"].setdefault(name, value)
         if options:
             steps[0] = steps[0].clone(**options)
+        if errbacks:  # in order, where a group that something follows is a header, which they are not for
+            steps = [each.clone() for each in ordered(steps)]
+            for each, errback in product(steps, errbacks):
+                each.link_error(errback)
         return steps
 
     def steps(self) -> list[Signature]:

@@ -162,14 +162,15 @@ class chord(Signature):
         return self.body
 
     def steps(self) -> list[Signature]:
-        """What it is as a part of a chain: where its body is a chain, the rest of that follows by itself."""
+        """What it is as a part of a chain: where its body is a chain, the rest of that follows by itself; so
+        does what follows in a chord that is its body."""
         self = with_links(self)
         body = self.called_body()
-        steps = body.steps() if body["subtask_type"] == "chain" else [body]
+        steps = body.steps()
         if not steps:
             raise PublishError("the body of the chord is an empty chain")
-        if steps == [body]:
-            return [self]
+        if len(steps) == 1:
+            return [self if steps[0] is body else self.with_body(steps[0])]
         first, last = self.with_body(steps[0]), steps[-1]
         named = first["options"].pop("task_id", None)
         if named is not None and "task_id" not in last["options"]:

@@ -10,7 +10,6 @@ that is kept free for it, and no more are acked than can start at once.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -71,8 +70,7 @@ class EarlyAcks:
         if CRASHING and acked:
             crash_point("acked first")
         for request in acked:
-            request.acked = True
-            request.starts_before = math.inf
+            request.mark_acked()
             self._acked.append(request)
             self._answered[request.is_async] += 1
         for request in lost:

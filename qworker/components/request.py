@@ -107,6 +107,11 @@ class Request:
         self.time_limit: float | None = hard or task.time_limit
         self.soft_time_limit: float | None = soft or task.soft_time_limit
 
+    def mark_acked(self) -> None:
+        """Note that the broker has it no more: nobody else can run it, however late it starts here."""
+        self.acked = True
+        self.starts_before = math.inf
+
     @property
     def tag(self) -> int:
         return self.leased.tag

@@ -69,7 +69,7 @@ class WaitingRequests:
         """End *requests*, of which nobody knows whether the broker has them still, as the death of a process
         ends what was acked before it ran."""
         for request in requests:
-            request.acked = True
+            request.mark_acked()
         if requests:
             self._on_ended([(request, Outcome(LOST, text=UNKNOWN)) for request in requests])
 

@@ -306,7 +306,7 @@ class Running:
         self.restore()
         for asked in self.seen.asked:
             del self.seen.record.called[asked.name][self.calls.get(asked.name, 0) :]
-            asked.forgotten = asked.begun and asked.name not in self.remembered
+            asked.forgotten |= asked.begun and asked.name not in self.remembered
 
     def _back(self, store: str) -> None:
         self.time.note("back:", store)

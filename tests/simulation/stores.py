@@ -126,7 +126,7 @@ class Stores:
 
         def restore() -> None:
             if self._broker is not None and queues is not None:
-                self._broker._building.queues = queues
+                self._broker._building.queues = deepcopy(queues)  # it may be put back once more
             if self._backend is not None and values is not None:
                 self._backend._values.clear()
                 self._backend._values.update(values)

@@ -201,3 +201,32 @@ def test_a_task_with_a_link_is_killed_where_no_results_are_kept() -> None:
     """A look for its result raised NotSupported, so that its errbacks were not told."""
     call = Call(does="hard", links=[Call()], errbacks=[Errback()])
     assert problems(run(case_of(call, world=World("memory+disabled")))) == []
+
+
+def test_an_early_ack_that_was_never_confirmed_fails_its_task() -> None:
+    """Nobody delivered it again, and it was told to have started before its lease ran out: the worker tried
+    that for ever, with all that its processor gives."""
+    lost = Fault("before", "worker0", "confirm")
+    order = Order(numbered(Chain([Call(), Call()])), at=1.0)
+    assert problems(run(Case(World("kombu+memory", acks_late=False), (order,), (lost,)))) == []
+
+
+def test_what_two_crashes_forget() -> None:
+    """The simulator took what the first had forgotten for known after the second."""
+    crashes = Fault("crash", at=0.6, seconds=1.0), Fault("crash", at=1.9)
+    assert problems(run(Case(orders=(Order(Call(number=0), at=1.5),), faults=crashes))) == []
+
+
+def test_the_body_of_a_body_ends_in_a_group_that_something_follows() -> None:
+    """The errbacks of what follows were not told, where that group was alone in a chain: it was no header."""
+    for body in (Chain([Group([Call(), Call()])]), Chain([Chord([Call(), Call()], Chunks(1, 1))])):
+        inner = Chord([Call(fails=True)], body)
+        for follows in (Group([Call(errbacks=[Errback()]), Call()]), Call(errbacks=[Errback()])):
+            assert problems(run(case_of(Pipe([Chord([Call()], inner), follows])))) == []
+
+
+def test_an_errback_of_a_chain_is_not_for_a_body_that_becomes_a_header() -> None:
+    """It was told of the members of a body that is a group, too, where a group follows the chord."""
+    for members in ([Call(fails=True)], [Call(fails=True), Call()]):
+        chord = Chord([Call()], Group(members))
+        assert problems(run(case_of(Chain([chord, Chunks(2, 1)], [Errback()])))) == []

@@ -139,6 +139,12 @@ def test_a_frozen_workflow_keeps_its_ids(sending: tuple[Any, KeepingStore]) -> N
 def test_the_id_of_a_workflow_is_that_of_its_last_call(sending: tuple[Any, KeepingStore]) -> None:
     add, _ = sending
     assert (add.s(1, 1) | add.s(2)).apply_async(task_id="mine").id == "mine"
+    for body in (
+        chain(add.s(1)),
+        chain(group(add.s(1), add.s(2))),
+        chord([add.s(1)], add.s(2)).set(link=[add.s(3)]),
+    ):
+        assert chord([add.s(1, 1)], body).apply_async(task_id="mine").id == "mine"
     assert group(add.s(1, 1), add.s(2, 2)).apply_async(task_id="mine").id == "mine"
 
 
