@@ -35,6 +35,7 @@ from qworker import QWorker  # noqa: E402
 from qworker.django.brokers import get_broker, transported  # noqa: E402
 from qworker.django.cluster import besides  # noqa: E402
 from qworker.django.clusters import engine  # noqa: E402
+from qworker.django.clusters.retention import TIDY_SECONDS  # noqa: E402
 from qworker.django.models import Part, Schedule, Task  # noqa: E402
 from qworker.django.tasks import (  # noqa: E402
     async_chain,
@@ -50,7 +51,7 @@ from qworker.errors import BackendError  # noqa: E402
 from tests.simulation.case import Case, Fault, Job  # noqa: E402
 from tests.simulation.django_checks import ALWAYS, MINUTE  # noqa: E402
 from tests.simulation.nodes import Asked, Node, WorkerNode  # noqa: E402
-from tests.simulation.run import CALLERS, LONG, SWEPT, Errors, Running  # noqa: E402
+from tests.simulation.run import CALLERS, LONG, Errors, Running  # noqa: E402
 from tests.simulation.seams import BACKEND, BROKER, watch  # noqa: E402
 from tests.simulation.waiting import LOOK, Watcher  # noqa: E402
 from tests.simulation.world import START, Stuck  # noqa: E402
@@ -154,9 +155,14 @@ def _exchanged(new: list[Any]) -> list[Any]:
     return old
 
 
-def _statement(process: Any, execute: Any, sql: str, *more: Any) -> Any:
+def _statement(process: Any, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
     kind = "orm.read" if sql.lstrip().startswith("SELECT") else "orm.write"
-    return process.call("orm", kind, execute, (sql, *more), {})
+    try:
+        return process.call("orm", kind, execute, (sql, params, many, context), {})
+    except BaseException:
+        if sql.startswith("BEGIN"):  # Django knows of no transaction; it ends with the connection
+            context["connection"].connection.rollback()
+        raise
 
 
 class _Looking:
@@ -491,6 +497,7 @@ class DjangoRunning(Running):
 
     def _order(self, asked: Asked) -> None:
         caller: Any = self.callers[int(asked.name[1:]) % 2]
+        asked.begun = True
         try:
             caller.call(asked)
             asked.called = True
@@ -549,7 +556,7 @@ class DjangoRunning(Running):
         time = self.time
         time.now += LONG
         time.limit += 2 * LONG
-        time.pump(time.now + SWEPT)
+        time.pump(time.now + 2 * TIDY_SECONDS)
         with self.observer.entered():
             self.seen.left_for_ever = {"parts": count} if (count := Part.objects.count()) else {}
 

@@ -402,10 +402,15 @@ def case(random: Random, orders: int | None = None, made: World | None = None) -
     )
 
 
+def is_django(seed: int) -> bool:
+    """Whether the case of *seed* is one of a Django project."""
+    return Random(f"django {seed}").random() < DJANGO
+
+
 def case_of(seed: int, orders: int | None = None, **dimensions: Any) -> Case:
     """The case of *seed*; of its world with these *dimensions*."""
     made = replace(world_of(seed), **dimensions)
-    if "stores" not in dimensions and Random(f"django {seed}").random() < DJANGO:
+    if "stores" not in dimensions and is_django(seed):
         made = replace(made, stores="django")
     return case(Random(seed), orders, made)
 

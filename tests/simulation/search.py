@@ -14,7 +14,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -25,7 +25,7 @@ from typing import Any
 from tests.simulation.case import Case, World
 from tests.simulation.checks import problems
 from tests.simulation.covering import Covered, Label, labels
-from tests.simulation.drawing import BLOCK, case_of
+from tests.simulation.drawing import BLOCK, case_of, is_django
 from tests.simulation.program import Record
 from tests.simulation.run import Seen, run
 from tests.simulation.shrinking import SECONDS, as_test, kind_of, shrunk
@@ -65,24 +65,27 @@ class Found:
 @dataclass(frozen=True)
 class Drawing:
     """How a seed becomes a case: a negative one becomes schedules. orders: how many; None for as many as it
-    draws."""
+    draws. only: "django" or "schedules", for cases of one kind."""
 
     world: tuple[tuple[str, Any], ...] = ()
     orders: int | None = None
+    only: str = ""
+
+    def seeds(self, first: int) -> Iterator[int]:
+        """Those from *first*, and for each fifth of them a case of schedules."""
+        for seed in count(first):
+            if self.only == "schedules":
+                yield -seed
+            elif self.only != "django" or is_django(seed):
+                yield seed
+            if not self.only and seed and seed % 5 == 0:
+                yield -seed
 
     def case(self, seed: int) -> Case:
         if seed >= 0:
             return case_of(seed, self.orders, **dict(self.world))
         case = scheduled_of(-seed)
         return replace(case, world=replace(case.world, **dict(self.world)))
-
-
-def with_schedules(seeds: Iterable[int]) -> Iterator[int]:
-    """*seeds*, and for each fifth of them a case of schedules."""
-    for seed in seeds:
-        yield seed
-        if seed and seed % 5 == 0:
-            yield -seed
 
 
 class TooLong(BaseException):
@@ -255,7 +258,7 @@ class Search:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 1 when a case failed."""
     options = _parsed(arguments)
-    drawing = Drawing(tuple(options.world), options.orders)
+    drawing = Drawing(tuple(options.world), options.orders, options.only)
     out = open(options.out, "w", encoding="utf-8") if options.out else None  # noqa: SIM115
 
     def say(text: str) -> None:
@@ -279,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seed = SystemRandom().randrange(10**7) * BLOCK if options.seed is None else options.seed
         say(f"seeds from {seed}, {options.jobs} processes, {options.minutes:g} minutes")
         search = Search(drawing, options.jobs, options.shrink, say)
-        seeds = islice(with_schedules(count(seed)), options.cases)
+        seeds = islice(drawing.seeds(seed), options.cases)
         try:
             search.run(seeds, options.minutes * 60)
         except KeyboardInterrupt:
@@ -311,6 +314,9 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="run on private servers, in real time: redis,postgresql,mariadb,rabbitmq,nats, or all",
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument(
+        "--only", choices=("django", "schedules"), default="", help="cases of one kind (default: all)"
+    )
     parser.add_argument("--orders", type=int, help="calls in each case (default: as drawn)")
     parser.add_argument(
         "--world", nargs="+", type=_dimension, default=[], metavar="NAME=VALUE", help="set a dimension: "

@@ -230,3 +230,16 @@ def test_an_errback_of_a_chain_is_not_for_a_body_that_becomes_a_header() -> None
     for members in ([Call(fails=True)], [Call(fails=True), Call()]):
         chord = Chord([Call()], Group(members))
         assert problems(run(case_of(Chain([chord, Chunks(2, 1)], [Errback()])))) == []
+
+
+def test_a_crash_takes_back_what_a_project_has_just_called() -> None:
+    """The checks wanted it all the same, or after another crash."""
+    crashes = (Fault("crash", at=2.5, seconds=1.0), Fault("crash", at=5.0))
+    assert problems(run(Case(faults=crashes, django=Django((Job(at=3.06),))))) == []
+
+
+def test_a_worker_is_killed_when_a_transaction_has_just_begun() -> None:
+    """The simulator left that open, so that the next worker waited for the database for ever."""
+    killed = Fault("kill after", "worker0", "orm.write")
+    case = Case(World(workers=1), faults=(killed,), django=Django((Job("schedule", size=2, once=True),)))
+    assert problems(run(case)) == []
