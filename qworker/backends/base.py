@@ -208,13 +208,13 @@ class Backend(ABC):
         result. delay: in how many seconds that life begins."""
         return None if self.expires is None else self.clock.now() + delay + self.expires * terms
 
-    def row(self, task_id: str, meta: Meta) -> ResultRow | None:
+    def row(self, task_id: str, meta: Meta, kept: float = 0.0) -> ResultRow | None:
         """Make of *meta* what store_rows() takes, without asking the store anything; None: it would keep
-        nothing.
+        nothing. kept: for how many seconds longer than other results.
 
         Raises EncodeError when it cannot be serialised.
         """
-        return task_id, meta["status"], self.encode(meta), self.expiry()
+        return task_id, meta["status"], self.encode(meta), self.expiry(delay=kept)
 
     def row_why_not(self, row: ResultRow, status: str, error: BaseException) -> ResultRow | None:
         """Make what store_rows() takes in place of *row*, which the store refuses: the state *status* with
@@ -374,8 +374,9 @@ class Backend(ABC):
 
     # -- groups --
 
-    def save_group(self, group_id: str, result: Any) -> None:
-        """Keep *result*, the tuple that describes a group, for as long as results are kept."""
+    def save_group(self, group_id: str, result: Any, kept: float = 0.0) -> None:
+        """Keep *result*, the tuple that describes a group, for as long as results are kept, and *kept*
+        seconds longer."""
         raise self._unsupported("groups")
 
     def get_group(self, group_id: str) -> Any:

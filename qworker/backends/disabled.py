@@ -28,7 +28,7 @@ class DisabledBackend(Backend):
     def store(self, task_id: str, meta: Meta) -> bool:
         return True
 
-    def row(self, task_id: str, meta: Meta) -> ResultRow | None:
+    def row(self, task_id: str, meta: Meta, kept: float = 0.0) -> ResultRow | None:
         return None
 
     def get(self, task_id: str) -> Meta | None:

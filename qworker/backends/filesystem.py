@@ -26,7 +26,7 @@ try:
 except ImportError:  # Windows: the rename is still atomic, but two writers are not kept apart
     fcntl = None  # type: ignore[assignment]
 
-from qworker.backends.keys import LOCK_PREFIX, TASK_PREFIX
+from qworker.backends.keys import GROUP_PREFIX, LOCK_PREFIX, TASK_PREFIX
 from qworker.backends.keyvalue import KeyValueBackend
 from qworker.backends.keyvalue_joins import JOIN_PREFIX, PART_PREFIX
 from qworker.clock import Clock
@@ -116,7 +116,7 @@ class FilesystemBackend(KeyValueBackend):
         stamp = self.clock.now()
         if key.startswith(LOCK_PREFIX):
             stamp += FOR_EVER if ttl is None else ttl
-        elif key.startswith(TASK_PREFIX) and ttl is not None and self.expires is not None:
+        elif key.startswith((TASK_PREFIX, GROUP_PREFIX)) and ttl is not None and self.expires is not None:
             stamp += ttl - self.expires  # what is kept longer than others seems to be written later
         draft = self.directory / f".draft-{os.getpid()}-{os.urandom(6).hex()}"
         with self._explained(writes=True):

@@ -89,11 +89,11 @@ class KeyValueBackend(Backend):
     def delete(self, key: str) -> None:
         self.delete_key(LOCK_PREFIX + key)
 
-    def save_group(self, group_id: str, result: Any) -> None:
+    def save_group(self, group_id: str, result: Any, kept: float = 0.0) -> None:
         key = GROUP_PREFIX + group_id
         data = self.encode_value({"result": result}, about=("group", group_id))
         with self.locked(key):
-            self.write(key, data, self.expires)
+            self.write(key, data, None if self.expires is None else self.expires + kept)
 
     def get_group(self, group_id: str) -> Any:
         data = self.read(GROUP_PREFIX + group_id)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import sha256
 from importlib import import_module
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from qworker.errors import BackendError, ConfigurationError, EncodeError
 from qworker.interrupts import apart
 from qworker.naming import install_command
 from qworker.transports.connect_errors import refuse_parameters
+from qworker.transports.lease import ResultRow
 
 try:
     pymemcache: Any = import_module("pymemcache")  # which has no types
@@ -107,14 +108,22 @@ class MemcachedBackend(Backend):
     # -- tasks --
 
     def store(self, task_id: str, meta: Meta) -> bool:
-        key, data, lasting = self._key(TASK_PREFIX, task_id), self.encode(meta), self._lasting(self.expires)
+        return self._store(task_id, meta["status"], self.encode(meta), self._lasting(self.expires))
+
+    def store_rows(self, rows: Sequence[ResultRow]) -> None:
+        now = self.clock.now()
+        for task_id, status, payload, expires in rows:
+            self._store(task_id, status, payload, self._lasting(None if expires is None else expires - now))
+
+    def _store(self, task_id: str, status: str, data: bytes, lasting: int) -> bool:
+        key = self._key(TASK_PREFIX, task_id)
         while True:
             old, token = self._do(lambda client: client.gets(key))
             if old is None:
                 # Not tried again: who is not told that it was added would take its own state for another's.
                 if self._do(lambda client: client.add(key, data, lasting), tries=1):
                     return True
-            elif not states.may_replace(self.status_of(old), meta["status"]):
+            elif not states.may_replace(self.status_of(old), status):
                 return False
             elif self._do(lambda client, token=token: client.cas(key, data, token, lasting), tries=1):  # type: ignore[misc]
                 return True
@@ -156,12 +165,13 @@ class MemcachedBackend(Backend):
 
     # -- groups --
 
-    def save_group(self, group_id: str, result: Any) -> None:
+    def save_group(self, group_id: str, result: Any, kept: float = 0.0) -> None:
         key, data = (
             self._key(GROUP_PREFIX, group_id),
             self.encode_value({"result": result}, about=("group", group_id)),
         )
-        self._do(lambda client: client.set(key, data, self._lasting(self.expires)))
+        lasting = self._lasting(None if self.expires is None else self.expires + kept)
+        self._do(lambda client: client.set(key, data, lasting))
 
     def get_group(self, group_id: str) -> Any:
         data = self._do(lambda client: client.get(self._key(GROUP_PREFIX, group_id)))

@@ -82,8 +82,8 @@ class MongoBackend(Backend):
         row = self.row(task_id, meta)
         return self._do(lambda found: store(found, [row])) > 0
 
-    def row(self, task_id: str, meta: Meta) -> ResultRow:
-        return task_id, meta["status"], pack(task_id, self._fields.of(task_id, meta)), self.expiry()
+    def row(self, task_id: str, meta: Meta, kept: float = 0.0) -> ResultRow:
+        return task_id, meta["status"], pack(task_id, self._fields.of(task_id, meta)), self.expiry(delay=kept)
 
     def store_rows(self, rows: Any) -> None:
         self._do(lambda found: store(found, rows))
@@ -157,13 +157,13 @@ class MongoBackend(Backend):
 
     # -- groups --
 
-    def save_group(self, group_id: str, result: Any) -> None:
+    def save_group(self, group_id: str, result: Any, kept: float = 0.0) -> None:
         document = {
             "_id": group_id,
             "result": self._fields.text(self.encode_value(_ids(result))),
             "date_done": from_epoch(self.clock.now()),
             "described": self.encode_value({"result": result}, None, ("group", group_id)),
-            **self._lasting(self.expires),
+            **self._lasting(None if self.expires is None else self.expires + kept),
         }
         self._do(
             lambda found: found.database[self._groups].replace_one({"_id": group_id}, document, upsert=True)

@@ -159,8 +159,8 @@ class RedisBackend(Backend):
 
     # -- groups --
 
-    def save_group(self, group_id: str, result: Any) -> None:
-        lasting = () if self.expires is None else ("PX", _milliseconds(self.expires))
+    def save_group(self, group_id: str, result: Any, kept: float = 0.0) -> None:
+        lasting = () if self.expires is None else ("PX", _milliseconds(self.expires + kept))
         self._ask(
             "SET",
             self._key(GROUP_PREFIX, group_id),

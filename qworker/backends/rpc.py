@@ -93,7 +93,7 @@ class RpcBackend(MemoryBackend):
         where = {"reply_to": asked.get("reply_to"), "correlation_id": asked.get("correlation_id") or task_id}
         return {**super().meta(task_id, status, result, traceback, context, **extra), **where}
 
-    def row(self, task_id: str, meta: Meta) -> ResultRow | None:
+    def row(self, task_id: str, meta: Meta, kept: float = 0.0) -> ResultRow | None:
         queue, correlation = meta.get("reply_to"), meta.get("correlation_id")
         if not queue:
             return None  # nobody waits for it

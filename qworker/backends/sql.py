@@ -32,7 +32,7 @@ from qworker.backends.sql_joins import BEGIN, SQLJoins
 from qworker.backends.sql_keys import KeyTable
 from qworker.backends.sql_listen import DRIVERS, ListenConnection
 from qworker.backends.sql_tables import connect, make_join_layout, make_tables
-from qworker.clock import Clock, from_epoch, parse_iso
+from qworker.clock import Clock, from_epoch, isoformat, parse_iso
 from qworker.errors import EncodeError
 from qworker.transports.lease import ResultRow
 from qworker.transports.sql.result_rows import key_of, latest, pack, place_of, unpack
@@ -70,8 +70,10 @@ class SQLBackend(Backend):
         values = self._columns.of(task_id, meta)
         return self._store_many({task_id: values}) > 0 if self._counts else self._store_one(task_id, values)
 
-    def row(self, task_id: str, meta: Meta) -> ResultRow:
-        return task_id, meta["status"], pack(self._columns.of(task_id, meta)), self.expiry()
+    def row(self, task_id: str, meta: Meta, kept: float = 0.0) -> ResultRow:
+        if kept and meta["date_done"] is not None:  # results go by it, for Celery's sweep, too
+            meta = {**meta, "date_done": isoformat(parse_iso(meta["date_done"]).timestamp() + kept)}
+        return task_id, meta["status"], pack(self._columns.of(task_id, meta)), self.expiry(delay=kept)
 
     def store_rows(self, rows: Sequence[ResultRow]) -> None:
         try:
@@ -207,11 +209,11 @@ class SQLBackend(Backend):
 
     # -- groups --
 
-    def save_group(self, group_id: str, result: Any) -> None:
+    def save_group(self, group_id: str, result: Any, kept: float = 0.0) -> None:
         group = self._tables.group
         values = {
             "result": self.encode_value(result, None, ("group", group_id)),
-            "date_done": self._utc(self.clock.now()),
+            "date_done": self._utc(self.clock.now() + kept),
         }
         if not self._database.execute(group.update().where(group.c.taskset_id == group_id).values(values)):
             self._database.insert(group.insert(), {"taskset_id": group_id, **values})

@@ -154,11 +154,11 @@ class SQLiteBackend(Backend):
     def delete(self, key: str) -> None:
         self._write("DELETE FROM key_value WHERE key = ?", (LOCK_PREFIX + key,))
 
-    def save_group(self, group_id: str, result: Any) -> None:
+    def save_group(self, group_id: str, result: Any, kept: float = 0.0) -> None:
         value = self.encode_value({"result": result}, about=("group", group_id))
         self._write(
             "INSERT OR REPLACE INTO key_value (key, value, expires) VALUES (?, ?, ?)",
-            (GROUP_PREFIX + group_id, value, self.expiry()),
+            (GROUP_PREFIX + group_id, value, self.expiry(delay=kept)),
         )
 
     def get_group(self, group_id: str) -> Any:

@@ -71,6 +71,7 @@ class Plan(NamedTuple):
     - step: the workflow with its settled ids; None of an empty chain.
     - run: the mark RUN of all that comes of it; "" for none.
     - delays: for each join and chord whose members are due later, in how many seconds the last one is.
+    - kept: for how many seconds longer than others what is stored of it has to stay.
     """
 
     joins: list[PlannedJoin]
@@ -82,6 +83,7 @@ class Plan(NamedTuple):
     step: Signature | None
     run: str
     delays: Mapping[str, float]
+    kept: int = 0
 
 
 def plan(
@@ -148,17 +150,30 @@ def plan(
             mark(each["options"], {RUN: run})
     joined = list(_joined(frozen.step))
     joins, sizes, delays = calls.joins, calls.sizes, calls.delays
-    if shared and delays:  # in Celery's format the values are in the join
-        kept = math.ceil(max(delays.values()))
+    life = 0.0 if app is None else app.conf.result_expires or 0.0
+    kept = math.ceil(max(delays.values(), default=0.0) + life * calls.levels)
+    if shared and kept:  # in Celery's format the values are in the join
         for each in joined:
             mark(each["options"], {KEPT: kept})
-    return Plan(joins, calls.calls, frozen.last, sizes, frozen.first, joined, frozen.step, run, delays)
+    return Plan(joins, calls.calls, frozen.last, sizes, frozen.first, joined, frozen.step, run, delays, kept)
 
 
 class _Calls:
     """Gathers a plan. Every signature that it is given is a frozen copy, which it may change."""
 
-    __slots__ = ("calls", "delays", "joins", "now", "root", "run", "segment", "shared", "sizes", "zone")
+    __slots__ = (
+        "calls",
+        "delays",
+        "joins",
+        "levels",
+        "now",
+        "root",
+        "run",
+        "segment",
+        "shared",
+        "sizes",
+        "zone",
+    )
 
     def __init__(
         self, shared: bool, root: str | None, segment: int | None, run: str, now: float, zone: str
@@ -173,6 +188,8 @@ class _Calls:
         self.now = now
         self.zone = zone
         self.delays: dict[str, float] = {}
+        self.levels = 0
+        """How many nodes of a graph may run one after another while a value waits for them."""
 
     def send(
         self,
@@ -277,6 +294,8 @@ class _Calls:
             assert ending is not None  # a group in a graph is a chord
             _enter(ending, join, number)
             members.append(ending["options"]["task_id"])
+        if len(steps) > 1:
+            self.levels = max(self.levels, level - 1)
         body = JoinBody(call, [None] * len(steps) if names is None else names, always=always)
         self.joins.append(PlannedJoin(join, members, body, level))
 

@@ -58,10 +58,11 @@ def _text_of(members: Iterable[str]) -> bytes:
     return "\0".join(members).encode("utf-8", "surrogatepass")
 
 
-def note_added(app: QWorker, join: str, number: int, task_id: str) -> None:
-    """Write down that the call *task_id* was added to *join* as its member *number*. Raises BackendError."""
+def note_added(app: QWorker, join: str, number: int, task_id: str, kept: float) -> None:
+    """Write down that the call *task_id* was added to *join* as its member *number*, for *kept* seconds
+    longer than results are kept. Raises BackendError."""
     if app.signer is not None:
-        app.backend.save_group(_added_key(join, number), {"task_id": task_id})
+        app.backend.save_group(_added_key(join, number), {"task_id": task_id}, kept)
 
 
 def forget_added(app: QWorker, join: Finished, body: JoinBody) -> None:

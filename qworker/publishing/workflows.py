@@ -199,9 +199,9 @@ def _publish(app: QWorker, plans: list[Plan]) -> None:
         context.children.extend(made.first for made in plans if made.first is not None)
 
 
-def _outlines(app: QWorker, plans: list[Plan]) -> list[outline.Line]:
-    """Of which calls those of *plans* are made that may be looked at by the id of one. What is part of a
-    larger workflow is in the outline of that.
+def _outlines(app: QWorker, plans: list[Plan]) -> list[tuple[outline.Line, int]]:
+    """Of which calls those of *plans* are made that may be looked at by the id of one, and how many seconds
+    longer than others that is kept. What is part of a larger workflow is in the outline of that.
 
     The plans lose what they are made of, whose calls go as they are published.
     """
@@ -215,18 +215,18 @@ def _outlines(app: QWorker, plans: list[Plan]) -> list[outline.Line]:
             continue
         line = outline.outlined(step, lambda call: call.ignored(app))
         if extended or made.joins or outline.has_joins(line):
-            lines.append(line)
+            lines.append((line, made.kept))
     return lines
 
 
-def _keep_outlines(app: QWorker, lines: list[outline.Line]) -> None:
+def _keep_outlines(app: QWorker, lines: list[tuple[outline.Line, int]]) -> None:
     """Keep *lines* for those who look. Nobody else needs them, so that one cannot be kept is no error; nor
     that a caller dies before, and after the calls were sent, when there is room for them."""
     context = current_context()
     parent = None if context is None else context.id
-    for line in lines:
+    for line, kept in lines:
         try:
-            outline.keep(app.backend, line, parent)
+            outline.keep(app.backend, line, parent, kept)
         except (BackendError, EncodeError) as error:
             logger.debug("the outline of workflow %s is not kept: %s", line[-1][0], error)
 

@@ -60,14 +60,15 @@ def has_joins(steps: Line) -> bool:
     return any(name is None for _, name, *_ in steps[:-1])
 
 
-def keep(backend: Backend, line: Line, parent: str | None) -> None:
+def keep(backend: Backend, line: Line, parent: str | None, kept: float = 0.0) -> None:
     """Store the outline of a workflow, under the id of its last step and those of the groups before it, for
-    as long as results are kept. Raises BackendError, and EncodeError when it is too large."""
+    as long as results are kept, and *kept* seconds longer. Raises BackendError, and EncodeError when it is
+    too large."""
     last = line[-1][0]
-    backend.save_group(_KEY + last, {"line": line, "parent": parent})
+    backend.save_group(_KEY + last, {"line": line, "parent": parent}, kept)
     groups = [step[0] for step in line[:-1] if step[1] is None]
     for group in groups[:MOST_GROUPS]:
-        backend.save_group(_KEY + group, {"of": last})
+        backend.save_group(_KEY + group, {"of": last}, kept)
 
 
 def read(backend: Backend, identity: str) -> Outline | None:

@@ -499,10 +499,7 @@ class Run:
         described = context if describe else None
         meta = backend.meta(context.id, status, result, traceback=text, context=described)
         if not context.is_eager:
-            row, kept = backend.row(context.id, meta), kept_in(message_headers(context))
-            if kept and row is not None and row[3] is not None:
-                row = (*row[:3], row[3] + kept)
-            return row
+            return backend.row(context.id, meta, kept_in(message_headers(context)))
         try:
             backend.store(context.id, meta)
         except BackendError as error:  # no message waits for it, and the caller has the value

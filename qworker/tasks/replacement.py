@@ -157,7 +157,8 @@ def add_to_chord(task: Task[..., Any], sig: Any, lazy: bool) -> Any:
 def _add(task: Task[..., Any], work: Any, last: Signature, joins: Joins, join: str, lazy: bool) -> Any:
     """Count *work*, of which *last* is the last call, as a member of *join*, and send it unless *lazy*."""
     request, app = task.request, task.app
-    run, group, shared = run_in(message_headers(request)), str(request.group), not request.chord
+    headers, group, shared = message_headers(request), str(request.group), not request.chord
+    run, kept = run_in(headers), kept_in(headers)
     number = joins.grow(join, last["options"]["task_id"])
     # Whoever dies here is delivered again, and adds the same.
     if CRASHING:
@@ -170,14 +171,14 @@ def _add(task: Task[..., Any], work: Any, last: Signature, joins: Joins, join: s
     if shared:
         joined = (last["options"].get("headers") or {}).get(JOINS) or ()
         mark(last["options"], {JOINS: [*joined, [join, number]]})
-        if kept := kept_in(message_headers(request)):
+        if kept:
             mark(last["options"], {KEPT: kept})
     else:
         last["options"]["chord"] = request.chord
     mark(work["options"], {RUN: run})
     try:
         if shared:
-            note_added(app, join, number, last["options"]["task_id"])
+            note_added(app, join, number, last["options"]["task_id"], kept)
         return work if lazy else work.apply_async()
     except QWorkerError as error:  # it counts, and nobody else will end it
         request.unsent = (*request.unsent, *followup.ended(app, [last], exception_to_dict(error), ""))

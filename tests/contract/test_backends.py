@@ -715,6 +715,32 @@ def test_results_expire_and_are_swept(open_: Open, kind: str) -> None:
     assert backend.get_group("g") is None
 
 
+def keep_longer(backend: Backend, seconds: float) -> None:
+    """Store what is kept so much longer than others, as that for which a join waits, and what is not."""
+    for task_id, longer in (("kept", seconds), ("other", 0.0)):
+        row = backend.row(task_id, backend.meta(task_id, states.SUCCESS, 7), longer)
+        assert row is not None
+        backend.store_rows([row])
+        backend.save_group(f"{task_id} group", [["a", None], None], longer)
+
+
+def test_what_a_join_waits_for_is_kept_longer_than_the_rest(open_: Open, kind: str) -> None:
+    clock = FakeClock()
+    backend = open_(clock, result_expires=60)
+    keep_longer(backend, 600.0)
+    pass_time(backend, clock, 61)
+    assert backend.sweep(clock.now()) == (0 if kind in EXPIRE_THEMSELVES else 2)
+    assert (backend.get("other"), backend.get_group("other group")) == (None, None)
+    pass_time(backend, clock, 598)
+    assert backend.sweep(clock.now()) == 0
+    assert (backend.get("kept") or {})["result"] == 7
+    assert backend.get_group("kept group") is not None
+    pass_time(backend, clock, 2)
+    assert backend.get("kept") is None
+    assert backend.sweep(clock.now()) == (0 if kind in EXPIRE_THEMSELVES else 2)
+    assert backend.get_group("kept group") is None
+
+
 # -- locks, counters, groups --
 
 

@@ -14,6 +14,7 @@ from qworker.backends.memcached import MemcachedBackend
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BackendError, ConfigurationError, EncodeError
+from tests.contract.test_backends import keep_longer
 from tests.servers import require
 from tests.support.waiting import until
 
@@ -43,6 +44,14 @@ def test_results_locks_and_counters_expire() -> None:
     until(lambda: backend.get_group("g") is None)
     until(lambda: backend.add("lock", 60))
     until(lambda: backend.incr("n", 60) == 1)
+
+
+def test_what_a_join_waits_for_is_kept_longer_than_the_rest() -> None:
+    backend = make(result_expires=1)
+    keep_longer(backend, 600.0)
+    until(lambda: backend.get("other") is None and backend.get_group("other group") is None)
+    assert (backend.get("kept") or {})["result"] == 7
+    assert backend.get_group("kept group") is not None
 
 
 def test_a_long_life_is_not_taken_for_a_date_in_the_past() -> None:

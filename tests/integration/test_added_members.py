@@ -22,10 +22,10 @@ class Forgetful(MemoryBackend):
 
     away = True
 
-    def save_group(self, group_id: str, payload: Any) -> None:
+    def save_group(self, group_id: str, payload: Any, kept: float = 0.0) -> None:
         if self.away:
             raise BackendError("away")
-        super().save_group(group_id, payload)
+        super().save_group(group_id, payload, kept)
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis, shared", "redis, celery"])

@@ -478,7 +478,7 @@ def test_a_join_waits_for_a_store_that_is_away_while_it_is_read(key: list[str] |
     app = QWorker("joins", broker=KeepingStore(), backend=backend, set_as_current=False, security_key=key)
     call = Signature("gather", options={"task_id": "body"}, app=app)
     body = bodies.written(app, PlannedJoin("join", ("a",), JoinBody(call)))
-    bodies.note_added(app, "join", 1, "b")
+    bodies.note_added(app, "join", 1, "b", 0.0)
     joins = Faulty()
     joins.join = Finished("join", "f", body, tuple(Part("join", n, "ab"[n], "SUCCESS") for n in (0, 1)))
     for each in "ab":

@@ -14,6 +14,7 @@ from qworker import QWorker, chain, chord, graph, group
 from qworker.canvas.plan import SEGMENT
 from qworker.clock import from_epoch
 from qworker.errors import ChordError
+from qworker.results.workflow import Survey
 from qworker.testing import FakeClock, StepWorker
 from tests.servers import prefix_of, require
 
@@ -50,7 +51,13 @@ class House:
             this.add_to_chord(self.give.s(10))
             return value
 
-        self.becomes, self.adds = becomes, adds
+        @self.app.task(name="slow", bind=True)
+        def slow(this: Any, value: Any) -> Any:
+            if not this.request.retries:
+                this.retry(countdown=0.8 * LIFE)
+            return value
+
+        self.becomes, self.adds, self.slow = becomes, adds, slow
         self.sum = self.app.task(lambda **values: sum(values.values()), name="sum")
 
     def at(self, seconds: float) -> Any:
@@ -127,14 +134,19 @@ BESIDE: dict[str, tuple[Callable[[House], Any], Any]] = {
         ),
         {"x": 1, "y": 2, "z": 3},
     ),
+    "the levels of a graph": (
+        lambda h: graph(
+            {"x": h.give.s(1), "a": h.slow.s(2), "b": h.slow.si(3), "z": h.sum.s()},
+            after={"b": ["a"], "z": ["x", "b"]},
+        ),
+        {"x": 1, "a": 2, "b": 3, "z": 4},
+    ),
     "after a step": (lambda h: h.give.s(0) | chord([h.give.si(1), h.late(h.give.si(2))], h.total.s()), 3),
 }
 
 
 @pytest.mark.parametrize("name", BESIDE)
 def test_a_value_is_kept_for_a_member_that_is_due_later_than_results_live(house: House, name: str) -> None:
-    if house.app.backend.url.startswith("db+"):
-        pytest.skip("results in a SQL database go by date_done")
     if house.app.results_with_broker:
         pytest.skip("the broker sweeps by the system's time, which is after all that this clock says")
     make, value = BESIDE[name]
@@ -144,7 +156,35 @@ def test_a_value_is_kept_for_a_member_that_is_due_later_than_results_live(house:
         for _ in range(3):
             worker.advance(0.9 * LIFE)
             house.app.backend.sweep(house.clock.now())
+            if result.ready():
+                break
+        assert result.ready()
         assert result.get(timeout=5) == value
+
+
+def test_who_was_added_is_known_for_as_long_as_the_join(tmp_path: Path) -> None:
+    house = House(tmp_path, f"sqlite:///{tmp_path}/results.db", security_key="k" * 32)
+    with house.app, StepWorker(house.app) as worker:
+        result = chord([house.adds.s(1), house.late(house.give.s(2))], house.total.s())()
+        worker.run()
+        for _ in range(3):
+            worker.advance(0.9 * LIFE)
+            house.app.backend.sweep(house.clock.now())
+        assert result.ready()
+        assert result.get(timeout=5) == 13
+
+
+def test_the_outline_of_a_workflow_is_kept_as_long_as_the_join(house: House) -> None:
+    if house.app.results_with_broker:
+        pytest.skip("the broker sweeps by the system's time, which is after all that this clock says")
+    with StepWorker(house.app) as worker:
+        result = chord([house.give.s(1), house.late(house.give.s(2))], house.total.s())()
+        worker.run()
+        worker.advance(1.5 * LIFE)
+        house.app.backend.sweep(house.clock.now())
+        survey = Survey(house.app, result.id).look()
+        assert survey is not None
+        assert sum(survey.counts().values()) == 3
 
 
 @pytest.mark.parametrize("name", FLOWS)

@@ -402,7 +402,7 @@ def test_arguments_that_the_result_store_cannot_keep_do_not_lose_the_result(
 
 
 def test_a_broken_store_still_gives_the_message_an_outcome(caplog: pytest.LogCaptureFixture) -> None:
-    def broken(task_id: str, meta: Meta) -> Any:
+    def broken(task_id: str, meta: Meta, kept: float) -> Any:
         raise RuntimeError("a bug in a store of somebody's own")
 
     bench = Bench()

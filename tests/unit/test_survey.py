@@ -26,10 +26,10 @@ class Store(MemoryBackend):
         super().__init__("cache+memory://", conf, clock)
         self.sizes: list[int] = []
 
-    def save_group(self, group_id: str, result: Any) -> None:
+    def save_group(self, group_id: str, result: Any, kept: float = 0.0) -> None:
         if self.refusal is not None:
             raise self.refusal
-        super().save_group(group_id, result)
+        super().save_group(group_id, result, kept)
 
     def read_many(self, ids: Collection[str]) -> Any:
         self.sizes.append(len(ids))

@@ -87,9 +87,9 @@ class TaskResults(Backend):
             KEPT: work.kept(context, status, result),
         }
 
-    def row(self, task_id: str, meta: Meta) -> ResultRow | None:
+    def row(self, task_id: str, meta: Meta, kept: float = 0.0) -> ResultRow | None:
         if KEPT not in meta:
-            return self.others.row(task_id, meta)
+            return self.others.row(task_id, meta, kept)
         values = meta[KEPT]
         if values is None:
             return None
@@ -165,8 +165,8 @@ class TaskResults(Backend):
     def delete(self, key: str) -> None:
         self.others.delete(key)
 
-    def save_group(self, group_id: str, result: Any) -> None:
-        self.others.save_group(group_id, result)
+    def save_group(self, group_id: str, result: Any, kept: float = 0.0) -> None:
+        self.others.save_group(group_id, result, kept)
 
     def get_group(self, group_id: str) -> Any:
         return self.others.get_group(group_id)
