@@ -52,7 +52,8 @@ CALLERS = ("caller0", "caller1")
 PATIENCE = 400.0
 """Virtual seconds after the last fault and call within which everything is quiet."""
 SETTLED = PUSH_SECONDS + 2 * LEASE_SECONDS
-"""Virtual seconds within which a join that can be finished is: its claim has to end first."""
+"""Virtual seconds within which a join that can be finished is: its claim has to end first, by the clock of
+who made it."""
 EXPLAINED = frozenset({"task-failed", "join-failed"})
 """Errors in the log that the program asks for."""
 LONG = 40 * 86400.0
@@ -358,7 +359,7 @@ class Running:
                     since = None
                 elif since is None:
                     since = time.now
-                elif time.now - since >= (SETTLED if self.joins() else self.settled):
+                elif time.now - since >= (SETTLED + self._ahead() if self.joins() else self.settled):
                     break
                 if since is None and time.now > self.last + PATIENCE:
                     seen.stuck = seen.stuck or self._why()
@@ -369,6 +370,11 @@ class Running:
         if self.case.linger and not seen.stuck:
             self._linger()
         return seen
+
+    def _ahead(self) -> float:
+        """Seconds that the clock of a process may have been ahead of another."""
+        jumps = sum(abs(fault.seconds) for fault in self.seen.fired if fault.kind == "jump")
+        return jumps + self.case.world.skew * len(self.processes)
 
     def _linger(self) -> None:
         """Let time pass until everything has expired and was swept; see what is left."""

@@ -243,3 +243,11 @@ def test_a_worker_is_killed_when_a_transaction_has_just_begun() -> None:
     killed = Fault("kill after", "worker0", "orm.write")
     case = Case(World(workers=1), faults=(killed,), django=Django((Job("schedule", size=2, once=True),)))
     assert problems(run(case)) == []
+
+
+def test_a_join_is_claimed_by_somebody_whose_clock_is_ahead() -> None:
+    """The simulator did not wait for the end of that claim, which comes as much later."""
+    calling = Order(numbered(Call(calls=Chord([Call()], Call()))))
+    killed = Order(numbered(Chord([Call()], Call())), at=1.0)
+    faults = Fault("jump", "worker0", at=0.5, seconds=60.0), Fault("kill after", "worker0", "read_many", 2)
+    assert problems(run(Case(World(workers=1), (calling, killed), faults))) == []
