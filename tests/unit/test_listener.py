@@ -30,8 +30,8 @@ from qworker.components.shutdown import DRAINING, RUNNING
 from qworker.components.waiting_requests import WaitingRequests
 from qworker.components.worker_lease import Registration, WorkerLease
 from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
-from qworker.tasks.outcome import LAPSED, Outcome
-from qworker.testing import FakeClock, InlinePool, MemoryStore
+from qworker.tasks.outcome import LAPSED, REVOKED, TIME_LIMIT, Outcome
+from qworker.testing import FakeClock, InlinePool, MemoryStore, StepWorker
 from qworker.transports.lease import (
     Ack,
     Claim,
@@ -1468,3 +1468,66 @@ def test_a_broker_that_is_started_later_is_waited_for() -> None:
 def test_where_it_is_not_waited_for_the_worker_ends() -> None:
     with pytest.raises(BrokerUnavailable, match="nobody listens there"):
         Ears(store=LateStore(), broker_connection_retry_on_startup=False)
+
+
+# -- ends that a child is to tell of, while the worker stops --
+
+
+def ended_while_waiting(ears: Ears, outcome: Outcome, count: int = 1) -> list[Request]:
+    """Requests that ended without a run of their own, and wait for a child that tells the call after them."""
+    ears.push(count, id="gone", chain=[dict(ears.app.tasks["add"].si(1).set(task_id="next"))])
+    ears.turns()
+    requests = ears.take()
+    ears.settler.ended([(request, outcome) for request in requests])
+    assert [request.failing is not None for request in requests] == [True] * count
+    assert len(ears.ready) == count
+    return requests
+
+
+REVOKED_OUTCOME = Outcome(REVOKED, text="revoked")
+
+
+def test_a_revoked_call_that_waits_when_the_worker_stops_ends_in_another() -> None:
+    ears = Ears()
+    (request,) = ended_while_waiting(ears, REVOKED_OUTCOME)
+    ears.store.sender.revoke(["gone"])
+    ears.listener.quiet()
+    ears.turns()
+    assert ears.store.settled == [Release(request.tag)]
+    assert ears.state.requests == ears.store.results == {}
+    with StepWorker(ears.app) as other:
+        other.run()
+        found = ears.app.backend.get_many(["gone", "next"])
+    assert {name: meta["status"] for name, meta in found.items()} == {"gone": "REVOKED", "next": "FAILURE"}
+    assert ears.rooms.ran == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "acked", "state"),
+    [
+        (REVOKED_OUTCOME, True, "REVOKED"),  # no other worker gets it
+        (Outcome(TIME_LIMIT, text="after 9 s"), False, "FAILURE"),  # it has run, and must not again
+    ],
+)
+def test_what_no_other_worker_would_end_so_ends_here(outcome: Outcome, acked: bool, state: str) -> None:
+    ears = Ears()
+    (request,) = ended_while_waiting(ears, outcome)
+    request.acked = acked
+    ears.listener.quiet()
+    ears.turns()
+    ears.turns()
+    assert ears.store.results["gone"][1] == state
+    assert (ears.state.requests, len(ears.ready)) == ({}, 0)
+    assert ears.waiting() == (1 if acked else 0)  # nobody has acked it here
+
+
+def test_an_end_that_waits_is_no_surplus() -> None:
+    ears = Ears()
+    ears.pool.runtimes.learn("add", 0.0001)
+    requests = ended_while_waiting(ears, REVOKED_OUTCOME, 9)
+    ears.pool.runtimes.learn("add", 22.0)
+    ears.clock.advance(1)
+    ears.turns()
+    ears.turns()
+    assert sorted(tags(ears.ready.clear())) == tags(requests)
+    assert ears.store.settled == []
