@@ -126,7 +126,13 @@ class BrokerSettings:
         "transports keep all.",
         minimum=1,
     )
-    revokes_max: int = declare(kinds.INTEGER, 50000, "How many revoked task ids are remembered.", minimum=1)
+    revokes_max: int = declare(
+        kinds.INTEGER, 50000, "How many revoked task ids a worker remembers while it runs.", minimum=1
+    )
     revoke_expires: float = declare(
-        kinds.DURATION, 86400.0, "How long a revoked id is remembered.", minimum=1
+        kinds.DURATION,
+        86400.0,
+        "For how long workers that start are told of a revoked id. A call that is due later runs if no "
+        "worker is left that was told: set it longer than the longest countdown of calls that may be revoked.",
+        minimum=1,
     )

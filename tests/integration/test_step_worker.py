@@ -452,6 +452,25 @@ def test_what_is_revoked_while_it_waits_here_is_not_run(house: House) -> None:
     assert (house.ran, gone.state, soon.state) == (["long"], "REVOKED", "REVOKED")
 
 
+def test_a_worker_remembers_what_was_revoked_for_longer_than_the_broker(house: House) -> None:
+    """A worker that starts after revoke_expires is not told of it any more: the guide says so."""
+    task = house.task()
+    first = house.worker()
+    gone, other = (task.apply_async((number,), countdown=300_000) for number in (1, 2))
+    gone.revoke()
+    first.run()
+    first.advance(250_000)  # revoke_expires is a day
+    first.advance(60_000)
+    assert (house.ran, gone.state, other.state) == ([2], "REVOKED", "SUCCESS")
+    late = task.apply_async((3,), countdown=300_000)
+    late.revoke()
+    first.run()
+    first.stop()
+    house.clock.advance(310_000)
+    house.worker().run()
+    assert house.ran == [2, 3]
+
+
 def test_a_task_that_runs_is_ended_only_when_asked_for(house: House) -> None:
     task = house.task()
     worker = house.worker(on_demand=True)
