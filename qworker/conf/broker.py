@@ -133,6 +133,6 @@ class BrokerSettings:
         kinds.DURATION,
         86400.0,
         "For how long workers that start are told of a revoked id. A call that is due later runs if no "
-        "worker is left that was told: set it longer than the longest countdown of calls that may be revoked.",
+        "worker is left that was told: have it longer than the countdowns of calls that may be revoked.",
         minimum=1,
     )
