@@ -45,13 +45,14 @@ def command_line_page() -> str:
     parts = [
         "# Command line\n\n"
         + NOTICE
-        + "Everything below is also in `qworker --help` and `qworker COMMAND --help`. "
-        "Without `--app` a command looks for the app itself: the variable `QWORKER_APP`, `[tool.qworker]` in "
-        "`pyproject.toml`, then a single `tasks.py` or package here; and says which it took and why.\n\n"
-        "`qworker worker` is `qworker start`, and `-A` may stand before the command, as Celery's users type "
-        "them. Commands and options that Celery alone has say what there is instead.\n\n"
-        "Moments in `--json` are epoch seconds in `queues`, `tasks`, `workers`, `delayed` and `spool`, and "
-        "text of ISO 8601 in `failed`, `dead`, `result` and `beat`.\n"
+        + "This page lists all commands and options; `qworker --help` and `qworker COMMAND --help` show the "
+        "same. Without `--app` a command finds the app by itself: in the variable `QWORKER_APP`, in "
+        "`[tool.qworker]` in `pyproject.toml`, or as a single `tasks.py` or package in the working "
+        "directory; it prints which one it uses and why.\n\n"
+        "`qworker worker` is an alias of `qworker start`, and `-A` may come before the command, as with "
+        "Celery. Commands and options that only Celery has print what to use instead.\n\n"
+        "Times in `--json` are epoch seconds in `queues`, `tasks`, `workers`, `delayed` and `spool`, and "
+        "ISO 8601 text in `failed`, `dead`, `result` and `beat`.\n"
     ]
     parts += [section(path, command) for path, command in walk("qworker", command_line)]
     return "\n".join(parts)
@@ -94,7 +95,7 @@ def section(path: str, command: click.Command) -> str:
         if isinstance(param, click.Option) and not param.hidden
     ]
     if options:
-        lines += ["| option | what it does |", "|---|---|", *map(option, options), ""]
+        lines += ["| option | description |", "|---|---|", *map(option, options), ""]
     if command.epilog:
         lines += [" ".join(command.epilog.split()), ""]
     return "\n".join(lines)
@@ -144,12 +145,10 @@ def errors_page() -> str:
     lines = [
         "# Errors\n",
         NOTICE
-        + "All of these are in `qworker.errors`. The text of an error is one message that says what "
-        "is wrong, "
-        "where, and what to do next. Stored results carry Celery's names, so that Celery's readers "
-        "understand them.\n",
+        + "All of these are in `qworker.errors`. The message of an error says what is wrong, where, and "
+        "what to do. Stored results use Celery's names, so that Celery's readers understand them.\n",
         f"```text\n{inspect.cleandoc(tree)}\n```\n",
-        "| error | also caught as | stored as | what it says |",
+        "| error | bases | stored as | meaning |",
         "|---|---|---|---|",
     ]
     for error in dict.fromkeys(classes):
@@ -175,17 +174,15 @@ def task_options_page() -> str:
     lines = [
         "# Options of tasks and calls\n",
         NOTICE
-        + "An editor completes these options and shows the line about each; a misspelt one is a type error. "
-        "Whoever hands options on types them by `**options: Unpack[qworker.CallOptions]`. What a middleware "
-        "declares, and stamps by their names, no type checker can know: hand them over by `**options`, where "
-        "`options` is a `dict[str, Any]`.\n",
-        "## Of a task\n",
-        "Given to `@app.task(…)` and `@shared_task(…)`, or as attributes of a class for `base=`. What a task "
-        "does not "
-        "say comes from the setting beside it; a name that does not exist is an error where the task is "
-        "defined. "
-        'Seconds may be a `timedelta` or text such as `"10s"` too.\n',
-        "| option | what it says | default |",
+        + "An editor completes these options and shows their descriptions; a misspelt one is a type error. "
+        "To type a function that passes options on, use `**options: Unpack[qworker.CallOptions]`. Type "
+        "checkers do not know options declared by a middleware, or stamps by their names: pass them as "
+        "`**options`, where `options` is a `dict[str, Any]`.\n",
+        "## Task options\n",
+        "Pass these to `@app.task(…)` and `@shared_task(…)`, or set them as attributes of a class for "
+        "`base=`. If the default names a setting, that setting applies. An unknown option is an error where "
+        'the task is defined. Seconds can also be a `timedelta` or text such as `"10s"`.\n',
+        "| option | description | default |",
         "|---|---|---|",
         "| `bind` | Give the task itself to the function, as first argument. | `False` |",
         "| `base` | The class it is made of, a subclass of `Task`; its attributes may be given as options, "
@@ -194,11 +191,11 @@ def task_options_page() -> str:
     for name, words in option_lines(TaskOptions).items():
         lines.append(f"| `{name}` | {words} | {_default_of_option(name)} |")
     lines += [
-        "\n## Of a call\n",
-        "Given to `apply_async`, `send_task`, `apply_many` and `send_many`, to signatures, and to `retry` "
-        "where they make sense there. "
-        "They win over the task's own. One that does not exist raises `PublishError`.\n",
-        "| option | what it says |",
+        "\n## Call options\n",
+        "Pass these to `apply_async`, `send_task`, `apply_many` and `send_many`, to signatures, and, where "
+        "they make sense, to `retry`. They override the task's options. An unknown one raises "
+        "`PublishError`.\n",
+        "| option | description |",
         "|---|---|",
         "| `task_id` | The id of the call; a new one when it is left out. |",
     ]
@@ -257,10 +254,10 @@ def transports_page() -> str:
     lines = [
         "# Transports\n",
         NOTICE
-        + "What each broker promises, and what it does not; `qworker config check` holds it against what an "
-        "app uses. "
-        "Celery shares those that are ours by `qworker+` before the URL, but for RabbitMQ and SQS, which it "
-        "speaks to itself: see [Celery beside qworker](../explanation/celery-beside-qworker.md).\n",
+        + "What each broker guarantees, and what it does not support; `qworker config check` compares this "
+        "with the features that an app uses. Celery can use qworker's own brokers with `qworker+` before the "
+        "URL, except RabbitMQ and SQS, which it supports itself: see [Celery and qworker side by "
+        "side](../explanation/celery-beside-qworker.md).\n",
         "| broker | URL | "
         + " | ".join(words for _, words in _PROMISED + _SHOWN)
         + " |",
@@ -314,17 +311,17 @@ def django_settings_page() -> str:
     for key in KEYS.values():
         sections.setdefault(key.section, []).append(key)
     lines = [
-        "# Settings of Django projects\n",
+        "# Django settings\n",
         NOTICE
-        + "Keys of `Q_CLUSTER` in a Django project's settings. All of them may be left out. "
-        "`manage.py check` tells of keys that are unknown, and of values that they cannot have.\n",
-        "The environment's `Q_CLUSTER_NAME` says which cluster a process is: its queue has that name, and "
-        "what `ALT_CLUSTERS` has under it is laid over the rest.",
+        + "These are the keys of `Q_CLUSTER` in a Django project's settings. All are optional. "
+        "`manage.py check` reports unknown keys and invalid values.\n",
+        "The environment variable `Q_CLUSTER_NAME` selects the cluster of a process: its queue has that "
+        "name, and the keys of `ALT_CLUSTERS` under that name override the others.",
     ]
     for title, keys in sections.items():
         lines += [
             f"\n## {title}\n",
-            "| key | takes | default | what it says |",
+            "| key | type | default | description |",
             "|---|---|---|---|",
         ]
         lines += [
@@ -332,10 +329,10 @@ def django_settings_page() -> str:
             for key in keys
         ]
     spelled = ", ".join(f"`{old}` (`{new}`)" for old, new in sorted(SPELLINGS.items()))
-    lines.append(f"\nRead as well, with a warning of `manage.py check`: {spelled}.")
+    lines.append(f"\nAlso accepted, with a warning of `manage.py check`: {spelled}.")
     same = ", ".join(f"`{key.name}`" for key in KEYS.values() if not key.alternative)
     lines.append(
-        f"\nThe same for all clusters, and without effect in `ALT_CLUSTERS`: {same}."
+        f"\nThe same for all clusters, without effect in `ALT_CLUSTERS`: {same}."
     )
     return "\n".join(lines) + "\n"
 
