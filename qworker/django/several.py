@@ -52,8 +52,8 @@ def async_iter(func: str | Callable[..., Any], args_iter: Iterable[Any], **kwarg
     options.setdefault(
         "broker", None if options.get("sync", conf.sync) else get_broker(options.get("cluster"))
     )
-    for args in calls:
-        enqueue(func, args, kwargs, options)
+    for number, args in enumerate(calls):
+        enqueue(func, args, kwargs, options, warns=number == 0)
     return identity
 
 

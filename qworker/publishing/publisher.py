@@ -202,7 +202,7 @@ class Publisher:
             return None
         more = "".join(f",{quote(header)}:{quote(text)}" for header, text in headers.items())
         envelope = plain.envelope(identity, args, kwargs, None, None, more)
-        return envelope if len(envelope.body) <= self.app.conf.message_warn_bytes else None
+        return envelope if len(envelope.body) <= self._looked_at() else None
 
     def _enter(
         self,
@@ -397,7 +397,7 @@ class Publisher:
         - retry (bool), policy (mapping): as the call says them; None for what the settings say.
         """
         conf = self.app.conf
-        large = conf.message_warn_bytes
+        large = self._looked_at()
         for envelope in envelopes:
             if len(envelope.body) > large:
                 self._check_size(max(len(each.body) for each in envelopes), name)
@@ -428,6 +428,11 @@ class Publisher:
                 failure = error
             attempt += 1
         raise failure
+
+    def _looked_at(self) -> int:
+        """Bodies of more bytes than that are looked at."""
+        conf = self.app.conf
+        return min(conf.message_warn_bytes, conf.message_max_bytes)
 
     def _check_size(self, size: int, name: str) -> None:
         limit = self.app.conf.message_max_bytes

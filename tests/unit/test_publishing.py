@@ -356,6 +356,18 @@ def test_too_large_a_call_is_refused_and_a_large_one_noted(caplog: pytest.LogCap
     assert len(store.sent) == 1
 
 
+def test_too_large_a_call_is_refused_though_a_larger_one_would_be_noted() -> None:
+    app, store, _ = make_app(message_max_bytes=2048)
+
+    @app.task(name="work")
+    def work(text: str) -> None: ...
+
+    for call in (lambda: work.delay("x" * 3000), lambda: work.apply_many([("x",), ("x" * 3000,)])):
+        with pytest.raises(PublishError, match="over the limit of 2,048"):
+            call()
+    assert store.tries == 0
+
+
 # -- many at once --
 
 

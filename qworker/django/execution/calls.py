@@ -59,15 +59,16 @@ def enqueue(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     options: Mapping[str, Any] | None = None,
+    warns: bool = True,
 ) -> str:
-    """As async_task(), with args, kwargs and options apart."""
+    """As async_task(), with args, kwargs and options apart. warns: of a cache that no other process sees."""
     package = package_of(func, args, kwargs, dict(options or {}))
     broker: Broker | None = package.pop("broker", None)
     if conf.sync:
         package.setdefault("sync", True)
     pre_enqueue.send(SENDER, task=package)
     sync = package.pop("sync", False)  # what observes it may have said so
-    if package.get("cached") or package.get("iter_cached"):
+    if warns and (package.get("cached") or package.get("iter_cached")):
         cached_results.warn_unshared(bool(sync))
     text = SignedPackage.dumps(package)
     if sync:

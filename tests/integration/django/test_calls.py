@@ -454,6 +454,7 @@ def test_who_has_results_cached_where_nobody_sees_them_is_warned(
     with settings, pytest.warns(RuntimeWarning, match=f"the cache 'default', a {said}") as told:
         CALLS[call]()
     assert {warning.filename for warning in told} & {__file__} or call.startswith("aresult")
+    assert len(told) == 1
 
 
 def test_what_runs_here_may_be_cached_here() -> None:
