@@ -279,6 +279,20 @@ class QWorker:
             Invocation(None, name, positional(name, args), keywords(name, kwargs), given)
         )
 
+    async def asend_task(
+        self,
+        name: str,
+        args: Iterable[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        task_id: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> AsyncResult[Any]:
+        """send_task() for asyncio: the event loop goes on while the broker takes the message."""
+        import asyncio  # only for who uses it: it costs 30 ms
+
+        return await asyncio.to_thread(self.send_task, name, args, kwargs, task_id=task_id, **options)
+
     def send_many(self, calls: Iterable[Any], **options: Unpack[CallOptions]) -> list[Any]:
         """Make many calls in one round trip: all are stored, or none.
 
@@ -291,6 +305,12 @@ class QWorker:
         from qworker.publishing.workflows import send_many
 
         return send_many(self, calls, options)
+
+    async def asend_many(self, calls: Iterable[Any], **options: Unpack[CallOptions]) -> list[Any]:
+        """send_many() for asyncio: the event loop goes on while the broker takes the messages."""
+        import asyncio
+
+        return await asyncio.to_thread(self.send_many, calls, **options)
 
     def send_workflow(
         self,

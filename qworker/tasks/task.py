@@ -234,6 +234,12 @@ class Task(Generic[P, R]):
         """
         return self.app.publisher.call_many(self, calls, options)
 
+    async def aapply_many(self, calls: Iterable[Any], **options: Unpack[CallOptions]) -> list[AsyncResult[R]]:
+        """apply_many() for asyncio: the event loop goes on while the broker takes the messages."""
+        import asyncio
+
+        return await asyncio.to_thread(self.apply_many, calls, **options)
+
     def apply(
         self,
         args: Iterable[Any] | None = None,

@@ -249,6 +249,8 @@ async def main() -> None:
     assert_type(await graph({"a": add.s(1)})(), dict[str, Any])
     assert_type(await bound_fetch("u"), bytes)
     assert_type(await (await add.adelay(1)), int)
+    assert_type(await (await add.aapply_many([(1,)]))[0], int)
+    await add.aapply_many([(1,)], que="slow")  # error: call-arg
     await (await (add.s(1) | add.s(2)).adelay())
     await chain(add.s(1), add.s(2)).aapply_async(queue="slow")
     await add.s(1).aapply_async(que="slow")  # error: call-arg

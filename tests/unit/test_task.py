@@ -796,16 +796,21 @@ def test_a_slow_broker_does_not_hold_up_the_event_loop() -> None:
     async def main() -> list[str]:
         calls = [asyncio.create_task(add.adelay(number, y=1)) for number in range(3)]
         calls.append(asyncio.create_task(add.aapply_async((1, 2), countdown=60, task_id="mine")))
+        calls.append(asyncio.create_task(add.app.asend_task("add", (1, 2), task_id="named")))
+        many = [
+            asyncio.create_task(add.aapply_many([(1, 2), (3, 4)], queue="celery")),
+            asyncio.create_task(add.app.asend_many([("add", (1, 2)), add.s(3, 4)], queue="celery")),
+        ]
         for _ in range(10):
             await asyncio.sleep(0)  # the loop turns, although no call has been taken yet
-        assert not any(call.done() for call in calls)
+        assert not any(call.done() for call in [*calls, *many])
         store.go.set()
-        return [(await call).id for call in calls]
+        return [(await call).id for call in calls] + [each.id for some in many for each in await some]
 
     ids = asyncio.run(main())
-    assert ids[3] == "mine"
-    assert len(set(ids)) == 4
-    assert store.messages == 4
+    assert ids[3:5] == ["mine", "named"]
+    assert len(set(ids)) == 9
+    assert store.messages == 9
 
 
 @pytest.mark.parametrize(
@@ -845,6 +850,8 @@ def test_what_a_call_refuses_it_refuses_in_asyncio() -> None:
         asyncio.run(add.adelay(1))
     with pytest.raises(PublishError, match="no_such"):
         asyncio.run(add.aapply_async((1, 2), no_such=1))
+    with pytest.raises(PublishError, match="no_such"):
+        asyncio.run(add.aapply_many([(1, 2)], no_such=1))
 
 
 def test_a_broker_that_is_away_ends_at_the_deadline_in_asyncio() -> None:
