@@ -8,6 +8,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,21 @@ def test_dead_letters(open_: Open, queue: str, clock: FakeClock) -> None:
     assert store.admin.dead_discard([letters[1].tag]) == 1
     assert [letter.reason for letter in store.admin.dead()] == [f"why {first}"]
     assert store.admin.dead_discard() == 1
+
+
+def test_a_look_at_dead_letters_waits_for_another_that_has_them(open_: Open, queue: str) -> None:
+    store = open_()
+    store.admin.dead_discard()
+    own = store.consumer.register("w", [queue], 1)
+    store.sender.push([envelope("a", queue)])
+    (leased,) = store.consumer.lease([queue], 1).messages
+    store.consumer.settle(own, [DeadLetter(leased.tag, "why")])
+    with ThreadPoolExecutor(1) as other:
+        with store.admin.letters("qworker.dead"):
+            look = other.submit(store.admin.dead)
+            with pytest.raises(TimeoutError):
+                look.result(0.1)
+        assert [letter.reason for letter in look.result()] == ["why"]
 
 
 def test_a_settlement_that_is_refused_leaves_none_of_its_batch_half_told(open_: Open, queue: str) -> None:

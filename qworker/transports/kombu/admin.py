@@ -7,6 +7,7 @@ Thread:      any.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,11 @@ class KombuAdmin(Admin):
         self._server = server
         self._sender = sender
         self._known = frozenset(known)
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a forked child: whoever has the turn is in the parent."""
+        self._turn = threading.Lock()
 
     def _names(self) -> set[str]:
         return {*self._known, *self._sender.known} - {DEAD, FAILED}
@@ -69,7 +75,13 @@ class KombuAdmin(Admin):
 
     @contextmanager
     def letters(self, kind: str) -> Iterator[list[tuple[Any, Dead]]]:
-        """All letters of a *kind* (DEAD, FAILED) with their messages; what is not acknowledged goes back."""
+        """All letters of a *kind* (DEAD, FAILED) with their messages; what is not acknowledged goes back. One
+        reader at a time: while one has them, others would find none."""
+        with self._turn, self._taken(kind) as taken:
+            yield taken
+
+    @contextmanager
+    def _taken(self, kind: str) -> Iterator[list[tuple[Any, Dead]]]:
         taken: list[tuple[Any, Dead]] = []
         with self._administrating() as queue:
             letters = queue(kind)

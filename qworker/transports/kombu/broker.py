@@ -37,6 +37,7 @@ class KombuBroker(Broker):
 
     sender: KombuSender
     consumer: KombuConsumer
+    admin: KombuAdmin
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class KombuBroker(Broker):
     def _after_fork(self) -> None:
         self.sender.after_fork()
         self.consumer.after_fork()
+        self.admin.after_fork()
 
     def close(self) -> None:
         try:

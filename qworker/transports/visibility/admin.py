@@ -50,7 +50,7 @@ class RemoteAdmin(KombuAdmin):
         self._sender.send([_written(letter) for letter in letters])
 
     @contextmanager
-    def letters(self, kind: str) -> Iterator[list[tuple[Received, Dead]]]:
+    def _taken(self, kind: str) -> Iterator[list[tuple[Received, Dead]]]:
         """As KombuAdmin's, in batches."""
         taken: list[tuple[Received, Dead]] = []
         with self._administrating() as find:
