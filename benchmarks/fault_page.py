@@ -17,9 +17,9 @@ of one worker with two processes, started again a second after it ends, on a ser
 producer makes eight calls a second of a task that takes 0.2 s.
 
 - **accepted** and **refused**: calls that returned, and calls that raised. A call that had not returned
-  45 s after the fault (*the call hangs*) ended its run: what the worker would have done is not known.
-- **lost**: accepted calls that had not run 45 s after the last of them. Celery with late acks gives back what
-  a dead worker on Redis had, but only after its `visibility_timeout`, which is an hour unless it is set.
+  45 s after the fault (*the call hangs*) ended its run: how the worker would have behaved is not known.
+- **lost**: accepted calls that had not run 45 s after the last of them. Celery with late acks returns the
+  messages of a dead worker on Redis, but only after its `visibility_timeout`, which is an hour by default.
 - **repeated**: runs beyond the first.
 - **back**: seconds from the end of the fault until tasks start one after the other again.
 
@@ -27,9 +27,9 @@ The other systems run with their defaults, on the same servers; *celery late* is
 and `task_reject_on_worker_lost`. Several rows were measured at a time on a busy machine of two cores, once
 each: read them for their size.
 
-What qworker promises stands in [Delivery guarantees](delivery-guarantees.md). The same faults, and more, are
-done to every broker by the test suite (`tests/acceptance/test_broker_faults.py`), and at random, seed by
-seed, by `python -m tests.acceptance.nemesis`.
+[Delivery guarantees](delivery-guarantees.md) describes qworker's guarantees. The test suite injects the same
+faults, and more, into every broker (`tests/acceptance/test_broker_faults.py`), and
+`python -m tests.acceptance.nemesis` injects random ones by seed.
 """
 NAMES = {"redis": "Redis", "rabbitmq": "RabbitMQ", "postgresql": "PostgreSQL"}
 
