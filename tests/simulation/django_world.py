@@ -250,18 +250,15 @@ class DjangoWorker(InProject, WorkerNode):
     def _besides(self) -> Any:
         return besides(get_broker(), lambda: None)  # type: ignore[arg-type,return-value]
 
-    def _more_steps(self) -> dict[str, Any]:
+    def _more_parts(self) -> Any:
         self.more = [later._make() for later in self.worker.parts.others]  # type: ignore[attr-defined]
         for part in self.more:
             if part.name == "schedules":
                 watch(self.process, "broker", part._store, SCHEDULES, "schedules.")
-        return {part.name: partial(self._turn, part) for part in self.more}
+        return self.more
 
-    def _turn(self, part: Any) -> Any:
-        return part.step(self.clock.monotonic())
-
-    def _stepping(self, part: str, step: Any) -> Any:
-        turn = super()._stepping(part, step)
+    def _stepping(self, step: Any) -> Any:
+        turn = super()._stepping(step)
 
         def inside() -> float | None:
             with self.entered():

@@ -8,13 +8,15 @@ Thread:      the world's.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from qworker import QWorker, signature
 from qworker.backends.stores import Stores as AppStores
+from qworker.components.mediator import WAIT_SECONDS
 from qworker.components.request import Request
 from qworker.errors import BackendError, BrokerUnavailable
 from qworker.results.graph_result import GraphResult
@@ -34,8 +36,8 @@ from tests.support.flows import PENDING, Failed, canvas, timed, without_ids
 KEY = "a-key-of-the-simulation-0123456789abcdef"
 QUEUES = ["celery", "far"]
 HOW = ("call", "call", "dicts", "twice", "many", "eager")
-MEDIATOR_RESTS = 0.5
-"""Seconds, if nothing changes in its worker."""
+AT_ONCE = 0.001
+"""Seconds until the next step of who need not rest."""
 RUNTIMES = (0.0001, 0.0001, 0.001, 0.03, 0.2)
 """Seconds that a run is said to have taken: by that a worker fetches ahead."""
 ASK = ("later", "get", "raise", "await", "then", "other")
@@ -96,6 +98,26 @@ class Node:
         return app
 
 
+class Bell:
+    """Stands for what the thread of a part waits on: whoever rings it has *actor* step."""
+
+    def __init__(self, time: Time, actor: Actor) -> None:
+        self._time = time
+        self._actor = actor
+        self.rest: float | None = None
+        """How long the part would have waited in its step."""
+
+    def set(self) -> None:
+        self._actor.due = min(self._actor.due, self._time.now)
+
+    notify_all = set
+
+    def wait(self, seconds: float | None) -> None:
+        self.rest = seconds
+
+    def clear(self) -> None: ...
+
+
 class Terminated(Exception):
     """A run that took its time was ended meanwhile."""
 
@@ -104,6 +126,11 @@ class Pool(InlinePool):
     """A pool whose children die when a fault says so. process: of the worker."""
 
     process: Process
+    bell: Bell
+
+    def submit(self, requests: Sequence[Request]) -> list[Request]:
+        self.bell.set()
+        return super().submit(requests)
 
     def outcome_of(self, request: Request) -> Outcome:
         process = self.process
@@ -162,6 +189,8 @@ class WorkerNode(Node):
     ) -> None:
         super().__init__(process, time, stores, world, record, key, skew)
         name = process.name
+        listener = self._actor("listener", self._listener)
+        self.app.broker.consumer.wake = listener.set
         self.worker = Stepping(
             self.app,
             on_demand=True,
@@ -174,58 +203,53 @@ class WorkerNode(Node):
         pool = self.worker.pool
         assert isinstance(pool, Pool)
         pool.process = self.process
-        self.picture = self.worker.picture()
-        """After the last step."""
-        steps: dict[str, Any] = {
-            "listener": self._listener,
-            "schedule": lambda: parts.schedule.step(self.clock.monotonic()),
-            "mediator": lambda: parts.mediator.step(self.clock.monotonic()),
-            "pool": lambda: pool.turn(time),
-        }
-        if parts.writer is not None:
-            writer = parts.writer
-            steps["writer"] = lambda: writer.step(self.clock.monotonic())
-        if parts.joiner is not None:
-            joiner = parts.joiner
-            steps["joiner"] = lambda: joiner.step(self.clock.monotonic())
-        steps |= self._more_steps()
-        self.actors = [
-            Actor(name, part, self._stepping(part, step), time.now) for part, step in steps.items()
-        ]
-        time.actors += self.actors
+        pool.bell = self._actor("pool", lambda: pool.turn(time))
+        pool._on_room = parts.mediator.refill
+        parts.mediator.timeout = WAIT_SECONDS
+        self._ready = parts.ready._arrived = self._actor("mediator", self._mediator)  # type: ignore[assignment]
+        parts.listener._woken = listener  # type: ignore[assignment]
+        for part in (parts.schedule, parts.writer, parts.joiner, *self._more_parts()):
+            if part is not None:
+                part._woken = self._actor(part.name, partial(self._part, part))
+
+    def _actor(self, name: str, step: Callable[[], float | None]) -> Bell:
+        """Have *step* done as a part of the worker; return what wakes it."""
+        actor = Actor(self.name, name, self._stepping(step), self.time.now)
+        self.time.actors.append(actor)
+        return Bell(self.time, actor)
 
     def _besides(self) -> Sequence[Any]:
         """What makes more parts of the worker."""
         return ()
 
-    def _more_steps(self) -> dict[str, Any]:
-        """Their turns, by their names."""
-        return {}
+    def _more_parts(self) -> Sequence[Any]:
+        """These parts."""
+        return ()
+
+    def _part(self, part: Any) -> float | None:
+        rest: float | None = part.step(self.clock.monotonic())
+        return rest
+
+    def _mediator(self) -> float | None:
+        self._ready.rest = 0.0
+        self.worker.parts.mediator.step(self.clock.monotonic())
+        return self._ready.rest
 
     def _listener(self) -> float | None:
         listener = self.worker.parts.listener
         listener.wait(0)
         return listener.step(self.clock.monotonic())
 
-    def _stepping(self, part: str, step: Any) -> Any:
-        worker, process = self.worker, self.process
-        shortest = MEDIATOR_RESTS if part == "mediator" else 0.001
+    def _stepping(self, step: Callable[[], float | None]) -> Callable[[], float | None]:
+        process = self.process
 
         def turn() -> float | None:
             if not process.alive:
                 raise Killed(self.name)
-            rest: float | None = step()
+            rest = step()
             if not process.alive:
                 raise Killed(self.name)
-            picture = worker.picture()
-            if picture != self.picture:
-                self.picture = picture
-                now = self.time.now
-                for actor in self.actors:
-                    if actor.due > now:
-                        actor.due = now
-                return 0.0
-            return shortest if rest is not None and rest <= 0 else rest
+            return AT_ONCE if rest is not None and rest <= 0 else rest
 
         return turn
 
