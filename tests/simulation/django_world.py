@@ -482,7 +482,7 @@ class DjangoRunning(Running):
             asked = Asked(job, f"j{number}")
             self.seen.asked.append(asked)
             self.seen.record.jobs[asked.name] = job
-            self._at(job.at, CALLERS[number % 2], partial(self._order, asked))
+            self._at(job.at, CALLERS[number % 2], partial(self._order, asked), True)
             last = max(last, job.at)
             if job.kind == "schedule":
                 last = max(last, job.at + max(0.0, job.due) + job.size * MINUTE)

@@ -195,7 +195,7 @@ class Running:
         for number, order in enumerate(orders):
             asked = Asked(order, f"f{number}")
             self.seen.asked.append(asked)
-            self._at(order.at, CALLERS[number % 2], lambda asked=asked: self._order(asked))
+            self._at(order.at, CALLERS[number % 2], lambda asked=asked: self._order(asked), True)
         return max((order.at + delays_of(order) + (order.revoke_at or 0.0) for order in orders), default=0.0)
 
     def _node(self, kind: Any, name: str, key: bool) -> Any:
@@ -218,12 +218,12 @@ class Running:
         if worker.failure is not None:
             self.seen.crashed.append(f"{name}: {worker.failure!r}")
 
-    def _at(self, at: float, node: str, act: Callable[[], None]) -> None:
+    def _at(self, at: float, node: str, act: Callable[[], None], waits: bool = False) -> None:
         def step() -> None:
             self.time.actors.remove(actor)
             act()
 
-        actor = Actor(node, "event", step, at)
+        actor = Actor(node, "event", step, at, waits)
         self.time.actors.append(actor)
 
     def _order(self, asked: Asked) -> None:
@@ -239,7 +239,11 @@ class Running:
             asked.called = True
             self.open -= 1
             if not self.stores.disabled and not self.case.world.forgets and not self._is_forgotten_soon():
-                caller.ask(asked, self.callers[1 - number])
+                self.time.asking.append(asked)
+                try:
+                    caller.ask(asked, self.callers[1 - number])
+                finally:
+                    self.time.asking.pop()
         except Stuck as error:
             if not asked.forgotten:
                 self.seen.stuck = self.seen.stuck or f"{asked.name}: {error}"
@@ -379,11 +383,14 @@ class Running:
     def _linger(self) -> None:
         """Let time pass until everything has expired and was swept; see what is left."""
         time = self.time
+        left: dict[str, int] = {}
         for _ in range(ROUNDS):
             time.limit += 2 * LONG
             time.now += LONG
-            time.pump(time.now + SWEPT)
-        self.seen.left_for_ever = self.stores.left()
+            until = time.now + SWEPT
+            while time.now < until and (left := self.stores.left()):
+                time.pump(time.now + SWEPT / 20)
+        self.seen.left_for_ever = left and self.stores.left()
 
     def _why(self) -> str:
         broker = self.observer.app.broker

@@ -16,7 +16,7 @@ from typing import Any
 
 from qworker.errors import BackendError, BrokerUnavailable
 from qworker.tasks.outcome import LOST
-from qworker.transports.lease import Claim
+from qworker.transports.lease import Claim, Release
 from tests.simulation.case import Fault
 from tests.simulation.world import Actor, Killed, Time
 
@@ -80,21 +80,19 @@ WRITES = frozenset(
 )
 """What a full store refuses."""
 TELLS = frozenset(
-    {
-        "push",
-        "settle",
-        "revoke",
-        "dead_retry",
-        "failed.send_again",
-        "deregister",
-        "reclaim",
-        "orm.commit",
-        "schedules.fire",
-    }
-)
-"""After these there may be something for every listener."""
+    {"push", "settle", "revoke", "dead_retry", "failed.send_again", "deregister", "reclaim", "orm.commit",
+     "schedules.fire"}
+)  # fmt: skip
+"""After these there may be something for every listener; see tells()."""
 JOINED = frozenset({"join.add", "join.grow", "join.set_size", "join.open", "join.finish"})
 """After these there may be a join for every joiner."""
+
+
+def tells(method: str, args: Any, value: Any) -> bool:
+    """Whether a call that tells listeners of something has done so."""
+    if method == "settle":
+        return any(type(settlement) is Release for settlement in args[1])
+    return method != "reclaim" or bool(value)
 
 
 class Process:
@@ -162,7 +160,7 @@ class Process:
         finally:
             self.stack.pop()
         self._note(method, args, value if isinstance(value, Claim) else None)
-        if method in TELLS:
+        if method in TELLS and tells(method, args, value):
             self.time.wake(name="listener")
         elif method in JOINED:
             self.time.wake(name="joiner")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.simulation.case import (
     Call,
     Case,
@@ -136,13 +138,14 @@ def test_a_failed_attempt_does_not_outlast_a_success_that_is_not_kept() -> None:
     assert problems(run(Case(django=Django((job,))))) == []
 
 
-def test_a_caller_may_wait_while_a_task_does() -> None:
+@pytest.mark.parametrize("seed", range(12))
+def test_a_caller_may_wait_while_a_task_does(seed: int) -> None:
     """The simulator had whoever steps while a task waits step within that task: callers "must not wait for
-    the result of another"."""
+    the result of another", and waited for ever for what that worker was to do next."""
     calling = Order(numbered(Call(links=[Call()])), at=0.1)
     waiting = Order(Call(number=0), at=0.16, ask="await")
-    lost = Fault("before", "worker1", "push")
-    assert problems(run(Case(orders=(calling, waiting), faults=(lost,), seed=1))) == []
+    lost = tuple(Fault("before", worker, "push") for worker in ("worker0", "worker1"))
+    assert problems(run(Case(orders=(calling, waiting), faults=lost, seed=seed))) == []
 
 
 def test_a_look_that_meets_a_fault_does_not_fail_the_task() -> None:

@@ -54,14 +54,18 @@ class Clock:
 
 
 class Actor:
-    """Somebody who steps. step() returns the seconds until it is due again, None until it is woken."""
+    """Somebody who steps. step() returns the seconds until it is due again, None until it is woken. waits: it
+    may wait there for what others do."""
 
-    __slots__ = ("busy", "context", "due", "name", "node", "step")
+    __slots__ = ("busy", "context", "due", "name", "node", "step", "waits")
 
-    def __init__(self, node: str, name: str, step: Callable[[], float | None], due: float = 0.0) -> None:
+    def __init__(
+        self, node: str, name: str, step: Callable[[], float | None], due: float = 0.0, waits: bool = False
+    ) -> None:
         self.node = node
         self.name = name
         self.step = step
+        self.waits = waits
         self.due: float = due
         self.busy = False
         self.context = Context()
@@ -80,10 +84,15 @@ class Time:
         """Of a run in which the log tells of tasks, too."""
         self.turns = 0
         self.nested = 0
+        self.at_work = 0
+        """How many are in the midst of a step that does not wait for others. Until it ends nobody begins to
+        wait: it could not go on before that wait is over, which may be for what it does."""
         self.fired: list[float] = []
         """When faults were met."""
         self.frozen: dict[str, float] = {}
         """Nodes that do not step until then."""
+        self.asking: list[Any] = []
+        """The orders whose results callers wait for, the last within the waits of the others."""
         self.limit = float("inf")
         """When it is over for all who still wait."""
 
@@ -109,16 +118,17 @@ class Time:
         now, frozen = self.now, self.frozen
         if now > self.limit:
             raise Stuck("somebody waits for ever")
+        actors = [actor for actor in self.actors if not actor.waits] if self.at_work else self.actors
         ready = [
             actor
-            for actor in self.actors
+            for actor in actors
             if actor.due <= now and not actor.busy and not (frozen and frozen.get(actor.node, 0.0) > now)
         ]
         if ready:
             self._step(ready[int(self.random.random() * len(ready))] if len(ready) > 1 else ready[0])
             return True
         later = min(
-            (max(actor.due, frozen.get(actor.node, 0.0)) for actor in self.actors if not actor.busy),
+            (max(actor.due, frozen.get(actor.node, 0.0)) for actor in actors if not actor.busy),
             default=until,
         )
         self.now = max(now, min(later, until))  # what is within each other may wait for what has passed
@@ -126,6 +136,7 @@ class Time:
 
     def _step(self, actor: Actor) -> None:
         actor.busy = True
+        self.at_work += not actor.waits
         actor.due = float("inf")
         loop = asyncio._get_running_loop()
         asyncio._set_running_loop(None)
@@ -137,6 +148,7 @@ class Time:
         finally:
             asyncio._set_running_loop(loop)
             actor.busy = False
+            self.at_work -= not actor.waits
         if rest is not None:
             actor.due = min(actor.due, self.now + rest)
 
