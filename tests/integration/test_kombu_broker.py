@@ -267,6 +267,27 @@ def test_a_library_that_is_missing_is_told_before_anything_is_connected_to(
     )
 
 
+@pytest.mark.parametrize(
+    ("url", "missing", "why"),
+    [
+        ("pyro://localhost/broker", "Pyro4", r".*Pyro4.*: pip install .kombu\[pyro4\]"),
+        ("slmq://user:key@localhost", "softlayer_messaging", r".*: pip install .kombu\[slmq\]"),
+        (
+            "sqla+postgresql+psycopg2://localhost/broker",
+            "psycopg2",
+            r".*psycopg2.*: install this driver, or name another, as in sqla\+postgresql\+psycopg://",
+        ),
+        ("sqla+nosuch://localhost/broker", "nosuch", r".*URL of another form.*nosuch"),
+    ],
+)
+def test_so_is_one_that_kombu_misses_only_when_it_is_used(
+    url: str, missing: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ConfigurationError, match=f"needs a library that is not installed{why}"):
+        open_broker(url, Settings())
+
+
 def test_a_call_reaches_a_queue_by_way_of_kombu(queue: str) -> None:
     app = QWorker("plain", broker_url="memory://", task_default_queue=queue)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
 from typing import Any
 
 import kombu as untyped_kombu
@@ -30,6 +31,8 @@ FAILED = "qworker.failed"
 
 EXTRAS = {"kafka": "confluentkafka", "sqla": "sqlalchemy", "pyro": "pyro4"}
 """Of kombu's, where they have another name than the scheme."""
+LATE = {"pyro": "Pyro4", "slmq": "softlayer_messaging"}
+"""Modules that kombu's transports miss only when something is sent."""
 UNUSABLE = (ImportError, NameError, TypeError, AttributeError)
 """As which transports end whose libraries are missing."""
 UNKNOWN_URL = "ArgumentError"
@@ -72,7 +75,12 @@ class KombuServer(Server):
         """Raise ConfigurationError when the transport has no library. Nothing is connected to."""
         try:
             with self._usable():
-                _ = kombu.Connection(self.url, transport_options=self._options).transport
+                connection = kombu.Connection(self.url, transport_options=self._options)
+                _ = connection.transport
+                if (name := _name_of(self.url)) in LATE:
+                    import_module(LATE[name])
+                elif name == "sqla":  # which looks for the driver of the database
+                    import_module("sqlalchemy").create_engine(connection.hostname)
         except RuntimeError as error:  # so qpid says it
             raise _missing(self.url, error) from error
 
@@ -126,19 +134,25 @@ class KombuServer(Server):
 
 
 def _missing(url: str, error: Exception) -> ConfigurationError:
-    scheme = url.partition(":")[0]
-    name = scheme.partition("+")[0].lower()
+    scheme, name = url.partition(":")[0], _name_of(url)
     if isinstance(error, NameError):  # of the transport's own code, for what it could not import
         why = ""
     elif isinstance(error, ImportError | RuntimeError):
         why = f" ({error})"
     else:
         why = f", or a URL of another form ({type(error).__name__}: {error})"
+    advice = f'pip install "kombu[{EXTRAS.get(name, name)}]"'
+    if name == "sqla" and isinstance(error, ImportError) and error.name != "sqlalchemy":
+        advice = "install this driver, or name another, as in sqla+postgresql+psycopg://"
     return ConfigurationError(
-        f"broker_url: {scheme}:// needs a library that is not installed{why}: "
-        f'pip install "kombu[{EXTRAS.get(name, name)}]"',
+        f"broker_url: {scheme}:// needs a library that is not installed{why}: {advice}",
         setting="broker_url",
     )
+
+
+def _name_of(url: str) -> str:
+    """What kombu calls the transport of *url*."""
+    return url.partition(":")[0].partition("+")[0].lower()
 
 
 def close(connection: Any) -> None:
