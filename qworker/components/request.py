@@ -31,12 +31,14 @@ Key = tuple[int, str, int]
 class Failing(NamedTuple):
     """How a request has ended that a child is still to have told to the calls in its message.
 
-    state: what is stored. error: the exception, as it is stored.
+    state: what is stored. error: the exception, as it is stored. again: a child has died of it; when the next
+    one does, too, nobody is told.
     """
 
     outcome: Outcome
     state: str
     error: dict[str, Any]
+    again: bool = False
 
     def told(self) -> tuple[str, str, str, dict[str, Any]]:
         """As plain values: kind, text, state, error."""

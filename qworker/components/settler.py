@@ -17,7 +17,7 @@ from qworker.components.ready_queue import ReadyQueue
 from qworker.components.request import Request, Stranger
 from qworker.components.result_writer import ResultWriter, carries_result
 from qworker.components.status.counters import Counters, Run
-from qworker.tasks.outcome import INTERRUPTED, LAPSED, RETRY, SUCCESS, UNSTARTED, Outcome
+from qworker.tasks.outcome import INTERRUPTED, LAPSED, LOST, RETRY, SUCCESS, UNSTARTED, Outcome
 from qworker.transports.lease import Ack, DeadLetter, Part, ResultRow, Settlement, Store
 
 if TYPE_CHECKING:
@@ -64,8 +64,12 @@ class Settler:
         for request, outcome in ends:
             if self._ending and outcome.kind == INTERRUPTED:
                 self.cut.append(request.id)
-            if request.failing is not None:
-                outcome = _answered(request.failing.outcome, outcome, request.time_limit)
+            if (known := request.failing) is not None and outcome.kind == LOST and not known.again:
+                request.failing = known._replace(again=True)
+                waiting.append(request)
+                continue
+            if known is not None:
+                outcome = _answered(known.outcome, outcome, request.time_limit)
             elif (failing := outcomes.failing(app, request, outcome, now)) is not None:
                 request.failing = failing
                 waiting.append(request)

@@ -14,9 +14,11 @@ from tests.simulation.case import (
     Entry,
     Errback,
     Fault,
+    Graph,
     Group,
     Job,
     Mapping,
+    Node,
     Order,
     Pipe,
     Timetable,
@@ -254,3 +256,20 @@ def test_a_join_is_claimed_by_somebody_whose_clock_is_ahead() -> None:
     killed = Order(numbered(Chord([Call()], Call())), at=1.0)
     faults = Fault("jump", "worker0", at=0.5, seconds=60.0), Fault("kill after", "worker0", "read_many", 2)
     assert problems(run(Case(World(workers=1), (calling, killed), faults))) == []
+
+
+def test_a_child_is_killed_that_tells_what_follows_a_kill() -> None:
+    """No other told it: the errbacks of the task were not called, and what follows it never ended."""
+    killed = Fault("child before", "worker0", "push")
+    flow = Chain([Call(does="hard", errbacks=[Errback()]), Call()])
+    assert problems(run(case_of(flow, world=World(workers=1), faults=(killed,)))) == []
+
+
+def test_a_graph_that_is_called_twice_loses_a_node_once() -> None:
+    """Nothing showed the loss any more when the other call had succeeded: the checks wanted its value in what
+    runs always."""
+    nodes = [Node(Call(links=[Call()])), Node(Call(links=[Call()]), [1]), Node(Call(), [1], always=True)]
+    lost = Fault("child after", "worker0", "get")
+    world = World(acks_late=False, base="hooked")
+    order = Order(numbered(Graph(nodes)), how="twice")
+    assert problems(run(Case(world, (order,), (lost,), seed=2))) == []

@@ -144,6 +144,18 @@ def test_what_a_child_has_sent_again_on_hearing_of_its_end_has_not_ended(
     assert "ran for 3.000000s, to be retried: Retry in 7s" in caplog.text
 
 
+def test_another_child_tells_what_the_one_that_was_killed_did_not() -> None:
+    """Once: an errback may be what kills them."""
+    desk = Desk()
+    one = desk.rooms.request(1)
+    one.failing = Failing(Outcome(TIME_LIMIT, text="killed"), "FAILURE", {})
+    desk.settler.ended([(one, Outcome(LOST, text="signal 9"))])
+    assert (tags(desk.ready.get_many(Slots(9, 9))), desk.orders) == ([1], [])
+    desk.settler.ended([(one, Outcome(LOST, text="signal 9"))])
+    settlement = desk.order.settlement
+    assert desk.status(settlement.row) == ("FAILURE", "TimeLimitExceeded")
+
+
 def test_what_had_succeeded_before_it_was_killed_has_succeeded(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk()
     one = desk.rooms.request(1, timelimit=[3, None])
