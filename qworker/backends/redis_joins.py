@@ -125,7 +125,7 @@ size, more = tonumber(ask('GET', s) or ''), tonumber(ask('GET', t) or 0)
 have = ask('ZCARD', j) or ask('LLEN', j)
 if not size or not more or not have or have >= size + more then return false end
 redis.call('HSET', added, task, size + more)
-if kept then redis.call('EXPIRE', added, kept) end
+if kept then redis.call('EXPIRE', added, chord_kept(s, kept)) end
 redis.call('INCRBY', t, 1)
 return size + more
 """

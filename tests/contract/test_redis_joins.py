@@ -78,6 +78,15 @@ def test_the_size_is_kept_until_the_last_member_is_due_and_longer(room: Room) ->
     assert 4990 < more <= 5001
 
 
+def test_what_is_counted_is_kept_as_long_as_the_size(room: Room) -> None:
+    room.joins.set_size("g", 3, delay=5000.5)
+    room.joins.add([room.part(0)])
+    room.joins.grow("g", "added")
+    room.joins.add([room.part(1)])
+    keys = [*(room.key(each) for each in (".j", ".t", ".s", ".d")), f"{room.prefix}qworker.added.g"]
+    assert [key for key in keys if room.client.ttl(key) <= 86400 + 4990] == []
+
+
 def test_a_chord_that_our_part_completes_is_ours(room: Room) -> None:
     room.joins.set_size("g", 3)
     room.joins.add([room.part(2, result=[2]), room.part(0, result={"x": 0}), room.part(0, result={"x": 0})])

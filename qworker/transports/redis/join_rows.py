@@ -42,6 +42,9 @@ local function chord_keys(prefix, join)
   local key = prefix .. '{GROUP_PREFIX}' .. join
   return key .. '.j', key .. '.t', key .. '.s', key .. '.d', key .. '.c', key
 end
+-- For how many seconds Celery's keys are kept: 'kept', or as long as the size, which outlasts
+-- the last member.
+local function chord_kept(size_key, kept) return math.max(tonumber(kept), redis.call('TTL', size_key)) end
 -- nil for an error: a script that stops halfway leaves done what it did.
 local function ask(...)
   local reply = redis.pcall(...)
@@ -93,7 +96,8 @@ local function add_chord_part(prefix, join, at)
     if stored then redis.call('SADD', d, member) end
   end
   if kept ~= '' then
-    for _, key in ipairs({j, t, s, d, group}) do redis.call('EXPIRE', key, kept) end
+    local seconds = chord_kept(s, kept)
+    for _, key in ipairs({j, t, s, d, group}) do redis.call('EXPIRE', key, seconds) end
   end
   local size, more = ask('GET', s), ask('GET', t)
   if size == false then return end
