@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import is_typeddict
@@ -258,17 +258,21 @@ def transports_page() -> str:
         "with the features that an app uses. Celery can use qworker's own brokers with `qworker+` before the "
         "URL, except RabbitMQ and SQS, which it supports itself: see [Celery and qworker side by "
         "side](../explanation/celery-beside-qworker.md).\n",
-        "| broker | URL | "
-        + " | ".join(words for _, words in _PROMISED + _SHOWN)
-        + " |",
-        "|---|---|" + "---|" * len(_PROMISED + _SHOWN),
+        "| broker | URL |",
+        "|---|---|",
     ]
-    for row in (*CAPABILITIES, *rows(), *PLAIN):
-        marks = " | ".join(
-            _mark(row, Capability(name)) for name, _ in _PROMISED + _SHOWN
-        )
+    brokers = (*CAPABILITIES, *rows(), *PLAIN)
+    for row in brokers:
         schemes = ", ".join(f"`{scheme}://`" for scheme in row.schemes)
-        lines.append(f"| [{row.name}](#{_anchor(row.name)}) | {schemes} | {marks} |")
+        lines.append(f"| [{row.name}](#{_anchor(row.name)}) | {schemes} |")
+    lines += [
+        "\nThese brokers support all features fully, with the following exceptions:\n",
+        "| feature | supported in part by | not supported by |",
+        "|---|---|---|",
+    ]
+    for name, words in _PROMISED + _SHOWN:
+        in_part, lacking = _without(brokers, Capability(name))
+        lines.append(f"| {words} | {in_part} | {lacking} |")
     for row in (*CAPABILITIES, *rows(), *PLAIN, OTHER):
         lines += [f"\n## {row.name}\n", "| | |", "|---|---|"]
         for field, words in (
@@ -282,12 +286,21 @@ def transports_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _mark(row: Capabilities, capability: Capability) -> str:
-    """What the cell of *capability* says in the row of a broker."""
-    if capability not in row.lacks:
-        return "yes"
-    words = row.in_part.get(capability)
-    return f"in part: {words}" if words else "no"
+def _without(
+    brokers: Sequence[Capabilities], capability: Capability
+) -> tuple[str, str]:
+    """Which brokers support *capability* in part, with how far, and which do not, as cells."""
+    in_part: dict[str, list[str]] = {}
+    lacking = []
+    for row in brokers:
+        if capability not in row.lacks:
+            continue
+        if capability in row.in_part:
+            in_part.setdefault(row.in_part[capability], []).append(row.name)
+        else:
+            lacking.append(row.name)
+    parts = (f"{', '.join(names)} ({words})" for words, names in in_part.items())
+    return "; ".join(parts) or "none", ", ".join(lacking) or "none"
 
 
 _PROMISED = (

@@ -15,22 +15,23 @@ _HEAD = """# Settings
 
 <!-- Made from the code by `python -m qworker.conf.reference`; change the declarations, not this page. -->
 
-Names are Celery's wherever Celery has one. A value is taken from the last of these that gives it:
+Setting names are Celery's if Celery has the setting. Each of these sources overrides the ones before:
 
 1. the default,
 2. the table `[tool.qworker]` of `pyproject.toml` in the working directory,
-3. code: `QWorker("proj", name=value)`, `app.config_from_object(…)`, `app.conf.update(…)`, the later
-   over the earlier,
+3. code: `QWorker("proj", name=value)`, `app.config_from_object(…)`, `app.conf.update(…)`; later
+   calls override earlier ones,
 4. the environment: `QWORKER_` and the name in upper case (`QWORKER_BROKER_URL`),
 5. the command line.
 
-`qworker config show` prints every value with the place it came from, and `qworker config check` tells all
+`qworker config show` prints every value with its source, and `qworker config check` reports all
 problems at once. Durations are seconds, `timedelta`, or text such as `"10s"` and `"1h30m"`; sizes are
 numbers or text such as `"16MiB"`, and K, M, G are powers of 1024; lists and mappings in the environment are
 written as JSON, lists of names also with commas.
 
-A name that is spelled almost like a setting is an error, and so is any argument of `QWorker(…)` that is no
-setting. Other names, in a configuration or by `app.conf.update(…)`, are your own: `app.conf.name` has them.
+A name that is spelled almost like a setting is an error, and so is an unknown argument of `QWorker(…)`.
+Other names, in a configuration or by `app.conf.update(…)`, are your own settings: read them as
+`app.conf.name`.
 """
 
 # Sections by the first part of the name, in the order of the page.

@@ -223,12 +223,12 @@ def page() -> str:
     lines = [
         "# Celery's canvas, case by case\n",
         "<!-- Made by `python -m tests.compat.canvas_page` from the tests. -->\n",
-        "Each case below is built by Celery 5.7 and by qworker with the same code. The tests hold side by "
-        "side the values, the kinds that come of it, and the messages in Celery's format "
+        "Each case below is built by Celery 5.7 and by qworker with the same code. The tests compare the "
+        "values, the types of the resulting signatures, and the messages in Celery's format "
         "(`compat/test_canvas_cases.py`).\n",
-        "**as Celery**: the same. **differs**: works, and the row says what is another thing. **refused**: "
-        "an error says what to do.\n",
-        "## What becomes of what\n",
+        "**as Celery**: the same. **differs**: works, with the difference in the row. **refused**: an error "
+        "says what to do.\n",
+        "## Nested signatures\n",
         "| case | code | here |",
         "|---|---|---|",
     ]
