@@ -205,12 +205,12 @@ DIFFERENT = {
     "group of an empty group": "Celery counts the empty group as a member when it numbers them",
     "chain of a group": "Celery gives the members of the inner group the id of the outer one",
     "link_error on a chain of a chain": "Celery loses the errbacks of a chain that is alone in another; "
-    "here they are told",
-    "link_error on a chord whose body is a chain": "Celery keeps the errbacks beside the chain; here each "
-    "step has them. The same are told",
+    "qworker calls them",
+    "link_error on a chord whose body is a chain": "Celery stores the errbacks with the chain, "
+    "qworker with each step. The same ones are called",
     "chord of a group": "Celery sends the members of the inner group in reverse",
-    "header that ends in a group": "Celery lets the body wait for each member of that group; here it is a "
-    "chord whose body collects the values, so that the body gets them as the one value that they are",
+    "header that ends in a group": "Celery lets the body wait for each member of that group; in "
+    "qworker the group is a chord whose body collects the values, and the outer body gets them as one value",
 }
 """Cases whose messages are others than Celery's, and why. Their values are the same."""
 

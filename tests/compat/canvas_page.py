@@ -17,7 +17,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
         "Values, order, errors",
         [
             (
-                "workflows in each other to any depth: values, how often each call runs, and in which order",
+                "nested workflows of any depth: values, how often each call runs, and in which order",
                 "as Celery",
                 "integration/test_workflow_oracle.py::test_what_runs_is_what_plain_python_says",
             ),
@@ -33,7 +33,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             ),
             (
                 "a step is revoked, expires, or is killed for good",
-                "differs: what would have come after it fails along; Celery leaves it `PENDING`",
+                "differs: the calls after it fail too; Celery leaves them `PENDING`",
                 "integration/test_long_chains.py::test_a_step_that_does_not_come_to_run_ends_the_chain",
             ),
             (
@@ -44,20 +44,20 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
             ),
             (
                 "a member of a header is revoked, expires, is rejected, or is of an unknown task",
-                "differs: the body fails; with Celery it waits for ever for a member that is rejected",
+                "differs: the body fails; with Celery it waits forever for a member that is rejected",
                 "integration/test_joiner.py::"
                 "test_a_member_that_does_not_succeed_fails_the_body_which_is_told_once",
             ),
             (
                 "errbacks of a failed body: `(task_id)`, `(request, exc, traceback)`, workflows",
-                "differs: in Celery's format an errback with three arguments is a call by itself, and "
+                "differs: in Celery's format an errback with three arguments is a separate call, and "
                 "gets them from our workers only",
                 "integration/test_workflows.py::test_errbacks_of_a_body_are_told_of_a_failed_header",
             ),
             (
                 "a body that is a group or a chord, when its header fails",
-                "differs: the errbacks of all that would have run first in it are told, each once, and all "
-                "its results are failures; those of a group with the error of the member, as in Celery",
+                "differs: the errbacks of all calls that would have run first in it are called, each once, "
+                "and all its results are failures; those of a group with the member's error, as in Celery",
                 "integration/test_workflow_oracle.py::test_what_runs_is_what_plain_python_says",
             ),
             (
@@ -77,14 +77,14 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
                 "unit/test_canvas.py::test_a_group_takes_no_link",
             ),
             (
-                "`.set(link=…)` and `.set(link_error=…)` on a group or chord, wherever it stands",
-                "differs: they are called beside those that the members of a group have; in Celery they "
+                "`.set(link=…)` and `.set(link_error=…)` on a group or chord, at any position",
+                "differs: they are called in addition to those of a group's members; in Celery they "
                 "replace these, and those of a group in a group are lost",
                 "integration/test_workflow_links.py::test_what_is_set_on_a_workflow_is_called",
             ),
             (
                 "an errback of a chord in whose header a chord fails",
-                "as Celery: called once. The outer chord fails, too; in Celery it waits for ever",
+                "as Celery: called once. The outer chord fails, too; in Celery it waits forever",
                 "integration/test_workflow_links.py::"
                 "test_an_errback_of_a_chord_with_a_chord_in_its_header_is_called_once",
             ),
@@ -151,7 +151,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
         ],
     ),
     (
-        "From inside of a task",
+        "Inside a task",
         [
             (
                 "`self.replace(…)` by a call, a chain, a group, a chord",
@@ -164,7 +164,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
                 "integration/test_replacement.py::test_in_the_header_of_a_chord_and_in_its_body",
             ),
             (
-                "errbacks of what replaces a task",
+                "errbacks of a task's replacement",
                 "as Celery",
                 "integration/test_replacement.py::test_its_errbacks_are_called_and_its_chord_fails",
             ),
@@ -176,7 +176,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
         ],
     ),
     (
-        "Where mappings go",
+        "Routing of mappings",
         [
             (
                 "`task.map`, `task.starmap`: routed as the task that they call",
@@ -191,10 +191,10 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
         ],
     ),
     (
-        "Workers of both",
+        "Celery's and qworker's workers together",
         [
             (
-                "header on Celery's workers, body on ours, and the reverse; chains that alternate",
+                "header on Celery's workers, body on qworker's, and the reverse; chains that alternate",
                 "as Celery",
                 "compat/test_celery_workflows.py::test_a_workflow_on_both",
             ),
@@ -204,7 +204,7 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
                 "compat/test_celery_workflows.py::test_in_either_order_of_start",
             ),
             (
-                "what Celery's clients send for each case above, run by our workers alone",
+                "messages of Celery's clients for each case above, run by qworker's workers alone",
                 "as Celery",
                 "integration/test_recorded_canvas.py::test_a_recorded_workflow_comes_to_celerys_value",
             ),
