@@ -84,7 +84,7 @@ class Scheduler(ThreadComponent):
         self._problems: tuple[str, ...] = ()  # replaced as a whole: others read it
         self._away = False
         self._unsure = True  # there may be slots whose tasks were not sent
-        self._sweep_at = 0.0
+        self._look_at = self._sweep_at = 0.0
         self.sent = 0
         """Tasks that this process has sent."""
 
@@ -119,8 +119,10 @@ class Scheduler(ThreadComponent):
     def _turn(self, now: float) -> float:
         lease = self._leadership.step(now)
         if lease is None:
-            self._unsure = True
+            self._unsure, self._look_at = True, 0.0
             return LOOK_SECONDS
+        if now < self._look_at:  # the lease is renewed more often than the table is read
+            return min(self._look_at - now, self._leadership.rest(now))
         task_connections.begin()
         if self._unsure:
             self._send_pending(lease)
@@ -136,7 +138,9 @@ class Scheduler(ThreadComponent):
         except UNREADABLE:  # of one that has no time there; _send_due() finds the others
             following = None
         rest = LONGEST_REST if following is None else _seconds(following) - self.clock.now()
-        return max(0.05 if rest <= 0 else 0.0, min(rest, self._leadership.rest(now), LONGEST_REST))
+        rest = min(rest, LONGEST_REST) if rest > 0 else 0.05
+        self._look_at = now + rest
+        return min(rest, self._leadership.rest(now))
 
     def _rows(self) -> Any:
         mine = Q(cluster=conf.cluster_name)

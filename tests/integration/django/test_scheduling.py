@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
-from django.db import IntegrityError
+from django.db import IntegrityError, connection
 from django.test import override_settings
 from django.utils import timezone
 
 from qworker.beat.store_memory import MemoryScheduleStore
-from qworker.django.clusters.scheduling import Scheduler
+from qworker.django.clusters.scheduling import LONGEST_REST, Scheduler
 from qworker.django.models import Schedule, Task
 from qworker.django.signing import SignedPackage
 from qworker.django.tasks import schedule
@@ -35,6 +35,7 @@ class Cluster:
     def __init__(self, at: datetime = NOON, store: Any = None) -> None:
         self.clock = FakeClock(at.timestamp())
         self.store = store or MemoryScheduleStore(self.clock)
+        self.looks = 0.0
         self.sent: list[dict[str, Any]] = []
         self.queues: list[str] = []
         conf = SimpleNamespace(beat_history_expires=86400.0)
@@ -48,10 +49,11 @@ class Cluster:
             self.queues.append(each.queue)
 
     def look(self, later: timedelta = timedelta()) -> list[dict[str, Any]]:
-        """What is sent at a time that is *later* than the last."""
+        """What is sent at a time that is *later* than the last, and in another second."""
         self.clock.advance(later.total_seconds())
+        self.looks += LONGEST_REST
         before = len(self.sent)
-        while self.scheduler.step(self.clock.monotonic()) == 0.0:
+        while self.scheduler.step(self.clock.monotonic() + self.looks) == 0.0:
             pass
         return self.sent[before:]
 
@@ -68,6 +70,24 @@ def new(**fields: Any) -> Schedule:
 def again(row: Schedule) -> Schedule:
     row.refresh_from_db()
     return row
+
+
+def test_the_table_is_read_once_a_second_and_when_something_is_due(cluster: Cluster) -> None:
+    row = new(next_run=NOON + timedelta(seconds=60.4), schedule_type="H")
+    cluster.look()
+    looks: list[float] = []
+
+    def reads(execute: Any, statement: str, *rest: Any) -> Any:
+        looks.append(cluster.clock.monotonic() - began)
+        return execute(statement, *rest)
+
+    with connection.execute_wrapper(reads):
+        cluster.clock.advance(57)
+        began = cluster.clock.monotonic() + 1.0
+        while (now := cluster.clock.monotonic()) < began + 5:
+            cluster.clock.advance(cluster.scheduler.step(now + cluster.looks))
+    assert [round(each, 1) for each in sorted(set(looks))] == [-1.0, 0.0, 1.0, 2.0, 2.4, 3.4, 4.4]
+    assert again(row).task == cluster.sent[0]["id"]
 
 
 # -- what is sent --
