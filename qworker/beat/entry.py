@@ -49,7 +49,7 @@ class Entry:
     - catch_up: what becomes of due times that were missed while nobody looked: "latest" calls once for all of
       them, "skip" calls for none that is a minute late, a number calls for as many of the last.
     - overlap: what becomes of a due time while the call before has not ended: "allow", "skip", or "replace",
-      which revokes that call.
+      which ends that call, also while it runs.
     """
 
     name: str

@@ -118,8 +118,14 @@ def _again_at(now: float, times: int) -> float | None:
 
 # -- the error that is stored --
 
+_ACKED = "its message was acknowledged before it ran"
+
 
 def _worker_lost(request: Request, outcome: Outcome) -> WorkerLost:
+    if request.acked:
+        return WorkerLost(f"{outcome.text} ({_ACKED}, so it is not delivered again)")
+    if not request.task.reject_on_worker_lost:
+        return WorkerLost(outcome.text)
     limit = request.task.max_deliveries or 1
     return WorkerLost(f"{outcome.text} (delivery {request.leased.deliveries + 1} of at most {limit})")
 
@@ -190,7 +196,8 @@ def _fate(request: Request | Stranger, settlement: Settlement | None, now: float
     """What becomes of the message, where the line about the end does not say it: it becomes a dead letter, or
     is delivered again."""
     if isinstance(settlement, DeadLetter):
-        return " (it becomes a dead letter)"
+        acked = isinstance(request, Request) and request.acked
+        return f" ({_ACKED}: nothing is kept)" if acked else " (it becomes a dead letter)"
     if not isinstance(settlement, Release) or not (settlement.counted or settlement.requeued):
         return ""
     when = "at once" if settlement.due is None else f"in {max(0.0, settlement.due - now):.0f} s"

@@ -102,6 +102,7 @@ CASES = [
     Case(IGNORED, Ack(1), INFO, label="ignored"),
     Case(REPLACED, Ack(1), INFO, label="replaced"),
     of_run(REJECTED, DeadLetter(1, "rejected: why", ROW), WARNING, "rejected"),
+    of_run(REJECTED, DeadLetter(1, "rejected: why", ROW), WARNING, "rejected", acked=True),
     Case(REQUEUED, Release(1, requeued=True, redelivered=True), WARNING, label="rejected"),
     Case(
         INVALID,
@@ -205,6 +206,7 @@ class End:
             meta = self.app.backend.decode(row[2])
             assert (row[:2], meta["task_id"]) == (("id-1", meta["status"]), "id-1")
             self.stored = (meta["status"], meta["result"]["exc_type"])
+            (self.message,) = meta["result"]["exc_message"]
             self.settlement = self.settlement._replace(row=None)  # type: ignore[union-attr, call-arg]
         self.settler.ended([(request, outcome)]) if whom is request else None
         self.counted = [how for _, how in self.counters.ends()]
@@ -255,10 +257,33 @@ def test_how_a_request_ended_says_what_comes_of_it(case: Case, caplog: pytest.Lo
         assert found.records[0].getMessage().startswith("Task work[id-1] ")
     assert found.waits == (case.kind == UNSTARTED)
     assert all("why" in record.getMessage() for record in found.records)
-    dead = type(case.settlement) is DeadLetter and not case.settlement.failed
+    dead = type(case.settlement) is DeadLetter and not case.settlement.failed and not case.acked
     assert all(("dead letter" in record.getMessage()) == dead for record in found.records)
     again = isinstance(case.settlement, Release) and (case.settlement.counted or case.settlement.requeued)
     assert all(("again" in record.getMessage()) == again for record in found.records)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"leased": FIVE_DEATHS}, "why (delivery 5 of at most 5)"),
+        ({"task": {"reject_on_worker_lost": False}}, "why"),
+        (
+            {"acked": True},
+            "why (its message was acknowledged before it ran, so it is not delivered again)",
+        ),
+    ],
+    ids=str,
+)
+def test_who_lost_its_process_counts_only_deliveries_that_may_follow(
+    more: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert End(Case(LOST, None, ERROR, **more), caplog).message == said
+
+
+def test_what_was_acked_early_and_is_rejected_is_not_kept(caplog: pytest.LogCaptureFixture) -> None:
+    (record,) = End(PLAIN[REJECTED]._replace(acked=True), caplog).records
+    assert record.getMessage().endswith("why (its message was acknowledged before it ran: nothing is kept)")
 
 
 # -- the table is executed: a row that is changed changes what happens --
