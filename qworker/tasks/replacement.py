@@ -24,7 +24,7 @@ from qworker.canvas.plan import last_call
 from qworker.canvas.signatures import Signature, listed, maybe_signature
 from qworker.canvas.stamping import hand_on
 from qworker.context import message_headers, pop, push
-from qworker.errors import ConfigurationError, NotInChord, QWorkerError, Replaced
+from qworker.errors import BackendError, ConfigurationError, NotInChord, QWorkerError, Replaced
 from qworker.interrupts import conclude, deferred
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.marks import JOINS, KEPT, RUN, kept_in, mark, run_in
@@ -154,12 +154,21 @@ def add_to_chord(task: Task[..., Any], sig: Any, lazy: bool) -> Any:
     return deferred(_add, task, work, last, joins, join, lazy)
 
 
+def _grown(joins: Joins, join: str, task_id: str) -> int | None:
+    """As Joins.grow(). It may be done, and only its answer be lost: to do it again changes nothing then."""
+    try:
+        return joins.grow(join, task_id)
+    except BackendError:
+        return joins.grow(join, task_id)
+
+
 def _add(task: Task[..., Any], work: Any, last: Signature, joins: Joins, join: str, lazy: bool) -> Any:
     """Count *work*, of which *last* is the last call, as a member of *join*, and send it unless *lazy*."""
     request, app = task.request, task.app
     headers, group, shared = message_headers(request), str(request.group), not request.chord
     run, kept = run_in(headers), kept_in(headers)
-    number = joins.grow(join, last["options"]["task_id"])
+    with put_back_if_unsent(task, request):  # else the chord may wait for what nobody sends
+        number = _grown(joins, join, last["options"]["task_id"])
     # Whoever dies here is delivered again, and adds the same.
     if CRASHING:
         crash_point("chord-grown")

@@ -93,3 +93,40 @@ def test_a_member_that_cannot_be_noted_fails_the_chord(caught: bool) -> None:
     assert result.state == "FAILURE"
     backend.away = False
     assert added(app, caught, given=1).get(timeout=5) == 1
+
+
+class Mute(MemoryBackend):
+    """lost: so many answers of grow() are lost, after it was done."""
+
+    lost = 0
+
+    @property
+    def joins(self) -> Any:
+        joins: Any = super().joins
+        grow = joins.grow
+
+        def grow_and_fail(join: str, task_id: str) -> int | None:
+            number: int | None = grow(join, task_id)
+            if self.lost:
+                self.lost -= 1
+                raise BackendError("no answer")
+            return number
+
+        joins.grow = grow_and_fail
+        return joins
+
+
+@pytest.mark.parametrize("caught", [True, False])
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_member_is_sent_though_nobody_hears_that_it_counts(caught: bool, lost: int) -> None:
+    """Asked once more, the store gives the same number; where it does not answer then, the run goes back."""
+    clock = FakeClock()
+    backend = Mute("cache+memory://", QWorker("plain", set_as_current=False).conf, clock)
+    backend.lost = lost
+    app = QWorker("mute", broker=MemoryStore(clock), backend=backend, clock=clock, set_as_current=False)
+    result = added(app, caught, given=1)
+    with StepWorker(app) as worker:
+        worker.advance(60)
+    assert result.state == "SUCCESS"
+    assert [each.result for each in result.parent.results] == [2, 1]
+    assert backend.joins.count() == 0
