@@ -44,14 +44,17 @@ def retry(app: QWorker, tags: Sequence[int] | None = None, *, sign: Collection[i
     what it signs may be in both places. Raises BrokerUnavailable.
     """
     signer, broker = app.signer, app.broker
+    apart = not app.results_with_broker and not app.backend.why_none  # else the broker forgets failures
     if signer is None:
+        if apart:
+            forget_failures(app, _ids_of(_chosen(app, tags)))
         return Retried(broker.admin.dead_retry(tags) if tags is None or tags else 0, {})
     max_age = app.conf.security_max_age or math.inf
     signed, good, refused = 0, [], {}
     for letter in _chosen(app, tags):
         try:
             if _is_valid(letter, signer, max_age, sign=letter.tag in sign):
-                good.append(letter.tag)
+                good.append(letter)
                 continue
             anew, task_id = _signed_anew(letter, signer)
         except MessageError as error:
@@ -61,7 +64,10 @@ def retry(app: QWorker, tags: Sequence[int] | None = None, *, sign: Collection[i
         broker.sender.push([anew])
         broker.admin.dead_discard([letter.tag])
         signed += 1
-    return Retried(signed + (broker.admin.dead_retry(good) if good else 0), refused)
+    if apart:
+        forget_failures(app, _ids_of(good))
+    tags = [letter.tag for letter in good]
+    return Retried(signed + (broker.admin.dead_retry(tags) if tags else 0), refused)
 
 
 def unsigned(app: QWorker, tags: Sequence[int] | None = None) -> list[Dead]:
@@ -80,6 +86,15 @@ def unsigned(app: QWorker, tags: Sequence[int] | None = None) -> list[Dead]:
 def _chosen(app: QWorker, tags: Sequence[int] | None) -> list[Dead]:
     letters = app.broker.admin.dead(None, ALL)
     return letters if tags is None else [letter for letter in letters if letter.tag in tags]
+
+
+def _ids_of(letters: Sequence[Dead]) -> list[str]:
+    """The ids of the calls of *letters*, of those that can be read."""
+    found = []
+    for letter in letters:
+        with suppress(InvalidTaskMessage):
+            found.append(str(parse_headers(letter.headers)["id"]))
+    return found
 
 
 def _is_valid(letter: Dead, signer: Signer, max_age: float, *, sign: bool) -> bool:

@@ -20,7 +20,7 @@ from qworker.control import dead_letters
 from qworker.errors import Reject, TaskRevoked
 from qworker.message.protocol import TaskMessage, encode
 from qworker.testing import FakeClock, MemoryStore, StepWorker
-from qworker.transports.lease import Broker, Dead, Envelope
+from qworker.transports.lease import Broker, Dead, DeadLetter, Envelope
 from qworker.transports.sqlite.broker import SQLiteBroker
 from qworker.transports.transfer import move
 
@@ -451,3 +451,31 @@ def test_signatures_outlive_a_move(house: House, tmp_path: Path) -> None:
     with StepWorker(app) as worker:
         worker.run()
         assert app.AsyncResult(result.id).get(timeout=0) == "a"
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("some", [False, True])
+def test_who_waits_for_a_dead_letter_that_is_retried_sees_its_new_end(
+    tmp_path: Path, signed: bool, some: bool
+) -> None:
+    """Also where results have a store of their own, of which the broker knows nothing."""
+    keys: dict[str, Any] = {"security_key": [KEY]} if signed else {}
+    app = QWorker(
+        "apart",
+        broker=f"sqlite:///{tmp_path}/q.db",
+        backend=f"sqlite:///{tmp_path}/results.db",
+        set_as_current=False,
+        **keys,
+    )
+    app.task(lambda: 1, name="add")
+    with app:
+        (one, other) = (app.send_task("add") for _ in range(2))
+        own = app.broker.consumer.register("w@h", ["celery"], 2)
+        found = app.broker.consumer.lease(["celery"], 2).messages
+        app.broker.consumer.settle(own, [DeadLetter(each.tag, "why") for each in found])
+        for result in (one, other):
+            app.backend.store(result.id, app.backend.meta(result.id, "FAILURE", {"exc_type": "E"}))
+        tags = [letter.tag for letter in app.broker.admin.dead() if one.id in letter.headers]
+        assert dead_letters.retry(app, tags if some else None) == (1 if some else 2, {})
+        assert one.state == "PENDING"
+        assert other.state == ("FAILURE" if some else "PENDING")
