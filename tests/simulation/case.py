@@ -118,6 +118,12 @@ class Timetable(Short):
     entries: tuple[Entry, ...] = ()
     edits: tuple[Edit, ...] = ()
 
+    @property
+    def calls_nobody(self) -> bool:
+        """Whether there are messages for a task that no worker knows, which come back for long."""
+        entries = (*self.entries, *(each.entry for each in self.edits))
+        return any(each is not None and each.task == "nobody" for each in entries)
+
 
 @dataclass(frozen=True, repr=False)
 class Job(Short):
@@ -126,8 +132,9 @@ class Job(Short):
     or "wait" for who waits for the result. atomic: "", or how the transaction of the call ends: "commit" or
     "rollback".
 
-    Of schedules: size is the number of runs. due: seconds from *at* to the first. change: "", "delete" or
-    "now", which makes it due at once, *change_at* seconds after the call."""
+    Of schedules: size is the number of runs. every: a letter of ``Schedule.TYPE``, or a crontab. due: seconds
+    from *at* to the first run; a crontab says that itself. change: "", "delete" or "now", which makes it due
+    at once, *change_at* seconds after the call."""
 
     kind: str = "task"
     at: float = 0.0
@@ -140,11 +147,16 @@ class Job(Short):
     ack_failure: bool | None = None
     ask: str = "later"
     atomic: str = ""
+    every: str = "I"
     due: float = 0.0
     once: bool = False
     intended: bool = False
     change: str = ""
     change_at: float = 0.0
+
+    @property
+    def crontab(self) -> str | None:
+        return self.every if " " in self.every and not self.once else None
 
 
 @dataclass(frozen=True, repr=False)
@@ -157,6 +169,7 @@ class Django(Short):
     ack_failures: bool = True
     catch_up: bool = True
     max_attempts: int = 0
+    time_zone: str = "UTC"
 
 
 @dataclass(frozen=True, repr=False)

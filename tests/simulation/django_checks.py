@@ -7,12 +7,16 @@ Thread:      any; pure.
 
 from __future__ import annotations
 
+from calendar import monthrange
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from tests.simulation.case import Django, Job
+from tests.simulation.due_times import crontab_dues
 from tests.simulation.nodes import Asked
 from tests.simulation.run import Seen
 from tests.simulation.world import START
@@ -20,6 +24,9 @@ from tests.simulation.world import START
 ALWAYS = 1000
 """A task that fails in so many attempts fails in each."""
 MINUTE = 60.0
+PASSING = {"I": timedelta(minutes=1), "H": timedelta(hours=1)}
+DAYS = {"D": 1, "W": 7, "BW": 14}
+MONTHS = {"M": 1, "BM": 2, "Q": 3, "Y": 12}
 
 
 def django_problems(seen: Seen) -> list[str]:
@@ -77,6 +84,40 @@ def rows_of(job: Job, django: Django) -> list[bool]:
         rows = [success for *_, success in ended(job, django)]
         keeps = keeps if job.save is None else job.save
     return [each for each in rows if keeps or not each]
+
+
+def dues_of(job: Job, django: Django) -> Iterator[datetime]:
+    """When the schedule *job* is due, without what is missed and not made up for."""
+    asked = datetime.fromtimestamp(START + job.at, UTC)
+    due = datetime.fromtimestamp(START + job.at + job.due, UTC)
+    if job.crontab:
+        due = following(job.every, asked, django.time_zone)
+    yield due
+    while True:
+        due = following(job.every, due, django.time_zone)
+        if django.catch_up or due > asked:
+            yield due
+
+
+def following(every: str, due: datetime, zone: str) -> datetime:
+    """When a schedule that was due at *due* is due next. Minutes and hours are counted as they pass, the
+    others by the clock on the wall."""
+    if every in PASSING:
+        return due + PASSING[every]
+    if every not in DAYS and every not in MONTHS:
+        second = due.timestamp()
+        return datetime.fromtimestamp(crontab_dues(every, zone, second, second + 3600.0)[0], UTC)
+    wall = due.astimezone(ZoneInfo(zone)).replace(tzinfo=None)
+    if every in DAYS:
+        wall += timedelta(days=DAYS[every])
+    else:
+        year, month = divmod(wall.year * 12 + wall.month - 1 + MONTHS[every], 12)
+        wall = wall.replace(year, month + 1, min(wall.day, monthrange(year, month + 1)[1]))
+    while (found := wall.replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)).astimezone(ZoneInfo(zone)).replace(
+        tzinfo=None
+    ) != wall:  # left out where the clock is set forward
+        wall = wall.replace(second=0, microsecond=0) + timedelta(minutes=1)
+    return found
 
 
 class _Job:
@@ -230,13 +271,8 @@ class _Job:
             yield f"is left as {row and vars(row)}"
         if not job.intended:
             return
-        first = START + job.at + job.due
-        steps = list(range(size))
-        if not self.django.catch_up and job.due < 0:
-            skipped = int(-job.due // MINUTE)
-            steps = [0, *(step + skipped for step in steps[1:])]
+        dues = [each.isoformat() for each in islice(dues_of(job, self.django), size)]
         if self.told_time:
-            dues = [datetime.fromtimestamp(first + MINUTE * step, UTC).isoformat() for step in steps]
             if sorted(set(slots)) != dues:
                 yield f"was sent for {sorted(set(slots))}, not {dues}"
         elif len(set(slots)) != size:

@@ -393,7 +393,8 @@ def _schedule(caller: Any, job: Job, name: str) -> int:
     made = schedule(
         f"{HERE}.work", name, 0, max(0, job.fails),
         name=name,
-        schedule_type=Schedule.ONCE if job.once else Schedule.MINUTES,
+        schedule_type=Schedule.ONCE if job.once else Schedule.CRON if job.crontab else job.every,
+        cron=job.crontab,
         repeats=-1 if job.once else job.size,
         next_run=_instant(caller.clock.now() + job.due),
         intended_date_kwarg="at" if job.intended else None,
@@ -460,6 +461,7 @@ class DjangoRunning(Running):
             "ack_failures": django.ack_failures,
             "catch_up": django.catch_up,
             "max_attempts": django.max_attempts,
+            "time_zone": django.time_zone,
         }
         cached = {"default": {"BACKEND": f"{HERE}.SharedCache", "LOCATION": str(directory)}}
         enter = self.around.enter_context
@@ -485,11 +487,12 @@ class DjangoRunning(Running):
             self._at(job.at, CALLERS[number % 2], partial(self._order, asked), True)
             last = max(last, job.at)
             if job.kind == "schedule":
-                last = max(last, job.at + max(0.0, job.due) + job.size * MINUTE)
+                span = job.size * MINUTE * (2 if job.crontab else 1)
+                last = max(last, job.at + max(0.0, job.due) + span)
                 if job.change:
                     at = job.at + max(0.1, job.change_at)
                     self._at(at, CALLERS[number % 2], partial(self.callers[number % 2].change, asked))
-                    last = max(last, at + job.size * MINUTE)
+                    last = max(last, at + span)
         return last
 
     def _order(self, asked: Asked) -> None:

@@ -321,12 +321,16 @@ def django_fault(random: Random, workers: int) -> Fault:
     return made
 
 
+PERIODS = {"H": 1 / 24, "D": 1, "W": 7, "BW": 14, "M": 31, "BM": 62, "Q": 92, "Y": 366}
+"""Days from one run to the next, of schedules that nobody has the time to wait for."""
+
+
 def job(random: Random, django: Django) -> Job:
     kind = random.choice(("task", "task", "iter", "iter", "chain", "group", "schedule"))
     made = Job(kind, round(random.random() * 5.0, 2), hook=random.random() < 0.4)
     endless = not django.ack_failures and not django.max_attempts
     if kind == "schedule":
-        return replace(
+        made = replace(
             made,
             size=random.randint(1, 3),
             due=random.choice((0.0, 0.0, 1.5, -30.0, -130.0)),
@@ -334,6 +338,14 @@ def job(random: Random, django: Django) -> Job:
             intended=random.random() < 0.7,
             change=random.choice(("",) * 4 + ("delete", "now")),
             change_at=random.choice((0.0, 2.0, 61.0)),
+        )
+        every = random.choice(("I",) * 6 + ("* * * * *", "*/2 * * * *", *PERIODS))
+        if every not in PERIODS:
+            return replace(made, every=every)
+        size = made.size if django.catch_up else 1  # all runs are due when it is made
+        due = -86400.0 * (PERIODS[every] * size + random.randrange(48 * 250) / 48)
+        return replace(
+            made, every=every, size=size, due=due, change="" if made.change == "now" else made.change
         )
     made = replace(
         made,
@@ -369,6 +381,7 @@ def django_case(random: Random, made: World, jobs: int | None = None) -> Case:
         ack_failures=random.random() < 0.8,
         catch_up=random.random() < 0.7,
         max_attempts=random.choice((0, 1, 2)),
+        time_zone=random.choice(("UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe")),
     )
     count = jobs or random.choice((1, 1, 2, 4))
     faults = 0 if random.random() < 0.3 else random.choice((1, 1, 2, 3))

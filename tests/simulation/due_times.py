@@ -257,7 +257,7 @@ class Oracle:
         dues = sorted(called if slots is None else {round(due, 6) for due, *_ in slots})
         every = [entry for life in known.lives for _, entry in life.says]
         forgets = not story.shared and bool(self.troubles)
-        if known.unsure or forgets or (slots is None and any(map(_is_unseen, every))):
+        if known.unsure or forgets or (slots is None and any(map(self._is_unseen, every))):
             return
         left = set(dues)
         for life in known.lives:
@@ -347,14 +347,14 @@ class Oracle:
         found: Instants = []
         if self.jumps:
             dues = [due for due in dues if due < self._wall(min(at for at, _ in self.jumps))]
-        open_: dict[tuple[float, float], list[tuple[float, Entry]]] = {}
+        open_: dict[tuple[float, float], list[tuple[float, Entry | None]]] = {}
         for number, due in enumerate(dues):
             second = due - self.story.base
             says = list(self._says(life, second))
-            if len(says) != 1 or not _within(says[0], second):
+            if not any(_within(each, second) for each in says):
                 continue
-            entry = says[0]
-            jitter = entry.fields.get("jitter", 0.0)
+            entry, sure = says[0], len(says) == 1
+            jitter = entry.fields.get("jitter", 0.0) if sure else 0.0
             expires = entry.fields.get("expires")
             if due + jitter + TOLERANCE >= end or (jitter and expires is not None and expires <= jitter):
                 continue
@@ -366,16 +366,18 @@ class Oracle:
             windows = self._silent(entry)
             hit = [each for each in windows if each[0] <= second + jitter and second <= each[1]]
             if not hit:
-                found.append(due)
+                found += [due] * sure
             elif len(hit) == 1 and not jitter and self._wall(hit[0][1]) < end:
-                open_.setdefault(hit[0], []).append((due, entry))
+                open_.setdefault(hit[0], []).append((due, entry if sure else None))
         for (start, until), missed in open_.items():
-            entry = missed[-1][1]
-            catch_up = entry.fields.get("catch_up", "latest")
+            last = next((entry for _, entry in reversed(missed) if entry is not None), Entry())
+            catch_up = last.fields.get("catch_up", "latest")
             count = catch_up if isinstance(catch_up, int) else 1
-            for due, entry in missed[-count:]:
+            for due, said in missed[-count:]:  # also what need not be made up for takes a place
+                if said is None:
+                    continue
                 wait = self._wall(until) - due
-                if entry.fields.get("expires") is not None and wait >= entry.fields["expires"]:
+                if said.fields.get("expires") is not None and wait >= said.fields["expires"]:
                     continue
                 if catch_up == "skip" and until - start > LATE_SECONDS:
                     continue
@@ -398,6 +400,12 @@ class Oracle:
         last = max((end for end in ended if end is not None), default=float("inf"))
         slack = 1.0 if all(entry.task in ("tick", "bad", "slow") for entry in says) else 3 * SLEEP_SECONDS
         return last + slack >= second or not self.only_beats
+
+    def _is_unseen(self, entry: Entry) -> bool:
+        """Whether calls of it may never run. Those that expire do not, while a slow task keeps the worker."""
+        busy = any(run.ended != run.started for run in self.story.runs)
+        expires = busy and entry.fields.get("expires") is not None
+        return expires or entry.task == "nobody" or entry.fields.get("overlap") == "replace"
 
     def _limits(self, name: str, known: Name, dues: Instants) -> None:
         for number in {life.identity[1] for life in known.lives}:
@@ -446,11 +454,6 @@ class Oracle:
 
 def _is_hindered(entry: Entry) -> bool:
     return entry.fields.get("overlap") == "skip" and entry.task == "quiet"
-
-
-def _is_unseen(entry: Entry) -> bool:
-    """Whether calls of it may never run."""
-    return entry.task == "nobody" or entry.fields.get("overlap") == "replace"
 
 
 def _within(entry: Entry, second: float) -> bool:

@@ -343,7 +343,7 @@ class Running:
             return False
         observer = self.observer
         broker = observer.app.broker
-        waits = self.schedules is None or not self.schedules.calls_nobody
+        waits = self.schedules is None or not self.schedules.table.calls_nobody
         if any(info.ready or (info.delayed and waits) or info.leased for info in broker.admin.queues()):
             return False
         return self.seen.excused or self.joins() == 0
@@ -478,15 +478,17 @@ def run(case: Case, trace: Trace | None = None) -> Seen:
     collecting = gc.isenabled()
     gc.disable()
     running = None
+    seen = Seen(case, Record())
     try:
         with determined(case.seed):
-            running = _kind_of(case)(case, directory, trace)
             try:
+                running = _kind_of(case)(case, directory, trace)
+                seen = running.seen
                 running.go()
             except Exception:  # noqa: BLE001 - the other cases of a search run
-                running.seen.broken = f"the simulator failed: {traceback.format_exc()}"
-                running.seen.log = running.time.log
-        seen = running.seen
+                seen.broken = f"the simulator failed: {traceback.format_exc()}"
+                if running is not None:
+                    seen.log = running.time.log
         seen.errors += errors
         return seen
     finally:

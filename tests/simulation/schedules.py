@@ -185,12 +185,6 @@ class Schedules:
         self.over = False
         self.stores: list[Any] = []
 
-    @property
-    def calls_nobody(self) -> bool:
-        """Whether there are messages for a task that no worker knows, which come back for long."""
-        entries = (*self.table.entries, *(each.entry for each in self.table.edits))
-        return any(each is not None and each.task == "nobody" for each in entries)
-
     # -- each node --
 
     def equip(self, app: QWorker, process: Process) -> None:

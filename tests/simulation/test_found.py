@@ -11,6 +11,7 @@ from tests.simulation.case import (
     Chord,
     Chunks,
     Django,
+    Edit,
     Entry,
     Errback,
     Fault,
@@ -273,3 +274,29 @@ def test_a_graph_that_is_called_twice_loses_a_node_once() -> None:
     world = World(acks_late=False, base="hooked")
     order = Order(numbered(Graph(nodes)), how="twice")
     assert problems(run(Case(world, (order,), (lost,), seed=2))) == []
+
+
+def test_the_next_attempt_of_a_job_ends_before_the_one_that_failed_is_settled() -> None:
+    """Where a clock is ahead. The failure was kept with its ack, in place of the one that came later."""
+    ahead = Fault("jump", "worker2", at=3.86, seconds=5.0)
+    jobs = (
+        Job(at=4.0, fails=2, ack_failure=False),
+        Job(at=3.86, ack_failure=False, ask="wait"),
+        Job("group", at=2.45, size=5, hook=True, ask="wait"),
+    )
+    project = Django(jobs, save_limit=0, max_attempts=2)
+    case = Case(World(workers=3, concurrency=4), faults=(ahead,), seed=381145149, django=project)
+    assert problems(run(case)) == []
+
+
+def test_a_due_time_is_missed_around_an_edit() -> None:
+    """The oracle left out what was due just after it, and wanted the one before to be made up for."""
+    table = Timetable(1, "other", entries=(Entry(when=("every", 1.0)),), edits=(Edit("reset"),))
+    assert problems(run(Case(faults=(Fault("kill", "beat0", at=3.0),), schedules=table))) == []
+
+
+def test_calls_expire_while_a_slow_task_keeps_the_worker() -> None:
+    """The oracle wanted them to run where there are no slots to look for them in."""
+    entries = (Entry(task="slow"), Entry("e1", ("every", 1.0), fields={"expires": 2.0}))
+    case = Case(World(workers=1, concurrency=1), schedules=Timetable(1, entries=entries))
+    assert problems(run(case)) == []

@@ -10,8 +10,8 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from tests.simulation.case import Case, Edit, Entry, Fault, Timetable, replace
-from tests.simulation.drawing import CALL_FAULTS, fault, world
+from tests.simulation.case import Case, Edit, Entry, Fault, Order, Timetable, replace
+from tests.simulation.drawing import CALL_FAULTS, fault, order, world
 from tests.simulation.schedules import SCHEDULES, WRONG
 from tests.simulation.world import START
 
@@ -160,8 +160,14 @@ def worker_fault(random: Random, workers: int) -> Fault:
             return found
 
 
+def besides(random: Random) -> Order:
+    """An order whose caller waits for nothing: it would keep up a "slow" task within which it steps."""
+    made = order(random)
+    return made if made.how == "eager" else replace(made, ask=random.choice(("later", "then")))
+
+
 def scheduled(random: Random) -> Case:
-    """A case with schedules, and nothing else."""
+    """A case with schedules, and sometimes orders besides."""
     table = timetable(random)
     made = replace(world(random), stores=random.choice(STORES), workers=random.choice((1, 1, 2)), skew=0.0)
     faults: list[Fault] = []
@@ -172,7 +178,9 @@ def scheduled(random: Random) -> Case:
         ]
     if made.stores == "memory" and table.store == "":
         table = replace(table, beats=1)
-    return Case(made, (), tuple(faults), random.getrandbits(32), schedules=table)
+    count = 0 if table.calls_nobody else random.choice((0, 0, 1, 2, 4))  # who cannot wait for what is delayed
+    orders = tuple(besides(random) for _ in range(count))
+    return Case(made, orders, tuple(faults), random.getrandbits(32), schedules=table)
 
 
 def scheduled_of(seed: int) -> Case:

@@ -22,6 +22,7 @@ from qworker.django.execution import connections as task_connections
 from qworker.django.execution.calls import enqueue
 from qworker.django.execution.running import is_kept, note, row_of, run, unpacked
 from qworker.django.models import Task
+from qworker.django.transports import task_rows
 from qworker.django.transports.packages import Package
 from qworker.errors import (
     BackendError,
@@ -141,7 +142,7 @@ def kept(context: Context, status: str, result: Any) -> dict[str, Any] | None:
             return None  # nobody knows what it is: its message is a dead letter
     if status != states.SUCCESS and package.get("success", True):
         note(package, False, _text_of(result))
-    return row_of(package) if status != states.STARTED and is_kept(package) else None
+    return row_of(package) if status not in (states.STARTED, states.RETRY) and is_kept(package) else None
 
 
 def _go_on_or_back(package: Package) -> None:
@@ -186,9 +187,12 @@ def _again(task: BaseTask[..., Any], package: Package, error: BaseException) -> 
 
 
 def _show_meanwhile(package: Package) -> None:
-    """Keep a failure that comes again where it is asked for, as the database does: it may come for ever."""
-    if package.get("cached") and not package.get("iter_count"):
-        with suppress(BackendError):  # nothing is lost: it is told at its end
+    """Keep a failure that comes again where it is asked for: it may come for ever. Not with the ack, for the
+    next attempt may have ended by then."""
+    with suppress(BackendError, Error):  # nothing is lost: it is told at its end
+        if is_kept(package):
+            task_rows.save(row_of(package))
+        elif package.get("cached") and not package.get("iter_count"):
             cached.put(package)
 
 
