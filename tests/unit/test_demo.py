@@ -229,6 +229,14 @@ def test_page_is_well_formed_and_escaped(tmp_path: Path) -> None:
     assert "http" not in html.replace('lang="en"', "")
 
 
+def test_the_timeline_has_a_lane_for_a_child_that_was_killed_at_its_first_task() -> None:
+    value = {"pid": 7, "started": 100.0, "ended": 100.5, "killed": 9, "killed_at": 99.5}
+    parts = [report.Part("die_once", "killed", [report.Run("die_once", True, value)])]
+    drawing = page.timeline(report.join(parts, [], 1.5, {}))
+    assert drawing.index("child 9, killed") < drawing.index("child 7<")
+    assert "killed here" in drawing
+
+
 def test_page_without_any_success(tmp_path: Path) -> None:
     runs = [report.Run("analyse", False, "/a/b.py: no")]
     empty = report.join([report.Part("analyse", "modules", runs)], runs, 0.0, {})

@@ -160,11 +160,13 @@ def timeline(report: Report) -> str:
     runs = [(run.part, run.value) for part in report.parts for run in part.runs if run.ok]
     if not runs:
         return "<p>Nothing ended well.</p>"
-    begin: float = min(value["started"] for _, value in runs)
+    killed: dict[int, float] = {
+        value["killed"]: value["killed_at"] for part, value in runs if part == "die_once"
+    }
+    begin: float = min([*(value["started"] for _, value in runs), *killed.values()])
     span: float = max(max(value["ended"] for _, value in runs) - begin, 0.001)
     scale = (WIDTH - LABEL - 20) / span
-    killed = {value["killed"]: value["killed_at"] for part, value in runs if part == "die_once"}
-    first: dict[int, float] = {}
+    first = killed.copy()  # a child that was killed may have ended nothing
     for _, value in runs:
         first[value["pid"]] = min(value["started"], first.get(value["pid"], value["started"]))
     lanes = {pid: index for index, pid in enumerate(sorted(first, key=lambda pid: first[pid]))}
@@ -179,12 +181,11 @@ def timeline(report: Report) -> str:
         words = f"child {pid}" + (", killed" if pid in killed else "")
         drawn.append(f'<text x="{LABEL - 10}" y="{y + 25}" text-anchor="end">{words}</text>')
     drawn += [shape(part, value, x, lanes[value["pid"]] * LANE) for part, value in runs]
-    for pid, moment in killed.items():
-        if pid in lanes:
-            drawn.append(
-                f'<text class="mark" x="{x(moment):.1f}" y="{lanes[pid] * LANE + 30}" font-weight="700" '
-                f'text-anchor="middle">✕<title>killed here</title></text>'
-            )
+    drawn += [
+        f'<text class="mark" x="{x(moment):.1f}" y="{lanes[pid] * LANE + 30}" font-weight="700" '
+        f'text-anchor="middle">✕<title>killed here</title></text>'
+        for pid, moment in killed.items()
+    ]
     return f'<svg viewBox="0 0 {WIDTH} {height}" role="img">{"".join(drawn)}</svg>'
 
 
