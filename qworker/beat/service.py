@@ -487,21 +487,27 @@ class Beat(ThreadComponent):
         that it is the same."""
         lease = self.leadership.lease
         assert lease is not None
+        left = {(slot.name, slot.due) for slot in slots}
+
+        def sent(some: Sequence[Slot]) -> frozenset[str]:
+            done = [(slot.name, slot.due) for slot in some]
+            self.store.sent(lease, done)
+            left.difference_update(done)
+            return frozenset(slot.name for slot in some)
 
         def send(some: Sequence[Slot]) -> frozenset[str]:
             envelopes = [envelope for slot in some for envelope in self._left_behind(slot)]
             if envelopes:
                 self.app.broker.sender.push(envelopes)
-            self.store.sent(lease, [(slot.name, slot.due) for slot in some])
-            return frozenset(slot.name for slot in some)
+            return sent(some)
 
         def refuse(slot: Slot, error: Exception) -> None:
             self._tell_of_failure(slot.name, error)
-            self.store.sent(lease, [(slot.name, slot.due)])
+            sent([slot])
 
         for part in self._caution.parts(slots, self.clock.monotonic()):
             self._try(part, send, refuse)
-        self._unsure = self._caution.waiting
+        self._unsure = bool(left)  # those of entries whose pause lasts
 
     def _left_behind(self, slot: Slot) -> list[Envelope]:
         """The messages of *slot*; none where its entry is gone, or cannot be called. Raises what is AWAY."""

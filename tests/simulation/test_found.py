@@ -300,3 +300,21 @@ def test_calls_expire_while_a_slow_task_keeps_the_worker() -> None:
     entries = (Entry(task="slow"), Entry("e1", ("every", 1.0), fields={"expires": 2.0}))
     case = Case(World(workers=1, concurrency=1), schedules=Timetable(1, entries=entries))
     assert problems(run(case)) == []
+
+
+def test_an_attempt_that_a_crash_takes_back_fails_again() -> None:
+    """The simulator's tasks counted their runs where they say attempts, so that the next run succeeded."""
+    project = Django((Job(fails=2),), ack_failures=False, max_attempts=2)
+    assert problems(run(Case(faults=(Fault("crash", at=5.0, seconds=4.0),), django=project))) == []
+
+
+def test_all_that_waited_for_the_broker_is_sent_when_it_is_back() -> None:
+    """When the first call was sent, the others whose pause lasted were taken for sent, too: up to a minute
+    passed until they were."""
+    entries = (
+        Entry("e0", ("every", 1.0), fields={"overlap": "skip"}),
+        Entry("e1", ("every", 1.0), "grouped", fields={"jitter": 3.0}),
+    )
+    away = Fault("away", "broker", at=7.18, seconds=5.0)
+    case = Case(faults=(away,), schedules=Timetable(1, "other", seconds=20.0, entries=entries))
+    assert problems(run(case)) == []
