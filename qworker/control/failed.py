@@ -8,7 +8,7 @@ Thread:      the caller's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +62,9 @@ class FailedTask:
 class Failed:
     """The failed tasks of *app*, newest first.
 
-    Whatever selects some takes the same words: tags (numbers), task (a name), error (a part of the error's
-    text), queue; without any of them all are meant. Raises NotSupported where the broker keeps none.
+    Whatever selects some takes the same words: tags (numbers), task (its whole name), error (a part of the
+    error's text), queue; without any of them all are meant, by retry() and discard(), too. Raises TypeError
+    for tags that are none, NotSupported where the broker keeps none.
     """
 
     def __init__(self, app: QWorker) -> None:
@@ -89,7 +90,10 @@ class Failed:
         queue: str | None = None,
         limit: int = 100,
     ) -> list[FailedTask]:
-        """Return those that are meant, the newest first, *limit* at most; [] for none."""
+        """Return those that are meant, the newest first, *limit* at most; [] for none. Raises ValueError for
+        a limit below 1."""
+        if limit < 1:
+            raise ValueError(f"limit={limit!r:.80} is not valid: give a number from 1 on")
         return [each for _, each in _chosen(self._place, tags, task, error, queue, limit)]
 
     def get(self, tag: int) -> FailedTask:
@@ -179,6 +183,12 @@ def _chosen(
     limit: int = ALL,
 ) -> list[tuple[Dead, FailedTask]]:
     """The newest *limit* of those that are meant by the words of Failed, with their messages."""
+    if tags is not None and (
+        not isinstance(tags, Iterable)
+        or isinstance(tags, str)
+        or not all(isinstance(tag, int) for tag in tags)
+    ):
+        raise TypeError(f"tags={tags!r:.80} is not valid: give a list of numbers, as [1]")
     wanted = None if tags is None else set(tags)
     some = wanted is not None or task is not None or error is not None
     found: list[tuple[Dead, FailedTask]] = []

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import AppConfig
+from django.core.exceptions import ImproperlyConfigured
 from django.db.models.signals import post_migrate, pre_migrate
 
 from qworker.context import set_default_maker
@@ -22,7 +23,14 @@ from qworker.django.conf import conf
 from qworker.django.settings.keys import KEYS
 from qworker.django.tables import predecessor
 from qworker.errors import ConfigurationError
-from qworker.naming import import_object
+from qworker.naming import import_object, install_command
+
+try:
+    import picklefield  # noqa: F401 - that of the models, which come later and in a traceback
+except ImportError as error:
+    raise ImproperlyConfigured(
+        f"qworker.django needs django-picklefield: {install_command('django')}"
+    ) from error
 
 
 class QWorkerConfig(AppConfig):

@@ -20,7 +20,7 @@ from qworker.django.execution import endings
 from qworker.django.execution.running import SENDER, is_kept, row_of, run, unpacked
 from qworker.django.humanhash import uuid
 from qworker.django.signals import pre_enqueue
-from qworker.django.signing import SignedPackage
+from qworker.django.signing import PickleSerializer, SignedPackage
 from qworker.django.transports import task_rows
 from qworker.django.transports.packages import Package, options_apart
 from qworker.interrupts import let_pass
@@ -47,8 +47,9 @@ def async_task(func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> str
     - broker: a Broker to use. cluster (text): the name of another cluster.
     - task_name (text): its name, in place of one that is made up.
 
-    Raises ValueError for a group or a name of more than 100 characters and for seconds that are none, and
-    what the broker raises that cannot take it.
+    Raises ValueError for a group or a name of more than 100 characters and for seconds that are none,
+    TypeError for a broker that is none, what pickle raises with a note that names the argument, and what the
+    broker raises that cannot take it.
     """
     keywords, options = options_apart(kwargs)
     return enqueue(func, args, keywords, options)
@@ -64,19 +65,40 @@ def enqueue(
     """As async_task(), with args, kwargs and options apart. warns: of a cache that no other process sees."""
     package = package_of(func, args, kwargs, dict(options or {}))
     broker: Broker | None = package.pop("broker", None)
+    if broker is not None and not hasattr(broker, "send"):
+        raise TypeError(f"broker is {safe_repr(broker, 80)}: it is a Broker, as get_broker() returns one")
     if conf.sync:
         package.setdefault("sync", True)
     pre_enqueue.send(SENDER, task=package)
     sync = package.pop("sync", False)  # what observes it may have said so
     if warns and (package.get("cached") or package.get("iter_cached")):
         cached_results.warn_unshared(bool(sync))
-    text = SignedPackage.dumps(package)
+    try:
+        text = SignedPackage.dumps(package)
+    except Exception as error:
+        if culprit := _unpicklable(package):
+            error.add_note(f"{culprit} of the call of {safe_repr(package['func'], 80)} cannot be pickled")
+        raise
     if sync:
         _run_here(text)
     else:
         (broker or get_broker(package.get("cluster"))).send(text, package)
         logger.debug("Enqueued [%s] %s", package.get("cluster") or conf.cluster_name, package["id"])
     return str(package["id"])
+
+
+def _unpicklable(package: Package) -> str:
+    """What of a call pickle does not take; "" when it takes each for itself."""
+    named = {"the function": package["func"]}
+    named |= {f"argument {number}": each for number, each in enumerate(package["args"], 1)}
+    named |= {f"argument {name!r}": each for name, each in package["kwargs"].items()}
+    for name, each in named.items():
+        try:
+            PickleSerializer.dumps(each)
+        except Exception as error:  # noqa: BLE001 - the user's classes
+            let_pass(error)
+            return f"{name}, {safe_repr(each, 80)},"
+    return ""
 
 
 def package_of(

@@ -23,6 +23,7 @@ from qworker.django.models import Task
 from qworker.django.transports.databases import is_in_memory
 from qworker.django.waiting.watcher import TaskWatcher, group_key, task_key, watcher_of
 from qworker.results.awaiting import ended
+from qworker.safe_repr import safe_repr
 
 FOREVER = -1
 LOOK_SECONDS = 0.5
@@ -45,8 +46,9 @@ class Look(NamedTuple):
 def found_by(what: Look, wait: int) -> Any:
     """Return what *what* finds, once it is there, or *wait* milliseconds have passed: then what there is.
 
-    wait: 0 looks once; FOREVER waits for ever.
+    wait: 0 looks once; FOREVER waits for ever. Raises TypeError when it is no number.
     """
+    _check_wait(wait)
     found = what.look()
     if wait == 0 or what.is_there(found):
         return found
@@ -63,6 +65,7 @@ def found_by(what: Look, wait: int) -> Any:
 
 async def afound_by(what: Look, wait: int) -> Any:
     """As found_by(): the event loop goes on, and no thread waits for this alone."""
+    _check_wait(wait)
     look = sync_to_async(what.look)
     found = await look()
     if wait == 0 or what.is_there(found):
@@ -79,6 +82,11 @@ async def afound_by(what: Look, wait: int) -> Any:
         if what.is_there(found):
             break
     return found
+
+
+def _check_wait(wait: int) -> None:
+    if not isinstance(wait, int | float):
+        raise TypeError(f"wait is {safe_repr(wait, 80)}: it is a number of milliseconds, {FOREVER} for ever")
 
 
 def _seconds(wait: int) -> float | None:

@@ -695,3 +695,17 @@ def test_every_function_has_a_twin_for_coroutines() -> None:
     assert found[:9] == (2, True, [2], 1, 1, 1, True, 0, [2])
     assert found[9] is not None
     assert Schedule.objects.get().name == found[10] == "twin"
+
+
+def test_a_call_that_cannot_be_made_says_which_part_is_wrong() -> None:
+    with pytest.raises((AttributeError, pickle.PicklingError)) as refused:
+        async_task(given, 1, other=lambda: None)
+    assert "argument 'other'" in refused.value.__notes__[0]
+    with pytest.raises((AttributeError, pickle.PicklingError)) as refused:
+        async_task(given, 1, lambda: None)
+    assert "argument 2" in refused.value.__notes__[0]
+    with pytest.raises(TypeError, match="^broker is 3: it is a Broker"):
+        async_task(given, broker=3)  # type: ignore[arg-type]
+    for look in (result, async_to_sync(tasks.aresult)):
+        with pytest.raises(TypeError, match="^wait is 'y': it is a number of milliseconds"):
+            look(ABSENT, wait="y")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -162,3 +165,12 @@ def test_a_later_part_that_was_told_to_end_is_not_made(end: Callable[[Later], No
     end(later)
     later.start()
     assert later.problems() == ()
+
+
+def test_a_project_without_the_extra_is_told_what_to_install(tmp_path: Path) -> None:
+    program = f"import sys\nsys.modules['picklefield'] = None\n{SETUP}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stderr.splitlines()[-1] == (
+        "django.core.exceptions.ImproperlyConfigured: qworker.django needs django-picklefield: "
+        'pip install "qworker-queue[django]"'
+    )
