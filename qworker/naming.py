@@ -198,7 +198,7 @@ def signal_name(given: Any) -> str:
         name = str(given).upper()
         return signal.Signals[name if name.startswith("SIG") else f"SIG{name}"].name
     except (KeyError, ValueError):
-        raise ValueError(f"{given!r} is no signal: use SIGTERM, SIGINT or SIGKILL") from None
+        raise ValueError(f"{given!r} is not a signal: use SIGTERM, SIGINT or SIGKILL") from None
 
 
 MISSPELT = 0.85

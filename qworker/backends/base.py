@@ -184,8 +184,7 @@ class Backend(ABC):
             if self._signer is not None:  # before anything looks at it
                 payload = self._signer.unseal(payload, *about)
         except SecurityError as error:
-            why = f"is refused: {error}. Was it written without security_key?"
-            raise self.damaged(task_id, why) from error
+            raise self.damaged(task_id, f"is refused: {error}") from error
         try:
             if payload.startswith(COMPRESSED):
                 mime, _, payload = payload[len(COMPRESSED) :].partition(b"\x00")
@@ -193,6 +192,9 @@ class Backend(ABC):
             encoding = "utf-8" if self._serializer in ("json", "yaml") else "binary"
             return decode(payload, self._content_type, encoding, self._accept)
         except (InvalidTaskMessage, SecurityError) as error:
+            if self._signer is None and import_object("qworker.message.signing:SEAL") in payload:
+                why = "is signed, and this process has no security_key: set it here, too"
+                raise self.damaged(task_id, why) from error
             why = (
                 f"cannot be read as {self._serializer}: {error}. Was it written with another "
                 "result_serializer?"

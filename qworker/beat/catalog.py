@@ -88,7 +88,7 @@ def read_edit(text: bytes) -> Edit:
     found = from_json(text)
     fields = found.get("fields")
     if not isinstance(fields, dict):
-        raise InvalidSchedule(f"{text[:80]!r} is no edit of an entry")
+        raise InvalidSchedule(f"{text[:80]!r} is not an edit of an entry")
     born = found.get("born")
     is_mark = isinstance(born, str) and _MARK.fullmatch(marked(born)) is not None
     return Edit(fields, found.get("added") is True, found.get("removed") is True, born if is_mark else None)

@@ -117,7 +117,7 @@ class crontab(Schedule):
         fields = SHORTHANDS.get(text.strip().lower(), text).split()
         if len(fields) != 5:
             raise InvalidSchedule(
-                f"{text!r:.200} is no crontab: it has five fields, minute, hour, day of the month, month and "
+                f"{text!r:.200} is not a crontab: use five fields: minute, hour, day of the month, month and "
                 f"day of the week, as '0 4 * * mon-fri'; or it is one of {', '.join(SHORTHANDS)}"
             )
         return _again(tuple(fields), tz, True, cls)

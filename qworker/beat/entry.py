@@ -116,7 +116,7 @@ class Entry:
             raise InvalidSchedule(f"entry {self.name!r}: its schedule fails: {text:.500}") from error
         if found is not None and (not isinstance(found, datetime) or found.utcoffset() is None):
             raise InvalidSchedule(
-                f"entry {self.name!r}: its schedule says {found!r:.100}, which is no instant"
+                f"entry {self.name!r}: its schedule says {found!r:.100}, which is not an instant"
             )
         return found
 
@@ -156,24 +156,24 @@ def _known(name: str, given: Mapping[str, Any]) -> None:
 def _name(value: Any) -> str:
     if not isinstance(value, str) or not value or len(value) > LONGEST_NAME or value != value.strip():
         raise InvalidSchedule(
-            f"name={value!r:.300} is none: it takes text of up to {LONGEST_NAME} characters, without spaces "
+            f"name={value!r:.300} is not valid: use text of up to {LONGEST_NAME} characters, without spaces "
             "around it"
         )
     if not value.isprintable():
-        raise InvalidSchedule(f"name={value!r:.300} is none: it has characters that cannot be printed")
+        raise InvalidSchedule(f"name={value!r:.300} is not valid: it has characters that cannot be printed")
     return value
 
 
 def _task(value: Any) -> str:
     value = getattr(value, "name", value)
     if not isinstance(value, str) or not value:
-        raise InvalidSchedule(f"task={value!r:.200} is none: it takes the name of a task, or a task")
+        raise InvalidSchedule(f"task={value!r:.200} is not valid: use the name of a task, or a task")
     return value
 
 
 def _args(value: Any) -> tuple[Any, ...]:
     if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
-        raise InvalidSchedule(f"args={value!r:.200} is none: it takes a list or tuple")
+        raise InvalidSchedule(f"args={value!r:.200} is not valid: use a list or tuple")
     return tuple(value)
 
 
@@ -181,7 +181,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     if value is None:
         return NOTHING
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise InvalidSchedule(f"{value!r:.200} is no mapping with names as keys")
+        raise InvalidSchedule(f"{value!r:.200} is not a mapping with names as keys")
     return dict(value) or NOTHING
 
 
@@ -196,18 +196,18 @@ def _instant(value: Any) -> datetime | None:
         try:
             value = datetime.fromisoformat(value)
         except ValueError:
-            raise InvalidSchedule(f"{value!r:.100} is no instant, as 2027-01-01T00:00:00+00:00") from None
+            raise InvalidSchedule(f"{value!r:.100} is not an instant, as 2027-01-01T00:00:00+00:00") from None
     if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
-        raise InvalidSchedule(f"{value!r:.100} is no instant: it takes a datetime with a time zone")
+        raise InvalidSchedule(f"{value!r:.100} is not an instant: use a datetime with a time zone")
     try:
         return value and value.astimezone(UTC)
     except OverflowError:
-        raise InvalidSchedule(f"{value!r:.100} is no instant: it is at the end of the calendar") from None
+        raise InvalidSchedule(f"{value!r:.100} is not an instant: it is at the end of the calendar") from None
 
 
 def _count(value: Any) -> int | None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise InvalidSchedule(f"max_runs={value!r:.100} is none: it takes a number from 1 on, or None")
+        raise InvalidSchedule(f"max_runs={value!r:.100} is not valid: use a number from 1 on, or None")
     return value
 
 
@@ -217,7 +217,7 @@ def _seconds(value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         seconds = math.nan
     if isinstance(value, bool) or not 0 <= seconds < 1e10:
-        raise InvalidSchedule(f"{value!r:.100} is no number of seconds")
+        raise InvalidSchedule(f"{value!r:.100} is not a number of seconds")
     return seconds
 
 
@@ -227,13 +227,13 @@ def _catch_up(value: Any) -> str | int:
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_CAUGHT_UP:
         return value
     raise InvalidSchedule(
-        f"catch_up={value!r:.100} is none: it takes 'latest', 'skip', or a number up to {MOST_CAUGHT_UP:,}"
+        f"catch_up={value!r:.100} is not valid: use 'latest', 'skip', or a number up to {MOST_CAUGHT_UP:,}"
     )
 
 
 def _overlap(value: Any) -> str:
     if value not in OVERLAPS:
-        raise InvalidSchedule(f"overlap={value!r:.100} is none: it takes {', '.join(OVERLAPS)}")
+        raise InvalidSchedule(f"overlap={value!r:.100} is not valid: use {', '.join(OVERLAPS)}")
     return str(value)
 
 

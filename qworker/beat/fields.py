@@ -123,6 +123,6 @@ def _wrong(field: Field, value: object) -> InvalidSchedule:
     names = f" or names as {field.names[1][:3]!r}," if field.names else ""
     lowest, highest = field.lowest, field.highest
     return InvalidSchedule(
-        f"{field.name}={value!r:.200} is none: it takes numbers from {lowest} to {highest},{names} ranges as "
+        f"{field.name}={value!r:.200} is not valid: use numbers from {lowest} to {highest},{names} ranges as "
         f"'{lowest}-{highest}', steps as '*/2' or '{lowest}-{highest}/2', and lists of these with commas"
     )

@@ -55,7 +55,7 @@ def maybe_schedule(value: Any) -> Schedule:
             "qworker.beat.Schedule has, or use crontab and schedule of qworker.beat"
         )
     raise InvalidSchedule(
-        f"{value!r:.100} is no schedule: it takes crontab(...), seconds, a timedelta, or text as '0 4 * * *'"
+        f"{value!r:.100} is not a schedule: use crontab(...), seconds, a timedelta, or text as '0 4 * * *'"
     )
 
 
@@ -128,7 +128,7 @@ def write_schedule(given: Schedule) -> dict[str, Any]:
 def read_schedule(given: Any) -> Schedule:
     """Return the schedule that was written as *given*. Raises InvalidSchedule."""
     if not isinstance(given, Mapping):
-        raise InvalidSchedule(f"{given!r:.200} is no schedule")
+        raise InvalidSchedule(f"{given!r:.200} is not a schedule")
     for kind, reader in _READERS.items():
         if kind in given:
             try:
@@ -136,8 +136,8 @@ def read_schedule(given: Any) -> Schedule:
             except InvalidSchedule:
                 raise
             except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-                raise InvalidSchedule(f"{given!r:.200} is no schedule: {error}") from error
-    raise InvalidSchedule(f"{given!r:.200} is no schedule: its kind is not known here")
+                raise InvalidSchedule(f"{given!r:.200} is not a schedule: {error}") from error
+    raise InvalidSchedule(f"{given!r:.200} is not a schedule: its kind is not known here")
 
 
 def told(given: Schedule) -> str:

@@ -88,7 +88,7 @@ class rrule(Schedule):
         except Exception as error:
             why = error if "=" in self.text else "it has no NAME=VALUE"
             raise InvalidSchedule(
-                f"{rule!r:.200} is no rule of RFC 5545, as 'FREQ=WEEKLY;BYDAY=MO,TH;BYHOUR=9': {why}"
+                f"{rule!r:.200} is not a rule of RFC 5545, as 'FREQ=WEEKLY;BYDAY=MO,TH;BYHOUR=9': {why}"
             ) from error
         if len(found._rrule) > MOST_RULES:
             raise InvalidSchedule(f"{len(found._rrule)} rules in one are too many: {MOST_RULES} at most")
@@ -248,7 +248,7 @@ class _Interval(int):
 def _check(rule: Any) -> None:
     """Raises InvalidSchedule for what asks for too much, or for what there cannot be."""
     if rule._interval < 1:
-        raise InvalidSchedule(f"INTERVAL={rule._interval} is none: it takes a number from 1 on")
+        raise InvalidSchedule(f"INTERVAL={rule._interval} is not valid: use a number from 1 on")
     if rule._interval > CALENDAR // STEPS[rule._freq]:
         raise InvalidSchedule(f"INTERVAL={rule._interval:,} is too much: the calendar ends in the year 9999")
     if rule._count is not None and rule._count > MOST_COUNTED:

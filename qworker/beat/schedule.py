@@ -78,7 +78,7 @@ def zone_of(value: tzinfo | str | None) -> tzinfo | None:
         return ZoneInfo(value)
     except Exception as error:
         raise InvalidSchedule(
-            f"{value!r:.100} is no time zone: it takes names as 'Europe/Berlin'; where the system has no "
+            f"{value!r:.100} is not a time zone: it takes names as 'Europe/Berlin'; where the system has no "
             "time zones, install tzdata"
         ) from error
 

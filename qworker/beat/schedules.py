@@ -46,8 +46,9 @@ class schedule(Schedule):
         except (TypeError, ValueError, OverflowError):
             every = timedelta(0)
         if not SHORTEST <= every <= LONGEST or isinstance(run_every, bool):
+            shown = f"{run_every}" if isinstance(run_every, timedelta) else run_every
             raise InvalidSchedule(
-                f"{run_every!r:.100} is no interval: it takes seconds, as 30 or 0.5, or a timedelta"
+                f"{shown!r:.100} is not an interval: give seconds above 0, as 30 or 0.5, or a timedelta"
             )
         self.run_every = every
         self.relative = bool(relative)
@@ -89,7 +90,7 @@ class clocked(Schedule):
     def __init__(self, clocked_time: datetime) -> None:
         if not isinstance(clocked_time, datetime) or clocked_time.utcoffset() is None:
             raise InvalidSchedule(
-                f"{clocked_time!r:.100} is no instant: it takes a datetime with a time zone, as "
+                f"{clocked_time!r:.100} is not an instant: it takes a datetime with a time zone, as "
                 "datetime(2027, 1, 1, tzinfo=UTC)"
             )
         super().__init__(None)

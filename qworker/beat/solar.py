@@ -55,7 +55,7 @@ class solar(Schedule):
     def __init__(self, event: str, lat: float, lon: float, *, tz: tzinfo | str | None = None) -> None:
         super().__init__(tz)
         if event not in EVENTS:
-            raise InvalidSchedule(f"{event!r:.100} is no event of the sun: it takes {', '.join(EVENTS)}")
+            raise InvalidSchedule(f"{event!r:.100} is not an event of the sun: it takes {', '.join(EVENTS)}")
         if not _is_number(lat, 90) or not _is_number(lon, 180):
             raise InvalidSchedule(
                 f"({lat!r:.50}, {lon!r:.50}) is no place: lat is from -90 to 90 degrees, lon from -180 to 180"

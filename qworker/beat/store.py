@@ -84,7 +84,7 @@ LAST_INSTANT = 250_000_000_000.0
 def _instant(value: Any) -> float:
     seconds = float(value)
     if not 0 <= seconds < LAST_INSTANT:
-        raise ValueError(f"{value!r:.100} is no instant")
+        raise ValueError(f"{value!r:.100} is not an instant")
     return seconds
 
 

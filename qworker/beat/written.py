@@ -76,7 +76,7 @@ def from_json(text: bytes) -> dict[str, Any]:
         found = loads(text.decode())
     except Exception as error:  # decoders of registered types are the user's code
         let_pass(error)
-        raise InvalidSchedule(f"{text[:80]!r} is no JSON: {error}") from error
+        raise InvalidSchedule(f"{text[:80]!r} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise InvalidSchedule(f"{text[:80]!r} describes no entry")
     return found

@@ -46,10 +46,10 @@ class EntryName(ParamType):
         try:
             text.encode()
         except UnicodeEncodeError:
-            self.fail(f"{text[:80]!r} is no text in UTF-8", param, ctx)
+            self.fail(f"{text[:80]!r} is not UTF-8 text", param, ctx)
         if not text or "\0" in text or len(text) > LONGEST_NAME:
             self.fail(
-                f"{text[:80]!r} is no name of an entry: it has 1 to {LONGEST_NAME} characters", param, ctx
+                f"{text[:80]!r} is not a name of an entry: it has 1 to {LONGEST_NAME} characters", param, ctx
             )
         return text
 
@@ -69,8 +69,8 @@ class _Or(ParamType):
         try:
             return self._inner.convert(value, param, ctx)
         except click.BadParameter as error:
-            words = ", ".join(map(repr, self._words))
-            raise click.BadParameter(f"{error.message.rstrip('.')}, nor {words}", ctx, param) from None
+            words = " or ".join(map(repr, self._words))
+            raise click.BadParameter(f"{error.message.rstrip('.')}, or {words}", ctx, param) from None
 
 
 class _Place(ParamType):
@@ -85,7 +85,7 @@ class _Place(ParamType):
         try:
             latitude, longitude = map(float, numbers)
         except ValueError:
-            self.fail(f"{value[:80]!r} is no event and place: write it as sunset,52.5,13.4", param, ctx)
+            self.fail(f"{value[:80]!r} is not an event and place: write it as sunset,52.5,13.4", param, ctx)
         return event, latitude, longitude
 
 
@@ -99,7 +99,7 @@ class _CallOption(ParamType):
             return value
         name, equals, text = value.partition("=")
         if not equals or not name.isidentifier():
-            self.fail(f"{value[:80]!r} is no option of a call: write it as queue=slow", param, ctx)
+            self.fail(f"{value[:80]!r} is not an option of a call: write it as queue=slow", param, ctx)
         return name, loose(text)
 
 

@@ -184,13 +184,20 @@ def _held(
         known = choice.app.tasks.get(task.name)
         limited = choice.app.conf.task_time_limit or (known is not None and known.time_limit)
         # Without processes of its own the worker runs its tasks in threads, which cannot be ended.
-        end = f"end it with: qworker revoke {task.id} --terminate" if worker.pool else "restart the worker"
+        end, later = (
+            (f"end it with: qworker revoke {task.id} --terminate", "set time_limit for tasks that may hang")
+            if worker.pool
+            else (
+                "restart the worker",
+                "use the prefork pool for tasks that may hang, or make them async def",
+            )
+        )
         yield Finding(
             "warning",
             f"{worker.name}: no slot has been free for {age(seconds)}, and {count(waiting, 'message')} "
             f"wait{'s' if waiting == 1 else ''}; {task.name}[{task.id}] has run for {age(now - task.started)}"
             f"{'' if limited else ', and has no time limit'}",
-            f"{end}; set time_limit for tasks that may hang, or start more workers",
+            f"{end}; {later}, or start more workers",
         )
 
 

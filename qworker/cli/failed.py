@@ -167,6 +167,8 @@ def discard(tags: tuple[str, ...], app: str | None, everything: bool, yes: bool,
 
 
 def _which(tags: tuple[str, ...], everything: bool, chosen: dict[str, str | None]) -> None:
+    if tags and any(value is not None for value in chosen.values()):
+        raise click.UsageError("A tag and --task, --error or --queue do not go together.")
     ways = [bool(tags), everything, any(value is not None for value in chosen.values())]
     if sum(ways) != 1:
         raise click.UsageError(

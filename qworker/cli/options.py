@@ -157,7 +157,7 @@ class Tag(ParamType):
         try:
             return int(value)
         except ValueError:
-            self.fail(f"{value[:80]!r} is no tag: take a number that `{self._shown_by}` shows", param, ctx)
+            self.fail(f"{value[:80]!r} is not a tag: take a number that `{self._shown_by}` shows", param, ctx)
 
 
 class Instant(ParamType):
@@ -173,7 +173,7 @@ class Instant(ParamType):
         except ValueError:
             found = None
         if found is None or found.year not in YEARS:
-            self.fail(f"{value[:80]!r} is no time: write it as 2027-01-31T08:00:00+01:00", param, ctx)
+            self.fail(f"{value[:80]!r} is not a time: write it as 2027-01-31T08:00:00+01:00", param, ctx)
         return found
 
 
@@ -193,7 +193,7 @@ class QueueNames(ParamType):
                 self.fail(f"a name is empty in {value[:80]!r}; write them as a,b,c", param, ctx)
             if not valid_queue_name(name):
                 self.fail(
-                    f"{name[:80]!r} is no queue name; use letters, digits, '.', '-' and '_'", param, ctx
+                    f"{name[:80]!r} is not a queue name; use letters, digits, '.', '-' and '_'", param, ctx
                 )
         return tuple(dict.fromkeys(names))
 

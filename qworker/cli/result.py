@@ -25,7 +25,10 @@ EXIT_NOT_READY = 3
 _GRAVITY = (0, EXIT_NOT_READY, EXIT_FAILED)
 UNREADABLE = "UNREADABLE"
 """Told in place of a state, where what is stored is damaged or forged."""
-NOT_STORED = "it waits or runs, its result was ignored or has expired, or the id is wrong"
+NOT_STORED = (
+    "it waits or runs, its result was ignored or has expired, its message is a dead letter "
+    "(see qworker dead list), or the id is wrong"
+)
 """What it may mean that nothing is stored of a call."""
 
 

@@ -30,7 +30,9 @@ class _TaskId(ParamType):
             or not text.isprintable()
             or any(char.isspace() for char in text)
         ):
-            self.fail(f"{text[:80]!r} is no task id; `qworker call` and `delay()` give you one", param, ctx)
+            self.fail(
+                f"{text[:80]!r} is not a task id; `qworker call` and `delay()` give you one", param, ctx
+            )
         return text
 
 
@@ -41,7 +43,7 @@ class _Signal(ParamType):
         text = str(value).upper()
         name = text if text.startswith("SIG") else f"SIG{text}"
         if name not in _SIGNALS:
-            self.fail(f"{value!r} is no signal; use SIGTERM, SIGINT or SIGKILL", param, ctx)
+            self.fail(f"{value!r} is not a signal; use SIGTERM, SIGINT or SIGKILL", param, ctx)
         return name
 
 

@@ -133,7 +133,7 @@ def _import(name: str) -> None:
         return
     spec = spec_from_file_location(own, name)
     if spec is None or spec.loader is None:
-        raise ConfigurationError(f"{name} is no Python file")
+        raise ConfigurationError(f"{name} is not a Python file")
     module = module_from_spec(spec)
     sys.modules[own] = module
     spec.loader.exec_module(module)

@@ -23,6 +23,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from string import hexdigits
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -154,7 +155,11 @@ class Signer:
         """Return if *signature* is that of *data* and *subject* by one of our keys; SecurityError if not."""
         key, _, digest = signature.decode("latin-1").partition(":")
         if key not in self._keys:
-            raise SecurityError("it is not signed with a key of security_key")
+            raise SecurityError(
+                f"it is signed with key {key!r:.20}, which is not one of security_key"
+                if len(key) == 8 and set(key) <= set(hexdigits)
+                else "it is not signed with a key of security_key"
+            )
         if not _same(self._mac(key, _RESULT, subject, data), digest):
             raise SecurityError("its signature does not match")
 

@@ -56,7 +56,7 @@ def _attributes(attributes: object, source: object) -> Mapping[str, Any]:
         return {}
     if not isinstance(attributes, Mapping) or not all(isinstance(key, str) for key in attributes):
         raise ConfigurationError(
-            f"task_annotations: {source!r:.200} says {attributes!r:.200}, which is no mapping from "
+            f"task_annotations: {source!r:.200} says {attributes!r:.200}, which is not a mapping from "
             "attributes to values",
             setting="task_annotations",
         )

@@ -114,7 +114,11 @@ def open_broker(url: str | None, conf: Settings) -> Broker:
         module = PLAIN
     if module is None:
         guesses = near(scheme, (*SCHEMES, *names()))
-        hint = f"did you mean {guesses[0]}://?" if guesses else f"there are {', '.join(SCHEMES)}."
+        hint = (
+            f"did you mean {guesses[0]}://?"
+            if guesses
+            else f"there are {', '.join(dict.fromkeys((*SCHEMES, *names())))}."
+        )
         raise ConfigurationError(
             f"broker_url: there is no broker for {scheme}://; {hint} Leave broker_url unset for the "
             "embedded broker",

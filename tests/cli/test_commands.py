@@ -435,10 +435,10 @@ def test_revoke_tells_the_broker(begun, run):
     ("arguments", "words"),
     [
         ([], "Missing"),
-        ([""], "no task id"),
-        (["a b"], "no task id"),
-        (["x" * 300], "no task id"),
-        (["a", "-s", "NOPE"], "no signal"),
+        ([""], "not a task id"),
+        (["a b"], "not a task id"),
+        (["x" * 300], "not a task id"),
+        (["a", "-s", "NOPE"], "not a signal"),
     ],
 )
 def test_revoke_refuses(tasks, run, arguments, words):
@@ -578,8 +578,8 @@ def test_report_works_without_an_app(project, run):
         (("add", "1", "2", "--serializer", "jsno"), 1, "did you mean 'json'?"),
         (("add", "1", "2", "--task-id", ""), 1, "task_id='' must be printable text"),
         (("add", "1", "2", "--task-id", "a\nb"), 1, "must be printable text"),
-        (("add", "1", "2", "--eta", "nan"), 2, "'nan' is no time"),
-        (("add", "1", "2", "--expires", "nan"), 2, "'nan' is no time"),
+        (("add", "1", "2", "--eta", "nan"), 2, "'nan' is not a time"),
+        (("add", "1", "2", "--expires", "nan"), 2, "'nan' is not a time"),
     ],
 )
 def test_what_no_worker_could_run_is_not_sent(begun, run, arguments, code, words):

@@ -404,7 +404,7 @@ def test_entries_that_are_wrong(scheduled, run, leader):
     assert result.exit_code == 1
     errors = what(result)
     assert len(errors) == 2
-    assert "entry 'bad': 'no' is no crontab" in errors[0]
+    assert "entry 'bad': 'no' is not a crontab" in errors[0]
     assert errors[1].startswith("the entry 'typo' cannot be called: calling tasks.add: there is no option")
     warnings = what(result, "warning")
     assert "the entry 'mine' calls 'tasks.missing', which is no task of this app" in warnings

@@ -65,7 +65,7 @@ def test_they_are_retried_and_discarded(tasks, run, fail):
 
 def test_moments_in_json_are_as_the_page_of_commands_says(begun, run, fail, dead_letter, succeed):
     page = Path(__file__).parents[2].joinpath("docs", "reference", "cli.md").read_text(encoding="utf-8")
-    line = next(line for line in page.splitlines() if line.startswith("Moments in `--json`"))
+    line = next(line for line in page.splitlines() if line.startswith("Times in `--json`"))
     numbers, texts = (set(re.findall("`([a-z]+)`", part)) for part in line.split("ISO 8601"))
     dead_letter(1)
     fail("one")
@@ -154,3 +154,9 @@ def test_what_keeps_no_failed_tasks_says_so(project, run):
     project(**{"tasks.py": NOWHERE.format(broker="disque://nowhere", backend=None)})
     result = run("failed", "list")
     assert (result.exit_code, "task_acks_on_failure_or_timeout" in result.stderr) == (1, True)
+
+
+def test_a_tag_does_not_go_with_what_selects_others(begun, run):
+    result = run("failed", "retry", "1", "--task", "one")
+    assert result.exit_code == 2
+    assert "A tag and --task, --error or --queue do not go together." in result.stderr

@@ -150,7 +150,7 @@ def test_an_unknown_id_is_one_sentence(begun, run):
     assert (result.exit_code, result.stdout) == (3, "")
     assert result.stderr.splitlines()[-1] == (
         "Error: nothing is stored of 'nobody': it waits or runs, its result was ignored or has expired, "
-        "or the id is wrong"
+        "its message is a dead letter (see qworker dead list), or the id is wrong"
     )
 
 

@@ -297,3 +297,12 @@ def test_arguments_that_cannot_be_read_are_not_changed_and_nothing_is_sent(tmp_p
         with pytest.raises(MessageError):
             app.failed.retry([found.tag], args=[4])
         assert [each.tag for each in app.failed.list()] == [found.tag]
+
+
+def test_what_cannot_be_meant_is_refused(app: QWorker) -> None:
+    for tags in (1, "1", ["1"]):
+        with pytest.raises(TypeError, match=r"is not valid: give a list of numbers"):
+            app.failed.retry(tags)  # type: ignore[arg-type]
+    for limit in (0, -1):
+        with pytest.raises(ValueError, match="is not valid: give a number from 1 on"):
+            app.failed.list(limit=limit)

@@ -325,7 +325,7 @@ def test_a_signal_may_be_given_in_any_way(given: Any) -> None:
 @pytest.mark.parametrize("given", ["alarm", "SIGFOO", 0, "SIG_IGN"])
 def test_what_is_no_signal_is_not_sent_to_workers(given: Any) -> None:
     app, store, _ = make_app()
-    with pytest.raises(ValueError, match="is no signal"):
+    with pytest.raises(ValueError, match="is not a signal"):
         app.AsyncResult("a").revoke(terminate=True, signal=given)
     assert store.revoked == []
 

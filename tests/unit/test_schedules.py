@@ -59,7 +59,7 @@ def test_an_interval_without_an_anchor_is_counted_from_1970() -> None:
 
 @pytest.mark.parametrize("value", [0, -1, 0.0001, float("nan"), float("inf"), "5", None, True, 1e300])
 def test_what_is_no_interval_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidSchedule, match="no interval"):
+    with pytest.raises(InvalidSchedule, match="not an interval"):
         schedule(value)
 
 
@@ -86,7 +86,7 @@ def test_an_instant_is_due_once() -> None:
 
 @pytest.mark.parametrize("value", [None, "2026-01-01", datetime(2026, 1, 1), 5])
 def test_what_is_no_instant_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidSchedule, match="no instant"):
+    with pytest.raises(InvalidSchedule, match="not an instant"):
         clocked(value)
 
 
@@ -218,17 +218,17 @@ def test_a_rule_with_rare_days_has_them(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "no rule"),
+        ("", "not a rule"),
         ("\n".join(["RRULE:FREQ=DAILY"] * 5), "too many"),
-        ("FREQ=SOMETIMES", "no rule"),
-        ("FREQ=DAILY;BYHOUR=25", "no rule|never comes"),
+        ("FREQ=SOMETIMES", "not a rule"),
+        ("FREQ=DAILY;BYHOUR=25", "not a rule|never comes"),
         ("FREQ=DAILY;BYMONTH=2;BYMONTHDAY=30", "never comes"),
         ("FREQ=HOURLY;BYMONTH=2;BYMONTHDAY=30", "never comes"),
         ("FREQ=SECONDLY;BYMONTH=2;BYMONTHDAY=30", "takes no BY"),
         ("FREQ=MINUTELY;BYDAY=MO", "takes no BY"),
         ("FREQ=DAILY;COUNT=1000000", "too much"),
         ("FREQ=DAILY;" + "BYHOUR=1;" * 1000, "too long"),
-        ("FREQ=DAILY;INTERVAL=0", "no rule|INTERVAL"),
+        ("FREQ=DAILY;INTERVAL=0", "not a rule|INTERVAL"),
         ("RRULE:FREQ=DAILY\nEXRULE:FREQ=WEEKLY", "EXRULE"),
     ],
 )

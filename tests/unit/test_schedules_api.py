@@ -138,7 +138,7 @@ def test_an_entry_is_added(schedules: Schedules, store: Busy) -> None:
     [
         ("a", {}, "there is an entry 'a' already"),
         (" b", {}, "without spaces"),
-        ("b", {"jitter": -1}, "no number of seconds"),
+        ("b", {"jitter": -1}, "not a number of seconds"),
         ("b", {"arg": 1}, "did you mean args"),
         ("b", {"args": [object()]}, "arguments of JSON"),
         ("b", {"kwargs": {"x": float("nan")}}, "arguments of JSON"),

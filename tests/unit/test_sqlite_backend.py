@@ -91,3 +91,14 @@ def test_a_sweep_takes_more_than_it_does_at_a_time(tmp_path: Path) -> None:
     assert backend.sweep(clock.now()) == 2501
     assert backend.get("young") is not None
     backend.close()
+
+
+def test_who_has_no_key_is_told_that_a_result_is_signed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/r.db"
+    with_key = Settings({"security_key": ["k" * 32]}, environ={})
+    writer, reader = open_backend(url, with_key, SYSTEM_CLOCK), opened(tmp_path / "r.db")
+    writer.store("x", writer.meta("x", "SUCCESS", 5))
+    with pytest.raises(BackendError, match="is signed, and this process has no security_key: set it here"):
+        reader.get("x")
+    writer.close()
+    reader.close()

@@ -704,8 +704,8 @@ def test_a_call_that_cannot_be_made_says_which_part_is_wrong() -> None:
     with pytest.raises((AttributeError, pickle.PicklingError)) as refused:
         async_task(given, 1, lambda: None)
     assert "argument 2" in refused.value.__notes__[0]
-    with pytest.raises(TypeError, match="^broker is 3: it is a Broker"):
+    with pytest.raises(TypeError, match=r"^broker is 3: it is a Broker"):
         async_task(given, broker=3)  # type: ignore[arg-type]
     for look in (result, async_to_sync(tasks.aresult)):
-        with pytest.raises(TypeError, match="^wait is 'y': it is a number of milliseconds"):
+        with pytest.raises(TypeError, match=r"^wait is 'y': it is a number of milliseconds"):
             look(ABSENT, wait="y")
