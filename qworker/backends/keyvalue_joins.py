@@ -18,7 +18,7 @@ from base64 import b64decode, b64encode
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Protocol
 
@@ -92,7 +92,7 @@ class KeyValueJoins(Joins):
         return None if data is None else State(**json.loads(data))
 
     def _write(self, key: str, state: State) -> None:
-        self._keys.write(key, json.dumps(asdict(state)).encode(), None)
+        self._keys.write(key, json.dumps(vars(state)).encode(), None)
 
     def _standing(self, key: str) -> State | None:
         """The join at *key*; None when there is none, or it is to go."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from qworker.components.pool.contract import OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
@@ -24,6 +25,8 @@ from qworker.tasks.async_execution import execute_async
 from qworker.tasks.outcome import TERMINATED, UNSTARTED, Outcome
 
 if TYPE_CHECKING:
+    import asyncio
+
     from qworker.app import QWorker
 
 
@@ -122,6 +125,13 @@ class InlinePool(TaskPool):
         self._on_ended([(request, outcome)])
         self._on_room()
 
+    @cached_property
+    def _loop(self) -> asyncio.Runner:
+        """The event loop of all ``async def`` tasks, as each child has one."""
+        import asyncio
+
+        return asyncio.Runner()
+
     def outcome_of(self, request: Request) -> Outcome:
         """What a child would report of *request*."""
         try:
@@ -144,9 +154,7 @@ class InlinePool(TaskPool):
             if row is not None:
                 self._on_stored([(request, row)])
         if request.is_async:
-            import asyncio
-
-            return asyncio.run(execute_async(self._app, *prepared))
+            return self._loop.run(execute_async(self._app, *prepared))
         return execution.execute(self._app, prepared.task, prepared.context, prepared.body)
 
     def terminate(self, request: Request, signal_name: str) -> bool:
@@ -192,5 +200,8 @@ class InlinePool(TaskPool):
 
     def stop(self, deadline: float) -> list[Request]:
         self.quiet()
+        if "_loop" in vars(self):
+            self._loop.close()
+            del self._loop
         cut, self.held, self.started = self.held, [], []
         return cut

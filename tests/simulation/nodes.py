@@ -300,7 +300,8 @@ class Caller(Node):
             call = signature(json.loads(json.dumps(call, default=timedelta.total_seconds)), app=self.app)
         if order.how == "twice":
             call.freeze()
-        self.app.conf.task_always_eager = order.how == "eager"
+        if order.how == "eager":
+            self.app.conf.task_always_eager = True
         self.record.keeps_all = self.record.keeps_all and order.how != "eager"
         for _ in range(2 if order.how == "twice" else 1):
             try:
@@ -311,7 +312,8 @@ class Caller(Node):
             except Exception as error:  # noqa: BLE001 - what it means is for the checks
                 asked.refused.append(error)
                 self.time.note(self.name, "cannot call", asked.name, type(error).__name__)
-        self.app.conf.task_always_eager = False
+        if order.how == "eager":
+            self.app.conf.task_always_eager = False
 
     def awaited(self, coroutine: Any) -> Any:
         return awaited(self.time, coroutine)

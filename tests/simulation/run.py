@@ -239,11 +239,7 @@ class Running:
             asked.called = True
             self.open -= 1
             if not self.stores.disabled and not self.case.world.forgets and not self._is_forgotten_soon():
-                self.time.asking.append(asked)
-                try:
-                    caller.ask(asked, self.callers[1 - number])
-                finally:
-                    self.time.asking.pop()
+                caller.ask(asked, self.callers[1 - number])
         except Stuck as error:
             if not asked.forgotten:
                 self.seen.stuck = self.seen.stuck or f"{asked.name}: {error}"

@@ -24,12 +24,6 @@ FOR_EVER = 900.0
 """Whoever waits for longer waits for ever."""
 
 
-def give_up_if_forgotten(time: Time) -> None:
-    """Raise Stuck for who waits for a call that the stores may have forgotten."""
-    if time.asking and time.asking[-1].forgotten:
-        raise Stuck("somebody waits for what is forgotten")
-
-
 class Watcher:
     """Stands for the ResultWatcher of *backend*; its loops and promises are itself."""
 
@@ -90,7 +84,6 @@ class Watcher:
 
     def _pause(self, until: float, timeout: float | None) -> bool:
         """Wait for a look; True when the time is over."""
-        give_up_if_forgotten(self._time)
         if self._time.now >= until:
             if timeout is None:
                 raise Stuck("somebody waits for ever")
@@ -153,7 +146,6 @@ class _Selector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is None or timeout > 0:
-            give_up_if_forgotten(self.time)
             self.time.pump(self.time.now + min(LOOK, LOOK if timeout is None else timeout))
         return super().select(0)
 

@@ -91,8 +91,6 @@ class Time:
         """When faults were met."""
         self.frozen: dict[str, float] = {}
         """Nodes that do not step until then."""
-        self.asking: list[Any] = []
-        """The orders whose results callers wait for, the last within the waits of the others."""
         self.limit = float("inf")
         """When it is over for all who still wait."""
 
@@ -128,7 +126,9 @@ class Time:
             self._step(ready[int(self.random.random() * len(ready))] if len(ready) > 1 else ready[0])
             return True
         later = min(
-            (max(actor.due, frozen.get(actor.node, 0.0)) for actor in actors if not actor.busy),
+            (max(actor.due, frozen.get(actor.node, 0.0)) for actor in actors if not actor.busy)
+            if frozen
+            else (actor.due for actor in actors if not actor.busy),
             default=until,
         )
         self.now = max(now, min(later, until))  # what is within each other may wait for what has passed
@@ -167,6 +167,10 @@ class Time:
             self.nested -= 1
 
 
+def _no_thread(work: Any) -> None:
+    """Stands for what gives *work* to another thread: where there is none, who waits for it does it."""
+
+
 @contextmanager
 def determined(seed: int) -> Iterator[None]:
     """Within the block what the system draws at random comes from *seed*."""
@@ -183,6 +187,7 @@ def determined(seed: int) -> Iterator[None]:
     with (
         # No signal interrupts a world: what waits for its end on the main thread needs no other thread.
         mock.patch.object(interrupts, "_main", None),
+        mock.patch.object(interrupts, "_ordered", new=_no_thread),
         mock.patch.object(os, "urandom", urandom),
         mock.patch.object(secrets, "token_hex", lambda size=16: source.randbytes(size or 16).hex()),
         mock.patch.object(secrets, "randbits", source.getrandbits),
