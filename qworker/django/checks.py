@@ -138,7 +138,7 @@ def check_aliases(**_: Any) -> Messages:
             alias = _value(configuration, key)
             if alias is not None and alias not in getattr(settings, setting):
                 found.append(
-                    Error(f"{where}: {key!r} is {alias!r}, which {setting} has not", id="qworker.E004")
+                    Error(f"{where}: {key!r} is {alias!r}, which is not in {setting}", id="qworker.E004")
                 )
     return found
 
