@@ -211,6 +211,8 @@ def _secrets(value: Any) -> tuple[str, ...]:
     else.
     """
     text = value.strip() if isinstance(value, str) else ""
+    if isinstance(value, str) and not text:
+        raise ValueError("is empty: give a key, or remove the setting")
     if text.startswith("["):
         keys = tuple(_json(text, list, '["new key", "old key"]'))
     elif isinstance(value, str) and _NO_KEY.search(value):

@@ -171,6 +171,8 @@ def test_values_are_converted_when_unambiguous(make, name, given, expected):
     ("name", "given", "words"),
     [
         ("broker_use_ssl", "/etc/ssl/ca.pem", 'must be true, or a mapping such as {"ssl_ca_certs"'),
+        ("security_key", "", "is empty: give a key, or remove the setting"),
+        ("security_key", [], "must be a key, or a list"),
         ("security_key", f"{KEY},{KEY}2", "one key without quotes"),
         ("security_key", f"{KEY}\n{KEY}2", "JSON"),
         ("security_key", f"{KEY};{KEY}2", '"new key", "old key"'),
