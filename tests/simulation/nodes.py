@@ -183,11 +183,9 @@ class WorkerNode(Node):
         time: Time,
         stores: Stores,
         world: World,
-        record: Record,
-        key: bool,
-        skew: float = 0.0,
+        *more: Any,
     ) -> None:
-        super().__init__(process, time, stores, world, record, key, skew)
+        super().__init__(process, time, stores, world, *more)
         name = process.name
         listener = self._actor("listener", self._listener)
         self.app.broker.consumer.wake = listener.set
@@ -291,18 +289,17 @@ class Caller(Node):
 
     def call(self, asked: Asked) -> None:
         order = asked.order
-        self.record.keep(asked.name, order.flow)
+        eager = order.how == "eager"
+        self.record.keep(asked.name, order.flow, order.stamped, eager)
         call = canvas(order.flow, self.app.tasks, asked.name)
         if order.stamped:
             call.stamp(**STAMPS)
-            self.record.stamp(asked.name, order.flow)
         if order.how == "dicts":
             call = signature(json.loads(json.dumps(call, default=timedelta.total_seconds)), app=self.app)
         if order.how == "twice":
             call.freeze()
-        if order.how == "eager":
+        if eager:
             self.app.conf.task_always_eager = True
-        self.record.keeps_all = self.record.keeps_all and order.how != "eager"
         for _ in range(2 if order.how == "twice" else 1):
             try:
                 if order.how == "many":
@@ -312,7 +309,7 @@ class Caller(Node):
             except Exception as error:  # noqa: BLE001 - what it means is for the checks
                 asked.refused.append(error)
                 self.time.note(self.name, "cannot call", asked.name, type(error).__name__)
-        if order.how == "eager":
+        if eager:
             self.app.conf.task_always_eager = False
 
     def awaited(self, coroutine: Any) -> Any:

@@ -39,6 +39,23 @@ class Expected(Exception):
     """Tasks may throw this."""
 
 
+class Flow:
+    """A *flow* that was called: its parts by their numbers, by which a task looks up what it is to do; the
+    numbers of the calls that are linked to others, and of those that carry the stamp. eager: it runs in its
+    caller. keeps: each call leaves a result in the store."""
+
+    def __init__(self, flow: Any, stamped: bool, eager: bool) -> None:
+        every = list(parts_of(flow))
+        self.parts = {part.number: part for part in every if hasattr(part, "number")}
+        links = (link for part in every for link in getattr(part, "links", ()))
+        self.linked = {link.number for link in links if isinstance(link, Call)}
+        self.eager = eager
+        self.keeps = not eager and not any(getattr(part, "ignored", False) for part in every)
+        inner = [each for part in every if getattr(part, "calls", None) for each in parts_of(part.calls)]
+        without = {getattr(each, "number", -1) for each in inner}  # what tasks call has no stamp
+        self.stamped = self.parts.keys() - without if stamped else set()
+
+
 class Record:
     """What ran, by the name of the order: ``(number, start, end)`` of each run; told: of each errback."""
 
@@ -46,16 +63,11 @@ class Record:
         self.tick = itertools.count()
         self.runs: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
         self.told: dict[str, Counter[int]] = defaultdict(Counter)
-        self.flows: dict[str, dict[int, Any]] = {}
-        """The parts of each flow by their numbers; a task looks up there what it is to do."""
+        self._flows: dict[str, Flow] = {}
         self.called: dict[str, list[tuple[int, Any]]] = defaultdict(list)
         """The results of what tasks called, by the number of who called."""
-        self.linked: dict[str, set[int]] = {}
-        """The numbers of the calls that are linked to others."""
         self.keeps_all: bool = True
         """Whether each call leaves a result, and keeps it."""
-        self.stamped: dict[str, set[int]] = {}
-        """The numbers of the calls that carry the stamp, of each order that has it."""
         self.unseen: list[str] = []
         """Ends that were not stored yet when they were told."""
         self.requeued: set[Any] = set()
@@ -71,40 +83,26 @@ class Record:
     def ran(self, name: str) -> Counter[int]:
         return Counter(number for number, *_ in self.runs[name])
 
-    def keep(self, name: str, flow: Any) -> None:
-        """Keep the *flow* of the order *name* for the tasks."""
-        parts = list(parts_of(flow))
-        self.flows[name] = {part.number: part for part in parts if hasattr(part, "number")}
-        links = (link for part in parts for link in getattr(part, "links", ()))
-        self.linked[name] = {link.number for link in links if isinstance(link, Call)}
-        self.keeps_all = self.keeps_all and not any(getattr(part, "ignored", False) for part in parts)
+    def keep(self, name: str, flow: Any, stamped: bool, eager: bool) -> None:
+        """Keep the *flow* of the order *name* for the tasks; see Flow."""
+        self._flows[name] = kept = Flow(flow, stamped, eager)
+        self.keeps_all = self.keeps_all and kept.keeps
 
-    def stamp(self, name: str, flow: Any) -> None:
-        """Note that the order *name* has a stamp; what its tasks call has none."""
-        inner = [
-            each for part in parts_of(flow) if getattr(part, "calls", None) for each in parts_of(part.calls)
-        ]
-        without = {getattr(each, "number", -1) for each in inner}
-        self.stamped[name] = self.flows[name].keys() - without
+    def flow(self, name: str) -> Flow | None:
+        """That of the order *name*; None where there is none."""
+        return self._flows.get(name)
 
-    def stamps(self, flow: str, number: int) -> dict[str, str]:
-        return STAMPS if number in self.stamped.get(flow, ()) else {}
-
-    def part(self, flow: str, number: int) -> Any:
-        return self.flows[flow][number]
-
-    def is_linked(self, flow: str, number: int) -> bool:
-        return number in self.linked[flow]
-
-    def knows(self, flow: str) -> bool:
-        return flow in self.flows
-
-    def miss(self, text: str) -> None:
-        self.unseen.append(text)
+    def of(self, name: str) -> Flow:
+        flow = self.flow(name)
+        assert flow is not None, name
+        return flow
 
     def keeps(self, flow: str) -> bool:
         """Whether each call of *flow* leaves a result, and keeps it."""
         return self.keeps_all
+
+    def miss(self, text: str) -> None:
+        self.unseen.append(text)
 
     @contextmanager
     def running(self, flow: str, number: int) -> Iterator[None]:
@@ -192,7 +190,7 @@ class Noting(Middleware):
 
     def execute(self, call_next: Any, context: Any) -> Any:
         flow = (context.kwargs or {}).get("flow")
-        known = flow is not None and self.record.knows(flow)
+        known = flow is not None and self.record.flow(flow) is not None
         if known and not context.is_eager and (context.headers or {}).get("noted") != 1:
             self.record.complain(f"{context.task} has not the header of the middleware")
         return call_next(context)
@@ -234,13 +232,14 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
     def run(task: Any, given: Any, flow: str, number: int, fails: bool, retries: int) -> Any:
         process.time.note(process.name, "runs", flow, number)
         with record.running(flow, number):
-            part, request = record.part(flow, number), task.request
+            known, request = record.of(flow), task.request
+            part = known.parts[number]
             seen = request.headers or {}
             if strange := {name for name in seen if seen[name] != SHOWN.get(name)}:
                 record.complain(f"{flow}: {number} has the headers {strange} of {seen}")
-            if record.is_linked(flow, number):
+            if number in known.linked:
                 look(flow, request.parent_id, states.SUCCESS)
-            if request.stamps != record.stamps(flow, number):
+            if request.stamps != (STAMPS if number in known.stamped else {}):
                 record.complain(f"{flow}: {number} has the stamps {request.stamps}")
             if request.retries < retries:
                 raise task.retry(countdown=0, max_retries=retries)

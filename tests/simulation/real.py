@@ -62,8 +62,6 @@ class RealCaller(Caller):
         self._lock = threading.Lock()
 
     def call(self, asked: Asked) -> None:
-        if asked.order.how == "eager":
-            self.record.eager(asked.name)
         with self._lock:  # for an eager call a setting of the app is changed
             super().call(asked)
 

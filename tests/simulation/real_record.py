@@ -18,7 +18,7 @@ from typing import Any
 
 from qworker import QWorker
 from qworker.results.result import result_from_tuple
-from tests.simulation.program import Record
+from tests.simulation.program import Flow, Record
 
 
 class Lines:
@@ -51,46 +51,21 @@ class KeptRecord(Record):
         self.directory = directory
         self.lines = Lines(directory / "record")
         self.errors = Lines(directory / "errors")
-        self._flows: dict[str, Record] = {}
 
-    def keep(self, name: str, flow: Any) -> None:
+    def keep(self, name: str, flow: Any, stamped: bool, eager: bool) -> None:
         path = self.directory / f"{name}.flow"
-        path.with_suffix(".new").write_bytes(pickle.dumps(flow))
+        path.with_suffix(".new").write_bytes(pickle.dumps((flow, stamped, eager)))
         path.with_suffix(".new").rename(path)
 
-    def _kept(self, name: str) -> Record:
-        """A Record that has the flow alone."""
-        if name not in self._flows:
-            kept = Record()
-            flow = pickle.loads((self.directory / f"{name}.flow").read_bytes())
-            kept.keep(name, flow)
-            if (self.directory / f"{name}.stamped").exists():
-                kept.stamp(name, flow)
-            kept.keeps_all = kept.keeps_all and not (self.directory / f"{name}.eager").exists()
-            self._flows[name] = kept  # when it is whole: other threads look, too
-        return self._flows[name]
-
-    def stamp(self, name: str, flow: Any) -> None:
-        (self.directory / f"{name}.stamped").touch()
-
-    def stamps(self, flow: str, number: int) -> dict[str, str]:
-        return self._kept(flow).stamps(flow, number)
-
-    def eager(self, name: str) -> None:
-        """Note that the order *name* runs in its caller, so that its results are kept nowhere."""
-        (self.directory / f"{name}.eager").touch()
-
-    def knows(self, flow: str) -> bool:
-        return (self.directory / f"{flow}.flow").exists()
-
-    def part(self, flow: str, number: int) -> Any:
-        return self._kept(flow).part(flow, number)
-
-    def is_linked(self, flow: str, number: int) -> bool:
-        return self._kept(flow).is_linked(flow, number)
+    def flow(self, name: str) -> Flow | None:
+        path = self.directory / f"{name}.flow"
+        if name not in self._flows and path.exists():
+            # When it is whole: other threads look, too.
+            self._flows[name] = Flow(*pickle.loads(path.read_bytes()))
+        return self._flows.get(name)
 
     def keeps(self, flow: str) -> bool:
-        return self.keeps_all and self._kept(flow).keeps(flow)
+        return self.keeps_all and self.of(flow).keeps
 
     @property
     def trouble(self) -> bool:
@@ -116,7 +91,7 @@ class KeptRecord(Record):
         self.lines.append("told", flow, number)
 
     def call(self, flow: str, number: int, made: Any) -> None:
-        if not (self.directory / f"{flow}.eager").exists():  # whose results nobody else can look up
+        if not self.of(flow).eager:  # whose results nobody else can look up
             self.lines.append("called", flow, number, made.as_tuple())
 
     def is_first(self, request: Any) -> bool:
