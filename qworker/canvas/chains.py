@@ -128,7 +128,7 @@ class chain(Several):
         if options:
             steps[0] = steps[0].clone(**options)
         if errbacks:  # in order, where a group that something follows is a header, which they are not for
-            steps = [each.clone() for each in ordered(steps)]
+            steps = [each.clone() for each in (ordered(steps) if len(steps) > 1 else steps)]
             for each, errback in product(steps, errbacks):
                 each.link_error(errback)
         return steps

@@ -240,7 +240,7 @@ class Joiner(ThreadComponent):
     def _meta_of(self, part: Part) -> Meta | None:
         """What is stored of a member that has failed; None when that is nothing, or cannot be read."""
         meta = self._app.backend.read_many([part.task_id]).get(part.task_id)
-        known = isinstance(meta, dict) and meta["status"] in states.EXCEPTION_STATES
+        known = isinstance(meta, dict) and meta["status"] in states.PROPAGATE_STATES
         return meta if known else None  # type: ignore[return-value]
 
     def _values(self, join: Finished, body: JoinBody) -> list[Any]:

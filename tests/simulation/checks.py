@@ -45,7 +45,7 @@ def problems(seen: Seen) -> list[str]:
             for text in _order(seen, asked, want, exact and not (sent_again and want.dead))
         ]
         letters = want.dead * len(asked.results) * seen.case.world.acks_late
-        dead = range(dead.start + (0 if asked.revoked else letters), dead.stop + letters)
+        dead = range(dead.start + (0 if _may_end_early(seen, asked) else letters), dead.stop + letters)
     if seen.schedules is not None:
         found += Oracle(
             seen.case, seen.schedules, list(zip(seen.fired_at, seen.fired, strict=True))
@@ -142,6 +142,14 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     if calls == 1 and exact:
         found += _order_kept(seen, asked, want)
     return found
+
+
+def _may_end_early(seen: Seen, asked: Asked) -> bool:
+    """Whether calls of *asked* need not run: it is revoked, or what they wait for may be gone, or is not
+    kept."""
+    world = seen.case.world
+    no_joins = world.stores.endswith("disabled") and not is_line(asked.order.flow)
+    return asked.revoked or no_joins or (world.forgets and bool(seen.fired))
 
 
 def _may_vanish(seen: Seen) -> bool:

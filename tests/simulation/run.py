@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 import traceback
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -378,7 +379,8 @@ class Running:
 
     def _linger(self) -> None:
         """Let time pass until everything has expired and was swept; see what is left."""
-        time = self.time
+        time, record = self.time, self.seen.record
+        told = {name: Counter(each) for name, each in record.told.items()}
         left: dict[str, int] = {}
         for _ in range(ROUNDS):
             time.limit += 2 * LONG
@@ -387,6 +389,8 @@ class Running:
             while time.now < until and (left := self.stores.left()):
                 time.pump(time.now + SWEPT / 20)
         self.seen.left_for_ever = left and self.stores.left()
+        if self.seen.excused:  # joins that were left have failed by now, and their errbacks were told
+            record.told = defaultdict(Counter, told)
 
     def _why(self) -> str:
         broker = self.observer.app.broker

@@ -318,3 +318,22 @@ def test_all_that_waited_for_the_broker_is_sent_when_it_is_back() -> None:
     away = Fault("away", "broker", at=7.18, seconds=5.0)
     case = Case(faults=(away,), schedules=Timetable(1, "other", seconds=20.0, entries=entries))
     assert problems(run(case)) == []
+
+
+def test_a_member_that_is_ignored_after_an_attempt_does_not_fail_with_retry() -> None:
+    """A body that is a group failed with ``Retry``, which its state still showed."""
+    ignored = Call(retries=1, instead=Call(does="ignore"))
+    assert problems(run(case_of(Chord([ignored], Group([Call()]))))) == []
+
+
+def test_a_chain_of_one_group_with_an_errback_is_a_header() -> None:
+    """As one without: of a group of one its member was taken, so that what follows got no list."""
+    for header in (Group([Call()]), Group([Call(fails=True)]), Chunks(1, 1)):
+        flow = Pipe([Chain([header], [Errback()]), Call(errbacks=[Errback()])])
+        assert problems(run(case_of(flow))) == []
+
+
+def test_what_needs_joins_where_there_are_none_need_not_become_a_dead_letter() -> None:
+    """The checks wanted one of a body that rejects its message, and never runs."""
+    body = Chord([Call()], Call(does="reject"))
+    assert problems(run(case_of(Call(instead=body), world=World("memory+disabled")))) == []

@@ -263,6 +263,8 @@ def _plain(flow: Any) -> Any:
     both chords, which is a case by itself."""
     for part in parts_of(flow):
         if isinstance(part, Call):
+            if part.does in ("tagged", "set"):  # whether one that is ignored fails depends on who takes it
+                part.ignored = False
             stages = [] if part.instead is None else replacing(part.instead)
         else:
             stages = built(part).stages if isinstance(part, Chain | Chord | Group) else []
