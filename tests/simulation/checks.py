@@ -63,7 +63,8 @@ def problems(seen: Seen) -> list[str]:
         found.append(f"{seen.left['joins']} joins are left")
     found += [f"{kind} are left for ever: {count}" for kind, count in seen.left_for_ever.items()]
     if not seen.fired:
-        found += seen.record.unseen
+        if not any(asked.revoked and asked.order.how == "twice" for asked in seen.asked):  # one, but not both
+            found += seen.record.unseen
         found += [
             f"the log has an error that nothing explains: {text}"
             for text in seen.errors

@@ -337,3 +337,17 @@ def test_what_needs_joins_where_there_are_none_need_not_become_a_dead_letter() -
     """The checks wanted one of a body that rejects its message, and never runs."""
     body = Chord([Call()], Call(does="reject"))
     assert problems(run(case_of(Call(instead=body), world=World("memory+disabled")))) == []
+
+
+def test_a_chain_of_one_group_after_a_group_becomes_a_header() -> None:
+    """Where something follows it: the oracle unrolled it."""
+    for inner in (Group([Call()]), Group([Call(fails=True)])):
+        flow = Pipe([Group([Call()]), Chain([inner]), Call(errbacks=[Errback()])])
+        assert problems(run(case_of(flow))) == []
+
+
+def test_one_of_two_calls_with_the_same_ids_is_revoked() -> None:
+    """Its hooks were told of a failure, and found the success of the other: the checks knew of no reason."""
+    chord = numbered(Chord([Call(retries=1)], Call()))
+    order = Order(chord, how="twice", ask="then", revoke_at=0.5)
+    assert problems(run(Case(World(base="hooked", skew=2.0), (order,), seed=1))) == []

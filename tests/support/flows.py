@@ -483,17 +483,12 @@ def _built(flow: Any) -> Built:
         if len(steps) == 1 < len(flow.steps):  # what is left of several is itself, and no chain of it
             return steps[0]
         return Built([stage for step in steps for stage in step.stages])
-    made = built(flow.steps[0])
-    alone = _alone(flow.steps[0])
-    if (
-        len(flow.steps) > 1
-        and alone is not _bare(flow.steps[0])
-        and (header := built(alone)).members is not None
-    ):
-        for errback in _around(flow.steps[0]):
-            _enter(errback, header.stages)
-        made = Built(header.stages)  # a chain of nothing but a group becomes a header, also of one
-    for step in map(built, flow.steps[1:]):
+    made, *steps = map(built, flow.steps)
+    if steps:
+        made = _header(flow.steps[0]) or made
+    for place, step in enumerate(steps, 1):
+        if made.members is not None and place < len(steps):
+            step = _header(flow.steps[place]) or step
         if step.members == []:
             continue
         if made.members is not None:
@@ -501,6 +496,17 @@ def _built(flow: Any) -> Built:
         else:
             made = Built([*made.stages, *(stage for part in _spliced(step) for stage in part.stages)])
     return made
+
+
+def _header(flow: Any) -> Built | None:
+    """What *flow* is that something follows, if it is a chain of nothing but a group: a header, also of
+    one."""
+    alone = _alone(flow)
+    if alone is _bare(flow) or (header := built(alone)).members is None:
+        return None
+    for errback in _around(flow):
+        _enter(errback, header.stages)
+    return Built(header.stages)
 
 
 def _group(members: list[Built]) -> Built:
