@@ -38,7 +38,7 @@ from tests.support.flows import (
     is_plain,
     numbered,
     parts_of,
-)
+)  # fmt: skip
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "stores": tuple(each for each in STORES if each != "django"),

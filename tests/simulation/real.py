@@ -36,7 +36,7 @@ from tests.simulation.real_drawing import cases_of, kinds, world_of
 from tests.simulation.real_record import KeptRecord
 from tests.simulation.real_servers import STORES, Faults, Servers
 from tests.simulation.real_worker import LEASE_SECONDS, Place, Process, RealWorld, make_app, told
-from tests.simulation.run import CALLERS, Errors, Seen, write_as_stranger
+from tests.simulation.run import CALLERS, Errors, Seen, meddle
 from tests.support.flows import Expected, expected
 
 CASES = 6
@@ -208,21 +208,12 @@ class RealRunning:
         fleet.note("happens:", fault)
         self.seen.fired.append(fault)
         fleet.record.trouble = True
-        app = fleet.observer.app
         if fault.kind in OF_WORKERS:
             self._harm(fault, fleet.running[fault.node])
         elif fault.kind in OF_SERVERS and fleet.faults is not None:
             fleet.faults.begin(fault)
         else:
-            try:
-                if fault.kind == "stranger":
-                    write_as_stranger(app, fleet.note)
-                elif fault.kind == "retry failed" and app.broker.failed is not None:
-                    app.failed.retry()
-                elif fault.kind == "retry dead":
-                    app.broker.admin.dead_retry()
-            except QWorkerError as error:
-                fleet.note("cannot", fault.kind, error)
+            meddle(fault.kind, fleet.observer.app, fleet.note)
 
     def _harm(self, fault: Fault, worker: WorkerProcess) -> None:
         if fault.kind == "child":

@@ -15,6 +15,7 @@ from tests.simulation import drawing
 from tests.simulation.case import Case, Fault, Order
 from tests.simulation.real_servers import AWAY, STORES
 from tests.simulation.real_worker import TIME_LIMIT, RealWorld
+from tests.simulation.run import OF_OPERATORS
 from tests.support.flows import is_line, parts_of
 
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -107,17 +108,7 @@ def written_as_celery(world: RealWorld) -> bool:
 def fault(random: Random, world: RealWorld) -> Fault:
     worker = f"worker{random.randrange(world.workers)}"
     at = round(random.random() * 1.5, 2)
-    kinds = [
-        "kill",
-        "kill",
-        "kill tree",
-        "freeze",
-        "freeze",
-        "restart",
-        "stranger",
-        "retry failed",
-        "retry dead",
-    ]
+    kinds = ["kill"] * 2 + ["kill tree"] + ["freeze"] * 2 + ["restart", *OF_OPERATORS]
     if world.pool == "prefork":
         kinds += ["child"] * 2
     if not world.stores.endswith("rpc"):  # what is sent while the server is away is lost, as is documented

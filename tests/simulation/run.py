@@ -34,18 +34,8 @@ from tests.simulation.tracing import Trace
 from tests.simulation.world import Actor, Killed, Stuck, Time, determined
 from tests.support.flows import is_line, parts_of
 
-HAPPENINGS = (
-    "kill",
-    "freeze",
-    "away",
-    "full",
-    "jump",
-    "restart",
-    "crash",
-    "stranger",
-    "retry failed",
-    "retry dead",
-)
+OF_OPERATORS = ("stranger", "retry failed", "retry dead")
+HAPPENINGS = ("kill", "freeze", "away", "full", "jump", "restart", "crash", *OF_OPERATORS)
 """Faults that come at a time: a worker is killed, stands still, is stopped and started; a store does not
 answer, or is full; a wall clock is set; the machine dies, and the stores forget their last seconds; a
 stranger writes; an operator sends failed tasks or dead letters again."""
@@ -287,14 +277,8 @@ class Running:
             self._at(time.now + fault.seconds, "world", lambda: self._back(fault.node))
         elif fault.kind == "crash":
             self._crash()
-        elif fault.kind == "stranger":
-            write_as_stranger(self.observer.app, time.note)
-        elif fault.kind.startswith("retry"):
-            app = self.observer.app
-            try:
-                app.failed.retry() if fault.kind == "retry failed" else app.broker.admin.dead_retry()
-            except QWorkerError as error:
-                time.note("cannot", fault.kind, type(error).__name__)
+        elif fault.kind in OF_OPERATORS:
+            meddle(fault.kind, self.observer.app, time.note)
 
     def _remember(self) -> None:
         self.restore = self.stores.snapshot()
@@ -426,16 +410,25 @@ class Running:
         self.stores.close()
 
 
+def meddle(kind: str, app: QWorker, note: Callable[..., None]) -> None:
+    """Do what an operator or a stranger does: one of OF_OPERATORS."""
+    try:
+        if kind == "retry failed":
+            app.failed.retry()
+        elif kind == "retry dead":
+            app.broker.admin.dead_retry()
+        else:
+            write_as_stranger(app, note)
+    except QWorkerError as error:
+        note("cannot", kind, type(error).__name__)
+
+
 def write_as_stranger(app: QWorker, note: Callable[..., None]) -> None:
     """Push messages that nobody sends, and one that only somebody with the key may send."""
     headers = {
-        "lang": "py",
-        "task": "call",
-        "id": "stranger",
-        "root_id": "stranger",
-        "argsrepr": "()",
+        "lang": "py", "task": "call", "id": "stranger", "root_id": "stranger", "argsrepr": "()",
         "kwargsrepr": "{}",
-    }
+    }  # fmt: skip
     body = json.dumps([[], {"flow": "stranger", "number": 0, "fails": False, "retries": 0}, {}]).encode()
     properties = json.dumps({"content_type": "application/json", "content_encoding": "utf-8"})
     for text, content in (

@@ -21,16 +21,8 @@ from tests.simulation.case import Fault
 from tests.simulation.world import Actor, Killed, Time
 
 KINDS = (
-    "before",
-    "after",
-    "twice",
-    "late",
-    "kill before",
-    "kill after",
-    "child before",
-    "child after",
-    "stall",
-)
+    "before", "after", "twice", "late", "kill before", "kill after", "child before", "child after", "stall",
+)  # fmt: skip
 FORGETS = "forgets"
 """A kind that is never drawn: a broken store, which answers and has done nothing. Checks must notice it."""
 
@@ -47,37 +39,14 @@ JOINS = ("open", "grow", "add", "claim", "finish", "drop", "hold", "set_size")
 FAILED = ("kept", "send_again", "discard")
 
 REPEATABLE = frozenset(
-    {
-        "push",
-        "store",
-        "store_rows",
-        "join.open",
-        "join.add",
-        "join.grow",
-        "extend",
-        "get",
-        "read_many",
-        "revoke",
-    }
-)
+    {"push", "store", "store_rows", "join.open", "join.add", "join.grow", "extend", "get", "read_many",
+     "revoke"}
+)  # fmt: skip
 """What a driver may send twice when it has heard no answer."""
 WRITES = frozenset(
-    {
-        "push",
-        "revoke",
-        "register",
-        "store",
-        "store_rows",
-        "join.open",
-        "join.add",
-        "join.grow",
-        "join.finish",
-        "join.hold",
-        "orm.write",
-        "orm.commit",
-        "schedules.fire",
-    }
-)
+    {"push", "revoke", "register", "store", "store_rows", "join.open", "join.add", "join.grow", "join.finish",
+     "join.hold", "orm.write", "orm.commit", "schedules.fire"}
+)  # fmt: skip
 """What a full store refuses."""
 TELLS = frozenset(
     {"push", "settle", "revoke", "dead_retry", "failed.send_again", "deregister", "reclaim", "orm.commit",

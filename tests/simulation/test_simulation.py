@@ -257,20 +257,8 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_runs_seeds_and_tells_what_it_covered(tmp_path: Path) -> None:
     out = tmp_path / "report"
-    done = command(
-        "--seed",
-        "300",
-        "--cases",
-        "6",
-        "--jobs",
-        "2",
-        "--world",
-        "workers=1",
-        "--shrink",
-        "0",
-        "--out",
-        str(out),
-    )
+    options = "--seed 300 --cases 6 --jobs 2 --world workers=1 --shrink 0 --out"
+    done = command(*options.split(), str(out))
     failed, total = re.findall(r"(\d+) of (\d+) cases fail", done.stdout)[0]
     assert (total, done.returncode) == ("6", int(failed != "0")), done.stdout + done.stderr
     assert "world x world" in done.stdout

@@ -46,13 +46,7 @@ class Watcher:
         interval: float = 0.5,
         looked: int | None = None,
     ) -> dict[str, Any]:
-        until = self._time.now + (FOR_EVER if timeout is None else timeout)
-        while True:
-            if on_interval is not None:
-                on_interval()
-            found = readable(self._look(ids))
-            if found or self._pause(until, timeout):
-                return found
+        return readable(next(self.wait_each(ids, timeout, on_interval, interval), {}))
 
     def wait_each(
         self,
@@ -62,12 +56,12 @@ class Watcher:
         interval: float = 0.5,
     ) -> Iterator[dict[str, Any]]:
         until = self._time.now + (FOR_EVER if timeout is None else timeout)
-        missing = set(ids)
+        missing = list(ids)
         while missing:
             if on_interval is not None:
                 on_interval()
             if found := self._look(missing):
-                missing -= found.keys()
+                missing = [id for id in missing if id not in found]
                 yield found
             elif self._pause(until, timeout):
                 return
@@ -76,7 +70,7 @@ class Watcher:
         until = self._time.now + OUTAGE_SECONDS
         while True:
             try:
-                return final(self._backend.read_many(list(ids)))
+                return final(self._backend.read_many(ids))
             except BackendError as error:
                 if isinstance(error, DamagedResult) or self._time.now >= until:
                     raise
