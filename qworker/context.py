@@ -109,9 +109,9 @@ class Context:
     timelimit: tuple[float | None, float | None] | None
     """The hard and the soft time limit of this call, in seconds; None for that of the task."""
     time_limit: float | None
-    """The hard one of these."""
+    """The hard time limit that applies, of this call or else of the task; None for none."""
     soft_time_limit: float | None
-    """The soft one of these."""
+    """The same for the soft one."""
     origin: str | None
     """The process that made the call, as ``gen811@host`` with its number."""
     hostname: str | None
@@ -217,6 +217,8 @@ class Context:
                 value = value.read()
         elif name in _LIMITS:
             value = (self.timelimit or (None, None))[_LIMITS[name]]
+            if value is None and not self.called_directly:
+                value = getattr(self._task, name, None)
         elif name in ("reply_to", "correlation_id"):
             value = (self.properties or _NOTHING).get(name, self.id if name == "correlation_id" else None)
         elif name.startswith("_"):

@@ -188,6 +188,25 @@ def test_the_request_of_a_bound_task() -> None:
     assert same(snippet)[0]["header"] == "acme"
 
 
+def test_the_time_limits_of_a_request() -> None:
+    def snippet(side: Side) -> Any:
+        app = side.App()
+
+        def limits(self: Any) -> Any:
+            return self.request.time_limit, self.request.soft_time_limit
+
+        plain = app.task(bind=True, name="plain")(limits)
+        limited = app.task(bind=True, name="limited", time_limit=60, soft_time_limit=45)(limits)
+        with side.worker(app) as ended:
+            calls = [
+                plain.delay(), plain.apply_async(time_limit=30), limited.delay(),
+                limited.apply_async(soft_time_limit=5), limited.apply_async(time_limit=50, soft_time_limit=5),
+            ]  # fmt: skip
+            return [tuple(ended(call).get()) for call in calls]
+
+    assert same(snippet) == [(None, None), (30, None), (60, 45), (60, 5), (50, 5)]
+
+
 def test_hooks_are_called_in_their_order() -> None:
     def snippet(side: Side) -> Any:
         app, seen = side.App(), []
