@@ -156,6 +156,8 @@ class Settings(
             self._resolve()
             if name in self.__dict__:
                 return self.__dict__[name]
+        if (known := understand(name)) and known.without_effect:
+            raise AttributeError(f"the setting {name!r} of Celery has no effect here: {known.without_effect}")
         nearest = near(name, SETTINGS)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""
         raise AttributeError(f"there is no setting {name!r}{hint}")

@@ -443,6 +443,13 @@ def test_unknown_names_can_be_read_when_given_and_are_told_when_not(make):
         conf.source("nonsense")
 
 
+def test_reading_a_setting_without_effect_says_why_there_is_none() -> None:
+    with pytest.raises(
+        AttributeError, match="'broker_pool_limit' of Celery has no effect here: an app has one"
+    ):
+        _ = Settings().broker_pool_limit
+
+
 def test_defaults_that_can_change_are_not_shared(make):
     one, other = make(), make()
     one.task_queues["x"] = {}
