@@ -50,6 +50,7 @@ class Finished(NamedTuple):
     - token: tells this claim from a later one.
     - parts: one a member, in the order of their numbers.
     - overdue: it has expired, and parts may be missing.
+    - run: the mark RUN of its body, should that have none: the join may begin anew under its name. "": none.
     """
 
     id: str
@@ -57,6 +58,7 @@ class Finished(NamedTuple):
     body: bytes
     parts: Sequence[Part]
     overdue: bool = False
+    run: str = ""
 
 
 class Opening(Protocol):

@@ -137,14 +137,14 @@ _CLAIM = Script(
     _PRELUDE
     + """
 -- ARGV: prefix, now, limit, seconds, token, most parts, seconds as a whole number.
--- Returns id, body, whether it is overdue, whether it is Celery's, and the parts of each.
+-- Returns id, body, whether it is overdue, whether it is Celery's, the parts and the run of each.
 local now, token, most, out = tonumber(ARGV[2]), ARGV[5], tonumber(ARGV[6]), {}
 local due = ask('ZRANGEBYSCORE', INDEX, '-inf', ARGV[2], 'LIMIT', 0, ARGV[3])
 if not due then return wrong(INDEX) end
 for _, join in ipairs(due) do
   if most <= 0 then break end
   local key, parts = join_key(P, join), parts_key(P, join)
-  local found = ask('HMGET', key, 'size', 'body', 'expires', 'celery', 'token')
+  local found = ask('HMGET', key, 'size', 'body', 'expires', 'celery', 'token', 'run')
   local size, celery = found and tonumber(found[1]), found and found[4]
   if celery then
     local j, _, s, _, c = chord_keys(P, join)
@@ -152,7 +152,7 @@ for _, join in ipairs(due) do
       local values = ask('ZRANGE', j, 0, -1, 'WITHSCORES') or ask('LRANGE', j, 0, -1) or {}
       local sorted = (redis.call('TYPE', j).ok == 'zset') and 'sorted' or 'listed'
       redis.call('SET', c, token, 'EX', ARGV[7])
-      out[#out + 1] = {join, found[2] or '', celery == 'damaged' and 1 or 0, sorted, values}
+      out[#out + 1] = {join, found[2] or '', celery == 'damaged' and 1 or 0, sorted, values, found[6] or ''}
       most = most - #values
     elseif redis.call('EXISTS', s) == 1 and ask('GET', c) ~= 'done' then
       -- Celery's, for now: look again when that claim ends.
@@ -164,7 +164,8 @@ for _, join in ipairs(due) do
   elseif size then
     local have = ask('HLEN', parts)
     local late = have ~= size or (found[3] and found[3] ~= '' and tonumber(found[3]) <= now)
-    out[#out + 1] = {join, found[2] or '', late and 1 or 0, '', have and redis.call('HGETALL', parts) or {}}
+    local values = have and redis.call('HGETALL', parts) or {}
+    out[#out + 1] = {join, found[2] or '', late and 1 or 0, '', values, ''}
     most = most - size
   else
     found = nil
@@ -326,7 +327,14 @@ class RedisJoins(Joins):
         return [self._finished(token, *each) for each in found]
 
     def _finished(
-        self, token: str, name: bytes, body: bytes, overdue: int, chord: bytes, values: list[bytes]
+        self,
+        token: str,
+        name: bytes,
+        body: bytes,
+        overdue: int,
+        chord: bytes,
+        values: list[bytes],
+        run: bytes,
     ) -> Finished:
         join = name.decode()
         if chord == b"sorted":
@@ -341,7 +349,7 @@ class RedisJoins(Joins):
         else:
             pairs_of = zip(values[::2], values[1::2], strict=True)
             parts = sorted(unpack_part(join, number, value) for number, value in pairs_of)
-        return Finished(join, token, body, parts, bool(overdue))
+        return Finished(join, token, body, parts, bool(overdue), run.decode())
 
     def _chord_part(self, join: str, number: int, value: bytes, body: bytes) -> Part:
         try:

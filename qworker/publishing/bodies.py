@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from qworker.backends.joins import Finished
 from qworker.canvas.join_body import JoinBody, read
 from qworker.errors import DamagedResult, InvalidTaskMessage, PublishError, SecurityError
-from qworker.message.marks import PUBLICATION, mark
+from qworker.message.marks import PUBLICATION, RUN, mark, run_in
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -89,6 +89,8 @@ def read_body(app: QWorker, join: Finished) -> tuple[JoinBody, str | None]:
     doubts = doubt(app, join, body)
     if doubts is None and join.parts and join.parts[-1].task_id:
         body.call.options.setdefault("parent_id", join.parts[-1].task_id)
+    if join.run and not run_in(body.call.options.get("headers")):
+        mark(body.call.options, {RUN: join.run})
     if not app.results_with_broker:
         mark(body.call.options, {PUBLICATION: int(join.token, 16) >> 1})
     return body, doubts

@@ -119,6 +119,11 @@ BEHAVIOURS: list[tuple[str, list[tuple[str, str, str]]]] = [
                 "integration/test_called_again.py::test_a_call_that_is_made_again_runs_again",
             ),
             (
+                "a workflow that Celery's client has frozen and calls again",
+                "as Celery",
+                "compat/test_frozen_by_celery.py::test_each_call_of_a_frozen_workflow_runs_all_of_it",
+            ),
+            (
                 "the same while the first call runs",
                 "differs: all of it runs twice. In Celery's format both have the same keys: a body runs once",
                 "integration/test_called_again.py::test_a_call_that_is_made_twice_at_once_runs_twice",

@@ -15,7 +15,8 @@ was the first to run.
 A chord in Celery's layout has Celery's keys ``celery-taskset-meta-<group>`` with ``.j`` (what the members
 returned), ``.t`` (how many joined later), ``.s`` (size), ``.d`` (who is counted) and ``.c`` (who sends the
 body, or "done"). The hash of ours comes beside them when one of our parts completes it: ``celery`` is 1 in
-it, or ``damaged`` where Celery's keys can never become complete.
+it, or ``damaged`` where Celery's keys can never become complete; and ``run`` tells this time from others,
+for Celery's clients call a frozen chord again under the same name.
 """
 
 from __future__ import annotations
@@ -110,8 +111,9 @@ local function add_chord_part(prefix, join, at)
   if holder == nil then redis.call('DEL', c) end
   if not redis.call('SET', c, token, 'NX', 'EX', CHORD_SECONDS) then return end
   local key = join_key(prefix, join)
+  local run = ask('HGET', key, 'run') or token
   redis.call('DEL', key)
-  redis.call('HSET', key, 'celery', damaged and 'damaged' or '1', 'token', token, 'body', body)
+  redis.call('HSET', key, 'celery', damaged and 'damaged' or '1', 'token', token, 'run', run, 'body', body)
   if kept ~= '' then redis.call('EXPIRE', key, math.max(tonumber(kept), 2 * CHORD_SECONDS)) end
   ask('ZADD', index_key(prefix), age(0), join)
 end
