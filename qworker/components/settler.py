@@ -64,7 +64,8 @@ class Settler:
         for request, outcome in ends:
             if self._ending and outcome.kind == INTERRUPTED:
                 self.cut.append(request.id)
-            if (known := request.failing) is not None and outcome.kind == LOST and not known.again:
+            known = request.failing
+            if known is not None and outcome.kind == LOST and not (outcome.told or known.again):
                 request.failing = known._replace(again=True)
                 waiting.append(request)
                 continue
@@ -123,7 +124,7 @@ def _answered(failing: Outcome, outcome: Outcome, limit: float | None) -> Outcom
     *outcome*. limit: the seconds that it might take."""
     if outcome.kind in (RETRY, SUCCESS):
         return outcome._replace(runtime=limit or 0.0)
-    return outcome if outcome.kind in (failing.kind, UNSTARTED, LAPSED) else failing
+    return outcome if outcome.told or outcome.kind in (UNSTARTED, LAPSED) else failing
 
 
 def _along(row: ResultRow, parts: Sequence[Sequence[Any]]) -> SettlementOrder:

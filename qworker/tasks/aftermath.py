@@ -70,7 +70,7 @@ def tell(
             followup.failed(app, context, cause, "", again=True)
         follow = followup.doomed(app, context, error, "")
         parts = followup.chord_parts(app, context, state, error) if context.chord else ()
-        return Outcome(kind, None, text, None, row, follow, parts, stored)
+        return Outcome(kind, None, text, None, row, follow, parts, stored, told=True)
     except Retry as directive:
         return cut_short(app, task, context, directive, time.perf_counter())._replace(runtime=None)
     except Exception as problem:
@@ -79,7 +79,7 @@ def tell(
             app.clock.sleep(AGAIN_SECONDS)
             return NOT_STARTED
         logger.exception("the end of task %s[%s] could not be told", task.name, context.id)
-        return Outcome(kind, None, text)
+        return Outcome(kind, None, text, told=True)
     finally:
         pop(token)
 

@@ -61,7 +61,8 @@ class Outcome(NamedTuple):
     runtime: seconds; None when the run did not come to an end of its own. text: repr of the result or of the
     exception, or in words how it ended. row: the result for the worker to store before the ack; None when the
     run has brought none. follow: what ends along with it, the calls that would have come after it. parts: of
-    chords in Celery's layout. stored: the row is in the result store already.
+    chords in Celery's layout. stored: the row is in the result store already. told: a child has told the
+    calls in the message of a request that had ended before.
     """
 
     kind: str
@@ -72,6 +73,7 @@ class Outcome(NamedTuple):
     follow: tuple[Followed, ...] = ()
     parts: Fields = ()
     stored: bool = False
+    told: bool = False
 
 
 NOT_STARTED = Outcome(UNSTARTED)

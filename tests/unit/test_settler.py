@@ -156,6 +156,15 @@ def test_another_child_tells_what_the_one_that_was_killed_did_not() -> None:
     assert desk.status(settlement.row) == ("FAILURE", "TimeLimitExceeded")
 
 
+def test_what_a_child_has_told_of_a_lost_task_is_its_end() -> None:
+    """Not the death of that child, though both are called lost."""
+    desk = Desk()
+    one = desk.rooms.request(1)
+    one.failing = Failing(Outcome(LOST, text="signal 9"), "FAILURE", {})
+    desk.settler.ended([(one, Outcome(LOST, text="signal 9", told=True))])
+    assert (desk.ready.get_many(Slots(9, 9)), len(desk.orders)) == ([], 1)
+
+
 def test_what_had_succeeded_before_it_was_killed_has_succeeded(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk()
     one = desk.rooms.request(1, timelimit=[3, None])
