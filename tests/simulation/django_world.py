@@ -12,7 +12,6 @@ calls of the cache are calls of stores, which faults meet.
 from __future__ import annotations
 
 import datetime as datetimes
-import logging
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -52,7 +51,7 @@ from qworker.errors import BackendError  # noqa: E402
 from tests.simulation.case import Case, Fault, Job  # noqa: E402
 from tests.simulation.django_checks import ALWAYS, MINUTE  # noqa: E402
 from tests.simulation.nodes import Asked, Node, WorkerNode  # noqa: E402
-from tests.simulation.run import CALLERS, LONG, Errors, Running  # noqa: E402
+from tests.simulation.run import CALLERS, LONG, Running, heard  # noqa: E402
 from tests.simulation.seams import BACKEND, BROKER, watch  # noqa: E402
 from tests.simulation.waiting import LOOK, Watcher  # noqa: E402
 from tests.simulation.world import START, Stuck  # noqa: E402
@@ -469,15 +468,7 @@ class DjangoRunning(Running):
         enter = self.around.enter_context
         enter(mock.patch("django.utils.timezone.datetime", _Now))
         enter(override_settings(Q_CLUSTER=cluster, CACHES=cached, USE_TZ=True, TIME_ZONE="UTC"))
-        logger = logging.getLogger("django-q")
-        handler = Errors(self.errors)
-        logger.addHandler(handler)
-        before = logger.level, logger.propagate
-        logger.setLevel(logging.ERROR)
-        logger.propagate = False
-        self.around.callback(logger.setLevel, before[0])
-        self.around.callback(setattr, logger, "propagate", before[1])
-        self.around.callback(logger.removeHandler, handler)
+        enter(heard("django-q", self.errors))
 
     def _plan(self) -> float:
         last = 0.0

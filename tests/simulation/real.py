@@ -11,7 +11,6 @@ The same seed makes the same world, the same calls and the same faults, but the 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import re
 import shutil
@@ -36,7 +35,7 @@ from tests.simulation.real_drawing import cases_of, kinds, world_of
 from tests.simulation.real_record import KeptRecord
 from tests.simulation.real_servers import STORES, Faults, Servers
 from tests.simulation.real_worker import LEASE_SECONDS, Place, Process, RealWorld, make_app, told
-from tests.simulation.run import CALLERS, Errors, Seen, meddle
+from tests.simulation.run import CALLERS, Seen, heard, meddle
 from tests.support.flows import Expected, expected
 
 CASES = 6
@@ -143,18 +142,13 @@ class RealRunning:
 
     def go(self) -> Seen:
         seen, start = self.seen, time.monotonic()
-        handler = Errors(seen.errors)
-        logger = logging.getLogger("qworker")
-        logger.addHandler(handler)
         self.fleet.note("begins:", self.case)
-        try:
+        with heard("qworker", seen.errors):
             for at, act in sorted(self._events(), key=lambda event: event[0]):
                 time.sleep(max(0.0, start + at - time.monotonic()))
                 act()
             self._rest()
             self._look()
-        finally:
-            logger.removeHandler(handler)
         seen.log = self.fleet.log
         seen.seconds = time.monotonic() - start
         return seen

@@ -15,7 +15,8 @@ import shutil
 import tempfile
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,22 @@ class Errors(logging.Handler):
         if record.exc_info:
             text += f" [{record.exc_info[1]!r}]"
         self.kept.append(f"{getattr(record, 'event', 'no event')}: {text}")
+
+
+@contextmanager
+def heard(name: str, kept: Any) -> Iterator[None]:
+    """Within the block what the logger *name* says at ERROR and above is kept, and goes nowhere else."""
+    logger, handler = logging.getLogger(name), Errors(kept)
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
 
 
 class Running:
@@ -261,10 +278,8 @@ class Running:
         if fault.kind == "kill" and node is not None:
             self._replace(node, kill=True)
         elif fault.kind == "restart" and node is not None and node.process.alive:
-            try:
+            with suppress(Killed):
                 node.stop()
-            except Killed:
-                pass
             node.process.die()
             self._replace(node, kill=False)
         elif fault.kind == "freeze":
@@ -462,37 +477,29 @@ def run(case: Case, trace: Trace | None = None) -> Seen:
     """Run *case*; return what was seen. trace: has the log say which tasks the calls of stores are about."""
     directory = Path(tempfile.mkdtemp(prefix="qworker-sim-", dir=MEMORY if MEMORY.is_dir() else None))
     errors: list[str] = []
-    logger = logging.getLogger("qworker")
-    handler = Errors(errors)
-    before = logger.level, logger.propagate
-    logger.addHandler(handler)
-    logger.setLevel(logging.ERROR)
-    logger.propagate = False
     collecting = gc.isenabled()
     gc.disable()
     running = None
     seen = Seen(case, Record())
-    try:
-        with determined(case.seed):
-            try:
-                running = _kind_of(case)(case, directory, trace)
-                seen = running.seen
-                running.go()
-            except Exception:  # noqa: BLE001 - the other cases of a search run
-                seen.broken = f"the simulator failed: {traceback.format_exc()}"
-                if running is not None:
-                    seen.log = running.time.log
-        seen.errors += errors
-        return seen
-    finally:
-        if running is not None:
-            running.close()
-        logger.removeHandler(handler)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
-        shutil.rmtree(directory, ignore_errors=True)
-        if collecting:
-            gc.enable()
+    with heard("qworker", errors):
+        try:
+            with determined(case.seed):
+                try:
+                    running = _kind_of(case)(case, directory, trace)
+                    seen = running.seen
+                    running.go()
+                except Exception:  # noqa: BLE001 - the other cases of a search run
+                    seen.broken = f"the simulator failed: {traceback.format_exc()}"
+                    if running is not None:
+                        seen.log = running.time.log
+            seen.errors += errors
+            return seen
+        finally:
+            if running is not None:
+                running.close()
+            shutil.rmtree(directory, ignore_errors=True)
+            if collecting:
+                gc.enable()
 
 
 __all__ = ["HAPPENINGS", "Seen", "run"]

@@ -8,6 +8,7 @@ Thread:      the world's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from datetime import UTC, datetime
@@ -20,7 +21,6 @@ from qworker.beat.overlap import Overlaps, Question
 from qworker.beat.schedule import Schedule
 from qworker.beat.service import Beat
 from qworker.beat.store import ScheduleStore
-from qworker.beat.store_memory import MemoryScheduleStore
 from qworker.beat.stores import open_store
 from qworker.beat.written import to_json, write_fields
 from tests.simulation.case import Edit, Entry, Fault, Timetable
@@ -128,10 +128,6 @@ class Story:
     shared: bool = True
     together: bool = True
     """Whether slots and messages are there together or not at all."""
-    leaders: list[tuple[float, str]] = dataclass_field(default_factory=list)
-    troubles: list[tuple[float, float]] = dataclass_field(default_factory=list)
-    """From when to when nobody may have looked after the schedules."""
-    jumps: list[tuple[float, str, float]] = dataclass_field(default_factory=list)
     ended: float = 0.0
 
 
@@ -161,16 +157,6 @@ class BeatNode(Node):
     def stop(self) -> None:
         self.time.remove(self.name)
         self.beat.closed()
-
-
-class Shared:
-    """The one store in memory, as a process sees it."""
-
-    def __init__(self, inner: MemoryScheduleStore) -> None:
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
 
 class Schedules:
@@ -220,9 +206,8 @@ class Schedules:
         """Begin, now that there are callers."""
         for number in range(self.table.beats):
             self._start_beat(f"beat{number}")
-        for number, caller in enumerate(self.running.callers):
+        for caller in self.running.callers:
             caller.app.schedules._opened = self.store(caller)
-            del number
         for number, edit in enumerate(self.table.edits):
             caller = self.running.callers[number % 2]
             self.running._at(edit.at, caller.name, lambda edit=edit, caller=caller: self._edit(edit, caller))
@@ -253,18 +238,12 @@ class Schedules:
     def happen(self, fault: Fault) -> bool:
         """Let a fault of the schedules happen; False for one that is none."""
         node = self.beats.get(fault.node)
-        if node is None:
+        if node is None or fault.kind not in ("kill", "restart"):
             return False
-        if fault.kind == "kill":
-            node.process.die()
-        elif fault.kind == "restart":
-            try:
+        if fault.kind == "restart":
+            with suppress(Killed):
                 node.stop()
-            except Killed:
-                pass
-            node.process.die()
-        else:
-            return False
+        node.process.die()
         return True
 
     def _end(self) -> None:
@@ -278,10 +257,8 @@ class Schedules:
         self.over = True
         self.story.ended = self.time.now
         for node in self.beats.values():
-            try:
+            with suppress(Killed):
                 node.stop()
-            except Killed:
-                pass
 
     def _edit(self, edit: Edit, caller: Caller) -> None:
         schedules, base, at = caller.app.schedules, self.story.base, self.time.now
