@@ -98,6 +98,13 @@ def test_a_case_can_be_pasted() -> None:
         assert eval(written(case), dict(names)) == case
 
 
+@pytest.mark.parametrize("stores", ["memory", "sqlite"])
+def test_only_who_is_woken_steps(stores: str) -> None:
+    """All parts of a worker stepped after each change of it: some ten times for each call."""
+    flow = numbered(Chain([Call() for _ in range(40)]))
+    assert run(Case(World(stores), (Order(flow),))).turns < 40 * 6
+
+
 # -- it can fail --
 
 
