@@ -61,6 +61,6 @@ def make_middleware(given: Any) -> Middleware:
     made = found() if isinstance(found, type) else found
     if not isinstance(made, Middleware):
         raise ConfigurationError(
-            f"{given!r} is no middleware: subclass qworker.Middleware", setting="middleware"
+            f"{given!r} is not a middleware: subclass qworker.Middleware", setting="middleware"
         )
     return made

@@ -148,7 +148,7 @@ class Backend(ABC):
         not signed though there is a security_key, or signed as the result of another task than *task_id*."""
         meta = self.decode_value(data, ("result",), task_id)
         if not isinstance(meta, dict) or not isinstance(meta.get("status"), str) or "result" not in meta:
-            raise self.damaged(task_id, f"is damaged: {data[:80]!r} is no metadata")
+            raise self.damaged(task_id, f"is damaged: {data[:80]!r} is not metadata")
         if self._signer is not None and task_id is not None and meta.get("task_id") != task_id:
             raise self.damaged(task_id, "is another task's")
         return meta

@@ -221,7 +221,7 @@ def members_of(tasks: tuple[Any, ...], app: QWorker | None) -> list[Any]:
             tasks = (given,) = (maybe_signature(given, app),)
             found = given.tasks if isinstance(given, group) else tasks
         elif not hasattr(given, "__iter__") or isinstance(given, str | bytes):
-            raise TypeError(f"{given!r:.200} is no signature, nor are there any in it: task.s(…) makes one")
+            raise TypeError(f"{given!r:.200} is not a signature, and has none in it: task.s(…) makes one")
         else:
             found = given
     return [each if isinstance(each, Signature) else _read(each, app) for each in found]

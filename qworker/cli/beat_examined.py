@@ -138,7 +138,7 @@ def troubles(app: QWorker, entry: Entry) -> Iterator[Trouble]:
         yield Trouble(
             "warning",
             "unknown task",
-            f"calls {entry.task!r:.200}, which is no task of this app",
+            f"calls {entry.task!r:.200}, which is not a task of this app",
             "correct its name, or import the module that has it; where only workers have it, all is well",
         )
     if why := hindrance(app, entry):

@@ -102,7 +102,7 @@ _ON_COMMIT = (
     "database; else transaction.on_commit(partial(task.delay, …)) of Django's sends them after it"
 )
 TASK = {
-    "abstract": "a subclass of qworker.Task is no task before it is registered",
+    "abstract": "a subclass of qworker.Task is not a task before it is registered",
     "add_trail": "a task's calls are remembered by themselves, as task.request.children",
     "from_config": "an option that is None is taken from its setting",
     "acks_on_failure": "acks_on_failure_or_timeout says it for both",

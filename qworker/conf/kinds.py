@@ -102,7 +102,7 @@ def _url(value: Any) -> str:
         return text  # a path, an address without a port, or several hosts: nothing to judge here
     _, colon, port = host.rpartition(":")
     if colon and not (port.isdecimal() and 0 < int(port) < 65536):
-        raise ValueError("has a port that is no number between 1 and 65535")
+        raise ValueError("has a port that is not a number between 1 and 65535")
     return text
 
 
@@ -199,7 +199,9 @@ def _networks(value: Any) -> tuple[str, ...]:
         try:
             ip_network(network.strip(), strict=False)
         except ValueError:
-            raise ValueError(f"has {network[:80]!r}, which is no address or network: 10.1.2.0/24") from None
+            raise ValueError(
+                f"has {network[:80]!r}, which is not an address or network: 10.1.2.0/24"
+            ) from None
     return tuple(network.strip() for network in networks)
 
 

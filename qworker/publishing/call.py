@@ -161,7 +161,7 @@ def read_call(app: QWorker, task: Task[..., Any] | None, item: Any) -> Invocatio
     expected = (
         "(name, args, kwargs)" if task is None else "a tuple of arguments, a mapping of keyword arguments"
     )
-    raise PublishError(f"{item!r:.200} is no call: expected {expected}, or a signature")
+    raise PublishError(f"{item!r:.200} is not a call: expected {expected}, or a signature")
 
 
 def make_call(app: QWorker, router: Router, invocation: Invocation, request: Context | None = None) -> Call:

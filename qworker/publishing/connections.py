@@ -157,8 +157,8 @@ def refuse_other_brokers(app: QWorker, name: str, option: str, given: Any) -> No
     """Raise PublishError unless *given*, for a call of task *name*, is None or a connection of *app*."""
     if given is not None and not (isinstance(given, Connection) and given.app is app):
         raise PublishError(
-            f"calling {name}: {option}={given!r:.100} is no connection of this app, which sends its calls to "
-            "its own broker; for another broker make another app, and call other_app.send_task()"
+            f"calling {name}: {option}={given!r:.100} is not a connection of this app, which sends its calls "
+            "to its own broker; for another broker make another app, and call other_app.send_task()"
         )
 
 

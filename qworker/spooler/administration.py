@@ -216,7 +216,7 @@ class SpoolAdmin:
                     if not os.path.samestat(status, os.stat(name, dir_fd=folder, follow_symlinks=False)):
                         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
                     if not stat.S_ISREG(status.st_mode):
-                        raise SpoolError(f"{safe_repr(called)} is no plain file, and is left alone")
+                        raise SpoolError(f"{safe_repr(called)} is not a plain file, and is left alone")
                     yield _Held(file, folder, name)
                 finally:
                     self._lock.release(file)

@@ -133,7 +133,7 @@ def _dumped(value: object, allow_pickle: bool) -> bytes:
 
 def _loaded(data: object, key: str, allow_pickle: bool) -> Any:
     if not isinstance(data, bytes):
-        raise UnrunnableJob(f"the pair {key} is no bytes")
+        raise UnrunnableJob(f"the pair {key} is not bytes")
     load: Callable[[bytes], Any] = pickle.loads if allow_pickle else _load_plain
     try:
         return load(data)
@@ -141,7 +141,7 @@ def _loaded(data: object, key: str, allow_pickle: bool) -> Any:
         raise
     except Exception as error:  # a pickle raises what it likes
         raise UnrunnableJob(
-            f"the pair {key} is no pickle that can be read: {safe_repr(error, 200)}"
+            f"the pair {key} is not a pickle that can be read: {safe_repr(error, 200)}"
         ) from error
 
 
@@ -167,4 +167,4 @@ def _json(env: Mapping[str, Any], key: str, default: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UnrunnableJob(f"the pair {key} is no JSON: {safe_repr(error, 200)}") from None
+        raise UnrunnableJob(f"the pair {key} is not JSON: {safe_repr(error, 200)}") from None

@@ -60,9 +60,11 @@ class _Place:
     def queue(self, name: str) -> str:
         """The directory of a queue."""
         base = prepared(self.path)
-        with suppress(FileExistsError):
-            os.mkdir(f"{base}/{QUEUES}", 0o750)
-        return prepared(f"{base}/{QUEUES}/{queue_folder(name)}")
+        folder = f"{base}/{QUEUES}/{queue_folder(name)}"
+        for each in (f"{base}/{QUEUES}", folder):  # here, since it is no news that a queue has a directory
+            with suppress(OSError):
+                os.mkdir(each, 0o750)
+        return prepared(folder)
 
     def known(self) -> list[str]:
         """The queues that have a directory, by name."""

@@ -322,9 +322,9 @@ class ClaimedPlace:
         if until > self.clock.now():
             return Refusal(Reason.INCOMPLETE, until, stamp_of(status))
         try:
-            self.put_aside(file, path, f"it is no spool file: {reason}")
+            self.put_aside(file, path, f"it is not a spool file: {reason}")
         except OSError as error:
-            logger.warning("%s is no spool file, and cannot be set aside: %s", path, error.strerror)
+            logger.warning("%s is not a spool file, and cannot be set aside: %s", path, error.strerror)
             return Refusal(Reason.INCOMPLETE, math.inf, stamp_of(status))
         return GONE
 

@@ -29,10 +29,10 @@ class Content(NamedTuple):
 
 
 def content(file: int) -> Content:
-    """What the opened file says. SpoolError when it is no plain file, OSError when it cannot be read."""
+    """What the opened file says. SpoolError when it is not a plain file, OSError when it cannot be read."""
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
-        raise SpoolError("it is no plain file")
+        raise SpoolError("it is not a plain file")
     image = os.pread(file, HEADER + LARGEST + BEGINNING, 0)
     try:
         pairs, body = decode(image)

@@ -149,9 +149,9 @@ def _lines(
         return by.wrong(f"{safe_repr(name)} {why}") if by else _wrong(name, f"it {why}")
 
     if "://" in given or given in ("", "-"):
-        raise refuse("is no file: only files are read here")
+        raise refuse("is not a file: only files are read here")
     if "\0" in name:
-        raise refuse("is no file: there is a NUL")
+        raise refuse("is not a file: there is a NUL")
     path = os.path.realpath(given)
     if (path, section) in within:
         raise refuse("includes itself")
@@ -188,14 +188,14 @@ def _content(path: str) -> str:
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would be waited for
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise ValueError("it is no plain file")
+            raise ValueError("it is not a plain file")
         content = b""
         while part := os.read(file, LONGEST_FILE + 1 - len(content)):
             content += part
     finally:
         os.close(file)
     if len(content) > LONGEST_FILE:
-        raise ValueError(f"it has more than {LONGEST_FILE:,} bytes, so it is no configuration")
+        raise ValueError(f"it has more than {LONGEST_FILE:,} bytes, so it is not a configuration file")
     return os.fsdecode(content)
 
 
@@ -206,7 +206,7 @@ def _split_lines(content: str, file: str, given: str, section: str) -> Iterator[
     for number, text in enumerate(content.split("\n"), 1):
         text = text.strip()
         if "\0" in text:
-            raise _wrong(file, "there is a NUL, so this is no text", number)
+            raise _wrong(file, "there is a NUL, so this is not text", number)
         if text.startswith("["):
             here = text[1:].partition("]")[0]
             if here == wanted:
@@ -338,7 +338,7 @@ def _understood(values: _Values, files: tuple[str, ...]) -> IniFile:
     chdir = application["chdir"]
     folder = os.path.realpath(chdir[-1][1]) if chdir else None
     if folder is not None and not os.path.isdir(folder):
-        raise chdir[-1][0].wrong(f"{safe_repr(folder)} is no directory")
+        raise chdir[-1][0].wrong(f"{safe_repr(folder)} is not a directory")
 
     def last(key: str) -> str | None:
         return application[key][-1][1] if application[key] else None

@@ -94,7 +94,9 @@ def limit_time(seconds: float) -> None:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
         raise TypeError(f"a harakiri is a number of seconds, not {safe_repr(seconds)}")
     if not is_spooler() or threading.current_thread() is not threading.main_thread():
-        logger.warning("no harakiri after %s seconds: this process is no spooler's alone", seconds)
+        logger.warning(
+            "no harakiri after %s seconds: this process does not belong to a spooler alone", seconds
+        )
     elif seconds > 0:
         _process.has_limit = True
         faulthandler.dump_traceback_later(min(seconds, 1e9), exit=True, file=_STANDARD_ERROR)

@@ -141,6 +141,6 @@ def from_file(
             body[end:],
         )
     except KeyError as error:
-        raise InvalidPacket(f"it is no message: the pair {error} is missing") from None
+        raise InvalidPacket(f"it is not a message: the pair {error} is missing") from None
     except ValueError as error:
-        raise InvalidPacket(f"it is no message: {error}") from None
+        raise InvalidPacket(f"it is not a message: {error}") from None

@@ -78,7 +78,7 @@ def job_path(name: str) -> str:
     fits = own.startswith(PREFIX) and all(map(is_priority, folders)) and "\0" not in name
     if not fits or any(len(os.fsencode(part)) > LONGEST for part in (*folders, own)):
         raise SpoolError(
-            f"{safe_repr(name)} is no name of a job, such as {PREFIX}HOST_1_2 or, with its priority, "
+            f"{safe_repr(name)} is not the name of a job, such as {PREFIX}HOST_1_2 or, with its priority, "
             f"10/{PREFIX}HOST_1_2: take what `qworker spool ls` shows"
         )
     return name

@@ -7,12 +7,15 @@ Thread:      any.
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 
 from qworker.errors import ConfigurationError
 from qworker.safe_repr import safe_repr
 from qworker.spooler.names import PREFIX, is_priority
+
+logger = logging.getLogger(__name__)
 
 
 def prepared(path: str | os.PathLike[str], *, shared: bool = False) -> str:
@@ -24,6 +27,7 @@ def prepared(path: str | os.PathLike[str], *, shared: bool = False) -> str:
     place = os.path.realpath(path)
     try:
         os.mkdir(place, 0o750)
+        logger.warning("made the spool directory %s, which was not there", place)
     except FileExistsError:
         pass
     except OSError as error:
@@ -32,7 +36,7 @@ def prepared(path: str | os.PathLike[str], *, shared: bool = False) -> str:
         ) from error
     mode = os.stat(place).st_mode
     if not stat.S_ISDIR(mode):
-        raise ConfigurationError(f"{place} is no directory: name another as the spool directory")
+        raise ConfigurationError(f"{place} is not a directory: name another as the spool directory")
     if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
         raise ConfigurationError(
             f"the spool directory {place} must be readable, writable and searchable for user {os.getuid()}"
@@ -61,7 +65,7 @@ def existing(path: str | os.PathLike[str], *, writable: bool = True) -> str:
         ) from None
     shown = safe_repr(place)
     if not stat.S_ISDIR(mode):
-        raise ConfigurationError(f"{shown} is no directory: name the directory that has the spool files")
+        raise ConfigurationError(f"{shown} is not a directory: name the directory that has the spool files")
     needed, words = (os.R_OK | os.X_OK, "read") if not writable else (os.R_OK | os.W_OK | os.X_OK, "change")
     if not os.access(place, needed):
         raise ConfigurationError(

@@ -71,7 +71,7 @@ def state_place(directory: str | os.PathLike[str]) -> str:
             os.mkdir(place, 0o700)
             os.chmod(place, stat.S_IMODE(os.stat(directory).st_mode))
         if not stat.S_ISDIR(os.lstat(place).st_mode):
-            raise SpoolError(f"{place} is no directory: remove it")
+            raise SpoolError(f"{place} is not a directory: remove it")
     except OSError as error:
         raise SpoolError(f"{place} cannot be made: {error.strerror}") from error
     return place

@@ -67,7 +67,7 @@ def _check(options: SpoolerOptions) -> None:
     named = (*options.directories, *options.external)
     if options.default is not None and options.default not in named:
         raise ConfigurationError(
-            f"the default spool directory {safe_repr(options.default)} is none of the spool directories: "
+            f"the default spool directory {safe_repr(options.default)} is not one of the spool directories: "
             "name it with spooler or spooler_external, too",
             setting="spooler_default",
         )
@@ -79,6 +79,7 @@ def _check(options: SpoolerOptions) -> None:
         )
     if options.chdir is not None and not os.path.isdir(options.chdir):
         raise ConfigurationError(
-            f"jobs are to run in {safe_repr(options.chdir)}, which is no directory: make it, or name another",
+            f"jobs are to run in {safe_repr(options.chdir)}, which is not a directory: make it, or name "
+            "another",
             setting="spooler_chdir",
         )

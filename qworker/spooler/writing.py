@@ -161,7 +161,7 @@ class Writer:
         with suppress(FileExistsError):
             os.mkdir(folder, stat.S_IMODE(os.stat(self.path).st_mode))  # whatever the umask, no wider
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
-            raise SpoolError(f"{folder} is no directory, so no job of that priority can be written")
+            raise SpoolError(f"{folder} is not a directory, so no job of that priority can be written")
         return folder
 
     def _sync_drafts(self, drafts: list[_Draft]) -> None:

@@ -44,7 +44,7 @@ def annotations_for(annotations: object, task: Task[..., Any]) -> dict[str, Any]
                 for_task.update(_attributes(annotation.annotate(task), annotation))
         else:
             raise ConfigurationError(
-                f"task_annotations has {annotation!r:.200}: it takes a mapping from task names to "
+                f"task_annotations has {annotation!r:.200}: use a mapping from task names to "
                 "attributes, or an object with a method annotate(task)",
                 setting="task_annotations",
             )

@@ -46,7 +46,7 @@ def _exceptions(value: object) -> tuple[type[BaseException], ...]:
     classes = tuple(value) if isinstance(value, tuple | list | set | frozenset) else (value,)
     for kind in classes:
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-            raise ValueError(f"must be exception classes, and {kind!r} is none")
+            raise ValueError(f"must be exception classes, and {kind!r} is not one")
     return classes
 
 

@@ -177,7 +177,7 @@ def _dump_duration(value: Any) -> Any:
             return seconds
     except OverflowError:
         pass
-    raise Unfit("a timedelta of centuries that has microseconds is no number of seconds")
+    raise Unfit("a timedelta of centuries that has microseconds is not a number of seconds")
 
 
 TIMEDELTA = _read(

@@ -37,8 +37,8 @@ def check_join(join: str, size: int) -> None:
     """Raise EncodeError for an id or size that no store can keep."""
     if not may_be_id(join):
         raise EncodeError(
-            f"{join!r:.300} is no id of a join: it has 1 to {MAX_ID} printable characters, of which the last "
-            "is no blank"
+            f"{join!r:.300} is not the id of a join: it has 1 to {MAX_ID} printable characters, of which "
+            "the last is not a blank"
         )
     if type(size) is not int or not 0 <= size <= MAX_SIZE:
         raise EncodeError(f"a join of {size!r:.50} members: there may be 0 to {MAX_SIZE}")

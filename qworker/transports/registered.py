@@ -81,7 +81,7 @@ def rows() -> list[Any]:
 def check(point: EntryPoint, store: Any, kind: type) -> None:
     """ConfigurationError unless what *point* opened is of *kind*."""
     if not isinstance(store, kind):
-        raise _failed(point, f"returned {type(store).__name__}, which is no {kind.__name__}")
+        raise _failed(point, f"returned {type(store).__name__}, which is not a {kind.__name__}")
 
 
 def _failed(point: EntryPoint, what: str) -> ConfigurationError:

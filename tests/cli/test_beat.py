@@ -737,7 +737,12 @@ def test_an_entry_that_is_never_due_is_an_error(project, tasks, run, entry, code
 @pytest.mark.parametrize(
     ("entry", "severity", "words", "what"),
     [
-        ('"task": "tasks.ad"', "warning", "unknown task", "calls 'tasks.ad', which is no task of this app"),
+        (
+            '"task": "tasks.ad"',
+            "warning",
+            "unknown task",
+            "calls 'tasks.ad', which is not a task of this app",
+        ),
         (
             '"task": "tasks.add", "args": [1]',
             "error",

@@ -407,8 +407,8 @@ def test_entries_that_are_wrong(scheduled, run, leader):
     assert "entry 'bad': 'no' is not a crontab" in errors[0]
     assert errors[1].startswith("the entry 'typo' cannot be called: calling tasks.add: there is no option")
     warnings = what(result, "warning")
-    assert "the entry 'mine' calls 'tasks.missing', which is no task of this app" in warnings
-    assert "the entry 'odd' calls 'tasks.gone', which is no task of this app" in warnings
+    assert "the entry 'mine' calls 'tasks.missing', which is not a task of this app" in warnings
+    assert "the entry 'odd' calls 'tasks.gone', which is not a task of this app" in warnings
 
 
 @pytest.mark.parametrize(

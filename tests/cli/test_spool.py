@@ -249,7 +249,7 @@ def test_names_lead_nowhere_else(run, place, command, name):
     (place / "1").mkdir()
     result = run("spool", command, str(place), name)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "is no name of a job" in result.stderr
+    assert "is not the name of a job" in result.stderr
     assert "\0" not in result.stderr
     assert other.exists()
 
@@ -278,7 +278,7 @@ def test_no_directory(run, tmp_path, command):
     name, *more = command
     for place, words in (
         (tmp_path / "gone", "No such file"),
-        (file, "is no directory"),
+        (file, "is not a directory"),
         (others, "nothing of a"),
     ):
         result = run("spool", name, str(place), *more)

@@ -261,7 +261,7 @@ def test_entries_that_are_wrong_are_told(check):
         ("warning", "beat_schedule"),
     ]
     assert "entry 'b' has no schedule" in found[0][2]
-    assert "the entry 'c' calls 'tasks.g', which is no task of this app" in found[1][2]
+    assert "the entry 'c' calls 'tasks.g', which is not a task of this app" in found[1][2]
 
 
 def test_stores_that_keep_no_schedules_are_told(check):

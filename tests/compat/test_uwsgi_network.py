@@ -150,7 +150,7 @@ def test_what_uwsgi_does_not_take_is_told(tmp_path: Path, uwsgi: tuple[str, str,
         send(tcp, {"id": "x"}, spooler="/nowhere")
     with pytest.raises(SpoolError, match="buffer-size"):
         send(path, {"id": "x" * 5000})
-    with pytest.raises(SpoolError, match="no server of qworker"):
+    with pytest.raises(SpoolError, match="not a server of qworker"):
         send(tcp, {"id": "x"}, b"body")
 
 

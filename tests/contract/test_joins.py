@@ -170,7 +170,7 @@ def test_a_join_that_was_finished_is_not_opened_again(
 
 
 def test_all_or_none_is_opened(place: JoinPlace, joins: Joins) -> None:
-    with pytest.raises(EncodeError, match="no id of a join"):
+    with pytest.raises(EncodeError, match="not the id of a join"):
         joins.open([Join("a", 2, BODY), Join("b" * 300, 2, BODY)])
     with pytest.raises(EncodeError, match="-1 members"):
         joins.open([Join("a", 2, BODY), Join("b", -1, BODY)])

@@ -301,7 +301,7 @@ def test_a_member_that_cannot_be_read_has_failed(room: Room, value: bytes) -> No
 
 def test_a_join_whose_key_is_another_thing_is_refused(room: Room) -> None:
     spoil(room, f"{room.prefix}qworker.join.a", "text")
-    with pytest.raises(BackendError, match=r"qworker\.join\.a is no key of joins: delete it"):
+    with pytest.raises(BackendError, match=r"qworker\.join\.a is not a key of joins: delete it"):
         room.joins.open([Join("b", 1, b""), Join("a", 1, b"")])
     assert room.joins.count() == 0
     room.joins.add(parts("a", [0]))
@@ -313,9 +313,9 @@ def test_a_join_whose_key_is_another_thing_is_refused(room: Room) -> None:
 def test_an_index_that_is_another_thing_is_told_of(room: Room) -> None:
     room.joins.open([Join("a", 1, b"")])
     spoil(room, f"{room.prefix}qworker.joins", "text")
-    with pytest.raises(BackendError, match=r"qworker\.joins is no key of joins: delete it"):
+    with pytest.raises(BackendError, match=r"qworker\.joins is not a key of joins: delete it"):
         room.joins.open([Join("b", 1, b"")])
-    with pytest.raises(BackendError, match=r"qworker\.joins is no key of joins: delete it"):
+    with pytest.raises(BackendError, match=r"qworker\.joins is not a key of joins: delete it"):
         room.joins.claim(10, SECONDS)
     room.joins.add(parts("a", [0]))
     room.client.delete(f"{room.prefix}qworker.joins")

@@ -200,7 +200,7 @@ def test_a_server_that_is_none_is_told(tmp_path: Path) -> None:
         b"HTTP/1.1 400 Bad Request\r\n": "is it one",
         b"\xff\xff\xff\1abc": "without an answer",
         b"\xff\3\0\1abc": "cannot be read",
-        ENQUEUED: "no server of qworker",
+        ENQUEUED: "not a server of qworker",
         b"\xff\0": "without an answer",
     }
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -302,7 +302,7 @@ def test_a_socket_that_was_left_is_replaced(tmp_path: Path) -> None:
 def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     path.write_text("precious")
-    with pytest.raises(ConfigurationError, match="no socket"), served(tmp_path, "socket"):
+    with pytest.raises(ConfigurationError, match="not a socket"), served(tmp_path, "socket"):
         pass
     assert path.read_text() == "precious"
 

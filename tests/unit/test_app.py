@@ -353,7 +353,7 @@ def test_middleware_from_settings_and_added() -> None:
     assert [type(middleware) for middleware in app.middleware] == [First, Second]
     assert app.middleware_options() == {"one", "two"}
     assert app.middleware[0] is app.middleware[0]
-    with pytest.raises(ConfigurationError, match="is no middleware"):
+    with pytest.raises(ConfigurationError, match="is not a middleware"):
         app.add_middleware(5)  # type: ignore[arg-type]
 
 

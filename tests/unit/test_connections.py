@@ -72,7 +72,7 @@ def test_a_connection_of_another_broker_is_refused_and_not_forgotten(option: str
     app, store, _ = make_app()
     add = app.task(name="add")(lambda x, y: x + y)
     for given in (object(), Connection(make())):
-        with pytest.raises(PublishError, match=f"{option}=.* is no connection of this app"):
+        with pytest.raises(PublishError, match=f"{option}=.* is not a connection of this app"):
             add.apply_async((1, 2), **{option: given})
     assert not store.sent
 

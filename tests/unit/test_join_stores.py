@@ -36,7 +36,7 @@ def test_what_is_no_id_and_no_number_is_no_part(strange: object) -> None:
     assert by_join([Part("a", strange, "t", ""), Part("a", 2**31, "t", "")]) == {}  # type: ignore[arg-type]
     if not isinstance(strange, str):
         assert by_join([Part(strange, 0, "t", "")]) == {}  # type: ignore[arg-type]
-        with pytest.raises(EncodeError, match="no id of a join"):
+        with pytest.raises(EncodeError, match="not the id of a join"):
             check_join(strange, 1)  # type: ignore[arg-type]
     with pytest.raises(EncodeError, match="members"):
         check_join("a", strange)  # type: ignore[arg-type]

@@ -73,7 +73,7 @@ def test_a_damaged_row_says_so(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "r.db", isolation_level=None) as connection:
         connection.execute("UPDATE result SET payload = CAST('[1, 2]' AS BLOB)")
     connection.close()
-    with pytest.raises(BackendError, match="is no metadata"):
+    with pytest.raises(BackendError, match="is not metadata"):
         backend.get("x")
     backend.close()
 

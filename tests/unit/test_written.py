@@ -180,7 +180,7 @@ def test_what_messages_carry_entries_carry(value: Any) -> None:
 @pytest.mark.parametrize("damage", ['"soon"', "7", "{}", "null"])
 def test_damage_in_what_they_carry_is_told(damage: str) -> None:
     text = b'{"args":[{"__type__":"datetime","__value__":%s}]}' % damage.encode()
-    with pytest.raises(InvalidSchedule, match="is no JSON"):
+    with pytest.raises(InvalidSchedule, match="is not JSON"):
         from_json(text)
 
 

@@ -144,7 +144,7 @@ class Reader(pickle._Unpickler):
         made, state = self.stack[-2:]
         is_whole = type(made) is uuid.UUID and isinstance(state, dict) and type(state.get("int")) is int
         if not is_whole and not isinstance(made, StandIn):
-            raise Unreadable("it changes what is no instance")
+            raise Unreadable("it changes what is not an instance")
         _BUILD(self)
 
     dispatch[pickle.BUILD[0]] = _load_build
@@ -203,7 +203,7 @@ def read_column(text: str) -> Any:
     try:
         data = b64decode(text, validate=True)
     except ValueError as error:
-        raise Unreadable("it is no base64") from error
+        raise Unreadable("it is not base64") from error
     return read(data)
 
 

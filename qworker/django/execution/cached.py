@@ -169,7 +169,7 @@ def _task_of(text: str, called: str) -> Task | None:
     try:
         found = Task(**SignedPackage.loads(text))
         if str(called) not in (found.id, found.name) or found.stopped is None:
-            raise BadSignature(f"it is no end of the task {called:.100}")
+            raise BadSignature(f"it is not the end of the task {called:.100}")
         return found
     except Exception as error:  # noqa: BLE001 - it may be anything, and is no reason to lose the others
         let_pass(error)

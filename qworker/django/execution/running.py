@@ -61,7 +61,7 @@ def unpacked(text: str) -> Package:
         let_pass(error)
         raise Reject(f"the package cannot be unpacked: {type(error).__name__}: {error}") from error
     if not isinstance(package, dict) or not package.keys() >= NEEDED:
-        raise Reject(f"{type(package).__name__} is no package of a task")
+        raise Reject(f"{type(package).__name__} is not a task's package")
     package[TEXT] = text
     return package
 

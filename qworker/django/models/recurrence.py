@@ -72,7 +72,7 @@ def next_run(
         if isinstance(error, InvalidSchedule):
             raise
         raise InvalidSchedule(f"nothing is due after {due}: the calendar ends there") from error
-    raise InvalidSchedule(f"{kind!r:.20} is no kind of schedule")
+    raise InvalidSchedule(f"{kind!r:.20} is not a kind of schedule")
 
 
 def first_after(

@@ -71,7 +71,7 @@ def _look_at(given: Mapping[str, Any], where: str) -> None:
         if name not in _NAMES and name not in _OF_ANOTHER:
             hint = near(str(name), _NAMES, 1)
             did_you_mean = f"; did you mean {hint[0]!r}?" if hint else ""
-            raise _wrong(f"{where}: 'OPTIONS' has {name!r}, which is none of django-redis{did_you_mean}")
+            raise _wrong(f"{where}: 'OPTIONS' has {name!r}, which is not one of django-redis{did_you_mean}")
         path = value if isinstance(value, str) else f"{getattr(value, '__module__', '')}."
         if name in _CLASSES and value and not path.startswith(_KNOWN_PACKAGES):
             raise _wrong(

@@ -81,7 +81,7 @@ def _sqs(conf: ClusterConf) -> Found:
                     f"has {safe_repr(given[name], 80)} as {name!r}, which must be 0 to 20 seconds"
                 )
         elif not isinstance(given[name], str):
-            raise _wrong_sqs(f"has an option {name!r} that is no text")
+            raise _wrong_sqs(f"has an option {name!r} that is not text")
     key, secret = given.get("aws_access_key_id"), given.get("aws_secret_access_key")
     if bool(key) != bool(secret):
         raise _wrong_sqs("has one of 'aws_access_key_id' and 'aws_secret_access_key', and needs both or none")
@@ -95,7 +95,7 @@ def _sqs(conf: ClusterConf) -> Found:
         where = urlsplit(given.get("endpoint_url") or "")
         _ = where.port
     except ValueError as error:
-        raise _wrong_sqs(f"has an 'endpoint_url' that is no URL ({error})") from None
+        raise _wrong_sqs(f"has an 'endpoint_url' that is not a URL ({error})") from None
     if (
         where.scheme not in ("", "http", "https")
         or where.path.strip("/")

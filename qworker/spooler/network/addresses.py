@@ -62,19 +62,19 @@ def parse_address(text: str) -> TcpAddress | UnixAddress:
         return _fitting(UnixAddress(text, False), text)
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65_535):
         raise ConfigurationError(
-            f"{safe_repr(text)} is no address: a port is a number up to 65535, as in 127.0.0.1:3031; "
+            f"{safe_repr(text)} is not an address: a port is a number up to 65535, as in 127.0.0.1:3031; "
             "a UNIX socket of that name is written ./NAME"
         )
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if "\0" in bare or (":" in bare and bare is host):
-        raise ConfigurationError(f"{safe_repr(text)} is no address: write [::1]:3031, with brackets")
+        raise ConfigurationError(f"{safe_repr(text)} is not an address: write [::1]:3031, with brackets")
     return TcpAddress({"": LOOPBACK, "*": "0.0.0.0"}.get(bare, bare), int(port))
 
 
 def _fitting(address: UnixAddress, text: str) -> UnixAddress:
     if not address.name or "\0" in address.name or len(address.sockaddr) > _PATH_BYTES:
         raise ConfigurationError(
-            f"{safe_repr(text, 200)} is no UNIX socket: its path has 1 to {_PATH_BYTES} bytes, without NUL"
+            f"{safe_repr(text, 200)} is not a UNIX socket: its path has 1 to {_PATH_BYTES} bytes, without NUL"
         )
     return address
 
@@ -87,7 +87,7 @@ def resolved(address: TcpAddress) -> tuple[socket.AddressFamily, tuple[Any, ...]
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except UnicodeError:
-        raise OSError(f"{safe_repr(address.host)} is no name of a host") from None
+        raise OSError(f"{safe_repr(address.host)} is not the name of a host") from None
     family, _, _, _, sockaddr = min(found, key=lambda each: each[0] != socket.AF_INET)
     return family, sockaddr, bare_ip(str(sockaddr[0]))
 

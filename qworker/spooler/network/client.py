@@ -115,8 +115,8 @@ class SpoolConnection:
             answer = _exchange(self._connection, extended(packet, body), self._address, self._timeout)
             if answer.plain and answer.enqueued:
                 raise SpoolError(
-                    f"{self._address} is no server of qworker: it has enqueued the job, but without its body "
-                    "and without looking at a key. Send to uWSGI with neither"
+                    f"{self._address} is not a server of qworker: it has enqueued the job, but without its "
+                    "body and without looking at a key. Send to uWSGI with neither"
                 )
         except BaseException:
             self.close()

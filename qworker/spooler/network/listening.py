@@ -107,7 +107,7 @@ def _remove_stale(address: UnixAddress) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise ConfigurationError(f"{address} is there and is no socket: name another path, or remove it")
+        raise ConfigurationError(f"{address} is there and is not a socket: name another path, or remove it")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(PROBE_SECONDS)
         try:

@@ -52,7 +52,7 @@ class Access:
                 _network(network)
             except ValueError as error:
                 raise ConfigurationError(
-                    f"{safe_repr(network)} is no network, such as 10.0.0.0/8 or 192.0.2.7: {error}"
+                    f"{safe_repr(network)} is not a network, such as 10.0.0.0/8 or 192.0.2.7: {error}"
                 ) from None
         if self.key is not None and len(self.key) < SHORTEST_KEY:
             raise ConfigurationError(

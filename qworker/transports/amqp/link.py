@@ -129,7 +129,7 @@ class Frames:
         self._data = self._data[self._at :] + received if self._at < len(self._data) else received
         self._at = 0
         if len(self._data) >= 7 and _HEAD.unpack_from(self._data)[2] > MOST_FRAME:
-            raise OSError("the server announces a frame that is longer than any: it is no RabbitMQ")
+            raise OSError("the server announces a frame that is longer than any: it is not RabbitMQ")
 
     def pop(self) -> tuple[int, int, bytes]:
         kind, channel, size = _HEAD.unpack_from(self._data, self._at)

@@ -56,7 +56,7 @@ def _value(value: Any) -> bytes:
     try:
         return _WRITERS[type(value)](value)
     except KeyError:
-        raise Unfit(f"{type(value).__name__} is no type of AMQP") from None
+        raise Unfit(f"{type(value).__name__} is not a type of AMQP") from None
 
 
 def short(value: str) -> bytes:

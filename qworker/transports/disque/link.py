@@ -127,7 +127,7 @@ class Link:
             return [self._reply() for _ in commands]
         except NO_REPLY as error:
             self.close()
-            raise redis.InvalidResponse(f"what it replies is none: {error}") from error
+            raise redis.InvalidResponse(f"its reply cannot be read: {error}") from error
         except BaseException:
             self.close()
             raise

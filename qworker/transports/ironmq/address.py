@@ -38,8 +38,8 @@ def address_of(url: str, environment: Mapping[str, str]) -> Address:
         port = parts.port
     except ValueError as error:
         raise ConfigurationError(
-            f"broker_url: this is no address of an IronMQ ({error}); write ironmq://PROJECT:TOKEN@HOST and "
-            "escape what is no letter or digit in the token as %2F and so on",
+            f"broker_url: this is not the address of an IronMQ server ({error}); write "
+            "ironmq://PROJECT:TOKEN@HOST and escape all but letters and digits in the token as %2F and so on",
             setting="broker_url",
         ) from None
     project = unquote(parts.username or "") or said("PROJECT_ID")

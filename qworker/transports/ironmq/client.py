@@ -153,5 +153,5 @@ def _read(status: int, data: bytes) -> dict[str, Any]:
         message = found.get("msg") if isinstance(found, dict) else None
         raise IronError(status, str(message or "it refuses"))
     if not isinstance(found, dict):
-        raise IronError(status, "its answer is no JSON object")
+        raise IronError(status, "its answer is not a JSON object")
     return found

@@ -200,7 +200,7 @@ class DirectConnection(Asked):
                     return "PONG"
         except (ValueError, IndexError, TypeError) as error:
             let_pass(error)
-            raise ConnectionError(f"what answers is no NATS server: {line[:80]!r}") from error
+            raise ConnectionError(f"what answers is not a NATS server: {line[:80]!r}") from error
         if word.upper() == "PING":
             self._send(b"PONG\r\n", end)
         elif word.upper() == "-ERR":
@@ -218,7 +218,7 @@ class DirectConnection(Asked):
     def _line(self, end: float) -> str:
         while (found := self._read.find(b"\r\n")) < 0:
             if len(self._read) > LONGEST_LINE:
-                raise ConnectionError(f"what answers is no NATS server: {bytes(self._read[:80])!r}")
+                raise ConnectionError(f"what answers is not a NATS server: {bytes(self._read[:80])!r}")
             self._fill(end)
         line = self._read[:found].decode("utf-8", "replace")
         del self._read[: found + 2]

@@ -63,6 +63,7 @@ def _host(text: str) -> str:
         host, port = text, str(PORT)
     if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise ConfigurationError(
-            f"broker_url: {text!r} is no host of a NATS server: write host or host:port", setting="broker_url"
+            f"broker_url: {text!r} is not the host of a NATS server: write host or host:port",
+            setting="broker_url",
         )
     return f"{host}:{port}"

@@ -204,7 +204,7 @@ def split(url: str, setting: str) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError as error:
-        raise _wrong(setting, f"{mask_urls(url)} is no URL ({error})") from None
+        raise _wrong(setting, f"{mask_urls(url)} is not a URL ({error})") from None
 
 
 def url_of(given: Mapping[str, Any], setting: str) -> tuple[str, dict[str, Any]]:

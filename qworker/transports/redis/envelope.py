@@ -81,7 +81,7 @@ def to_payload(envelope: Envelope, now: bytes, tail: bytes, delivery_tag: str) -
     """The text of *envelope*. now: epoch seconds, as text; tail: from route(); delivery_tag: an id of its
     own.
 
-    TypeError for a body that is no bytes.
+    TypeError for a body that is not bytes.
     """
     _, headers, properties, body, _, due, _ = envelope
     if type(body) is not bytes:
@@ -149,7 +149,7 @@ def from_payload(payload: bytes, scale: Scale, queue: str = "") -> Leased:
     headers, so that its receiver makes a dead letter of it."""
     try:
         known = _cut_up(payload, scale, queue)
-    except ValueError:  # it looks like ours, and is not: numbers without end, a body that is no base64
+    except ValueError:  # it looks like ours, and is not: numbers without end, a body that is not base64
         known = None
     return known or _parsed(payload, scale, queue)
 

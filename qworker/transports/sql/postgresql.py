@@ -99,7 +99,7 @@ def fields_of(url: str) -> dict[str, Any]:
 
 def _no_url(error: Exception) -> ConfigurationError:
     text = mask_urls(str(error).strip())
-    return ConfigurationError(f"broker_url is no URL of PostgreSQL: {text}", setting="broker_url")
+    return ConfigurationError(f"broker_url is not a URL of PostgreSQL: {text}", setting="broker_url")
 
 
 class PostgreSQLLink(Link):

@@ -35,7 +35,7 @@ class ResultTable:
     ) -> None:
         for each in (name, joins.join, joins.part):
             if not each.replace("_", "").replace(".", "").isalnum():
-                raise ValueError(f"{each!r} is no name of a table")
+                raise ValueError(f"{each!r} is not the name of a table")
         self._name = name
         self._expires = expires
         self._columns: tuple[str, ...] = ()

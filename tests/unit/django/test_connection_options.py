@@ -612,7 +612,7 @@ def test_what_cannot_be_carried_over_from_django_redis_is_refused(options: dict[
         ("x", "must be a mapping"),
         ({"LOCATION": 5}, "LOCATION"),
         ({"LOCATION": [5]}, "LOCATION"),
-        ({"LOCATION": "redis://[x"}, "is no URL"),
+        ({"LOCATION": "redis://[x"}, "is not a URL"),
         ({"LOCATION": "redis://h/1", "OPTIONS": "x"}, "'OPTIONS' must be a mapping"),
     ],
 )

@@ -208,12 +208,12 @@ def test_files_that_are_included(tmp_path: Path) -> None:
         ("spooler-bridge = no", "must be a function"),
         ("env = NOTHING", "env needs NAME=VALUE, and is 'NOTHING'"),
         ("set-ph = nothing", "set-ph needs NAME=VALUE"),
-        ("chdir = /nowhere/at/all", "'/nowhere/at/all' is no directory"),
+        ("chdir = /nowhere/at/all", "'/nowhere/at/all' is not a directory"),
         ("chdir =", "chdir needs a value"),
         ("if-env = HOME", "if-env is not understood here: put the spooler's options into a section"),
         ("for = a b", "for is not understood here"),
         ("endif", "endif is not understood here"),
-        ("ini = http://example.org/x.ini", "'http://example.org/x.ini' is no file"),
+        ("ini = http://example.org/x.ini", "'http://example.org/x.ini' is not a file"),
         ("ini = /nowhere.ini", "line 2: '/nowhere.ini' cannot be read: No such file"),
         ("ini = :missing", "':missing' has no section [missing]"),
         ("ini = :uwsgi", "':uwsgi' includes itself"),
@@ -234,7 +234,7 @@ def test_a_key_for_sockets_is_not_shown(tmp_path: Path) -> None:
     [
         (b"", "it has no section [uwsgi]"),
         (b"spooler = /x\n", "it has no section [uwsgi]"),
-        (b"[uwsgi]\nspooler = /x\0y\n", "line 2: there is a NUL, so this is no text"),
+        (b"[uwsgi]\nspooler = /x\0y\n", "line 2: there is a NUL, so this is not text"),
         (b"\x7fELF\x02\x01\x01\0\0", "line 1: there is a NUL"),
         (b"[uwsgi]\nspooler = " + b"x" * 10_000_000, f"it has more than {LONGEST_FILE:,} bytes"),
         (b"[uwsgi]\nspooler = " + b"x" * 70_000, "line 2: the value has more than 65,536 characters"),
@@ -248,12 +248,12 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name, said in (
         (f"{tmp_path}/missing.ini", "it cannot be read: No such file"),
-        (str(tmp_path), "it is no plain file"),
-        (f"{tmp_path}/pipe", "it is no plain file"),
-        ("/dev/zero", "it is no plain file"),
-        ("-", "it is no file"),
-        ("", "it is no file"),
-        ("a\0b", "it is no file: there is a NUL"),
+        (str(tmp_path), "it is not a plain file"),
+        (f"{tmp_path}/pipe", "it is not a plain file"),
+        ("/dev/zero", "it is not a plain file"),
+        ("-", "it is not a file"),
+        ("", "it is not a file"),
+        ("a\0b", "it is not a file: there is a NUL"),
     ):
         with pytest.raises(ConfigurationError) as failure:
             read_ini(name)

@@ -101,7 +101,7 @@ def test_what_is_no_message_is_set_aside_and_the_others_are_taken(
     assert [leased.headers for leased in broker.consumer.lease(["q"], 10).messages] == ["a"]
     (dead,) = broker.admin.dead()
     assert (dead.queue, dead.headers) == ("q", "{}")
-    assert "it is no message: the pair b'qw_message' is missing" in dead.reason
+    assert "it is not a message: the pair b'qw_message' is missing" in dead.reason
 
 
 def test_a_message_waits_for_no_clock_that_was_set_back(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_damaged_names_are_nobody(place: Path, name: str) -> None:
 
 def test_what_is_in_the_way_is_said(place: Path) -> None:
     (place / STATE).symlink_to("/tmp")
-    with pytest.raises(SpoolError, match="no directory"):
+    with pytest.raises(SpoolError, match="not a directory"):
         runtime.announce(place)
     with pytest.raises(SpoolError, match="cannot be made"):
         runtime.announce(place / "missing")

@@ -165,13 +165,13 @@ def test_directories_on_the_command_line_bring_a_default_of_their_own() -> None:
         ({"spooler_processes": 2.5}, "must be a whole number"),
         ({"spooler_harakiri": -1}, "must be a duration"),
         ({"spooler_socket": "host:port"}, "must be host:port"),
-        ({"spooler_socket_allow": "10.0.0.0/33"}, "no address or network"),
+        ({"spooler_socket_allow": "10.0.0.0/33"}, "not an address or network"),
         ({"spooler_buffer_size": 65_536}, "must be at most 65535"),
         ({"spooler_bridge": "jobs"}, "must be a function"),
         ({"spooler_bridge": "jobs:a b"}, "must be a function"),
-        ({"spooler_default": "/x"}, "'/x' is none of the spool directories"),
+        ({"spooler_default": "/x"}, "'/x' is not one of the spool directories"),
         ({"spooler_backoff": 10, "spooler_backoff_max": 5}, "longer than spooler_backoff_max"),
-        ({"spooler_chdir": "/nowhere/x"}, "which is no directory"),
+        ({"spooler_chdir": "/nowhere/x"}, "which is not a directory"),
     ],
 )
 def test_what_is_wrong_is_told(given: dict[str, Any], said: str) -> None:

@@ -331,7 +331,7 @@ def test_a_harakiri_ends_a_job_that_holds_the_interpreter(tmp_path: Path) -> Non
     )
     assert done.returncode == 1
     assert "Timeout" in done.stderr
-    assert "no spooler's alone" in done.stderr
+    assert "not belong to a spooler alone" in done.stderr
 
 
 def test_a_harakiri_ends_with_its_job(tmp_path: Path) -> None:

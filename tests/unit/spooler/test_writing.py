@@ -24,15 +24,20 @@ def test_a_job_is_one_file(writer: Writer) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_the_directory_is_made_but_not_those_above_it(tmp_path: Path) -> None:
+def test_the_directory_is_made_but_not_those_above_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert stat.S_IMODE(os.stat(Writer(tmp_path / "a").path).st_mode) & 0o027 == 0
+    assert caplog.messages == [f"made the spool directory {tmp_path}/a, which was not there"]
+    Writer(tmp_path / "a")
+    assert len(caplog.messages) == 1
     with pytest.raises(ConfigurationError, match="cannot be made"):
         Writer(tmp_path / "b" / "c")
 
 
 def test_a_file_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match="no directory"):
+    with pytest.raises(ConfigurationError, match="not a directory"):
         Writer(tmp_path / "file")
 
 
@@ -98,7 +103,7 @@ def test_a_priority_leads_nowhere_else(writer: Writer, priority: str) -> None:
 def test_a_priority_that_is_a_link_is_refused(writer: Writer, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     Path(writer.path, "1").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(SpoolError, match="no directory"):
+    with pytest.raises(SpoolError, match="not a directory"):
         writer.write({}, priority=1)
     assert files(tmp_path / "elsewhere") == []
 
