@@ -12,7 +12,7 @@ from tests.simulation.timetables import scheduled_of
 SEEDS = 15
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", [*range(SEEDS), 392178280])  # the last: results forgotten behind slow tasks
 def test_what_is_due_is_called_once(seed: int) -> None:
     case = scheduled_of(seed)
     found = problems(run(case))

@@ -180,6 +180,10 @@ def scheduled(random: Random) -> Case:
         table = replace(table, beats=1)
     count = 0 if table.calls_nobody else random.choice((0, 0, 1, 2, 4))  # who cannot wait for what is delayed
     orders = tuple(besides(random) for _ in range(count))
+    if made.forgets and "slow" in {
+        each.task for each in (*table.entries, *(edit.entry for edit in table.edits)) if each
+    }:
+        made = replace(made, result_expires=3600.0)  # orders may wait behind slow tasks for minutes
     return Case(made, orders, tuple(faults), random.getrandbits(32), schedules=table)
 
 
