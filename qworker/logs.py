@@ -278,7 +278,8 @@ class LineFormatter(logging.Formatter):
         if context is None:
             line = self._plain.format(_with_task(record, None, None))
         else:
-            line = self._in_task.format(_with_task(record, context.task, context.id))
+            # Without an id it was called as a function, or as an errback that runs in place.
+            line = self._in_task.format(_with_task(record, context.task, context.id or "-"))
         line = _safe(line)
         color = _COLORS.get(record.levelname) if self._color else None
         return f"{color}{line}{_RESET}" if color else line

@@ -49,7 +49,7 @@ class RpcBackend(MemoryBackend):
                 "embedded broker",
                 setting="result_backend",
             )
-        connector = Connector(conf, self.safe_url)
+        connector = Connector(conf)
         encoding = "utf-8" if self._serializer in ("json", "yaml") else "binary"
         self._replies = ReplyQueue(connector, self.expires, clock, self._take, self.sweep)
         self._sender = ReplySender(connector, (self._content_type, encoding))

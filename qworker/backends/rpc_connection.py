@@ -11,6 +11,7 @@ import logging
 from importlib import import_module
 from typing import Any
 
+from qworker.conf.secrets import mask_urls
 from qworker.transports.connect_errors import RABBITMQ, explained, while_connecting
 from qworker.transports.tls import for_kombu
 
@@ -24,10 +25,10 @@ ANSWER_SECONDS = 10.0
 
 
 class Connector:
-    """Makes connections to the broker that *conf* names. safe_url: what errors call it."""
+    """Makes connections to the broker that *conf* names."""
 
-    def __init__(self, conf: Any, safe_url: str) -> None:
-        self.safe_url = safe_url
+    def __init__(self, conf: Any) -> None:
+        self.safe_url = mask_urls(conf.broker_url)
         hostname, ssl = for_kombu(conf.broker_url.split(";")[0], conf.broker_use_ssl)
         self._options = {
             "hostname": hostname,

@@ -28,6 +28,7 @@ from qworker.cli.beat_options import (
 )
 from qworker.cli.beat_process import run_until_told
 from qworker.cli.beat_shown import (
+    OVER,
     brief,
     in_zone,
     leader,
@@ -329,6 +330,8 @@ def _tell(app: QWorker, name: str, done: str, as_json: bool) -> None:
         click.echo(f"{done} {visible(name)}: {visible(entry.task)}, {visible(when(entry.schedule))}{next_}.")
     if entry is None:
         return
+    if shown["state"] == OVER:
+        click.echo("Warning: it is never due: its time is over, or it has had all its runs.", err=True)
     if entry.task not in app.tasks:
         click.echo(f"Warning: {doubt_task(app, entry.task)}", err=True)
         return

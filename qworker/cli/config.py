@@ -69,7 +69,7 @@ def check(app: str | None, connect: bool, as_json: bool) -> int:
         with suppress(QWorkerError):  # a store that cannot be opened has been told
             problems += beat_examined.problems(choice)
         problems += _connected(choice) if connect else []
-    problems = list(dict.fromkeys(problems))  # what cannot be opened is seen by each who looks
+    problems = _each_once(problems)
     wrong = [problem for problem in problems if problem.severity != "note"]
     if as_json:
         print_json([problem._asdict() for problem in problems])
@@ -78,6 +78,15 @@ def check(app: str | None, connect: bool, as_json: bool) -> int:
         click.echo(f"{problem.severity}: {problem}")
     click.echo(f"{count(len(wrong), 'problem')}." if wrong else "The settings are in order.")
     return 1 if wrong else 0
+
+
+def _each_once(problems: list[Problem]) -> list[Problem]:
+    """Without those that say again what another one says: what cannot be opened is seen by each who looks."""
+    once: list[Problem] = []
+    for problem in problems:
+        if not any(problem.message.endswith(told.message) for told in once):
+            once.append(problem)
+    return once
 
 
 def _connected(choice: AppChoice) -> list[Problem]:

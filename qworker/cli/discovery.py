@@ -84,7 +84,7 @@ def import_from_here() -> Path:
 
 def _choose(option: str | None, here: Path) -> tuple[str, str]:
     if option is not None:
-        return option.strip(), "given with -A"
+        return option.strip(), "given on the command line"
     if named := os.environ.get(ENVIRONMENT_VARIABLE, "").strip():
         return named, f"from the environment variable {ENVIRONMENT_VARIABLE}"
     if in_pyproject := _in_pyproject(here):

@@ -94,7 +94,7 @@ def settings(choice: AppChoice) -> Iterator[Finding]:
     for problem in problems:
         yield Finding("ok" if problem.severity == "note" else problem.severity, str(problem), "")
     if all(problem.severity == "note" for problem in problems):
-        yield Finding("ok", "the settings are in order")
+        yield Finding("ok", "every setting has a valid value")
 
 
 def tasks(choice: AppChoice) -> Iterator[Finding]:

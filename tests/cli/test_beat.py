@@ -407,6 +407,16 @@ def test_add_warns_of_what_is_doubtful(entries, run):
     assert "Warning" not in run("beat", "add", "z", "tasks.add", "--every", "5", "-a", "[1, 2]").stderr
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    ["--at 2020-01-01", "--every 60 --start 2097-01-02 --end 2097-01-01", "--every 60 --end 2020-01-01"],
+)
+def test_add_and_set_warn_of_what_is_never_due(entries, run, schedule):
+    warning = "Warning: it is never due: its time is over"
+    assert warning in run("beat", "add", "x", "tasks.add", *schedule.split(), "-a", "[1, 2]").stderr
+    assert warning in run("beat", "set", "hourly", *schedule.split()).stderr
+
+
 def test_set_lies_over_the_settings_until_reset(entries, beat, entry):
     assert beat("set", "hourly", "--every", "2h", "--option", "priority=5").startswith("Changed hourly: ")
     found = entry("hourly")

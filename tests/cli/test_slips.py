@@ -249,6 +249,16 @@ def test_config_check_connect_asks_the_embedded_broker_too(tasks, run):
     assert run("config", "check", "--connect").exit_code == 1
 
 
+def test_a_missing_library_is_one_problem(project, shell):
+    """The settings, the store of schedules and the servers each need it."""
+    url = "postgresql://u:p@localhost/x"
+    app = f"from qworker import QWorker\napp = QWorker('tasks', broker='{url}', backend='{url}')\n"
+    project(**{"tasks.py": app, "psycopg.py": "raise ImportError('gone', name='psycopg')\n"})
+    done = shell("config", "check", "--connect")
+    error, count = done.stdout.splitlines()
+    assert (done.returncode, "psycopg is not installed" in error, count) == (1, True, "1 problem.")
+
+
 def test_report_counts_the_tasks_that_are_somebodys(tasks, run):
     told = run("report").stdout
     assert "makes an app), 2 tasks\nsettings: as by default\nproblems: none\n" in told

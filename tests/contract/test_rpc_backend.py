@@ -160,13 +160,19 @@ def test_a_server_that_falls_silent_is_given_up() -> None:
     """It has accepted the connection, and answers nothing that it is asked on it."""
     with Proxy(5672) as proxy:
         conf = Settings({"broker_url": proxy.url(require("rabbitmq"))}, environ={})
-        connector = Connector(conf, "rpc://")
+        connector = Connector(conf)
         connection = connector.connect()
         proxy.down.lost = True
         began = time.monotonic()
         with pytest.raises(connector.broken):
             connection.default_channel.queue_declare("silent", auto_delete=True)
         assert 5 < time.monotonic() - began < 30
+
+
+def test_errors_name_the_broker_without_its_password() -> None:
+    connector = Connector(Settings({"broker_url": "amqp://me:secret@rabbit.example//"}, environ={}))
+    why = connector.why(ConnectionRefusedError(111, "Connection refused"))
+    assert "(amqp://me:********@rabbit.example//)" in why
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

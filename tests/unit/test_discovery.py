@@ -23,7 +23,7 @@ def test_the_option_wins_over_everything(project, monkeypatch):
     project(**{"tasks.py": app("file"), "named.py": app("option")})
     monkeypatch.setenv("QWORKER_APP", "tasks")
     found = find_app("named")
-    assert (found.app.main, found.target, found.how) == ("option", "named:app", "given with -A")
+    assert (found.app.main, found.target, found.how) == ("option", "named:app", "given on the command line")
 
 
 def test_then_the_environment_then_pyproject_then_django_then_files(project, monkeypatch):

@@ -84,6 +84,17 @@ def test_what_is_logged_in_a_task_carries_its_name_and_id(conf, logfile):
     assert outside == "INFO outside"
 
 
+def test_what_runs_without_an_id_of_its_own_shows_none(conf, logfile):
+    """An errback that runs in place, and a task that is called as a function."""
+    logs.setup(conf, "INFO", str(logfile))
+    token = push(Context(task="proj.err"))
+    try:
+        logging.getLogger("any.logger").info("hello")
+    finally:
+        pop(token)
+    assert logfile.read_text().endswith("proj.err[-]: hello\n")
+
+
 def test_records_cannot_be_forged_and_passwords_do_not_show(conf, logfile):
     logs.setup(conf, "INFO", str(logfile))
     logging.getLogger("x").info("a\nINFO forged \x1b[31m\r\u202e %s", "redis://u:hunter2@h")
