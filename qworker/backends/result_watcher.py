@@ -127,7 +127,7 @@ class ResultWatcher:
                     # When the look of another thread has failed, our own tells why.
                     found.update(self.backend.read_many(ids) if isinstance(news, Exception) else news)
                 if not found and time.monotonic() - self._served_at > STALLED:
-                    found = self._own_look(ids)
+                    found = self.own_look(ids) or {}
                 if ended := readable(final(found)):
                     return ended
         finally:
@@ -160,7 +160,7 @@ class ResultWatcher:
                     # When the look of another thread has failed, our own tells why.
                     found.update(self.backend.read_many(missing) if isinstance(news, Exception) else news)
                 if not found and time.monotonic() - self._served_at > STALLED:
-                    found = self._own_look(missing)
+                    found = self.own_look(missing) or {}
                 if ended := {each: meta for each, meta in final(found).items() if each in missing}:
                     missing.difference_update(ended)
                     watched.difference_update(ended)
@@ -170,14 +170,18 @@ class ResultWatcher:
         if missing and (ended := final(self.backend.read_many(missing))):
             yield ended  # at the last moment
 
-    def _own_look(self, ids: Collection[str]) -> dict[str, Found]:
-        """What is there of *ids*, for one who hears nothing from the thread that leads."""
+    def own_look(self, ids: Collection[str]) -> dict[str, Found] | None:
+        """Return what is stored of *ids*, without asking the thread that leads; None: the store has just gone
+        away, and may come back. Raises BackendError when it has not answered for longer. Any thread."""
         try:
-            return self.backend.read_many(ids)
+            found = self.backend.read_many(ids) if ids else {}
         except BackendError:
             if self._may_come_back():
-                return {}
+                return None
             raise
+        if ids:
+            self._answered_at = time.monotonic()
+        return found
 
     def attend(self, waiter: Waiter, seconds: float) -> list[Mapping[str, Found] | Exception]:
         """The news of *waiter*, for which it waits up to so many seconds; it leads meanwhile, if nobody does.

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
-from qworker.backends.result_watcher import ResultWatcher, final
+from qworker.backends.result_watcher import SLOWEST, ResultWatcher, final
 from qworker.errors import DamagedResult
 
 if TYPE_CHECKING:
@@ -47,6 +47,16 @@ async def ended(watcher: ResultWatcher, task_id: str) -> Meta:
         return await future
     finally:
         attendant.cancel(task_id, call_back)
+
+
+async def look(watcher: ResultWatcher, ids: Collection[str]) -> dict[str, Found]:
+    """Return what has ended of *ids* now, or as soon as a store that has just gone away is back. Raises
+    BackendError when it stays away."""
+    import asyncio
+
+    while (found := await asyncio.to_thread(watcher.own_look, ids)) is None:
+        await asyncio.sleep(SLOWEST)
+    return final(found)
 
 
 async def each_ended(

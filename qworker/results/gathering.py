@@ -11,11 +11,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from qworker import states
-from qworker.backends.result_watcher import final
-from qworker.errors import BackendError, DamagedResult, ResultTimeout
+from qworker.errors import DamagedResult, ResultTimeout
 from qworker.message.exceptions import exception_of
-from qworker.results.awaiting import each_ended
-from qworker.results.waiting import HINT_AFTER, all_of, hint, refuse_to_wait_in_a_task
+from qworker.results import awaiting
+from qworker.results.waiting import HINT_AFTER, all_of, hint, look, refuse_to_wait_in_a_task
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -130,11 +129,12 @@ def gather(
     if not roll.missing:
         return
     wanted = roll.ids()
+    until = None if timeout is None else app.clock.monotonic() + timeout
     watched = all_of(_hinting(app, roll), on_interval)
     for found in app.backend.wait_each(wanted, timeout, watched, interval):
         if ended := roll.take(found):
             if unsure := roll.unsure(ended):
-                roll.take(_read(app, unsure))
+                roll.take(look(app, unsure, until))
             yield ended
         roll.check()
         if not roll.missing:
@@ -143,24 +143,16 @@ def gather(
         raise roll.overdue(app, len(results), timeout)
 
 
-def _read(app: QWorker, ids: list[str]) -> dict[str, Found]:
-    """Those of *ids* that have ended; none when the store does not answer."""
-    try:
-        return final(app.backend.read_many(ids))
-    except BackendError:
-        return {}
-
-
 def _hinting(app: QWorker, roll: Roll) -> Callable[[], None]:
     """A function that says once, when some have been waited for so long, why they may never end."""
     left = [app.clock.monotonic() + HINT_AFTER]
 
-    def look() -> None:
+    def hint_once() -> None:
         if left and app.clock.monotonic() >= left[0]:
             left.clear()
             roll.hint(app)
 
-    return look
+    return hint_once
 
 
 async def gather_async(
@@ -180,10 +172,10 @@ async def gather_async(
     loop = asyncio.get_running_loop()
     hinting = loop.call_later(HINT_AFTER, lambda: loop.run_in_executor(None, roll.hint, app))
     try:
-        async for found in each_ended(app.backend, roll.ids(), timeout):
+        async for found in awaiting.each_ended(app.backend, roll.ids(), timeout):
             if ended := roll.take(found):
                 if unsure := roll.unsure(ended):
-                    roll.take(await asyncio.to_thread(_read, app, unsure))
+                    roll.take(await awaiting.look(app.backend.watcher, unsure))
                 yield ended
             roll.check()
             if not roll.missing:

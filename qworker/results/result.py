@@ -9,22 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from datetime import datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 from qworker import states
 from qworker.clock import parse_iso
 from qworker.conf.absent import ONE_STORE, RESULT, absent
 from qworker.context import get_current_app
-from qworker.errors import NotAvailable, ResultTimeout
+from qworker.errors import BackendError, NotAvailable, ResultTimeout
 from qworker.message.exceptions import RemoteTraceback, exception_of
-from qworker.results import callbacks, tree
-from qworker.results.awaiting import ended
+from qworker.results import awaiting, callbacks, tree
 from qworker.results.tree import described, forget_line, ids_of_line, tree_of
 from qworker.results.waiting import (
     HINT_AFTER,
     all_of,
     hint,
+    look,
     patience,
     refuse_to_wait_in_a_task,
     states_told,
@@ -142,12 +141,13 @@ class AsyncResult(Generic[R]):
         limit = patience(timeout)
         if self.ignored:
             return cast(R, None)
+        until = None if limit is None else self.app.clock.monotonic() + limit
         if disable_sync_subtasks:
             refuse_to_wait_in_a_task()
         follow = self.parent is not None and follow_parents and propagate
         if follow:
-            on_interval = all_of(partial(tree.raise_of_parents, self, waiting=True), on_interval)
-            tree.raise_of_parents(self)
+            on_interval = all_of(self._look_before, on_interval)
+            self._look_before()
         if on_message is not None and self._meta is None:
             on_interval = all_of(states_told(self.app, self.id, on_message), on_interval)
         looked = self.backend.watcher.mark()
@@ -158,7 +158,8 @@ class AsyncResult(Generic[R]):
         if on_message is not None:
             on_message(meta)
         if follow and meta["status"] in states.PROPAGATE_STATES:
-            tree.raise_of_parents(self, waiting=True)  # one may have failed since: this fails because of it
+            # One may have failed since: this fails because of it.
+            tree.raise_of_parents(self, look(self.app, tree.unknown_before(self), until))
         value = self._value(meta, propagate)
         if callback is not None:
             callback(self.id, value)
@@ -181,15 +182,13 @@ class AsyncResult(Generic[R]):
 
             try:
                 async with asyncio.timeout(HINT_AFTER):
-                    found = await ended(self.backend.watcher, self.id)
+                    found = await awaiting.ended(self.backend.watcher, self.id)
             except TimeoutError:
                 await asyncio.to_thread(hint, self.app, self.id, self._queue)
-                found = await ended(self.backend.watcher, self.id)
+                found = await awaiting.ended(self.backend.watcher, self.id)
             meta = self.keep(found)
         if self.parent is not None and meta["status"] in states.PROPAGATE_STATES:
-            import asyncio
-
-            await asyncio.to_thread(tree.raise_of_parents, self, True)
+            tree.raise_of_parents(self, await awaiting.look(self.backend.watcher, tree.unknown_before(self)))
         return self._value(meta, True)
 
     then = callbacks.then
@@ -207,6 +206,14 @@ class AsyncResult(Generic[R]):
             self._meta = meta
         callbacks.keep(self, meta)
         return self._meta
+
+    def _look_before(self) -> None:
+        """Raise the exception of a task before this one, if one is known to have failed."""
+        try:
+            found = self.backend.watcher.own_look(tree.unknown_before(self))
+        except BackendError:
+            return  # who waits hears of it when it lasts
+        tree.raise_of_parents(self, found or {})
 
     def _look(self) -> dict[str, Any]:
         """What is known now: stored metadata, or that there is none. It is kept once it is final."""

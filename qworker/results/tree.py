@@ -9,15 +9,15 @@ A task's calls are known once it has ended (its option ``trail`` is on by defaul
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from qworker import states
-from qworker.errors import BackendError, DamagedResult, IncompleteStream
+from qworker.errors import DamagedResult, IncompleteStream
 
 if TYPE_CHECKING:
-    from qworker.backends.base import Meta
+    from qworker.backends.base import Found, Meta
     from qworker.results.dependencies import DependencyGraph, GraphFormatter
     from qworker.results.graph_result import GraphResult
     from qworker.results.group_result import GroupResult
@@ -171,22 +171,19 @@ def singles_before(result: Node) -> list[AsyncResult[Any]]:
     return [single for node in line(result) if node is not result for single in node._singles()]
 
 
-def raise_of_parents(result: Node, waiting: bool = False) -> None:
+def unknown_before(result: Node) -> list[str]:
+    """The ids of the single calls before *result* that are not known to have ended."""
+    return [each.id for each in singles_before(result) if each._meta is None and not each.ignored]
+
+
+def raise_of_parents(result: Node, found: Mapping[str, Found]) -> None:
     """Raise the exception of a result before *result*, if one has failed; of the first, if several have. One
     that cannot be read is passed over: its value is not what was asked for.
 
-    waiting: somebody waits for *result*, and hears from there of a store that stays away.
+    found: what is stored of those that unknown_before() tells.
     """
-    parents = [parent for parent in reversed(singles_before(result)) if not parent.ignored]
-    unknown = [parent.id for parent in parents if parent._meta is None]
-    try:
-        found = result.backend.read_many(unknown) if unknown else {}
-    except BackendError:
-        if not waiting:
-            raise
-        return
-    for parent in parents:
-        meta = parent._meta or found.get(parent.id)
+    for parent in reversed(singles_before(result)):
+        meta = None if parent.ignored else parent._meta or found.get(parent.id)
         if meta is not None and not isinstance(meta, DamagedResult) and meta["status"] in states.READY_STATES:
             parent._value(parent.keep(meta), True)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
@@ -17,13 +17,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qworker import states
+from qworker.backends.result_watcher import SLOWEST, final
 from qworker.context import current_context
 from qworker.errors import BackendError, DamagedResult, ResultTimeout
 from qworker.interrupts import let_pass
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.backends.base import Meta
+    from qworker.backends.base import Found, Meta
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +112,19 @@ def wait_for(
             hint(app, task_id, queue)
 
 
+def look(app: QWorker, ids: Collection[str], until: float | None = None) -> dict[str, Found]:
+    """Return what has ended of *ids* now, or as soon as a store that has just gone away is back.
+
+    until: when to give up, by the monotonic clock. Raises BackendError when the store is not back by then.
+    """
+    clock, watcher = app.clock, app.backend.watcher
+    while (found := watcher.own_look(ids)) is None:
+        if until is not None and clock.monotonic() >= until:
+            return final(app.backend.read_many(ids))
+        clock.sleep(SLOWEST)
+    return final(found)
+
+
 def all_of(first: Callable[[], Any], second: Callable[[], Any] | None) -> Callable[[], Any]:
     """Return a function that calls both; None is nothing to call."""
 
@@ -130,7 +144,7 @@ def states_told(app: QWorker, task_id: str, tell: Callable[[Meta], Any]) -> Call
     """
     last: list[Meta] = []
 
-    def look() -> None:
+    def tell_if_new() -> None:
         try:
             meta = app.backend.get(task_id)
         except BackendError as error:
@@ -141,7 +155,7 @@ def states_told(app: QWorker, task_id: str, tell: Callable[[Meta], Any]) -> Call
             last[:] = [meta]
             tell(meta)
 
-    return look
+    return tell_if_new
 
 
 def hint(app: QWorker, task_id: str, queue: str | None) -> None:

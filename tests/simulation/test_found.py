@@ -351,3 +351,11 @@ def test_one_of_two_calls_with_the_same_ids_is_revoked() -> None:
     chord = numbered(Chord([Call(retries=1)], Call()))
     order = Order(chord, how="twice", ask="then", revoke_at=0.5)
     assert problems(run(Case(World(base="hooked", skew=2.0), (order,), seed=1))) == []
+
+
+def test_the_cause_of_a_failure_is_waited_for_while_the_store_is_away() -> None:
+    """The caller got ``ChordError`` instead of the member's error, which could not be read just then."""
+    chord = Chord([Call(does="soft")], Call())
+    orders = tuple(Order(numbered(flow), at=2.0, ask="await") for flow in (Call(), chord))
+    away = Fault("away", "results", at=2.5, seconds=3.0)
+    assert problems(run(Case(orders=orders, faults=(away,)))) == []

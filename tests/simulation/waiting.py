@@ -15,7 +15,7 @@ from typing import Any
 
 from qworker.backends.base import Backend
 from qworker.backends.result_watcher import OUTAGE_SECONDS, final, readable
-from qworker.errors import BackendError, DamagedResult
+from qworker.errors import BackendError
 from tests.simulation.world import Actor, Stuck, Time
 
 LOOK = 0.25
@@ -30,6 +30,7 @@ class Watcher:
     def __init__(self, time: Time, node: str, backend: Backend) -> None:
         self._time = time
         self._backend = backend
+        self._answered_at = float("-inf")
         self._calls: dict[str, list[Callable[[Any], object]]] = {}
         self.loops = self.promises = self
         self._actor = Actor(node, "watcher", self._step, float("inf"))
@@ -66,15 +67,22 @@ class Watcher:
             elif self._pause(until, timeout):
                 return
 
+    def own_look(self, ids: Collection[str]) -> dict[str, Any] | None:
+        try:
+            found = self._backend.read_many(ids) if ids else {}
+        except BackendError:
+            if self._time.now >= self._answered_at + OUTAGE_SECONDS:
+                raise
+            return None
+        if ids:
+            self._answered_at = self._time.now
+        return found
+
     def _look(self, ids: Collection[str]) -> dict[str, Any]:
-        until = self._time.now + OUTAGE_SECONDS
-        while True:
-            try:
-                return final(self._backend.read_many(ids))
-            except BackendError as error:
-                if isinstance(error, DamagedResult) or self._time.now >= until:
-                    raise
-                self._time.pump(self._time.now + LOOK)
+        self._answered_at = self._time.now
+        while (found := self.own_look(ids)) is None:
+            self._time.pump(self._time.now + LOOK)
+        return final(found)
 
     def _pause(self, until: float, timeout: float | None) -> bool:
         """Wait for a look; True when the time is over."""
@@ -112,7 +120,7 @@ class Watcher:
 
     def _step(self) -> float | None:
         try:
-            found = final(self._backend.read_many(list(self._calls)))
+            found = final(self.own_look(list(self._calls)) or {})
         except BackendError:
             return LOOK
         for task_id, each in found.items():

@@ -18,7 +18,7 @@ from qworker.backends.base import Found
 from qworker.backends.memory import MemoryBackend
 from qworker.clock import SYSTEM_CLOCK
 from qworker.context import Context, pop, push, set_default_app
-from qworker.errors import ChordError, ResultTimeout
+from qworker.errors import BackendError, ChordError, ResultTimeout
 from qworker.message.exceptions import exception_to_dict
 from qworker.results.gathering import Roll
 from qworker.results.result import AsyncResult, result_from_tuple
@@ -549,4 +549,36 @@ def test_what_a_failed_chord_raises_does_not_depend_on_what_is_heard_of_first(
 
     with pytest.raises(ValueError, match="the member's"):
         asyncio.run(awaited()) if how == "await" else result.get(timeout=20)
+    app.close()
+
+
+@pytest.mark.parametrize("how", ["get", "await"])
+@pytest.mark.parametrize("what", ["one", "group"])
+def test_a_store_that_is_away_is_waited_for_until_it_tells_what_failed_first(how: str, what: str) -> None:
+    """The outage was taken for no failure before it, so that what came of the failure was raised."""
+    outages = [BackendError("away"), BackendError("away")]
+
+    class GoesAway(MemoryBackend):
+        def read_many(self, ids: Collection[str]) -> dict[str, Found]:
+            if list(ids) == ["before"] and outages and self.get("a"):
+                end(app, before=KeyError("early"))
+                raise outages.pop()
+            return super().read_many(ids)
+
+    plain = QWorker("proj", broker=KeepingStore(), set_as_current=False)
+    backend = GoesAway("away://", plain.conf, SYSTEM_CLOCK)
+    app = QWorker("proj", broker=KeepingStore(), backend=backend, set_as_current=False)
+    before = app.AsyncResult("before")
+    result: Any = AsyncResult("a", app=app, parent=before)
+    if what == "group":
+        result = group(app, "a", parent=before)
+
+    def end_when_waited_for() -> None:
+        until(lambda: "a" in backend.watcher.waited_for())
+        end(app, a=ChordError("late"))
+
+    threading.Thread(target=end_when_waited_for).start()
+    with pytest.raises(KeyError, match="early"):
+        asyncio.run(_await(result)) if how == "await" else result.get(timeout=20)
+    assert not outages
     app.close()
