@@ -8,6 +8,7 @@ Thread:      main.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,17 +17,15 @@ import click
 from qworker.app import QWorker
 from qworker.cli.completion import queue_names
 from qworker.cli.groups import SuggestingGroup
-from qworker.cli.names import doubt_queues
-from qworker.cli.options import Beside, Number, Tag, app_option, json_option, open_sent
+from qworker.cli.names import doubt_queues, numbers_of
+from qworker.cli.options import Beside, Number, app_option, json_option, open_sent
 from qworker.cli.output import age, count, cut, newest, print_json, print_table, visible
 from qworker.cli.purge import confirm
 from qworker.control.dead_letters import ALL, unsigned
 from qworker.control.dead_letters import retry as retry_letters
-from qworker.errors import ConfigurationError
 from qworker.transports.lease import Dead
 
 _LONGEST_REASON = 60
-_TAG = Tag("qworker dead list")
 _LONGEST_BODY = 4096
 
 
@@ -70,12 +69,17 @@ def list_(app: str | None, queue: str | None, limit: int, as_json: bool) -> None
 
 
 @dead.command()
-@click.argument("tag", metavar="TAG", type=_TAG)
+@click.argument("tag", metavar="TAG")
 @app_option
 @json_option
-def show(tag: int, app: str | None, as_json: bool) -> None:
-    """Show one dead letter whole: why it died, its headers and its body."""
-    letter = _find(open_sent(app).app, tag)
+def show(tag: str, app: str | None, as_json: bool) -> None:
+    """Show one dead letter whole: why it died, its headers and its body.
+
+    TAG is its number in `qworker dead list`, or the id of the call.
+    """
+    letters = open_sent(app).app.broker.admin.dead(None, ALL)
+    number = _numbers(letters, (tag,))[0]
+    letter = next(each for each in letters if each.tag == number)
     if as_json:
         print_json(_fields(letter))
         return
@@ -95,13 +99,15 @@ def show(tag: int, app: str | None, as_json: bool) -> None:
 
 
 @dead.command()
-@click.argument("tags", metavar="[TAG]...", type=_TAG, nargs=-1)
+@click.argument("tags", metavar="[TAG]...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
 @click.option("--sign", is_flag=True, help="Sign those that are not signed with a key of security_key.")
 @click.option("-y", "--yes", cls=Beside, beside="sign", is_flag=True, help="With --sign: do not ask.")
 @app_option
-def retry(tags: tuple[int, ...], everything: bool, sign: bool, yes: bool, app: str | None) -> None:
+def retry(tags: tuple[str, ...], everything: bool, sign: bool, yes: bool, app: str | None) -> None:
     """Put dead letters back into their queues, as if they had never been delivered.
+
+    TAG is the number of one in `qworker dead list`, or the id of the call.
 
     With a security_key those that are not signed with it stay: workers would refuse them again. Whoever can
     write to the broker can have sent them, so look at them before you sign them.
@@ -131,12 +137,15 @@ def retry(tags: tuple[int, ...], everything: bool, sign: bool, yes: bool, app: s
 
 
 @dead.command()
-@click.argument("tags", metavar="[TAG]...", type=_TAG, nargs=-1)
+@click.argument("tags", metavar="[TAG]...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All dead letters.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @app_option
-def discard(tags: tuple[int, ...], everything: bool, yes: bool, app: str | None) -> None:
-    """Delete dead letters for good."""
+def discard(tags: tuple[str, ...], everything: bool, yes: bool, app: str | None) -> None:
+    """Delete dead letters for good.
+
+    TAG is the number of one in `qworker dead list`, or the id of the call.
+    """
     _which(tags, everything)
     application = open_sent(app).app
     chosen = _existing(application, tags)
@@ -145,34 +154,20 @@ def discard(tags: tuple[int, ...], everything: bool, yes: bool, app: str | None)
     click.echo(f"Deleted {count(application.broker.admin.dead_discard(chosen), 'dead letter')}.")
 
 
-def _which(tags: tuple[int, ...], everything: bool) -> None:
+def _which(tags: tuple[str, ...], everything: bool) -> None:
     if everything == bool(tags):
         raise click.UsageError("Name dead letters by the tags that `qworker dead list` shows, or use --all.")
 
 
-def _existing(app: QWorker, tags: tuple[int, ...]) -> list[int] | None:
-    """Return the tags, None for all.
-
-    Raises ConfigurationError, before anything is done, when one of them is of no dead letter.
-    """
-    if not tags:
-        return None
-    known = {letter.tag for letter in app.broker.admin.dead(None, ALL)}
-    missing = [tag for tag in tags if tag not in known]
-    if missing:
-        raise ConfigurationError(_no_such(missing[0]))
-    return list(dict.fromkeys(tags))
+def _existing(app: QWorker, tags: tuple[str, ...]) -> list[int] | None:
+    """Return the numbers of those that *tags* name, None for all."""
+    return _numbers(app.broker.admin.dead(None, ALL), tags) if tags else None
 
 
-def _no_such(tag: int) -> str:
-    return f"there is no dead letter {tag}; see `qworker dead list`"
-
-
-def _find(app: QWorker, tag: int) -> Dead:
-    for letter in app.broker.admin.dead(None, ALL):
-        if letter.tag == tag:
-            return letter
-    raise ConfigurationError(_no_such(tag))
+def _numbers(letters: Sequence[Dead], tags: tuple[str, ...]) -> list[int]:
+    return numbers_of(
+        ((letter.tag, _headers(letter).get("id")) for letter in letters), tags, "dead letter", "dead"
+    )
 
 
 def _task(letter: Dead) -> str:
@@ -192,6 +187,7 @@ def _headers(letter: Dead) -> dict[str, Any]:
 def _fields(letter: Dead) -> dict[str, Any]:
     return {
         "tag": letter.tag,
+        "id": _headers(letter).get("id"),
         "queue": letter.queue,
         "reason": letter.reason,
         "died_at": datetime.fromtimestamp(letter.died_at, UTC),

@@ -17,12 +17,11 @@ import click
 from qworker.app import QWorker
 from qworker.cli.completion import queue_names, task_names
 from qworker.cli.groups import SuggestingGroup
-from qworker.cli.names import doubt_queues
+from qworker.cli.names import doubt_queues, numbers_of
 from qworker.cli.options import JsonValue, Number, app_option, json_option, open_sent
 from qworker.cli.output import age, count, newest, print_json, print_table, visible
 from qworker.cli.purge import confirm
 from qworker.control.failed import ALL, FailedTask
-from qworker.errors import ConfigurationError
 from qworker.naming import DJANGO_PACKAGES, near_tasks
 
 _LONGEST_ERROR = 60
@@ -135,15 +134,11 @@ def retry(
     application = open_sent(app, tasks=False).app
     numbers = _numbers(application, tags)
     _meant(application, chosen)
-    sent = application.failed.retry(numbers or None, args=args, kwargs=kwargs, **chosen)
-    left = 0 if numbers else len(application.failed.list(limit=ALL, **chosen))
-    said = (
-        f"; {count(left, 'task')} cannot be sent, or failed meanwhile: name one by its tag to see why"
-        if left
-        else ""
-    )
-    click.echo(f"Sent {count(sent, 'task')} again{said}.")
-    return 1 if left and not sent else 0
+    done = application.failed.retry(numbers or None, args=args, kwargs=kwargs, **chosen)
+    click.echo(f"Sent {count(done.number, 'task')} again.")
+    for why in done.refused.values():
+        click.echo(f"Error: {visible(why)}", err=True)
+    return 1 if done.refused and not done.number else 0
 
 
 @failed.command()
@@ -197,20 +192,11 @@ def _meant(app: QWorker, chosen: dict[str, Any]) -> None:
 
 
 def _numbers(app: QWorker, tags: tuple[str, ...]) -> list[int]:
-    """The numbers of failed tasks that are named by them, or by the ids of the calls.
-
-    Raises ConfigurationError, before anything is done, when one of *tags* is of no failed task.
-    """
     if not tags:
         return []
-    found = app.failed.list(limit=ALL)
-    numbers: list[int] = []
-    for tag in tags:
-        named = [each.tag for each in found if tag in (str(each.tag), each.id)]
-        if not named:
-            raise ConfigurationError(f"there is no failed task {tag[:80]}; see `qworker failed list`")
-        numbers += named
-    return list(dict.fromkeys(numbers))
+    return numbers_of(
+        ((each.tag, each.id) for each in app.failed.list(limit=ALL)), tags, "failed task", "failed"
+    )
 
 
 def _short(error: str) -> str:

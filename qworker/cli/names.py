@@ -7,7 +7,7 @@ Thread:      main.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import click
 
@@ -115,3 +115,22 @@ def doubt_queues(app: QWorker, names: Iterable[str] | None) -> None:
     """Say on standard error what misspelt_queues() finds."""
     for sentence in misspelt_queues(app, names):
         click.echo(sentence, err=True)
+
+
+def numbers_of(
+    found: Iterable[tuple[int, object]], tags: Sequence[str], what: str, command: str
+) -> list[int]:
+    """The numbers of those that *tags* name, each once: by the number, or by the id of the call.
+
+    found: the number and the id of each that is there. Raises ConfigurationError, before anything is done,
+    when one of *tags* names none.
+    """
+    known = list(found)
+    numbers: list[int] = []
+    for tag in tags:
+        named = [number for number, _ in known if str(number) == tag]
+        named = named or [number for number, task_id in known if task_id == tag]
+        if not named:
+            raise ConfigurationError(f"there is no {what} {tag[:80]}; see `qworker {command} list`")
+        numbers += named
+    return list(dict.fromkeys(numbers))

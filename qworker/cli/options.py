@@ -145,21 +145,6 @@ class Beside(click.Option):
         return read
 
 
-class Tag(ParamType):
-    """The number that a list of ours shows for what may be named by it. shown_by: the command that lists."""
-
-    name = "tag"
-
-    def __init__(self, shown_by: str) -> None:
-        self._shown_by = shown_by
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return int(value)
-        except ValueError:
-            self.fail(f"{value[:80]!r} is not a tag: take a number that `{self._shown_by}` shows", param, ctx)
-
-
 class Instant(ParamType):
     """A time in ISO 8601, as a datetime; naive where it names no time zone."""
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from qworker.control.failed import forget_failures
+from qworker.control.failed import Retried, forget_failures
 from qworker.errors import InvalidTaskMessage, MessageError, SecurityError
 from qworker.message.protocol import encode_parts
 from qworker.message.reading import parse_headers, parse_properties
@@ -23,13 +23,6 @@ if TYPE_CHECKING:
     from qworker.message.signing import Signer
 
 ALL = 1_000_000
-
-
-class Retried(NamedTuple):
-    """number: of the dead letters that are back in their queues. refused: why others stay, by their tags."""
-
-    number: int
-    refused: dict[int, str]
 
 
 def retry(app: QWorker, tags: Sequence[int] | None = None, *, sign: Collection[int] = ()) -> Retried:

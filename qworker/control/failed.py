@@ -7,10 +7,9 @@ Thread:      the caller's.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker import states
 from qworker.canvas.membership import calls_in
@@ -31,8 +30,6 @@ from qworker.transports.lease import Again, Dead, FailedTasks
 if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.message.signing import Signer
-
-logger = logging.getLogger(__name__)
 
 ALL = 1_000_000
 
@@ -57,6 +54,13 @@ class FailedTask:
     failed_at: float
     args: str
     kwargs: str
+
+
+class Retried(NamedTuple):
+    """number: of those that were sent again. refused: why others stay, by their tags."""
+
+    number: int
+    refused: dict[int, str]
 
 
 class Failed:
@@ -111,39 +115,37 @@ class Failed:
         queue: str | None = None,
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
-    ) -> int:
+    ) -> Retried:
         """Send them again under their ids, with all their retries before them and without an ``eta`` or
-        ``expires``; return how many. Those that somebody else has sent meanwhile are left out.
+        ``expires``; return how many, and which are refused. Those that somebody else has sent meanwhile are
+        left out.
 
         The body of a chord, which has failed since a member has, gets the values of the members as they are
-        now. While one of them has not succeeded it is left out, or raises ChordError where *tags* name it.
+        now. While one of them has not succeeded it is refused.
 
-        With a security_key one that is not signed with a key of it is not even read. It is left out, which
-        the log says, or raises SecurityError where *tags* name it. How old it is does not matter: a failed
-        task may wait for longer than a message, and is signed anew.
+        With a security_key one that is not signed with a key of it is refused, and not even read. How old it
+        is does not matter: a failed task may wait for longer than a message, and is signed anew.
+
+        One that *tags* name and that is refused raises the reason, a ChordError or SecurityError.
 
         args, kwargs: other arguments than those that they had. Raises MessageError, having sent none, for a
         message whose arguments are to be changed and cannot be read.
         """
         calls: list[Again] = []
         ids: list[str] = []
+        refused: dict[int, str] = {}
         for letter, _ in reversed(_chosen(self._place, tags, task, error, queue)):
             try:
                 _verify(self._app.signer, letter)
-            except SecurityError as error:
-                if tags is not None:
-                    raise
-                logger.warning("%s", error, extra={"event": "failed-refused"})
-                continue
-            try:
                 calls.append(_again(self._app, letter, args, kwargs))
-            except ChordError:
+            except (SecurityError, ChordError) as why:
                 if tags is not None:
                     raise
+                refused[letter.tag] = str(why)
                 continue
             ids += _ids_of(self._app, letter)
         forget_failures(self._app, ids)
-        return self._place.send_again(calls) if calls else 0
+        return Retried(self._place.send_again(calls) if calls else 0, refused)
 
     def discard(
         self,

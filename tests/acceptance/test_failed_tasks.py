@@ -25,5 +25,5 @@ def test_a_kill_within_the_failure_loses_nothing(site: Site) -> None:
     (found,) = site.client.failed.list()
     assert (found.id, site.state(id)) == (id, "FAILURE")
     assert "SystemExit" in found.error
-    assert site.client.failed.retry([found.tag]) == 1
+    assert site.client.failed.retry([found.tag]).number == 1
     assert (site.waiting(), site.state(id), site.client.failed.list()) == (1, None, [])

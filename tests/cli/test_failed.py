@@ -122,6 +122,16 @@ def test_a_failed_task_is_named_by_the_id_that_logs_have_too(tasks, run, fail):
     assert run("failed", "discard", second["id"], str(second["tag"])).stdout == "Deleted 1 failed task.\n"
 
 
+def test_why_one_stays_is_said_once(tasks, run, fail, monkeypatch):
+    monkeypatch.setenv("QWORKER_SECURITY_KEY", "k" * 32)
+    fail("one")  # without a signature
+    (listed,) = json.loads(run("failed", "list", "--json").stdout)
+    refused = run("failed", "retry", "--all")
+    assert (refused.exit_code, refused.stdout) == (1, "Sent 0 tasks again.\n")
+    assert refused.stderr.count(f"failed task {listed['tag']} is refused, and its body is not read: ") == 1
+    assert "by its tag" not in refused.stderr
+
+
 def test_failed_takes_short_names_and_tells_of_slips(tasks, run, fail):
     fail("one")
     (listed,) = json.loads(run("failed", "list", "--json").stdout)
