@@ -137,7 +137,7 @@ def test_options_win_over_settings(tasks, start, run, monkeypatch, environment):
         (["-c", "99999"], 2, "at most 1024"),
         (["-Q", ""], 2, "name is empty"),
         (["-Q", "a,,b"], 2, "name is empty"),
-        (["-Q", "a b"], 2, "no queue name"),
+        (["-Q", "a b"], 2, "is not a queue name"),
         (["-n", "a@b@c"], 2, "not a node name"),
         (["-n", "x" * 300], 2, "not a node name"),
         (["-n", "a\nb"], 2, "not a node name"),

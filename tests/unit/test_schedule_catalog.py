@@ -186,5 +186,5 @@ def test_an_edit_comes_back() -> None:
     for edit in (Edit({}), Edit({"enabled": False}), Edit({}, removed=True), Edit({"task": "t"}, added=True)):
         assert read_edit(to_json(edit.as_data())) == edit
     assert json.loads(to_json(Edit({}).as_data())) == {"fields": {}}
-    with pytest.raises(InvalidSchedule, match="no edit"):
+    with pytest.raises(InvalidSchedule, match="not an edit"):
         read_edit(b'{"added":true}')
