@@ -156,18 +156,18 @@ class Merging(Task):
 class Hooked(Task):
     """One that looks for its state when it hears how it ended."""
 
-    look: Callable[[Any, str | None, str], None]
+    look: Callable[[Any, str | None, str, Any], None]
 
     def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        self.look(self, task_id, "SUCCESS")
+        self.look(self, task_id, "SUCCESS", kwargs.get("flow", args))
 
     def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        self.look(self, task_id, "FAILURE")
+        self.look(self, task_id, "FAILURE", kwargs.get("flow", args))
 
     def after_return(
         self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
     ) -> None:
-        self.look(self, task_id, status)
+        self.look(self, task_id, status, kwargs.get("flow", args))
 
 
 BASES: dict[str, tuple[Any, Any]] = {
@@ -213,8 +213,9 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
     """Define the tasks in *app*, which is that of *process*."""
     kind, of_coroutines = BASES[base]
 
-    def look_back(task: Any, task_id: str | None, state: str) -> None:
-        """Note it when *state* is not stored of a task that hears of it."""
+    def look_back(task: Any, task_id: str | None, state: str, flow: Any) -> None:
+        """Note it when *state* is not stored of a task that hears of it. flow: or the arguments, of which it
+        is one."""
         process.step()
         request = task.request if task is not None else None
         if request is not None and (request.is_eager or request.ignore_result):
@@ -224,7 +225,8 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
         except QWorkerError:
             return
         if meta is None or meta["status"] != state:
-            record.miss(f"{task_id} was told to be {state}, and it is {meta and meta['status']}")
+            now = meta and meta["status"]
+            record.miss(f"{task_id} of {flow!r} was told to be {state}, and it is {now}")
 
     if kind is Hooked:  # this process's own
         kind = of_coroutines = type("Hooked", (Hooked,), {"look": staticmethod(look_back)})
