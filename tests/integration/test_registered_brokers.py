@@ -60,7 +60,7 @@ def test_a_broker_without_a_row_is_not_taken_for_one_of_kombus(packages: Path) -
         ("raises", "raise OSError('no disk')", "cannot be imported: OSError: no disk"),
         ("lacks", "other = 1", "cannot be imported: AttributeError"),
         ("constant", "open_broker = 1", "is not a function open_broker"),
-        ("returns", "def open_broker(url, conf): return 7", "returned int, which is no Broker"),
+        ("returns", "def open_broker(url, conf): return 7", "returned int, which is not a Broker"),
     ],
 )
 def test_what_is_wrong_is_one_error(packages: Path, name: str, text: str, said: str) -> None:

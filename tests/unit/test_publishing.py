@@ -401,7 +401,7 @@ def test_no_calls_are_no_push() -> None:
 @pytest.mark.parametrize("item", [5, "ab", None, object()])
 def test_what_is_no_call(item: Any) -> None:
     _, store, add = with_add()
-    with pytest.raises(PublishError, match="is no call"):
+    with pytest.raises(PublishError, match="is not a call"):
         add.apply_many([(1, 2), item])
     assert store.tries == 0
 

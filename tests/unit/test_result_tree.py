@@ -193,7 +193,7 @@ def test_revoke_takes_what_celerys_does() -> None:
     app, store, _ = make_app()
     app.AsyncResult("a").revoke(None, True, "SIGKILL")
     app.AsyncResult("b").revoke(app.connection(), terminate=False)
-    with pytest.raises(PublishError, match=r"revoke.*connection=True is no connection"):
+    with pytest.raises(PublishError, match=r"revoke.*connection=True is not a connection"):
         app.AsyncResult("c").revoke(True)
     assert store.revoked == [(["a"], True, "SIGKILL"), (["b"], False, "SIGTERM")]
 

@@ -82,7 +82,7 @@ class SqsServer(RemoteServer):
                 raise ConfigurationError(text, setting="broker_url") from error
             if _caused_by(cause, InvalidRegionError):
                 raise ConfigurationError(
-                    f"broker_transport_options: there is no region {self._region!r}", setting=OPTIONS
+                    f"broker_transport_options: region {self._region!r} is not valid", setting=OPTIONS
                 ) from error
             if _caused_by(cause, EndpointConnectionError) and self._region and not self._answered:
                 text += f"; look whether region {self._region!r} is right"
