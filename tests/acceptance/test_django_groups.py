@@ -91,10 +91,10 @@ def test_retention_takes_no_part_that_is_waited_for(database: ProjectDatabase, t
             f"""
             import qworker.django.several as several
             plain = several.enqueue
-            def among_others(*call):
+            def among_others(*call, **options):
                 for number in range(8):
                     plain("math.sqrt", (number,), {{}}, {{}})
-                return plain(*call)
+                return plain(*call, **options)
             several.enqueue = among_others
             whole = async_iter("math.floor", range(6))
             several.enqueue = plain
