@@ -289,7 +289,7 @@ class QWorker:
         **options: Unpack[CallOptions],
     ) -> AsyncResult[Any]:
         """send_task() for asyncio: the event loop goes on while the broker takes the message."""
-        import asyncio  # only for who uses it: it costs 30 ms
+        import asyncio  # here, because it costs 30 ms
 
         return await asyncio.to_thread(self.send_task, name, args, kwargs, task_id=task_id, **options)
 

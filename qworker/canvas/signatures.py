@@ -363,7 +363,7 @@ class Signature(dict[str, Any]):
 
     async def adelay(self, *args: Any, **kwargs: Any) -> Any:
         """delay() for asyncio: the event loop goes on while the broker takes the messages."""
-        import asyncio  # only for who uses it: it costs 30 ms
+        import asyncio  # here, because it costs 30 ms
 
         return await asyncio.to_thread(self.delay, *args, **kwargs)
 

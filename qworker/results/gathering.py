@@ -162,7 +162,7 @@ async def gather_async(
     timeout: float | None = None,
 ) -> AsyncIterator[list[Ended]]:
     """As gather(), while an event loop goes on."""
-    import asyncio  # only for who uses it: it costs 30 ms
+    import asyncio  # here, because it costs 30 ms
 
     roll = Roll(results, parents)
     if roll.known:

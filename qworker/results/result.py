@@ -178,7 +178,7 @@ class AsyncResult(Generic[R]):
         refuse_to_wait_in_a_task()
         meta = self._meta
         if meta is None:
-            import asyncio  # only for who uses it: it costs 30 ms
+            import asyncio  # here, because it costs 30 ms
 
             try:
                 async with asyncio.timeout(HINT_AFTER):

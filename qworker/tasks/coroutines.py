@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run *coroutine* here and return what it returns. The caller waits, also one in an event loop."""
-    import asyncio  # only for who uses it: it costs 30 ms
+    import asyncio  # here, because it costs 30 ms
 
     try:
         asyncio.get_running_loop()

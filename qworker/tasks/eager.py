@@ -147,7 +147,7 @@ def _replaced(task: Task[..., Any], context: Context, by: Replaced) -> tuple[str
 def _run(app: QWorker, task: Task[..., Any], context: Context, body: Body) -> Outcome:
     if not task.is_async:
         return execute(app, task, context, body)
-    import asyncio  # only for who uses it: it costs 30 ms
+    import asyncio  # here, because it costs 30 ms
 
     async def run_beside() -> Outcome:
         # In a task of its own, which the body may cancel: what cancels this one is Ctrl-C.

@@ -204,7 +204,7 @@ class Task(Generic[P, R]):
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
         """delay() for asyncio: the event loop goes on while the broker takes the message."""
-        import asyncio  # only for who uses it: it costs 30 ms
+        import asyncio  # here, because it costs 30 ms
 
         return await asyncio.to_thread(self.delay, *args, **kwargs)
 
