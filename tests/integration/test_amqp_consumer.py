@@ -20,6 +20,7 @@ from qworker.transports.amqp.broker import AMQPBroker
 from qworker.transports.amqp.link import Link, address_of
 from qworker.transports.amqp.queues import OURS, Queues
 from qworker.transports.lease import Ack, DeadLetter, Leased, Release, Settlement
+from qworker.transports.own_headers import DUE
 from tests.acceptance.proxy import Proxy
 from tests.servers import require
 from tests.support.messages import envelope, ids
@@ -267,12 +268,12 @@ def test_a_worker_that_ends_leaves_no_files(open_: Open, directory: Path) -> Non
 # -- headers at the limit --
 
 
-def push_raw(prefix: str, headers: dict[str, Any]) -> None:
+def push_raw(prefix: str, headers: dict[str, Any], **properties: Any) -> None:
     """As another's client publishes."""
     link = Link(address_of(require("rabbitmq")), 5.0)
     channel = link.channel()
     link.call(channel.confirm_select)
-    message = amqp.Message("[]", application_headers=headers, content_type="application/json")
+    message = amqp.Message("[]", application_headers=headers, content_type="application/json", **properties)
     link.call(channel.basic_publish, message, "", prefix + "q")
     link.close()
 
@@ -356,6 +357,79 @@ def test_headers_that_begin_with_x_arrive(open_: Open, prefix: str) -> None:
         store.consumer.settle(store.consumer._generation, [Release(leased.tag, counted=True)])
     for leased in receive(store, 3):
         assert given.items() <= json.loads(leased.headers).items(), "also when it is sent anew"
+
+
+# -- what the server drops, as what Celery sends with expires --
+
+
+def test_what_expires_is_not_dropped_for_having_been_here(open_: Open, prefix: str) -> None:
+    """Its task is to end as revoked, which a worker says."""
+    store = open_()
+    own = store.consumer.register("w", ["q"], 1)
+    push_raw(prefix, {"id": "a"}, expiration="200", priority=3)
+    (leased,) = receive(store, 1)
+    assert store.consumer.settle(own, [Release(leased.tag)]) == set()
+    time.sleep(0.3)
+    (again,) = receive(store, 1)
+    assert again == leased
+
+
+def test_what_expires_goes_from_a_busy_worker_to_others(open_: Open, prefix: str) -> None:
+    busy, idle = open_(), open_()
+    busy.consumer.register("busy", ["q"], 1)
+    busy.sender.push([envelope("long")])
+    receive(busy, 1)
+    for name in ("a", "b"):
+        push_raw(prefix, {"id": name}, expiration="4000")
+    expired = time.monotonic() + 4.1
+    assert busy.consumer._subscription is not None
+    inbox = busy.consumer._subscription.inbox
+    until(lambda: busy.consumer.wait(0.02) or inbox.waiting == 2)
+    until(lambda: busy.consumer.reclaim() or inbox.waiting == 0)
+    time.sleep(max(0.0, expired - time.monotonic()))
+    idle.consumer.register("idle", ["q"], 1)
+    assert ids(receive(idle, 2)) == ["a", "b"]
+
+
+def test_what_expires_is_not_finished_for_having_been_sent_anew(
+    open_: Open, prefix: str, proxy: Proxy
+) -> None:
+    """It is on its way when the connection breaks, and comes as one that was delivered before."""
+    store, aside = open_(proxy), open_()
+    own = store.consumer.register("w", ["q"], 1)
+    push_raw(prefix, {"id": "a"}, expiration="60000")
+    (leased,) = receive(store, 1)
+    store.consumer._publisher = aside._publisher
+    read, proxy.down.lost = proxy.down.pieces, True
+    store.consumer.settle(own, [Release(leased.tag)])
+    until(lambda: proxy.down.pieces != read)
+    proxy.cut()
+    proxy.heal()
+    register_again(store, 1)
+    assert comes_again(store) == ["a"]
+
+
+def test_what_could_not_be_sent_away_is_sent_later(open_: Open, prefix: str) -> None:
+    store = open_()
+    store.consumer.register("w", ["q"], 1)
+    publisher, due = store._publisher, time.time() + 3.0
+    usual, failed = publisher.send, []
+
+    def send(*arguments: Any) -> None:
+        failed.append(arguments)
+        raise BrokerUnavailable("not confirmed")
+
+    publisher.send = send  # type: ignore[method-assign]
+    try:
+        push_raw(prefix, {"id": "a", DUE: due})
+        with pytest.raises(BrokerUnavailable, match="not confirmed"):
+            receive(store, 1)
+    finally:
+        publisher.send = usual  # type: ignore[method-assign]
+    store.consumer.reclaim()
+    assert ids(receive(store, 1)) == ["a"]
+    assert time.time() >= due
+    assert len(failed) == 1
 
 
 def test_dead_letters_for_longer_than_the_server_can_be_told(open_: Open) -> None:

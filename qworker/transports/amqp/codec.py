@@ -54,13 +54,15 @@ class Delivery(NamedTuple):
 
 class Content(NamedTuple):
     """What a content header says. own: the headers that are apart (``own_headers.py``); text and properties:
-    the two columns."""
+    the two columns. expires: the server drops it from its queue at some time, as what Celery sends with
+    expires."""
 
     text: str
     properties: str | None
     own: dict[str, Any]
     priority: int
     message_id: str
+    expires: bool = False
 
 
 _PLAIN = short(JSON) + short("utf-8")
@@ -267,12 +269,12 @@ def read_content(message: Delivery) -> Content:
     for name, flag in _TEXTS:
         if flags & flag:
             found[name], at = read_short(data, at)
-    found.pop("expiration", None)  # it had its effect, or none
+    expires = found.pop("expiration", None) is not None
     message_id = found.pop("message_id", "")
     if exchange:
         found["delivery_info"] = {"exchange": exchange, "routing_key": message.routing_key}
     plain = {"content_type": JSON, "content_encoding": "utf-8", "correlation_id": identity}
-    return Content(text, None if found == plain else rewritten(found), own, priority, message_id)
+    return Content(text, None if found == plain else rewritten(found), own, priority, message_id, expires)
 
 
 def tag_of(message: Delivery, content: Content) -> int:

@@ -181,14 +181,10 @@ class AMQPConsumer(Consumer):
             subscription.read()
             inbox = subscription.inbox
             if inbox.prefetch.ask(limit, len(inbox.leased)):
-                subscription.resize()
+                self._send_back(subscription, subscription.resize())
             now = self._server.clock.now()
             inbox.promote_due(now)
-            late = inbox.later_than(now + KEPT_SECONDS)
-            if late:
-                self._part_with(
-                    subscription, [(held, Release(held.leased.tag, held.leased.due)) for held in late]
-                )
+            self._send_back(subscription, inbox.later_than(now + KEPT_SECONDS))
             taken = inbox.take(queues, limit, delayed_limit, now + eta_window)
             subscription.unheard = False
             if CRASHING and taken:
@@ -216,7 +212,7 @@ class AMQPConsumer(Consumer):
             self._finished.alive()
             inbox = subscription.inbox
             if inbox.prefetch.relax(time.monotonic(), inbox.waiting):
-                subscription.resize()
+                self._send_back(subscription, subscription.resize())
         return []
 
     def sweep(self, dead_expires: float, dead_max: int) -> int:
@@ -265,7 +261,7 @@ class AMQPConsumer(Consumer):
                 seen.add(tag)
                 if isinstance(settlement, Ack):
                     gone.append(held)
-                elif isinstance(settlement, DeadLetter) or self._changes(settlement):
+                elif isinstance(settlement, DeadLetter) or held.expires or self._changes(settlement):
                     anew.append((held, settlement))
                 else:
                     back.append(held)
@@ -289,6 +285,17 @@ class AMQPConsumer(Consumer):
                 subscription.confirm()
         except LeaseLost:
             self._finished.undo()
+            raise
+
+    def _send_back(self, subscription: Subscription, messages: Sequence[Held]) -> None:
+        """Send *messages*, which nobody has asked for, to where they are to go."""
+        if not messages:
+            return
+        orders = {held.leased.tag: (held, Release(held.leased.tag, held.leased.due)) for held in messages}
+        try:
+            self._part_with(subscription, [*orders.values()])
+        except BrokerUnavailable:  # who settles asks again, but nobody knows of these
+            self._postponed.update(orders)
             raise
 
     def _part_with(

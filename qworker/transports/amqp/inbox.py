@@ -29,13 +29,14 @@ MOST_DEATHS = 20
 
 class Held(NamedTuple):
     """A message that was delivered and not acknowledged. own: the headers with counts that are ours.
-    identity: the same whenever it is delivered again; another once it was sent anew."""
+    identity: the same whenever it is delivered again; another once it was sent anew. expires: the server would drop it once it is back in its queue."""
 
     number: int
     leased: Leased
     own: dict[str, Any]
     message_id: str
     identity: int
+    expires: bool
 
 
 class Prefetch:
@@ -117,7 +118,7 @@ class Inbox:
         """Take in *message*, at epoch second *now*; False when it was finished before."""
         content = read_content(message)
         tag = tag_of(message, content)
-        text, properties, own, priority, message_id = content
+        text, properties, own, priority, message_id, expires = content
         identity = _identity(tag, own) if own else tag
         deaths: Sequence[str] = ()
         if message.redelivered:
@@ -134,7 +135,7 @@ class Inbox:
             tag, queue, priority, counts.due, counts.deliveries, again, counts.requeued, text, properties,
             message.body
         )  # fmt: skip
-        held = Held(message.number, leased, counts.kept, message_id, identity)
+        held = Held(message.number, leased, counts.kept, message_id, identity, expires)
         self._unacked[message.number] = held
         self._bytes += len(message.body)
         if leased.due is not None:
@@ -192,9 +193,9 @@ class Inbox:
             self.leased[held.leased.tag] = held
         return [held.leased for held in taken]
 
-    def surplus(self) -> list[int]:
-        """Forget what waits beyond the prefetch, the last of it; return its delivery numbers."""
-        numbers: list[int] = []
+    def surplus(self) -> list[Held]:
+        """Take out what waits beyond the prefetch, the last of it. It still is to be settled."""
+        surplus: list[Held] = []
         keep = 0 if self.prefetch.paused else max(1, self.prefetch.size // max(1, len(self._ready)))
         for ready in self._ready.values():
             ready.sort()
@@ -202,8 +203,8 @@ class Inbox:
                 held = ready.pop()[2]
                 self._bytes -= len(held.leased.body)
                 self.waiting -= 1
-                numbers.append(self.forget(held))
-        return sorted(numbers)
+                surplus.append(held)
+        return sorted(surplus, key=lambda held: held.number)
 
     def forget(self, held: Held) -> int:
         """*held* is settled; return its delivery number."""

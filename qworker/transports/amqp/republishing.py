@@ -46,6 +46,8 @@ class Republishing:
         due = release.due if release.due is not None and release.due > self._clock.now() else None
         if due is not None:
             more |= waiting(leased.queue, due)
+        elif held.expires:
+            more[DUE] = self._clock.now()  # so it is another message, though none of its counts has changed
         header = content_header(
             leased.headers, leased.properties, len(leased.body), held.message_id, leased.priority, more
         )

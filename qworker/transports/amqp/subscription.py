@@ -97,22 +97,23 @@ class Subscription:
         if frames:
             self.link.write(b"".join(frames))
 
-    def resize(self) -> None:
+    def resize(self) -> list[Held]:
         """Consume anew with another prefetch: it holds for consumers that begin later, and for quorum queues
-        there is no other way. What was pushed beyond it goes back."""
+        there is no other way. What was pushed beyond it goes back; return what the server would drop
+        then."""
         link, prefetch = self.link, self.inbox.prefetch
         channel = link.connection.channels[CHANNEL]
         for tag in list(self._consumers):
             link.call(channel.basic_cancel, tag)
         surplus = self.inbox.surplus()
-        if surplus:
-            link.write(b"".join(requeue_frame(CHANNEL, number) for number in surplus))
+        self.settle([], [held for held in surplus if not held.expires])
         self._consumers = {}
         if not prefetch.paused:
             link.call(channel.basic_qos, 0, prefetch.size, False)
             for queue in self._names:
                 if queue not in self._deleted:
                     self._consume(queue)
+        return [held for held in surplus if held.expires]
 
     def confirm(self) -> None:
         """Acks have no answer, but what is asked after them has: the server does one thing after the
