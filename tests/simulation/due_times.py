@@ -301,7 +301,7 @@ class Oracle:
         anchor = None
         if entry.when[0] == "every":
             every = entry.when[1]
-            own = [due for due in dues if seen < due <= end]
+            own = [due for due in dues if seen + self.skew < due <= end]  # by whatever clock
             if not own:
                 first = seen + every
                 bounded = any({"start", "end"} & each.fields.keys() for _, each in life.says)

@@ -362,3 +362,14 @@ def test_the_cause_of_a_failure_is_waited_for_while_the_store_is_away() -> None:
     orders = tuple(Order(numbered(flow), at=2.0, ask="await") for flow in (Call(), chord))
     away = Fault("away", "results", at=2.5, seconds=3.0)
     assert problems(run(Case(orders=orders, faults=(away,)))) == []
+
+
+def test_an_interval_is_changed_after_the_clock_was_set() -> None:
+    """The oracle counted from a due time of the interval before, which a clock that is ahead shows later."""
+    table = Timetable(
+        1,
+        entries=(Entry(when=("every", 4.0)),),
+        edits=(Edit("set", at=12.3, fields={"schedule": ("every", 2.5)}),),
+    )
+    ahead = Fault("jump", "beat0", at=0.8, seconds=5.0)
+    assert problems(run(Case(World("sqlite"), faults=(ahead,), schedules=table))) == []
