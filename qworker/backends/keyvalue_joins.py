@@ -88,8 +88,12 @@ class KeyValueJoins(Joins):
         self._clock = clock
 
     def _read(self, key: str) -> State | None:
+        """The join at *key*; None when there is none, or it is damaged."""
         data = self._keys.read(key)
-        return None if data is None else State(**json.loads(data))
+        try:
+            return None if data is None else State(**json.loads(data))
+        except (ValueError, TypeError):
+            return None
 
     def _write(self, key: str, state: State) -> None:
         self._keys.write(key, json.dumps(vars(state)).encode(), None)
@@ -178,7 +182,10 @@ class KeyValueJoins(Joins):
     def _parts(self, key: str) -> dict[str, tuple[str, str]]:
         """The task and the state of each member that has its part in *key*."""
         data = self._keys.read(key)
-        found: dict[str, tuple[str, str]] = {} if data is None else json.loads(data)
+        try:
+            found: dict[str, tuple[str, str]] = {} if data is None else json.loads(data)
+        except ValueError:  # damaged: they are missing
+            return {}
         return found
 
     # -- claims --
@@ -211,7 +218,7 @@ class KeyValueJoins(Joins):
             for number, ended in self._parts(_part_key(key, place)).items()
         ]
         parts.sort(key=lambda part: part.number)
-        overdue = not state.finished or (state.expires is not None and state.expires <= now)
+        overdue = len(parts) < state.size or (state.expires is not None and state.expires <= now)
         return Finished(state.id, state.token or "", b64decode(state.body), parts, overdue)
 
     def finish(self, join: Finished, envelopes: Sequence[Envelope], sender: Sender) -> bool:

@@ -324,19 +324,24 @@ class RedisJoins(Joins):
         token = os.urandom(8).hex()
         order = (repr(self._clock.now()), limit, repr(float(seconds)), token, MAX_PARTS)
         found = self._call(_CLAIM, *order, max(1, math.ceil(seconds)))
-        return [self._finished(token, *each) for each in found]
+        claimed = []
+        for name, *rest in found:
+            try:
+                claimed.append(self._finished(token, name.decode(), *rest))
+            except UnicodeDecodeError:
+                self._call(_DROP, name)  # nobody has opened it
+        return claimed
 
     def _finished(
         self,
         token: str,
-        name: bytes,
+        join: str,
         body: bytes,
         overdue: int,
         chord: bytes,
         values: list[bytes],
         run: bytes,
     ) -> Finished:
-        join = name.decode()
         if chord == b"sorted":
             scores = (float(score) for score in values[1::2])
             pairs = list(zip(scores, values[::2], strict=True))
@@ -348,8 +353,10 @@ class RedisJoins(Joins):
             parts = [self._chord_part(join, number, value, body) for number, value in enumerate(values)]
         else:
             pairs_of = zip(values[::2], values[1::2], strict=True)
-            parts = sorted(unpack_part(join, number, value) for number, value in pairs_of)
-        return Finished(join, token, body, parts, bool(overdue), run.decode())
+            found = [unpack_part(join, number, value) for number, value in pairs_of]
+            parts = sorted(part for part in found if part is not None)
+            overdue = overdue or len(parts) < len(found)  # damaged ones are missing
+        return Finished(join, token, body, parts, bool(overdue), run.decode("utf-8", "replace"))
 
     def _chord_part(self, join: str, number: int, value: bytes, body: bytes) -> Part:
         try:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 import tempfile
 import time
@@ -33,6 +34,8 @@ PROMPT_SECONDS = 1.0
 either, so what it saw of their silence says nothing."""
 LONG_DEAD = 86400.0
 """Seconds after which nobody will ask for the files of a consumer whose broker is a server."""
+_NAME = re.compile(r"[0-9]+\.[0-9a-f]{12}\.(?:lock|running)")
+"""What their names are. Whoever can write to the broker can name any file of this machine as a consumer's."""
 
 
 def runtime_directory() -> Path | None:
@@ -148,13 +151,18 @@ def lock_beside(running: str) -> str:
 
 def died(lock: str, boot: str) -> bool:
     """Whether the process is certainly dead that made the file *lock* in the boot of the name *boot*."""
-    return boot == boot_id() and _is_free(lock)
+    return boot == boot_id() and _is_named(lock) and _is_free(lock)
 
 
 def running_tags(running: str) -> set[int] | None:
     """The tags in the running file *running*; None when there is no such file here."""
-    data = _read(running)
+    data = _read(running) if _is_named(running) else None
     return None if data is None else _tags(data)
+
+
+def copied_tags(text: str) -> set[int]:
+    """The tags that a consumer has copied to its record for other hosts, as *text*."""
+    return {int(tag) for tag in text.split() if tag.isascii() and tag.isdigit() and len(tag) < 20}
 
 
 def left_by_the_dead(running: str, known: Collection[str] = ()) -> Iterator[tuple[str, set[int]]]:
@@ -171,8 +179,19 @@ def left_by_the_dead(running: str, known: Collection[str] = ()) -> Iterator[tupl
 def forget(path: str) -> None:
     """Delete a consumer's file, if it is here."""
     with contextlib.suppress(OSError):
-        if path:
+        if _is_named(path):
             os.unlink(path)
+
+
+def bury(lock: str) -> None:
+    """Delete the files of a dead consumer, whose lock is *lock*."""
+    forget(lock)
+    forget(f"{lock.removesuffix('.lock')}.running")
+
+
+def _is_named(path: str) -> bool:
+    """Whether *path* may be that of an owner file."""
+    return isinstance(path, str) and "\0" not in path and _NAME.fullmatch(os.path.basename(path)) is not None
 
 
 def _is_free(path: str) -> bool:

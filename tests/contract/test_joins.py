@@ -228,6 +228,24 @@ def test_a_part_that_can_be_none_leaves_nothing_behind(place: JoinPlace, joins: 
     assert (place.left(), joins.count(), joins.claim(10, SECONDS)) == (0, 0, [])
 
 
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"id": 1}', b"\xff"])
+def test_a_damaged_file_stops_no_other_join(tmp_path: Path, clock: FakeClock, data: bytes) -> None:
+    place = JOIN_PLACES["filesystem"](tmp_path)
+    backend = place.backend(clock)
+    joins = backend.joins
+    joins.open([Join("damaged", 1, BODY)])
+    for path in tmp_path.rglob("*join*"):
+        if path.is_file():
+            path.write_bytes(data)
+    joins.open([Join("torn", 1, BODY)])
+    joins.add(parts("torn", [0]))
+    for path in tmp_path.rglob("*part*"):
+        path.write_bytes(b"{")
+    joins.open([Join("a", 0, BODY)])
+    assert {join.id: join.overdue for join in joins.claim(10, SECONDS)} == {"torn": True, "a": False}
+    backend.close()
+
+
 def test_ids_are_told_apart(joins: Joins) -> None:
     ids = ["é" * 200, "A", "a", "Ä", "a/b", "../a", "a%2Fb", "日本", "x" * 255, "x" * 254]
     joins.open([Join(name, 1, name.encode()) for name in ids])

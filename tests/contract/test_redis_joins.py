@@ -68,6 +68,38 @@ def room(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Room]:
     room.close()
 
 
+# -- records that a stranger has written --
+
+
+def test_a_join_whose_name_is_no_text_is_dropped(room: Room) -> None:
+    name = b"\xff"
+    room.client.hset(f"{room.prefix}qworker.join.".encode() + name, mapping={"size": 0, "body": "x"})
+    room.client.zadd(f"{room.prefix}qworker.joins", {name: 0})
+    room.joins.open([Join("a", 0, BODY)])
+    assert [join.id for join in room.joins.claim(10, SECONDS)] == ["a"]
+    assert room.joins.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "value"), [("x", b"SUCCESS\nt1"), ("", b"SUCCESS\nt1"), ("1", b"\xff"), ("1.5", b"SUCCESS")]
+)
+def test_a_damaged_part_is_missing(room: Room, number: str, value: bytes) -> None:
+    room.joins.open([Join("a", 2, BODY)])
+    room.client.hset(f"{room.prefix}qworker.part.a", number, value)
+    room.joins.add([Part("a", 0, "t0", "SUCCESS")])
+    (join,) = room.joins.claim(10, SECONDS)
+    assert join.overdue
+    assert [part.task_id for part in join.parts] == ["t0"]
+
+
+def test_a_run_that_is_no_text_stops_nothing(room: Room) -> None:
+    room.joins.set_size("g", 1)
+    room.client.hset(f"{room.prefix}qworker.join.g", "run", b"\xff")
+    room.joins.add([room.part(0)])
+    (join,) = room.joins.claim(10, SECONDS)
+    assert join.run == "\ufffd"
+
+
 # -- chords --
 
 

@@ -20,6 +20,7 @@ import pytest
 redis = pytest.importorskip("redis", reason='pip install "qworker-queue[redis]"')
 
 from qworker import QWorker  # noqa: E402
+from qworker.clock import boot_id  # noqa: E402
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost  # noqa: E402
 from qworker.testing.contract import mark  # noqa: E402
 from qworker.transports.lease import (  # noqa: E402
@@ -385,6 +386,57 @@ def test_a_damaged_revocation_is_passed_over(
     cursor, found = store.consumer.revoked_since(0)
     assert [one.task_id for one in found] == ["before", "after"]
     assert store.consumer.revoked_since(cursor) == (cursor, [])
+
+
+GARBAGE = [b"", b"x", b"-1", b"nan", b"inf", b"1e400", b"\xff\xfe", b"9" * 30, b"1.5"]
+
+
+@pytest.mark.parametrize("text", GARBAGE)
+def test_numbers_that_a_stranger_has_written_stop_no_worker(
+    open_: Callable[..., Any], place: RedisPlace, text: bytes
+) -> None:
+    keys = f"{place.prefix}qworker."
+    first = open_()
+    first.consumer.register("first", ["q"], 1)
+    place.client.set(f"{keys}revoked.number", text)
+    place.client.set(f"{keys}epoch", text)
+    place.client.zadd(f"{keys}owners", {text: time.time()})
+    place.client.hset(f"{keys}owner.7", mapping=dict.fromkeys(("name", "pid", "lease_seconds"), text))
+    place.client.zadd(f"{keys}owners", {"7": 1.0})
+    place.client.hset(f"{keys}owner.8", mapping={"running": text})
+    place.client.zadd(f"{keys}owners", {"8": 2.0})
+    second = open_()
+    own = second.consumer.register("second", ["q"], 1)
+    second.sender.push([message("a")])
+    (leased,) = second.consumer.lease(["q"], 1).messages
+    second.consumer.reclaim()
+    cursor, _ = second.consumer.revoked_since(0)
+    second.sender.revoke(["b"])
+    _, found = second.consumer.revoked_since(cursor)
+    assert [each.task_id for each in found] == ["b"]
+    assert second.consumer.settle(own, [DeadLetter(leased.tag, "damaged")]) == set()
+    assert {each.name for each in second.admin.workers()} == {"first", "second"}
+    place.client.sadd(f"{keys}queues", text)
+    place.client.zadd(f"{keys}dead", {text: 0})
+    place.client.hset(f"{keys}letter.{text.decode('latin-1')}".encode("latin-1"), "queue", text)
+    second.admin.queues()
+    assert [each.reason for each in second.admin.dead()] == ["damaged"]
+    assert second.admin.dead_retry() == 1
+
+
+def test_files_that_a_stranger_names_as_a_consumers_stay(
+    open_: Callable[..., Any], place: RedisPlace, tmp_path: Path
+) -> None:
+    lock, marks = tmp_path / "lock", tmp_path / "marks"
+    lock.write_text("kept")
+    marks.write_text("kept")
+    store = open_()
+    store.consumer.register("well", ["q"], 1)
+    owner = {"name": "evil", "boot": boot_id(), "lock": str(lock), "marks": str(marks)}
+    place.client.hset(f"{place.prefix}qworker.owner.7", mapping=owner)
+    place.client.zadd(f"{place.prefix}qworker.owners", {"7": time.time() + 60})
+    assert store.consumer.reclaim() == []
+    assert (lock.read_text(), marks.read_text()) == ("kept", "kept")
 
 
 def test_messages_outlive_the_server(server: Callable[..., Redis]) -> None:

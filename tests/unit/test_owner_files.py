@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from qworker.clock import boot_id
-from qworker.transports.owner_files import OwnerFiles, died, lock_beside, running_tags, runtime_directory
+from qworker.transports.owner_files import (
+    OwnerFiles,
+    bury,
+    copied_tags,
+    died,
+    lock_beside,
+    running_tags,
+    runtime_directory,
+)
 from qworker.transports.running_file import RunningFile
 
 BOOT = boot_id()
@@ -48,6 +56,30 @@ def test_a_file_that_is_not_here_says_nothing(tmp_path: Path) -> None:
         assert not died(path, BOOT)
     assert running_tags("") is None
     assert running_tags(str(tmp_path / "none.running")) is None
+
+
+def test_files_that_are_no_consumers_are_left_alone(tmp_path: Path) -> None:
+    names = ("passwd", "1.lock", "1.0123456789ab.lock.txt", "1.0123456789ab.running")
+    for name in names:
+        path = tmp_path / name
+        path.write_bytes(b"kept")
+        assert not died(str(path), BOOT) or name.endswith(".running")
+        assert running_tags(str(path)) is None or name.endswith(".running")
+        if not name.endswith(".running"):
+            bury(str(path))
+    assert sorted(os.listdir(tmp_path)) == sorted(names)
+    assert not died("1.0123456789ab.lock\0", BOOT)
+
+
+def test_of_a_dead_consumer_both_files_go(tmp_path: Path) -> None:
+    held = holding(tmp_path)
+    Path(held.running).touch()
+    bury(held.lock)
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_was_copied_is_read_as_far_as_it_is_tags() -> None:
+    assert copied_tags("1 22 x -3 \u00b2 99999999999999999999999") == {1, 22}
 
 
 def test_a_lock_is_kept_for_the_next_epoch_and_made_anew_where_it_was_deleted(tmp_path: Path) -> None:
@@ -101,7 +133,7 @@ def test_slots_are_copied_when_they_change_and_until_the_copy_is_made(tmp_path: 
 
 
 def test_torn_marks_are_read_as_far_as_they_go(tmp_path: Path) -> None:
-    path = tmp_path / "torn.running"
+    path = tmp_path / "1.0123456789ab.running"
     path.write_bytes((5).to_bytes(8, "little") + b"\x01\x02")
     assert running_tags(str(path)) == {5}
 

@@ -64,8 +64,7 @@ def reclaim(
             continue
         reclaimed.append(_put_back(found, owner))
         if dead:
-            owner_files.forget(owner["lock"])
-            owner_files.forget(owner["running"])
+            owner_files.bury(owner["lock"])
     return reclaimed
 
 

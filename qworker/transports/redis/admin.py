@@ -7,6 +7,7 @@ Thread:      any; each use borrows a connection.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from qworker.transports.redis.database import Database
 from qworker.transports.redis.dead_letters import DISCARD, PORTION, RETRY, TAKE_IN
 from qworker.transports.redis.envelope import from_payload, route, to_payload
 from qworker.transports.redis.failed import letters_in, result_key
+from qworker.transports.redis.layout import whole
 from qworker.transports.redis.peeking import PEEK, peeked
 from qworker.transports.redis.reclaim import Reclaimer, died, server_time
 from qworker.transports.redis.scripts import FLUSH, PURGE, QUEUES
@@ -34,7 +36,14 @@ class RedisAdmin(Admin):
     def queues(self) -> list[QueueInfo]:
         rows = self._database.run(QUEUES, *self._layout.scale.steps)
         found = [
-            QueueInfo(name.decode(), ready, delayed, leased, dead, float(oldest) if oldest else None)
+            QueueInfo(
+                name.decode("utf-8", "replace"),
+                ready,
+                delayed,
+                leased,
+                dead,
+                float(oldest) if oldest else None,
+            )
             for name, ready, delayed, leased, dead, oldest in rows
         ]
         return sorted(info for info in found if info.ready or info.delayed or info.leased or info.dead)
@@ -66,13 +75,14 @@ class RedisAdmin(Admin):
         with self._database.links.lent() as link:
             owners = Reclaimer(self._layout).owners(link)
             now = server_time(link) if self._leases_on is None else self._leases_on()
-        return [
-            _presence(record)
-            for _, lease, record in owners
-            if int(record.get("concurrency", 0)) > 0
-            and not died(record)
-            and float(lease) + float(record["lease_seconds"]) > now
-        ]
+        found = []
+        for _, lease, record in owners:
+            with contextlib.suppress(LookupError, ValueError):  # a record that no worker of ours has written
+                worker = _presence(record)
+                heard = float(lease) + float(record["lease_seconds"]) > now
+                if worker.concurrency > 0 and heard and not died(record):
+                    found.append(worker)
+        return found
 
     # -- dead letters --
 
@@ -105,7 +115,8 @@ class RedisAdmin(Admin):
 
     def _portions(self, tags: Sequence[int] | None) -> list[Sequence[int]]:
         if tags is None:
-            tags = [int(tag) for tag in self._ask([("ZRANGE", self._layout.key("dead"), 0, -1)])[0]]
+            known = map(whole, self._ask([("ZRANGE", self._layout.key("dead"), 0, -1)])[0])
+            tags = [tag for tag in known if tag]
         return [tags[start : start + PORTION] for start in range(0, len(tags), PORTION)]
 
     def _result_key(self, payload: bytes | None) -> str:

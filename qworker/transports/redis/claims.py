@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from qworker.transports.lease import MAX_LEASE_BYTES, Leased
 from qworker.transports.redis.envelope import from_payload
-from qworker.transports.redis.layout import Layout
+from qworker.transports.redis.layout import Layout, whole
 
 Numbers = tuple[int, int]
 """Those that a claim may give to what it takes: from, up to."""
@@ -32,7 +32,7 @@ class Answer(NamedTuple):
     @classmethod
     def of(cls, reply: list[bytes]) -> Answer:
         due, revocation = reply[:2]
-        return cls(float(due) if due else None, int(revocation), reply[2::2], reply[3::2])
+        return cls(float(due) if due else None, whole(revocation), reply[2::2], reply[3::2])
 
 
 class Claims:

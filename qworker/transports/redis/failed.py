@@ -16,7 +16,7 @@ from qworker.transports.redis.connection import checked, pack
 from qworker.transports.redis.database import Database
 from qworker.transports.redis.dead_letters import DISCARD, PORTION, RETRY, SHOW
 from qworker.transports.redis.envelope import from_payload, route, to_payload
-from qworker.transports.redis.layout import Layout
+from qworker.transports.redis.layout import Layout, moment, whole
 from qworker.transports.redis.result_rows import TASK_PREFIX
 
 PLACE = "failed"
@@ -50,7 +50,7 @@ class RedisFailed(FailedTasks):
             return ()
         scale = self._layout.scale
         kept = from_payload(payload, scale)
-        name = queue.decode()
+        name = queue.decode("utf-8", "replace")
         _, tail = route(name, kept.priority, scale)
         sent = Envelope(name, call.headers, call.properties, call.body, kept.priority)
         now = repr(self._database.clock.now()).encode()
@@ -72,13 +72,15 @@ def letters_in(database: Database, place: str, queue: str | None, limit: int) ->
     key = layout.key(place if queue is None else f"{place}.{queue}")
     found = []
     for tag, name, reason, died_at, payload in database.run(SHOW, key, limit, place):
+        if not whole(tag) or payload is None:
+            continue  # a stranger's
         message = from_payload(payload, layout.scale)
         found.append(
             Dead(
                 int(tag),
-                name.decode(),
-                reason.decode("utf-8", "replace"),
-                float(died_at),
+                name.decode("utf-8", "replace"),
+                (reason or b"").decode("utf-8", "replace"),
+                moment(died_at or b"") or 0.0,
                 message.deliveries,
                 message.headers,
                 message.properties,

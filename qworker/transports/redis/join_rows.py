@@ -180,10 +180,13 @@ def pack_part(part: Part) -> bytes:
     return encoded(f"{part.status}\n{part.task_id}")
 
 
-def unpack_part(join: str, number: bytes, value: bytes) -> Part:
-    """Undo pack_part()."""
-    status, _, task_id = value.decode(errors="surrogatepass").partition("\n")
-    return Part(join, int(number), task_id, status)
+def unpack_part(join: str, number: bytes, value: bytes) -> Part | None:
+    """Undo pack_part(); None for what it has not made."""
+    try:
+        status, _, task_id = value.decode(errors="surrogatepass").partition("\n")
+        return Part(join, int(number), task_id, status)
+    except ValueError:
+        return None
 
 
 def encoded(text: str) -> bytes:

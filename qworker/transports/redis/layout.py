@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from qworker.errors import ConfigurationError
+from qworker.transports.delivery_fields import instant
 from qworker.transports.redis.connection import Link, Script
 from qworker.transports.redis.envelope import SEPARATOR, STEPS, Scale
 from qworker.transports.redis.join_rows import JoinKeys, join_keys
@@ -89,3 +90,16 @@ def layout(
         visibility,
         bool(options.get("allow_eviction")),
     )
+
+
+def whole(text: bytes | None) -> int:
+    """The number in a key that counts; 0 for what a stranger has written there."""
+    return int(text) if text is not None and text.isdigit() and len(text) < 20 else 0
+
+
+def moment(text: bytes) -> float | None:
+    """Epoch seconds that are written so; None for none, and for what a stranger wrote there."""
+    try:
+        return instant(float(text))
+    except ValueError:
+        return None

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qworker.transports.delivery_fields import instant
 from qworker.transports.lease import Peeked, Standing
 from qworker.transports.redis.connection import Script
 from qworker.transports.redis.envelope import Scale, from_payload
+from qworker.transports.redis.layout import moment
 from qworker.transports.redis.scripts import PRELUDE
 
 PEEK = Script(
@@ -70,16 +70,8 @@ def peeked(row: Sequence[bytes], queue: str, standing: Standing, scale: Scale) -
         standing,
         message.priority,
         message.due,
-        _moment(sent),
+        moment(sent),
         message.deliveries,
         message.headers,
         worker.decode("utf-8", "replace"),
     )
-
-
-def _moment(text: bytes) -> float | None:
-    """Epoch seconds that are written so; None for none, and for what a stranger wrote there."""
-    try:
-        return instant(float(text))
-    except ValueError:
-        return None

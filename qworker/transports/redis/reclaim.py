@@ -20,7 +20,7 @@ from qworker.transports import owner_files
 from qworker.transports.lease import Reclaimed
 from qworker.transports.redis.connection import Link, checked, pack
 from qworker.transports.redis.envelope import SEPARATOR, from_payload
-from qworker.transports.redis.layout import Layout
+from qworker.transports.redis.layout import Layout, whole
 from qworker.transports.redis.scripts import GIVE_BACK, RESTORE
 
 RESTORE_PORTION = 100
@@ -52,7 +52,8 @@ class Reclaimer:
     def owners(self, link: Link) -> list[tuple[bytes, bytes, dict[str, str]]]:
         """Generation, end of the lease and record of each consumer."""
         reply = checked(link, link.ask(pack(("ZRANGE", self._layout.keys[2], 0, -1, "WITHSCORES")))[0])
-        leases = dict(zip(reply[::2], reply[1::2], strict=True))
+        pairs = zip(reply[::2], reply[1::2], strict=True)
+        leases = {generation: lease for generation, lease in pairs if whole(generation)}
         unknown = [generation for generation in leases if generation not in self._records]
         if unknown:
             commands = b"".join(
@@ -71,12 +72,12 @@ class Reclaimer:
         found = []
         began = time.monotonic()
         owners = self.owners(link)
-        if not any(int(generation) != own for generation, _, _ in owners):
+        if not any(whole(generation) != own for generation, _, _ in owners):
             return []
         current = server_time(link) if now is None else now
         silent_too = silent_too and time.monotonic() - began < owner_files.PROMPT_SECONDS
         for generation, lease, record in owners:
-            if int(generation) == own:
+            if whole(generation) == own:
                 continue
             dead = died(record)
             forgotten = float(lease) < current - FORGET_SECONDS
@@ -102,8 +103,7 @@ class Reclaimer:
             if dead or reply[0]:
                 found.append(Reclaimed(record.get("name", generation.decode()), reply[0], reply[1]))
             if dead:
-                owner_files.forget(record["lock"])
-                owner_files.forget(record.get("marks", ""))
+                owner_files.bury(record["lock"])
         return found
 
     def _counted(self, link: Link, generation: bytes, record: dict[str, str]) -> list[int]:
@@ -115,7 +115,7 @@ class Reclaimer:
             copied = checked(
                 link, link.ask(pack(("HGET", self._layout.key(f"owner.{generation.decode()}"), "running")))[0]
             )
-            running = {int(tag) for tag in (copied or b"").split()}
+            running = owner_files.copied_tags((copied or b"").decode("utf-8", "replace"))
         if not running:
             return []
         start = b"qworker:%b:" % generation
@@ -130,7 +130,7 @@ class Reclaimer:
             fields, checked(link, link.ask(pack(("HMGET", unacked, *fields)))[0]), strict=True
         ):
             if value is not None and from_payload(_payload(value), self._layout.scale).tag in running:
-                numbers.append(int(field.split(b":", 3)[2]))
+                numbers.append(whole(field.split(b":", 3)[2]))
         return numbers
 
     # -- stock consumers --
@@ -177,8 +177,8 @@ class Reclaimer:
             link, link.ask(pack(("SMEMBERS", f"{self._layout.prefix}_kombu.binding.{exchange}")))[0]
         )
         for member in members:
-            key, _, queue = member.decode().split(SEPARATOR)
-            if key == routing_key:
+            key, _, queue = (*member.decode("utf-8", "replace").split(SEPARATOR), "", "")[:3]
+            if key == routing_key and queue:
                 return str(queue)
         return None
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from qworker.transports.lease import Revocation
 from qworker.transports.redis.connection import Link, Script, checked, pack
 from qworker.transports.redis.database import Database
-from qworker.transports.redis.layout import Layout
+from qworker.transports.redis.layout import Layout, whole
 from qworker.transports.redis.scripts import PRELUDE
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def revoked_since(link: Link, layout: Layout, cursor: int, now: float) -> tuple[
         ("ZRANGEBYSCORE", layout.key("revoked"), f"({cursor}", "+inf"),
     )
     last, members = (checked(link, reply) for reply in link.ask(b"".join(map(pack, commands)), len(commands)))
-    reached, found = max(cursor, int(last or 0)), []
+    reached, found = max(cursor, whole(last)), []
     for member in members:
         try:
             expires, number, order = member.decode().split(" ", 2)

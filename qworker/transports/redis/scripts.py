@@ -42,7 +42,9 @@ end
 local function number_after(key)
   local now = redis.call('TIME')
   local number = now[1] * 1000000 + now[2]
-  number = string.format('%.0f', math.max(number, tonumber(redis.call('GET', key) or 0) + 1))
+  local last = tonumber(redis.call('GET', key) or 0)
+  if last and last < 2^53 - 1 then number = math.max(number, last + 1) end -- else none of ours
+  number = string.format('%.0f', number)
   redis.call('SET', key, number)
   return number
 end

@@ -54,8 +54,7 @@ def reclaim(link: Link, generation: int, now: float | None, silent_too: bool) ->
                 link.notify()
         found.append(reclaimed)
         if dead:
-            owner_files.forget(lock)
-            owner_files.forget(running_file)
+            owner_files.bury(lock)
     return found
 
 
@@ -64,7 +63,7 @@ def _put_back(link: Link, owner: Row) -> Reclaimed:
     tags = {tag for (tag,) in link.ask(f"{HELD} FOR UPDATE", (id,))}
     running = owner_files.running_tags(running_file) if boot == boot_id() else None
     if running is None:
-        running = {int(tag) for tag in copied.split()}
+        running = owner_files.copied_tags(copied)
     running &= tags
     if running:
         link.do(

@@ -59,8 +59,7 @@ def reclaim(
             if CRASHING:
                 crash_point("reclaiming")
         if dead:
-            owner_files.forget(lock)
-            owner_files.forget(marks)
+            owner_files.bury(lock)
     return found
 
 
