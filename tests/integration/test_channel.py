@@ -396,7 +396,12 @@ def test_many_are_acked_at_once(connect: Connect, store: SQLiteBroker) -> None:
         inbox[0].ack()
         inbox[1].ack(multiple=True)
         assert inbox.drain(4) == [0, 1, 2, 3]
-        assert [(info.ready, info.leased) for info in store.admin.queues()] == [(0, 2)]
+        deadline = time.monotonic() + 30
+        while (
+            info := store.admin.queues()[0]
+        ).leased > 2:  # the second ack may follow what the first made room for
+            assert time.monotonic() < deadline
+        assert (info.ready, info.leased) == (0, 2)
         inbox[3].ack(multiple=True)
     assert store.admin.queues() == []
 
