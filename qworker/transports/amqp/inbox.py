@@ -29,7 +29,8 @@ MOST_DEATHS = 20
 
 class Held(NamedTuple):
     """A message that was delivered and not acknowledged. own: the headers with counts that are ours.
-    identity: the same whenever it is delivered again; another once it was sent anew. expires: the server would drop it once it is back in its queue."""
+    identity: the same whenever it is delivered again; another once it was sent anew. expires: the server
+    would drop it once it is back in its queue."""
 
     number: int
     leased: Leased

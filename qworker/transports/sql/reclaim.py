@@ -36,7 +36,7 @@ def reclaim(link: Link, generation: int, now: float | None, silent_too: bool) ->
     owners = link.ask(OWNERS, (generation,))
     silent_too = silent_too and time.monotonic() - began < owner_files.PROMPT_SECONDS
     for owner in owners:
-        id, lock, running_file, lease_until = owner[0], owner[3], owner[4], owner[6]
+        id, lock, lease_until = owner[0], owner[3], owner[6]
         current = float(owner[7]) if now is None else now
         dead = owner_files.died(lock, owner[2])
         silent = silent_too and lease_until < current and bool(link.ask(f"{HELD} LIMIT 1", (id,)))
