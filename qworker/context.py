@@ -51,7 +51,7 @@ _DEFAULTS: dict[str, Any] = {
     "chord": None,
     "is_eager": False,
     "called_directly": True,
-    "ignore_result": False,
+    "ignore_result": None,
     "logfile": None,
     "loglevel": None,
     "utc": True,
@@ -136,8 +136,8 @@ class Context:
     """Whether apply() runs it in its caller's process."""
     called_directly: bool
     """Whether it was called as a function: then there is no message."""
-    ignore_result: bool
-    """Whether its value is not stored."""
+    ignore_result: bool | None
+    """Whether its value is not stored. None: as its task has it."""
     argsrepr: str | None
     """Its positional arguments, as logs show them."""
     kwargsrepr: str | None

@@ -69,8 +69,10 @@ def without_result(app: QWorker, entry: Entry) -> str | None:
             "a store, as redis://… or db+postgresql://…"
         )
     task = app.tasks.get(entry.task)
-    ignores = app.conf.task_ignore_result if task is None else task.ignore_result
-    if ignores or entry.options.get("ignore_result"):
+    ignores = entry.options.get("ignore_result")
+    if ignores is None:
+        ignores = app.conf.task_ignore_result if task is None else task.ignore_result
+    if ignores:
         return (
             f"the results of {entry.task!r:.200}, which are not kept (ignore_result): keep them, or use "
             f"overlap={REPLACE!r} or {ALLOW!r}"

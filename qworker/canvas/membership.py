@@ -43,8 +43,10 @@ def parts_of(headers: Mapping[str, Any], status: str) -> tuple[Part, ...]:
 
 def is_ignored(headers: Mapping[str, Any], by_task: bool | None) -> bool:
     """Tell whether the result of the call with *headers* is not to be kept. by_task: the option of its task,
-    which does not count for a member of a join: whoever calls one has made sure that it may be kept."""
-    return bool(headers.get("ignore_result")) or (bool(by_task) and JOINS not in headers)
+    for a call that does not say. It does not count for a member of a join: whoever calls one has made sure
+    that it may be kept."""
+    ignored = headers.get("ignore_result")
+    return bool(by_task) and JOINS not in headers if ignored is None else bool(ignored)
 
 
 def publication(call: Signature) -> dict[str, Any]:

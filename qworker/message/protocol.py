@@ -103,7 +103,7 @@ class TaskMessage:
     timelimit: tuple[float | None, float | None] = (None, None)
     root_id: str | None = None
     parent_id: str | None = None
-    ignore_result: bool = False
+    ignore_result: bool | None = None
     replaced_task_nesting: int = 0
     stamped_headers: Sequence[str] | None = None
     stamps: Mapping[str, Any] = field(default_factory=dict)

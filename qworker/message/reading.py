@@ -130,7 +130,7 @@ HEADERS: dict[str, tuple[_Check, Any]] = {
     "argsrepr": (_any_text, None),
     "kwargsrepr": (_any_text, None),
     "origin": (_text, None),
-    "ignore_result": (_flag, False),
+    "ignore_result": (_flag, None),
     "replaced_task_nesting": (_count, 0),
     "stamped_headers": (_names, None),
     "stamps": (_table, {}),

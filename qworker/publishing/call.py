@@ -198,6 +198,7 @@ def make_call(app: QWorker, router: Router, invocation: Invocation, request: Con
     hard, soft = _limits(name, options)
     if request is None:
         _check_readable(app, name, chosen)
+    ignored = chosen.get("ignore_result")
     message = TaskMessage(
         task=name,
         id=chosen.get("task_id") or task_id(),
@@ -216,7 +217,7 @@ def make_call(app: QWorker, router: Router, invocation: Invocation, request: Con
         timelimit=(hard or defaults.get("time_limit"), soft or defaults.get("soft_time_limit")),
         root_id=chosen.get("root_id"),
         parent_id=chosen.get("parent_id"),
-        ignore_result=bool(chosen.get("ignore_result")),
+        ignore_result=None if ignored is None else bool(ignored),
         replaced_task_nesting=chosen.get("replaced_task_nesting") or 0,
         stamped_headers=chosen.get("stamped_headers"),
         stamps=stamps_of(chosen),

@@ -50,7 +50,7 @@ class AttemptOptions(TypedDict, total=False):
     compression: str | None
     """What its message is compressed with: gzip, bzip2, xz, zstd."""
     ignore_result: bool | None
-    """True stores no result."""
+    """True stores no result, False stores it although the task has True."""
     time_limit: Seconds | None
     """Seconds after which its process is ended, and the task fails."""
     soft_time_limit: Seconds | None

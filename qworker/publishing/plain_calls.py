@@ -49,7 +49,7 @@ class PlainCalls:
         which results are sent; None: they are not sent."""
         self._reply_to = reply_to
         self.queue = prototype.destination.queue
-        self.ignored = prototype.message.ignore_result
+        self.ignored = bool(prototype.message.ignore_result)
         self._priority = prototype.destination.priority
         template = HeaderTemplate(prototype.message, limit)
         self._encode, self.embeds = template.encode, template.is_plain

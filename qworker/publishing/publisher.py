@@ -448,7 +448,7 @@ class Publisher:
     def _result(self, call: Call, task: Task[..., Any] | None) -> AsyncResult[Any]:
         message = call.message
         result: AsyncResult[Any] = AsyncResult(
-            message.id, None, None, self.app, None, call.destination.queue, message.ignore_result
+            message.id, None, None, self.app, None, call.destination.queue, bool(message.ignore_result)
         )
         context = current_context()
         if context is not None and call.add_to_parent and (task is None or task.trail):

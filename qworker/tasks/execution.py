@@ -177,9 +177,8 @@ def store_now(app: QWorker, row: ResultRow | None) -> bool:
 
 def ignores_result(context: Context, task: Task[..., Any]) -> bool:
     """Whether nobody is to be told what this call returns."""
-    if not task.ignore_result:
-        return context.ignore_result
-    return is_ignored(message_headers(context), True) or context.ignore_result
+    ignored = context.ignore_result
+    return is_ignored(message_headers(context), task.ignore_result) if ignored is None else ignored
 
 
 class Run:

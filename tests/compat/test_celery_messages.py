@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from celery.worker.request import Request  # noqa: E402
 from kombu.transport.virtual import Message  # noqa: E402
 
 from qworker import errors  # noqa: E402
+from qworker.canvas.membership import is_ignored  # noqa: E402
 from qworker.message.protocol import (  # noqa: E402
     TaskMessage,
     decode_body,
@@ -60,7 +62,9 @@ def test_header_and_property_keys_are_those_of_a_real_message() -> None:
     add.delay(1, 2)
     theirs = take()
     headers = theirs["headers"]
-    encoded = encode(TaskMessage("proj.add", headers["id"], (1, 2), origin=headers["origin"]))
+    encoded = encode(
+        TaskMessage("proj.add", headers["id"], (1, 2), origin=headers["origin"], ignore_result=False)
+    )
     ours = to_kombu(encoded, routing_key="compat")
     assert ours["headers"] == {name: headers[name] for name in ours["headers"]}
     assert not any(headers[name] for name in headers.keys() - ours["headers"].keys())
@@ -73,7 +77,9 @@ def test_a_celery_worker_makes_the_same_of_a_call_of_ours_as_of_its_own() -> Non
     add.delay(1, 2)
     theirs = take()
     id, origin = theirs["headers"]["id"], theirs["headers"]["origin"]
-    ours = to_kombu(encode(TaskMessage("proj.add", id, (1, 2), origin=origin)), routing_key="compat")
+    ours = to_kombu(
+        encode(TaskMessage("proj.add", id, (1, 2), origin=origin, ignore_result=False)), routing_key="compat"
+    )
     seen = []
     with add.app.connection_for_read() as connection:
         for envelope in (theirs, json.loads(json.dumps(ours))):
@@ -90,6 +96,24 @@ def test_a_celery_worker_makes_the_same_of_a_call_of_ours_as_of_its_own() -> Non
                 ]
             )
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("by_task", [True, False])
+@pytest.mark.parametrize("options", [{}, {"ignore_result": True}, {"ignore_result": False}])
+@pytest.mark.parametrize("by_name", [True, False])
+def test_who_calls_says_whether_a_result_is_ignored(
+    by_name: bool, options: dict[str, Any], by_task: bool
+) -> None:
+    add, take = build(task_ignore_result=by_task)
+    call = partial(add.app.send_task, "proj.add") if by_name else add.apply_async
+    call((1, 2), **options)
+    theirs = take()
+    with add.app.connection_for_read() as connection:
+        received = Message(theirs, connection.default_channel, accept={"application/json"})
+        request = Request(received, app=add.app, task=add, hostname="w@h")
+    headers, _, _ = receive(*from_kombu(theirs), ACCEPT)
+    assert is_ignored(headers, by_task) is request.ignore_result
+    assert request.ignore_result is options.get("ignore_result", by_task)
 
 
 def test_we_read_every_option_of_a_real_message() -> None:

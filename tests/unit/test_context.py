@@ -49,7 +49,7 @@ def test_a_received_request_has_every_field_of_celerys() -> None:
         "parent_id": "p", "hostname": "w@h", "reply_to": "q", "correlation_id": "i1",
         "callbacks": [{"task": "t"}],
         "errbacks": None, "chain": None, "chord": None, "is_eager": False, "called_directly": False,
-        "ignore_result": False, "logfile": None, "loglevel": None, "utc": True, "argsrepr": "(1,)",
+        "ignore_result": None, "logfile": None, "loglevel": None, "utc": True, "argsrepr": "(1,)",
         "kwargsrepr": "{'y': 2}", "shadow": "alias", "stamps": {}, "replaced_task_nesting": 0,
         "deliveries": 2,
     }  # fmt: skip

@@ -372,6 +372,8 @@ def test_the_row_is_left_to_the_worker_and_the_store_is_not_touched() -> None:
         ({"ignore_result": True, "store_errors_even_if_ignored": True}, {}, raiser(ValueError()), "FAILURE"),
         ({"ignore_result": True, "store_errors_even_if_ignored": True}, {}, lambda: 1, None),
         ({"ignore_result": True}, {}, raiser(Retry()), None),
+        ({"ignore_result": True}, {"ignore_result": False}, lambda: 1, "SUCCESS"),
+        ({"ignore_result": True}, {"ignore_result": False}, raiser(ValueError()), "FAILURE"),
     ],
 )
 def test_an_ignored_result_is_not_stored(

@@ -90,7 +90,7 @@ def test_what_is_encoded_is_received(message: TaskMessage) -> None:
 
 
 def test_a_plain_call_is_celerys_message() -> None:
-    encoded = encode(TaskMessage("proj.add", "i", (1, 2)))
+    encoded = encode(TaskMessage("proj.add", "i", (1, 2), ignore_result=False))
     assert json.loads(encoded.headers) == {
         "lang": "py", "task": "proj.add", "id": "i", "retries": 0, "timelimit": [None, None], "root_id": "i",
         "argsrepr": "(1, 2)", "kwargsrepr": "{}", "origin": origin(), "ignore_result": False,

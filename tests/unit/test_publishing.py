@@ -83,7 +83,7 @@ def test_the_short_way_and_the_long_way_send_the_same(args: tuple[Any, ...], kwa
     first, second = store.sent
     marked = {**first.headers, RUN: second.headers[RUN]}  # its id may have been used before
     assert (marked, first.body, first.properties) == (second.headers, second.body, second.properties)
-    expected = encode(TaskMessage(task="any", id=long.id, args=args, kwargs=kwargs))
+    expected = encode(TaskMessage(task="any", id=long.id, args=args, kwargs=kwargs, ignore_result=False))
     assert first.headers == parse_headers(expected.headers)
 
 
@@ -158,6 +158,8 @@ def test_options_of_the_task_hold_for_every_call_of_it() -> None:
     work.apply_async(queue="fast", priority=1, expires=5, ignore_result=False)
     envelope = store.sent[1].envelope
     assert (envelope.queue, envelope.priority, envelope.expires) == ("fast", 1, clock.now() + 5)
+    app.send_task("work_of_others")
+    assert [each.headers["ignore_result"] for each in store.sent] == [True, False, None]
 
 
 def test_a_call_from_a_task_knows_its_parent() -> None:

@@ -50,15 +50,12 @@ def test_the_19_are_always_there() -> None:
     assert len(HEADERS) == 19
     assert parsed["retries"] == 0
     assert parsed["timelimit"] == [None, None]
-    assert (parsed["stamps"], parsed["ignore_result"], parsed["eta"], parsed["x"]) == ({}, False, None, 1)
+    assert (parsed["stamps"], parsed["ignore_result"], parsed["eta"], parsed["x"]) == ({}, None, None, 1)
 
 
 def test_nulls_where_something_is_needed_are_completed() -> None:
-    parsed = parse_headers(
-        headers_with(retries=None, timelimit=None, stamps=None, ignore_result=None, lang=None)
-    )
+    parsed = parse_headers(headers_with(retries=None, timelimit=None, stamps=None, lang=None))
     assert (parsed["retries"], parsed["timelimit"], parsed["stamps"]) == (0, [None, None], {})
-    assert parsed["ignore_result"] is False
 
 
 def test_what_completes_one_message_is_not_shared_with_another() -> None:

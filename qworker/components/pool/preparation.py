@@ -14,6 +14,7 @@ from qworker.context import Context
 from qworker.message import protocol
 from qworker.message.chain_text import decode_carrier
 from qworker.tasks.builtins import STAND_IN
+from qworker.tasks.execution import ignores_result
 from qworker.transports.lease import Leased
 
 if TYPE_CHECKING:
@@ -74,5 +75,4 @@ def prepare(
 
 def tracks_start(prepared: Prepared) -> bool:
     """Whether the state STARTED is to be stored."""
-    task = prepared.task
-    return bool(task.track_started) and not (prepared.context.ignore_result or task.ignore_result)
+    return bool(prepared.task.track_started) and not ignores_result(prepared.context, prepared.task)
