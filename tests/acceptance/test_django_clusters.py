@@ -250,21 +250,22 @@ def test_without_a_scheduler_nothing_is_sent(tmp_path: Path) -> None:
 
 
 def test_a_failure_that_is_not_acknowledged_comes_again(tmp_path: Path) -> None:
-    project = place(tmp_path, ack_failures=False, max_attempts=3, retry=1)
+    project = place(tmp_path, ack_failures=False, max_attempts=6, retry=0.1)
     with project.cluster():
         found = project.script(
             """
 import tasks
 
-identity = async_task("tasks.fails")
-task = until(lambda: (found := fetch(identity)) and found.attempt_count == 3 and found)
-found["task"] = [task.success, task.attempt_count, (tasks.HERE / "tries").read_text()]
+identity = async_task("tasks.fails", hook="tasks.counts_ends")
+task = until(lambda: (found := fetch(identity)) and found.attempt_count == 6 and found)
+until(lambda: (tasks.HERE / "ends").exists())
+found["task"] = [task.success, (tasks.HERE / "tries").read_text(), (tasks.HERE / "ends").read_text()]
 once = fetch(async_task("tasks.fails", ack_failure=True), wait=-1)
 found["once"] = [once.success, once.attempt_count]
 until(lambda: queue_size() == 0)
 """
         )
-    assert found == {"task": [False, 3, "xxx"], "once": [False, 1]}
+    assert found == {"task": [False, "xxxxxx", "x"], "once": [False, 1]}
 
 
 def test_what_its_timeout_has_ended_comes_again_too(tmp_path: Path) -> None:
