@@ -66,15 +66,19 @@ def async_chain(
 ) -> str:
     """Have a cluster call one function after another; return the group of the results.
 
-    The next is enqueued when the one before has succeeded. chain: ``(func, args, kwargs)`` each.
+    The next is enqueued when the one before has succeeded. chain: ``(func, args, kwargs)`` each. Raises
+    TypeError or ValueError for a link that is none.
     """
     links = list(chain)
     name = group or uuid()[1]
     if not links:
         return name
-    func, args, kwargs, options = call_of(links.pop(0))
-    of_all = {"chain": links, "group": name, "cached": cached, "sync": sync, "broker": broker}
-    enqueue(func, args, kwargs, {**options, **of_all})
+    for link in links:
+        package_of(*call_of(link))  # else the one before it would fail, which cannot send it
+    func, args, kwargs, options = call_of(links[0])
+    given = {"cached": cached, "sync": sync, "broker": broker}
+    options |= {option: value for option, value in given.items() if value is not None}
+    enqueue(func, args, kwargs, {**options, "chain": links[1:], "group": name})
     return name
 
 

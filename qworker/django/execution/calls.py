@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from django.db import Error, connections
 from django.utils import timezone
 
 from qworker.django.brokers import Broker, get_broker
@@ -136,11 +137,12 @@ def _check_text(option: str, value: Any) -> None:
 
 
 def _check_seconds(options: Mapping[str, Any]) -> None:
-    timeout, cached = options.get("timeout"), options.get("cached")
+    timeout = options.get("timeout")
     if timeout is not None and not (isinstance(timeout, int | float) and math.isfinite(timeout)):
         raise ValueError(f"timeout is {safe_repr(timeout, 80)}: it is a number of seconds, -1 for no limit")
-    if cached and not _is_positive(cached):
-        raise ValueError(f"cached is {safe_repr(cached, 80)}: it is True, or a positive number of seconds")
+    for cached in (options.get("cached"), options.get("iter_cached")):
+        if cached and not _is_positive(cached):
+            raise ValueError(f"cached is {safe_repr(cached, 80)}: it is True, or a positive number of seconds")
 
 
 def _is_positive(value: Any) -> bool:
@@ -161,14 +163,30 @@ def _run_here(text: str) -> None:
     waiting = [text]
     while waiting:
         package = unpacked(waiting.pop(0))
-        try:
-            run(package)
-        except Exception as error:  # noqa: BLE001 - a failure is a result, as in a worker
-            let_pass(error)
-            logger.debug("task %s failed", package["id"], exc_info=error)
+        _run_between_savepoints(package)
         following = endings.end(package)
         if is_kept(package):
             task_rows.save(row_of(package))
         for func, args, kwargs, options in following:
             local = {name: value for name, value in options.items() if name not in ("broker", "sync")}
             waiting.append(signed(package_of(func, args, kwargs, local)))
+
+
+def _run_between_savepoints(package: Package) -> None:
+    """Run *package*. A statement that fails in it does not end the transactions of the caller: to a worker
+    they are nothing, and its end could not be kept."""
+    blocks = [each for each in connections.all(initialized_only=True) if each.in_atomic_block]
+    savepoints = [(each, each.savepoint()) for each in blocks if not each.needs_rollback]
+    try:
+        run(package)
+    except Exception as error:  # noqa: BLE001 - a failure is a result, as in a worker
+        let_pass(error)
+        logger.debug("task %s failed", package["id"], exc_info=error)
+        for connection, savepoint in savepoints:
+            if connection.needs_rollback or isinstance(error, Error):
+                connection.needs_rollback = False
+                connection.savepoint_rollback(savepoint)
+    else:
+        for connection, savepoint in savepoints:
+            if not connection.needs_rollback:
+                connection.savepoint_commit(savepoint)

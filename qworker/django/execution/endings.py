@@ -97,15 +97,21 @@ def _next(package: Package) -> list[Following]:
     if not chain:
         return []
     func, args, kwargs, options = call_of(chain.pop(0))
-    of_all = {name: package[name] for name in ("group", "cached", "cluster") if package.get(name) is not None}
+    options.setdefault("cluster", package.get("cluster"))
+    of_all = {name: package[name] for name in ("group", "cached") if package.get(name) is not None}
     following = uuid5(NAMESPACE, package["id"]).hex
     return [(func, args, kwargs, {**options, **of_all, "id": following, "chain": chain})]
 
 
 def call_of(link: Any) -> Following:
     """Return function, args, kwargs and options of *link*: ``(func, args, kwargs)``, of which the last may be
-    left out, or a function alone. The options are among its kwargs."""
+    left out, or a function alone. The options are among its kwargs. Raises TypeError for anything else."""
     parts = link if isinstance(link, tuple | list) else (link,)
-    func, args, kwargs = (*parts, (), ())[:3]
-    keywords, options = options_apart(kwargs or {})
-    return func, tuple(args), keywords, options
+    try:
+        func, args, kwargs = (*parts, (), ())[:3]
+        keywords, options = options_apart(kwargs or {})
+        return func, tuple(args), keywords, options
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{safe_repr(link, 80)} is not a link of a chain: it is (func, args, kwargs)"
+        ) from error

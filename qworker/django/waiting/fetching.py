@@ -85,7 +85,7 @@ async def afound_by(what: Look, wait: int) -> Any:
 
 
 def _check_wait(wait: int) -> None:
-    if not isinstance(wait, int | float):
+    if not isinstance(wait, int | float) or wait != wait:
         raise TypeError(f"wait is {safe_repr(wait, 80)}: it is a number of milliseconds, {FOREVER} for ever")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.cache import cache
-from django.db import connection
+from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
@@ -57,6 +57,11 @@ def given(*args: Any, **kwargs: Any) -> Any:
 
 def broken(*args: Any) -> Any:
     raise LookupError(*args)
+
+
+def twice_the_same() -> None:
+    for _ in range(2):
+        Schedule.objects.create(pk=7, name="inside", func="math.sqrt")
 
 
 @pytest.fixture(autouse=True)
@@ -216,8 +221,9 @@ def test_q_options_without_any_leave_the_others_what_they_are(options: Any) -> N
 )  # fmt: skip
 def test_seconds_that_are_none_are_refused_where_the_call_stands(options: dict[str, Any]) -> None:
     (name,) = options
-    with pytest.raises(ValueError, match=f"{name} is .* number of seconds"):
-        async_task("math.sqrt", 4, **options)
+    for call, given in ((async_task, 4), (async_iter, [4])):
+        with pytest.raises(ValueError, match=f"{name} is .* number of seconds"):
+            call("math.sqrt", given, **options)
     assert OrmQ.objects.count() == 0
 
 
@@ -244,6 +250,19 @@ def test_a_broker_stays_with_the_caller(seen: list[dict[str, Any]]) -> None:
 def test_another_cluster_is_another_queue() -> None:
     async_task("math.sqrt", 4, cluster="other")
     assert (queue_size(), queue_size(get_broker("other"))) == (0, 1)
+
+
+@pytest.mark.usefixtures("sync")
+@pytest.mark.parametrize("call", [async_task, lambda func: async_iter(func, [()])])
+def test_a_statement_that_fails_in_a_task_ends_no_transaction_of_the_caller(call: Any) -> None:
+    """In a TestCase the caller got TransactionManagementError, and the failure was nowhere."""
+    with transaction.atomic():
+        Schedule.objects.create(name="before", func="math.sqrt")
+        identity = call(twice_the_same)
+        found = fetch(identity)
+        assert not found.success
+        assert "UNIQUE" in str(found.result)
+        assert [each.name for each in Schedule.objects.all()] == ["before"]
 
 
 @pytest.mark.usefixtures("sync")
@@ -670,6 +689,26 @@ def test_a_chain_sends_its_first_link_by_its_broker() -> None:
     assert broker.queue_size() == 1
 
 
+def test_a_link_has_a_cluster_and_a_cache_of_its_own(seen: list[dict[str, Any]]) -> None:
+    links = [
+        ("math.sqrt", (4,), {"cached": 60}),
+        ("math.sqrt", (9,), {"cluster": "other"}),
+        ("math.sqrt", (16,)),
+    ]
+    assert result_group(async_chain(links, sync=True), cached=True) == [2, 3, 4]
+    assert [task.get("cluster") for task in seen] == [None, "other", "other"]
+
+
+@pytest.mark.parametrize(
+    "link", [(), ("math.sqrt", 4), ("math.sqrt", (4,), 5), ("math.sqrt", (4,), {"timeout": "x"})]
+)
+def test_a_link_that_is_none_is_refused_before_the_first_is_sent(link: Any) -> None:
+    """The link before it failed, though its function had succeeded."""
+    with pytest.raises((TypeError, ValueError)):
+        async_chain([("math.sqrt", (4,)), link])
+    assert queue_size() == 0
+
+
 # -- twins for coroutines --
 
 
@@ -709,3 +748,5 @@ def test_a_call_that_cannot_be_made_says_which_part_is_wrong() -> None:
     for look in (result, async_to_sync(tasks.aresult)):
         with pytest.raises(TypeError, match=r"^wait is 'y': it is a number of milliseconds"):
             look(ABSENT, wait="y")
+        with pytest.raises(TypeError, match=r"^wait is nan"):  # for which it waited for ever
+            look(ABSENT, wait=float("nan"))
