@@ -84,7 +84,7 @@ def _each_once(problems: list[Problem]) -> list[Problem]:
     """Without those that say again what another one says: what cannot be opened is seen by each who looks."""
     once: list[Problem] = []
     for problem in problems:
-        if not any(problem.message.endswith(told.message) for told in once):
+        if not any(f": {problem.message}".endswith(f": {told.message}") for told in once):
             once.append(problem)
     return once
 

@@ -164,6 +164,8 @@ def discard(tags: tuple[str, ...], app: str | None, everything: bool, yes: bool,
 def _which(tags: tuple[str, ...], everything: bool, chosen: dict[str, str | None]) -> None:
     if tags and any(value is not None for value in chosen.values()):
         raise click.UsageError("A tag and --task, --error or --queue do not go together.")
+    if chosen["error"] == "":  # each text has it, as that of a variable of a shell that is not set
+        raise click.UsageError("--error is empty: give a part of the error, or use --all.")
     ways = [bool(tags), everything, any(value is not None for value in chosen.values())]
     if sum(ways) != 1:
         raise click.UsageError(

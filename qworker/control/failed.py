@@ -87,7 +87,7 @@ class Failed:
 
     def list(
         self,
-        tags: Sequence[int] | None = None,
+        tags: Iterable[int] | None = None,
         *,
         task: str | None = None,
         error: str | None = None,
@@ -96,7 +96,7 @@ class Failed:
     ) -> list[FailedTask]:
         """Return those that are meant, the newest first, *limit* at most; [] for none. Raises ValueError for
         a limit below 1."""
-        if limit < 1:
+        if not isinstance(limit, int) or limit < 1:
             raise ValueError(f"limit={limit!r:.80} is not valid: give a number from 1 on")
         return [each for _, each in _chosen(self._place, tags, task, error, queue, limit)]
 
@@ -108,7 +108,7 @@ class Failed:
 
     def retry(
         self,
-        tags: Sequence[int] | None = None,
+        tags: Iterable[int] | None = None,
         *,
         task: str | None = None,
         error: str | None = None,
@@ -149,7 +149,7 @@ class Failed:
 
     def discard(
         self,
-        tags: Sequence[int] | None = None,
+        tags: Iterable[int] | None = None,
         *,
         task: str | None = None,
         error: str | None = None,
@@ -178,20 +178,14 @@ def forget_failures(app: QWorker, ids: Sequence[str]) -> None:
 
 def _chosen(
     place: FailedTasks,
-    tags: Sequence[int] | None,
+    tags: Iterable[int] | None,
     task: str | None,
     error: str | None,
     queue: str | None,
     limit: int = ALL,
 ) -> list[tuple[Dead, FailedTask]]:
     """The newest *limit* of those that are meant by the words of Failed, with their messages."""
-    if tags is not None and (
-        not isinstance(tags, Iterable)
-        or isinstance(tags, str)
-        or not all(isinstance(tag, int) for tag in tags)
-    ):
-        raise TypeError(f"tags={tags!r:.80} is not valid: give a list of numbers, as [1]")
-    wanted = None if tags is None else set(tags)
+    wanted = None if tags is None else _numbers(tags)
     some = wanted is not None or task is not None or error is not None
     found: list[tuple[Dead, FailedTask]] = []
     for letter in place.kept(queue, ALL if some else limit):
@@ -205,6 +199,13 @@ def _chosen(
             if len(found) >= limit:
                 break
     return found
+
+
+def _numbers(tags: Iterable[int]) -> set[int]:
+    wanted = set(tags) if isinstance(tags, Iterable) else {None}  # which may be gone through once only
+    if not all(isinstance(tag, int) for tag in wanted):
+        raise TypeError(f"tags={tags!r:.80} is not valid: give a list of numbers, as [1]")
+    return wanted
 
 
 def _headers(letter: Dead) -> dict[str, Any]:

@@ -104,6 +104,7 @@ def test_moments_in_json_are_as_the_page_of_commands_says(begun, run, fail, dead
         ("retry 999", 1, "no failed task 999"),
         ("show 999", 1, "no failed task 999"),
         ("discard x", 1, "no failed task x"),
+        ("discard --yes --error=", 2, "--error is empty"),
     ],
 )
 def test_what_is_none(tasks, run, fail, arguments, code, words):

@@ -259,6 +259,12 @@ def test_a_missing_library_is_one_problem(project, shell):
     assert (done.returncode, "psycopg is not installed" in error, count) == (1, True, "1 problem.")
 
 
+def test_settings_whose_names_end_alike_are_two_problems(project, run):
+    changes = "changes={'accept_content': 5, 'result_accept_content': 5}"
+    project(**{"tasks.py": f"from qworker import QWorker\napp = QWorker('tasks', {changes})\n"})
+    assert run("config", "check").stdout.endswith("2 problems.\n")
+
+
 def test_report_counts_the_tasks_that_are_somebodys(tasks, run):
     told = run("report").stdout
     assert "makes an app), 2 tasks\nsettings: as by default\nproblems: none\n" in told

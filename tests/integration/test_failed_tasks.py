@@ -108,6 +108,7 @@ def test_others_are_left_and_arguments_can_be_changed(app: QWorker) -> None:
     assert [found.id for found in app.failed.list(error="3 is")] == [first.id]
     assert [found.id for found in app.failed.list(queue="none")] == []
     assert len(app.failed.list(limit=2)) == 2
+    assert len(app.failed.list(each.tag for each in app.failed)) == 3
     (tried,) = app.failed.list(task="again")
     assert (tried.attempts, tried.error) == (3, "KeyError(7)")
     fine.add(8)
@@ -303,6 +304,6 @@ def test_what_cannot_be_meant_is_refused(app: QWorker) -> None:
     for tags in (1, "1", ["1"]):
         with pytest.raises(TypeError, match=r"is not valid: give a list of numbers"):
             app.failed.retry(tags)  # type: ignore[arg-type]
-    for limit in (0, -1):
+    for limit in (0, -1, 1.5, None, "1"):
         with pytest.raises(ValueError, match="is not valid: give a number from 1 on"):
             app.failed.list(limit=limit)

@@ -98,7 +98,7 @@ def make_app(clock: Clock = SYSTEM_CLOCK) -> QWorker:
         reject_on_worker_lost=True,
         ignore_result=False,
         keep_failed=False,  # the table of failures has them
-        max_retries=None,  # max_attempts is looked at in work.py
+        max_retries=None,  # run_package() looks at max_attempts
     )(work.run_package)
     return made
 

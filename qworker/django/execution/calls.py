@@ -142,7 +142,9 @@ def _check_seconds(options: Mapping[str, Any]) -> None:
         raise ValueError(f"timeout is {safe_repr(timeout, 80)}: it is a number of seconds, -1 for no limit")
     for cached in (options.get("cached"), options.get("iter_cached")):
         if cached and not _is_positive(cached):
-            raise ValueError(f"cached is {safe_repr(cached, 80)}: it is True, or a positive number of seconds")
+            raise ValueError(
+                f"cached is {safe_repr(cached, 80)}: it is True, or a positive number of seconds"
+            )
 
 
 def _is_positive(value: Any) -> bool:
