@@ -301,22 +301,24 @@ class Oracle:
         anchor = None
         if entry.when[0] == "every":
             every = entry.when[1]
-            own = [due for due in dues if seen + self.skew < due <= end]  # by whatever clock
-            if not own:
+            own = [due for due in dues if seen < due <= end]
+            ahead = sum(abs(seconds) for at, seconds in self.jumps if at < life.end)
+            sure = [due for due in own if due > seen + ahead]  # others may be of the life before
+            if not sure:
                 first = seen + every
                 bounded = any({"start", "end"} & each.fields.keys() for _, each in life.says)
                 if (
-                    not bounded
+                    not (own or bounded)
                     and self._must(life, [first], end)
                     and not self._excused(known, life, first, dues, name)
                 ):
                     self.found.append(f"{name} was never called from {life.begin} to {life.end}")
                 return [due for due in dues if low < due <= gone]
-            back = (own[0] - low) // every
-            anchor = own[0] - back * every
+            back = (sure[0] - low) // every
+            anchor = sure[0] - back * every
             if not low <= anchor <= seen + TOLERANCE + self.skew and not life.again:
                 self.found.append(
-                    f"{name} is due {self._shown(own[0])}, which was not counted from when it was seen, "
+                    f"{name} is due {self._shown(sure[0])}, which was not counted from when it was seen, "
                     f"{life.begin}"
                 )
         valid = {round(due, 6) for due in self._dues(entry.when, low, gone, anchor)}

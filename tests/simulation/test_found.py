@@ -364,12 +364,17 @@ def test_the_cause_of_a_failure_is_waited_for_while_the_store_is_away() -> None:
     assert problems(run(Case(orders=orders, faults=(away,)))) == []
 
 
-def test_an_interval_is_changed_after_the_clock_was_set() -> None:
+def test_an_interval_is_changed_before_or_after_the_clock_is_set() -> None:
     """The oracle counted from a due time of the interval before, which a clock that is ahead shows later."""
     table = Timetable(
         1,
         entries=(Entry(when=("every", 4.0)),),
-        edits=(Edit("set", at=12.3, fields={"schedule": ("every", 2.5)}),),
+        edits=(
+            Edit(at=6.1),
+            Edit("resume", at=7.0),
+            Edit("set", at=12.3, fields={"schedule": ("every", 2.5)}),
+        ),
     )
-    ahead = Fault("jump", "beat0", at=0.8, seconds=5.0)
-    assert problems(run(Case(World("sqlite"), faults=(ahead,), schedules=table))) == []
+    for at in (0.8, 30.0):
+        ahead = Fault("jump", "beat0", at=at, seconds=5.0)
+        assert problems(run(Case(World("sqlite"), faults=(ahead,), schedules=table))) == []
