@@ -8,7 +8,7 @@ Thread:      the event loop's. asyncio is imported by who awaits, not by who imp
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncGenerator, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -61,7 +61,7 @@ async def look(watcher: ResultWatcher, ids: Collection[str]) -> dict[str, Found]
 
 async def each_ended(
     backend: Backend, ids: Collection[str], timeout: float | None = None
-) -> AsyncIterator[dict[str, Found]]:
+) -> AsyncGenerator[dict[str, Found], None]:
     """Yield what has ended of *ids*, as it ends, until all has or *timeout* seconds have passed.
 
     Raises BackendError when the store does not answer.

@@ -97,7 +97,7 @@ def then_all(
     def settle(found: Mapping[str, Any]) -> bool:
         """Whether it is known how it ends."""
         try:
-            for result, meta in (*roll.known, *roll.take(found)):
+            for result, meta in roll.take(found):
                 result._value(meta, True)
             roll.check()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told

@@ -7,7 +7,9 @@ Thread:      the caller's, or the event loop's for what is ``async``.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from qworker import states
@@ -34,31 +36,29 @@ class Roll:
     """Which results are still waited for, and the results before them, whose failure ends the waiting."""
 
     def __init__(self, results: Iterable[AsyncResult[Any]], parents: Iterable[AsyncResult[Any]] = ()) -> None:
-        self.known: list[Ended] = []
-        """Those that had ended before anybody looked."""
+        self._known: list[Ended] = []
+        """Those that had ended before anybody looked, until they are taken."""
         self.missing: dict[str, list[tuple[int, AsyncResult[Any]]]] = {}
-        self._parents = {}
+        self._before = [each for each in parents if not each.ignored]  # the nearest first
+        self._parents = {each.id: each for each in self._before if each._meta is None}
+        self._failed = any(_has_failed(each._meta) for each in self._before if each._meta is not None)
         self._damaged: DamagedResult | None = None
         for place, result in enumerate(results):
             if result._meta is not None:
-                self.known.append((result, result._meta))
+                self._known.append((result, result._meta))
             elif result.ignored:
-                self.known.append((result, IGNORED))
+                self._known.append((result, IGNORED))
             else:
                 self.missing.setdefault(result.id, []).append((place, result))
-        for parent in parents:
-            if parent._meta is not None:
-                _raise_if_failed(parent._meta)
-            elif not parent.ignored:
-                self._parents[parent.id] = parent
 
     def ids(self) -> list[str]:
         """All that are to be waited for."""
         return list({**self._parents, **self.missing}) if self.missing else []
 
     def take(self, found: Mapping[str, Found]) -> list[Ended]:
-        """Keep what has ended, and return the results that have, in their order. Raises the exception of one
-        before them that has failed."""
+        """Keep what has ended, and return the results that have, in their order; those that had before come
+        first."""
+        known, self._known = self._known, []
         ended: list[tuple[int, AsyncResult[Any], Meta]] = []
         for task_id, each in found.items():
             parent = self._parents.pop(task_id, None)
@@ -68,18 +68,25 @@ class Roll:
                 continue
             ended.extend((place, result, each) for place, result in self.missing.pop(task_id, ()))
             if parent is not None:
-                parent.keep(each)
-                _raise_if_failed(each)
+                self._failed |= _has_failed(parent.keep(each))
         ended.sort(key=lambda each: each[0])
         for _, result, meta in ended:
             result.keep(meta)
-        return [(result, meta) for _, result, meta in ended]
+        return known + [(result, meta) for _, result, meta in ended]
 
     def unsure(self, ended: Iterable[Ended]) -> list[str]:
-        """The ids of those before them of which nothing is known, while one of *ended* has failed, maybe
-        because of them: so what is raised does not depend on which was heard of first."""
-        failed = self._parents and any(meta["status"] in states.PROPAGATE_STATES for _, meta in ended)
-        return [each for each in self._parents if each not in self.missing] if failed else []
+        """The ids of those before them of which nothing is known, while one of *ended*, or of those before
+        them, has failed, maybe because of them: so what is raised does not depend on which was heard of
+        first."""
+        if not self._parents or not (self._failed or any(_has_failed(meta) for _, meta in ended)):
+            return []
+        return [each for each in self._parents if each not in self.missing]
+
+    def raise_of_parents(self) -> None:
+        """Raise the exception of the first before them that has failed, if any has."""
+        for parent in reversed(self._before) if self._failed else ():
+            if parent._meta is not None and _has_failed(parent._meta):
+                raise exception_of(parent._meta)
 
     def check(self) -> None:
         """Raise the DamagedResult of a result that cannot be read, once those are given that can be."""
@@ -104,9 +111,8 @@ class Roll:
             break
 
 
-def _raise_if_failed(meta: Meta) -> None:
-    if meta["status"] in states.PROPAGATE_STATES:
-        raise exception_of(meta)
+def _has_failed(meta: Meta) -> bool:
+    return meta["status"] in states.PROPAGATE_STATES
 
 
 def gather(
@@ -124,17 +130,15 @@ def gather(
     read.
     """
     roll = Roll(results, parents)
-    if roll.known:
-        yield roll.known
-    if not roll.missing:
-        return
-    wanted = roll.ids()
     until = None if timeout is None else app.clock.monotonic() + timeout
     watched = all_of(_hinting(app, roll), on_interval)
-    for found in app.backend.wait_each(wanted, timeout, watched, interval):
-        if ended := roll.take(found):
-            if unsure := roll.unsure(ended):
-                roll.take(look(app, unsure, until))
+    ids = roll.ids()
+    for found in chain([{}], app.backend.wait_each(ids, timeout, watched, interval) if ids else ()):
+        ended = roll.take(found)
+        if unsure := roll.unsure(ended):
+            roll.take(look(app, unsure, until))
+        roll.raise_of_parents()
+        if ended:
             yield ended
         roll.check()
         if not roll.missing:
@@ -160,26 +164,33 @@ async def gather_async(
     results: list[AsyncResult[Any]],
     parents: Iterable[AsyncResult[Any]] = (),
     timeout: float | None = None,
-) -> AsyncIterator[list[Ended]]:
+) -> AsyncGenerator[list[Ended], None]:
     """As gather(), while an event loop goes on."""
     import asyncio  # here, because it costs 30 ms
 
     roll = Roll(results, parents)
-    if roll.known:
-        yield roll.known
+
+    async def taken(found: Mapping[str, Found]) -> list[Ended]:
+        ended = roll.take(found)
+        if unsure := roll.unsure(ended):
+            roll.take(await awaiting.look(app.backend.watcher, unsure))
+        roll.raise_of_parents()
+        return ended
+
+    if known := await taken({}):
+        yield known
     if not roll.missing:
         return
     loop = asyncio.get_running_loop()
     hinting = loop.call_later(HINT_AFTER, lambda: loop.run_in_executor(None, roll.hint, app))
     try:
-        async for found in awaiting.each_ended(app.backend, roll.ids(), timeout):
-            if ended := roll.take(found):
-                if unsure := roll.unsure(ended):
-                    roll.take(await awaiting.look(app.backend.watcher, unsure))
-                yield ended
-            roll.check()
-            if not roll.missing:
-                return
+        async with aclosing(awaiting.each_ended(app.backend, roll.ids(), timeout)) as looks:
+            async for found in looks:
+                if ended := await taken(found):
+                    yield ended
+                roll.check()
+                if not roll.missing:
+                    return
     finally:
         hinting.cancel()
     if timeout is not None:
@@ -202,9 +213,10 @@ class AsCompleted(Generic[R]):
         refuse_to_wait_in_a_task()
         singles = list(self._results._singles())
         if singles:
-            async for ended in gather_async(self._results.app, singles, (), self._timeout):
-                for result, _ in ended:
-                    yield result
+            async with aclosing(gather_async(self._results.app, singles, (), self._timeout)) as gathered:
+                async for ended in gathered:
+                    for result, _ in ended:
+                        yield result
 
 
 def known_states(singles: list[AsyncResult[Any]], backend: Callable[[], Backend]) -> dict[str, str]:

@@ -8,6 +8,7 @@ Thread:      any; one object may be shared, but for what changes its members.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import aclosing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, overload
 
@@ -256,9 +257,10 @@ class ResultSet(Generic[R]):
         refuse_to_wait_in_a_task()
         singles = list(self._singles())
         if singles:
-            async for ended in gather_async(self.app, singles, self._before()):
-                for result, meta in ended:
-                    result._value(meta, True)
+            async with aclosing(gather_async(self.app, singles, self._before())) as gathered:
+                async for ended in gathered:
+                    for result, meta in ended:
+                        result._value(meta, True)
         return self._values(True)
 
     then = callbacks.then_all

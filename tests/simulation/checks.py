@@ -109,9 +109,8 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         ):
             found.append(f"what {number} called is {value!r}, not {want.called.get(number)!r}")
     for value in asked.told:
-        right = [want.value]
-        if asked.order.ask in ("await", "raise") and want.value == Failed("ChordError"):
-            right = [Failed(error) for error in sorted(want.causes)]  # it raises what a member has raised
+        raises = asked.order.ask in ("await", "raise")
+        right = (raises and _errors(want.value, want)) or [want.value]
         sure = [_but(each, unsure) for each in right]
         if _but(value, unsure) not in sure and not (_lost(value) and seen.may_lose):
             found.append(f"the caller was told {value!r}, not {' or '.join(map(repr, right))}")
@@ -159,6 +158,18 @@ def _may_vanish(seen: Seen) -> bool:
     """Whether nothing may be known of tasks that are lost: of those whose worker died, or was taken for
     dead."""
     return seen.may_lose and any(fault.kind not in CUT for fault in seen.fired)
+
+
+def _errors(value: Any, want: Expected) -> list[Any]:
+    """What may be raised in the place of *value*: the error of any member, and of a body what a member of its
+    header has raised. Of what runs before members nothing is raised, as in Celery, but for that before all of
+    them."""
+    if isinstance(value, list):
+        found = [error for each in value for error in _errors(each, want)]
+        return found if want.early else [*found, *(each for each in value if isinstance(each, Failed))]
+    if value == Failed("ChordError"):
+        return [Failed(error) for error in sorted(want.causes)]
+    return [value] if isinstance(value, Failed) else []
 
 
 def _lost(value: Any) -> bool:

@@ -327,9 +327,9 @@ class Caller(Node):
     def _ask(self, asked: Asked, result: Any, other: Node) -> None:
         if asked.order.ask == "get":
             asked.told.append(value_of(result))
-        elif asked.order.ask == "raise" and not isinstance(result, GroupResult):
+        elif asked.order.ask == "raise":
             asked.told.append(raised(result))
-        elif asked.order.ask == "await" and not isinstance(result, GroupResult):
+        elif asked.order.ask == "await":
             asked.told.append(self.awaited(_value(result)))
         elif asked.order.ask == "then" and not getattr(result, "ignored", False):
             result.then(lambda found: asked.told.append(value_of(found)), lambda *_: None)

@@ -378,3 +378,10 @@ def test_an_interval_is_changed_before_or_after_the_clock_is_set() -> None:
     for at in (0.8, 30.0):
         ahead = Fault("jump", "beat0", at=at, seconds=5.0)
         assert problems(run(Case(World("sqlite"), faults=(ahead,), schedules=table))) == []
+
+
+@pytest.mark.parametrize("ask", ["raise", "await"])
+def test_a_group_after_several_chords_raises_what_failed_first(ask: str) -> None:
+    """It raised a ChordError of a header in between, and left a task in the event loop."""
+    flow = Chord([Call(), Call(fails=True)], Chord([Call()], Group([Call(), Call()])))
+    assert problems(run(Case(orders=(Order(numbered(flow), ask=ask),)))) == []

@@ -418,7 +418,8 @@ class Expected:
     """value: what get() returns, with a Failed for each error; None when nothing is called. runs: of each
     number; told: of each errback. before: pairs of numbers of which the first ends before the other starts.
     refused: it cannot be called: the value of a call that ignores it is waited for, or an option is wrong.
-    causes: the errors of members for which bodies fail, of which get() raises one. called: the values of what
+    causes: the errors of members for which bodies fail, of which get() raises one. early: something before
+    the last stage fails. called: the values of what
     the calls call, by the number of who calls. dead: how many messages are rejected. pending: something never
     ends. hangs: a body waits for it, until the time of results is over."""
 
@@ -428,6 +429,7 @@ class Expected:
     before: set[tuple[int, int]] = field(default_factory=set)
     refused: bool = False
     causes: set[str] = field(default_factory=set)
+    early: bool = False
     called: dict[int, Any] = field(default_factory=dict)
     dead: int = 0
     pending: bool = False
@@ -572,6 +574,7 @@ def expected(flow: Any, given: tuple[Any, ...], late: bool = True) -> Expected:
     oracle.refuse(stages, waited_for=False)
     oracle.found.refused |= any(getattr(part, "wrong", False) for part in parts_of(flow))
     value, _ = oracle.row(stages, given, frozenset(), joined=False)
+    oracle.found.early = has_failed(_Oracle(late).row(stages[:-1], given, frozenset(), joined=True)[0])
     oracle.found.value = _kept(stages[-1], value)
     oracle.found.runs.pop(_LIST.number, None)
     return oracle.found

@@ -554,6 +554,38 @@ def test_what_a_failed_chord_raises_does_not_depend_on_what_is_heard_of_first(
 
 @pytest.mark.parametrize("how", ["get", "await"])
 @pytest.mark.parametrize("what", ["one", "group"])
+@pytest.mark.parametrize("known", [(), ("a",), ("a", "second")], ids=["", "its own", "and one before"])
+def test_of_several_that_failed_before_it_the_first_is_raised(
+    app: QWorker, how: str, what: str, known: tuple[str, ...]
+) -> None:
+    """A group raised what was nearest to it, or its own failure where that was known."""
+    end(app, first=ValueError("early"), second=ChordError("late"), a=ChordError("latest"))
+    second = AsyncResult("second", app=app, parent=app.AsyncResult("first"))
+    result: Any = AsyncResult("a", app=app, parent=second)
+    if what == "group":
+        result = group(app, "a", parent=second)
+    assert [each.state for each in (*result._singles(), second) if each.id in known] == ["FAILURE"] * len(
+        known
+    )
+    with pytest.raises(ValueError, match="early"):
+        asyncio.run(_await(result)) if how == "await" else result.get(timeout=20)
+
+
+def test_nothing_is_left_in_the_loop_by_a_group_that_fails(app: QWorker) -> None:
+    """A task was, which ended the waiting: where the loop was closed at once, asyncio logged an error."""
+    end(app, a=ValueError("no"))
+    loop = asyncio.new_event_loop()
+    try:
+        with pytest.raises(ValueError, match="no"):
+            loop.run_until_complete(_await(group(app, "a", "b")))
+        assert not asyncio.all_tasks(loop)
+        assert not app.backend.watcher.waited_for()
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize("how", ["get", "await"])
+@pytest.mark.parametrize("what", ["one", "group"])
 def test_a_store_that_is_away_is_waited_for_until_it_tells_what_failed_first(how: str, what: str) -> None:
     """The outage was taken for no failure before it, so that what came of the failure was raised."""
     outages = [BackendError("away"), BackendError("away")]
