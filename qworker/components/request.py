@@ -109,6 +109,14 @@ class Request:
         self.time_limit: float | None = hard or task.time_limit
         self.soft_time_limit: float | None = soft or task.soft_time_limit
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """What its headers say, for receivers of signals: Celery's requests have root_id, stamps, …"""
+            if name != "headers" and name in self.headers:
+                return self.headers[name]
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def mark_acked(self) -> None:
         """Note that the broker has it no more: nobody else can run it, however late it starts here."""
         self.acked = True

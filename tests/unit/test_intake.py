@@ -91,6 +91,20 @@ def test_a_good_message_becomes_a_request_in_the_ledger(
     assert "Task add[id-7] received" in caplog.text
 
 
+def test_receivers_of_signals_find_what_celerys_requests_have(heard: Heard) -> None:
+    desk = Desk()
+    desk.take(
+        desk.rooms.leased(
+            7, parent_id="p", stamped_headers=["mine"], stamps={"mine": 1}, headers={"mine": 1, "more": 2}
+        )
+    )
+    ((_, fields),) = heard
+    request = fields["request"]
+    names = ("root_id", "parent_id", "group", "replaced_task_nesting", "stamped_headers", "stamps", "more")
+    assert [getattr(request, name) for name in names] == ["id-7", "p", None, 0, ["mine"], {"mine": 1}, 2]
+    assert not hasattr(request, "nothing")
+
+
 def test_one_that_expires_later_runs() -> None:
     desk = Desk()
     assert desk.take(desk.rooms.leased(expires="2023-11-14T22:13:21+00:00")) is not None
