@@ -139,6 +139,35 @@ def test_who_only_sends_keeps_no_connection_of_ours(database: ProjectDatabase, t
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_program_that_was_a_cluster_once_keeps_no_connection_of_ours(
+    database: ProjectDatabase, tmp_path: Path
+) -> None:
+    """Tests drop their database then. In a transaction, as that of a TestCase, the command is refused: it
+    closed the connection, which failed what came after."""
+    with site_on(tmp_path, database) as site:
+        answers = site.do(
+            """
+            from django.core.management import CommandError, call_command
+            from django.db import connection, transaction
+            asked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            def count():
+                with connection.cursor() as cursor:
+                    cursor.execute(asked)
+                    return cursor.fetchone()[0]
+            identity = async_task("math.sqrt", 4)
+            call_command("qcluster", run_once=True)
+            answer = [result(identity), count()]
+            with transaction.atomic():
+                try:
+                    call_command("qcluster", run_once=True)
+                except CommandError as error:
+                    answer += ["TransactionTestCase" in str(error), count()]
+            """
+        )
+        assert answers == [2, 1, True, 1]
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_pool_of_connections_is_no_process_of_two(database: ProjectDatabase, tmp_path: Path) -> None:
     """Django's pool for PostgreSQL: each process has its own, and one that was cut is mended."""
     options = {"pool": {"min_size": 1, "max_size": 3, "timeout": 10}}

@@ -15,8 +15,9 @@ from django.core.management.base import CommandError
 
 from qworker.django.brokers import get_broker
 from qworker.django.cluster import Cluster
-from qworker.django.clusters.engine import app
+from qworker.django.clusters.engine import app, forget
 from qworker.django.conf import conf
+from qworker.django.execution import connections as task_connections
 from qworker.django.tables.migrated import require_tables
 from qworker.errors import QWorkerError
 
@@ -28,11 +29,18 @@ def serve(run_once: bool) -> int:
 
     Raises CommandError when it cannot start.
     """
+    if aliases := task_connections.in_transaction():
+        raise CommandError(
+            f"this program has a transaction on the database {min(aliases)!r}, which would end with its "
+            "connection: start the cluster outside. (Tests: TransactionTestCase has none.)"
+        )
     try:
         require_tables()
         return Cluster().run(_stop_when_idle if run_once else None)
     except QWorkerError as error:
         raise CommandError(str(error)) from error
+    finally:
+        forget()  # a program that goes on, as tests do, may drop the database
 
 
 def _stop_when_idle() -> None:
