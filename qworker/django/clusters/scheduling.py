@@ -190,7 +190,7 @@ class Scheduler(ThreadComponent):
                 self._note_wrong(row, refused[str(row.pk)])
                 continue
             _change(row, changes)
-            logger.info("schedule %s: sent %s", row.name or row.pk, changes.get("task"))
+            logger.info("schedule %s: sent %s", _called(row), changes.get("task"))
 
     def _send_pending(self, lease: Lease) -> None:
         """Send what somebody has left behind of which nobody knows whether it was sent."""
@@ -291,9 +291,7 @@ class Scheduler(ThreadComponent):
 
     def _note_wrong(self, row: Schedule, error: Exception) -> None:
         text = str(error) if isinstance(error, QWorkerError) else f"{type(error).__name__}: {error}"
-        logger.error(
-            "the schedule %s is not sent: %s", row.name or row.pk, text, extra={"event": "entry-wrong"}
-        )
+        logger.error("the schedule %s is not sent: %s", _called(row), text, extra={"event": "entry-wrong"})
         self._wrong[row.pk] = f"{text} {_fingerprint(row)}"
 
     def _calls(self, row: Schedule, now: datetime, most: int) -> tuple[list[Firing], dict[str, Any]]:
@@ -390,6 +388,12 @@ def _instant(seconds: float) -> datetime:
 def _seconds(instant: datetime) -> float:
     aware = instant if timezone.is_aware(instant) else timezone.make_aware(instant)
     return aware.timestamp()
+
+
+def _called(row: Schedule) -> Any:
+    """What the log calls it: on one line, whoever has named it."""
+    name = row.name or row.pk
+    return name if str(name).isprintable() else ascii(name)
 
 
 def _fingerprint(row: Schedule) -> str:

@@ -72,6 +72,16 @@ def again(row: Schedule) -> Schedule:
     return row
 
 
+def test_a_name_makes_no_lines_of_the_log(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    new(name="a\nCRITICAL all is lost", schedule_type="H")
+    new(name="b\nCRITICAL all is lost", args="(")
+    caplog.set_level("INFO", "django-q")
+    cluster.look()
+    told = [record.getMessage() for record in caplog.records]
+    assert [line for line in told if "\\nCRITICAL" in line and "\n" not in line] == told
+    assert len(told) == 2
+
+
 def test_the_table_is_read_once_a_second_and_when_something_is_due(cluster: Cluster) -> None:
     row = new(next_run=NOON + timedelta(seconds=60.4), schedule_type="H")
     cluster.look()
