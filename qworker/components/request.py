@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from qworker.tasks.task import Task
 
 SUSPECT_DEATHS = 2
+MOST_DEATHS = 2
+"""So many children may die of the errbacks of one request."""
 
 Key = tuple[int, str, int]
 
@@ -31,18 +33,19 @@ Key = tuple[int, str, int]
 class Failing(NamedTuple):
     """How a request has ended that a child is still to have told to the calls in its message.
 
-    state: what is stored. error: the exception, as it is stored. again: a child has died of it; when the next
-    one does, too, nobody is told.
+    state: what is stored. error: the exception, as it is stored. deaths: how many children have died of it,
+    since one of its errbacks may kill them. After the second none of these is called any more, after the
+    third nobody is told.
     """
 
     outcome: Outcome
     state: str
     error: dict[str, Any]
-    again: bool = False
+    deaths: int = 0
 
-    def told(self) -> tuple[str, str, str, dict[str, Any]]:
-        """As plain values: kind, text, state, error."""
-        return self.outcome.kind, self.outcome.text, self.state, self.error
+    def told(self) -> tuple[str, str, str, dict[str, Any], bool]:
+        """As plain values: kind, text, state, error, whether errbacks are called."""
+        return self.outcome.kind, self.outcome.text, self.state, self.error, self.deaths < MOST_DEATHS
 
 
 class Request:

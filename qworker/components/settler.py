@@ -14,10 +14,19 @@ from typing import TYPE_CHECKING, Any
 from qworker.components import outcomes
 from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.ready_queue import ReadyQueue
-from qworker.components.request import Request, Stranger
+from qworker.components.request import MOST_DEATHS, Failing, Request, Stranger
 from qworker.components.result_writer import ResultWriter, carries_result
 from qworker.components.status.counters import Counters, Run
-from qworker.tasks.outcome import INTERRUPTED, LAPSED, LOST, RETRY, SUCCESS, UNSTARTED, Outcome
+from qworker.tasks.outcome import (
+    INTERRUPTED,
+    LAPSED,
+    LOST,
+    RETRY,
+    SUCCESS,
+    TIME_LIMIT,
+    UNSTARTED,
+    Outcome,
+)
 from qworker.transports.lease import Ack, DeadLetter, Part, ResultRow, Settlement, Store
 
 if TYPE_CHECKING:
@@ -65,8 +74,8 @@ class Settler:
             if self._ending and outcome.kind == INTERRUPTED:
                 self.cut.append(request.id)
             known = request.failing
-            if known is not None and outcome.kind == LOST and not (outcome.told or known.again):
-                request.failing = known._replace(again=True)
+            if known is not None and (again := _again(known, outcome)) is not None:
+                request.failing = again
                 waiting.append(request)
                 continue
             if known is not None:
@@ -117,6 +126,15 @@ class Settler:
             return
         self._writer.mailbox.post_many(order for order in orders if carries_result(order))
         self._mailbox.post_many(order for order in orders if not carries_result(order))
+
+
+def _again(failing: Failing, outcome: Outcome) -> Failing | None:
+    """With what a request is given to another child, after one that was to tell of *failing* ended with
+    *outcome*; None: to none."""
+    if outcome.told or failing.deaths >= MOST_DEATHS or outcome.kind not in (LOST, TIME_LIMIT):
+        return None
+    # An errback that has taken too long would do so again.
+    return failing._replace(deaths=failing.deaths + 1 if outcome.kind == LOST else MOST_DEATHS)
 
 
 def _answered(failing: Outcome, outcome: Outcome, limit: float | None) -> Outcome:

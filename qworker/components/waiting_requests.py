@@ -82,7 +82,11 @@ class WaitingRequests:
             failing = request.failing
             return failing is not None and (request.acked or failing.outcome.kind not in FOUND_AGAIN)
 
-        if ended := [(each, each.failing.outcome) for each in requests if each.failing and ends(each)]:
+        if ended := [
+            (each, each.failing.outcome._replace(told=True))
+            for each in requests
+            if each.failing and ends(each)
+        ]:
             self._on_ended(ended)
         return [request for request in requests if not ends(request)]
 

@@ -42,11 +42,13 @@ def tell(
     text: str,
     state: str,
     error: dict[str, Any],
+    aloud: bool = True,
 ) -> Outcome:
     """End a task that did not come to run, or whose process died: tell its errbacks, and what would have come
     after it.
 
-    - kind, text: of the outcome. state, error: what is stored.
+    - kind, text: of the outcome. state, error: what is stored. aloud: False, and no errback or other code of
+      the user's is called, which may have killed those who did.
 
     A task whose success was stored before its process was killed has succeeded: its callbacks are sent, and
     the outcome is SUCCESS.
@@ -55,16 +57,16 @@ def tell(
     """
     token = push(context, task)
     try:
-        if kind in _RAN and (meta := _success(app, task, context)) is not None:
+        if aloud and kind in _RAN and (meta := _success(app, task, context)) is not None:
             return _go_on(app, task, context, meta["result"])
         row = None
-        if task.hears_of_ends:
+        if aloud and task.hears_of_ends:
             task.heard_of_end(context, state, error)
         if not ignores_result(context, task) or task.store_errors_even_if_ignored:
             meta = app.backend.meta(context.id, state, error, context=context)
             row = app.backend.row(context.id, meta)
         stored = False
-        if context.errbacks and state == states.FAILURE:  # Celery calls none for what was revoked
+        if aloud and context.errbacks and state == states.FAILURE:  # Celery calls none for what was revoked
             stored = store_now(app, row)
             cause = exception_of({"status": state, "result": error})
             followup.failed(app, context, cause, "", again=True)

@@ -643,6 +643,23 @@ def test_who_dies_while_it_tells_has_ended_as_before(house: House) -> None:
     assert house.ran == []
 
 
+@pytest.mark.parametrize("deaths", [[LOST, LOST], [TIME_LIMIT], [LOST, TIME_LIMIT]])
+def test_errbacks_that_kill_who_calls_them_are_left_out(house: House, deaths: list[str]) -> None:
+    """What would have come after the task fails along all the same."""
+    house.app.task(name="tell")(house.ran.append)
+    last = dict(house.app.signature("work", (2,), options={"task_id": "last"}))
+    result, worker = killed(house, LOST, chain=[last], link_error=house.app.signature("tell"))
+    for why in deaths:
+        worker.run()
+        worker.pool.end(worker.pool.held[0], why, "killed once more")
+    for _ in range(3):
+        worker.run()
+        worker.pool.run()
+    states = [house.app.AsyncResult(task_id).state for task_id in (result.id, "last")]
+    assert (states, house.ran) == (["FAILURE"] * 2, [])
+    assert house.app.broker.admin.depths(["celery"])[0][1:4] == (0, 0, 0)
+
+
 def test_a_worker_that_stops_tells_nobody_and_runs_it_no_more(house: House) -> None:
     house.app.task(name="tell")(house.ran.append)
     result, worker = killed(house, LOST, link_error=house.app.signature("tell"))

@@ -145,12 +145,14 @@ def test_what_a_child_has_sent_again_on_hearing_of_its_end_has_not_ended(
 
 
 def test_another_child_tells_what_the_one_that_was_killed_did_not() -> None:
-    """Once: an errback may be what kills them."""
+    """Twice, at last without the errbacks: one of them may be what kills them."""
     desk = Desk()
     one = desk.rooms.request(1)
     one.failing = Failing(Outcome(TIME_LIMIT, text="killed"), "FAILURE", {})
-    desk.settler.ended([(one, Outcome(LOST, text="signal 9"))])
-    assert (tags(desk.ready.get_many(Slots(9, 9))), desk.orders) == ([1], [])
+    for aloud in (True, False):
+        desk.settler.ended([(one, Outcome(LOST, text="signal 9"))])
+        assert (tags(desk.ready.get_many(Slots(9, 9))), desk.orders) == ([1], [])
+        assert one.failing.told()[-1] is aloud
     desk.settler.ended([(one, Outcome(LOST, text="signal 9"))])
     settlement = desk.order.settlement
     assert desk.status(settlement.row) == ("FAILURE", "TimeLimitExceeded")

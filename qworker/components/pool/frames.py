@@ -35,9 +35,8 @@ MOST_FRAME = 2**31
 TOKEN = struct.Struct("=Q")
 NO_FRAMES = (ValueError, EOFError, TypeError)
 
-Job = tuple[
-    int, int, str, int, int, bool, str, str | None, tuple[str, str, str, dict[str, Any]] | None, float, bytes
-]
+Failing = tuple[str, str, str, dict[str, Any], bool]
+Job = tuple[int, int, str, int, int, bool, str, str | None, Failing | None, float, bytes]
 """``(sequence, tag, queue, priority, deliveries, redelivered, headers, properties, failing, starts_before,
 body)``
 
