@@ -162,6 +162,8 @@ class Joiner(ThreadComponent):
         why = self._why(error)
         if not body.of_chord:
             logger.info("what join %s would have called fails along: %s", join.id, why)
+            if body.one and believed:
+                bodies.keep_rest(self._app, join.id, body)
             self._fail_along(body, error, why)
             return []
         logger.error("join %s fails: %s", join.id, why, extra={"event": "join-failed"})

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker import states
-from qworker.canvas.membership import calls_in
+from qworker.canvas.membership import calls_in, parts_of
+from qworker.canvas.plan import last_call
+from qworker.canvas.signatures import maybe_signature
 from qworker.errors import (
     ChordError,
     ConfigurationError,
@@ -22,9 +24,10 @@ from qworker.errors import (
     SecurityError,
 )
 from qworker.message.failures import error_and_traceback
-from qworker.message.marks import CAUSE, FAILED, MEMBERS
+from qworker.message.marks import CAUSE, FAILED, JOINS, MEMBERS
 from qworker.message.protocol import encode_parts, rewrite_body
 from qworker.message.reading import decode_body, may_embed, parse_headers, parse_properties
+from qworker.publishing import bodies
 from qworker.transports.lease import Again, Dead, FailedTasks
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from qworker.message.signing import Signer
 
 ALL = 1_000_000
+MOST_SEGMENTS = 10_000
+"""So many parts of a long chain are put together at most."""
 
 
 @dataclass(frozen=True)
@@ -137,13 +142,14 @@ class Failed:
         for letter, _ in reversed(_chosen(self._place, tags, task, error, queue)):
             try:
                 _verify(self._app.signer, letter)
-                calls.append(_again(self._app, letter, args, kwargs))
+                again = _again(self._app, letter, args, kwargs)
+                calls.append(again)
             except (SecurityError, ChordError) as why:
                 if tags is not None:
                     raise
                 refused[letter.tag] = str(why)
                 continue
-            ids += _ids_of(self._app, letter)
+            ids += _ids_of(self._app, again)
         forget_failures(self._app, ids)
         return Retried(self._place.send_again(calls) if calls else 0, refused)
 
@@ -208,7 +214,7 @@ def _numbers(tags: Iterable[int]) -> set[int]:
     return wanted
 
 
-def _headers(letter: Dead) -> dict[str, Any]:
+def _headers(letter: Dead | Again) -> dict[str, Any]:
     try:
         return parse_headers(letter.headers)
     except MessageError:
@@ -233,29 +239,50 @@ def _read(letter: Dead) -> FailedTask:
     )
 
 
-def _ids_of(app: QWorker, letter: Dead) -> Iterator[str]:
-    """The ids under which failures are stored that *letter* is to undo: those of the rest of its chain, and
+def _ids_of(app: QWorker, again: Again) -> Iterator[str]:
+    """The ids under which failures are stored that *again* is to undo: those of the rest of its chain, and
     its own where that is not forgotten as it is sent."""
-    headers = _headers(letter)
+    headers = _headers(again)
     if not app.results_with_broker and headers.get("id"):
         yield str(headers["id"])
-    if not headers or not may_embed(letter.body):
-        return
-    try:
-        embed = decode_body(
-            letter.body,
-            headers,
-            parse_properties(letter.properties),
-            app.accept,
-            None,
-            app.conf.message_max_bytes,
-        ).embed
-    except MessageError:
-        return  # the worker will refuse it
-    for call in calls_in(embed["chain"] or (), following=True):
+    for call in calls_in(_chain_of(app, again, headers), following=True):
         task_id = call.options.get("task_id")
         if isinstance(task_id, str):
             yield task_id
+
+
+def _chain_of(app: QWorker, message: Dead | Again, headers: Mapping[str, Any]) -> Sequence[Any]:
+    """The rest of the chain in *message*, the last first; () for none, and for what cannot be read."""
+    if not headers or not may_embed(message.body):
+        return ()
+    properties, limit = parse_properties(message.properties), app.conf.message_max_bytes
+    try:
+        chain = decode_body(message.body, headers, properties, app.accept, None, limit).embed["chain"]
+    except MessageError:
+        return ()  # the worker will refuse it
+    return chain if isinstance(chain, list | tuple) else ()
+
+
+def _whole_chain(app: QWorker, headers: dict[str, Any], chain: Sequence[Any]) -> list[Any] | None:
+    """*chain*, the rest of that of a call with *headers*, with what was to follow it in other messages, and
+    has failed along; None where nothing was. The marks of the joins in between go."""
+    whole: list[Any] = list(chain)
+    for _ in range(MOST_SEGMENTS):
+        options: dict[str, Any] = {"headers": headers}
+        if whole:
+            whole[0] = maybe_signature(whole[0], app, clone=True)
+            ending = last_call(whole[0])
+            options = {} if ending is None else ending["options"]
+        marks = options.get("headers") or {}
+        joins = [part.join for part in parts_of({**marks, "id": ""}, states.FAILURE)]
+        rest = bodies.kept_rest(app, joins[0]) if len(joins) == 1 else None
+        if rest is None:
+            break
+        options["headers"] = {name: value for name, value in marks.items() if name != JOINS}
+        if marks is headers:
+            del headers[JOINS]
+        whole = [*reversed(rest.call.steps()), *whole]
+    return whole if len(whole) > len(chain) else None
 
 
 def _values_of_members(app: QWorker, letter: Dead, headers: Mapping[str, Any]) -> list[list[Any]]:
@@ -310,8 +337,21 @@ def _again(app: QWorker, letter: Dead, args: Sequence[Any] | None, kwargs: Mappi
             body, headers, properties, app.accept, args, kwargs, app.conf.message_max_bytes
         )
         headers |= changed
+    if (chain := _with_rest(app, letter, headers)) is not None:
+        limit = app.conf.message_max_bytes
+        body, _ = rewrite_body(body, headers, properties, app.accept, None, None, limit, chain)
     encoded = encode_parts(headers, properties, body, app.signer)
     return Again(letter.tag, encoded.headers, encoded.properties, encoded.body)
+
+
+def _with_rest(app: QWorker, letter: Dead, headers: dict[str, Any]) -> list[Any] | None:
+    """What follows the call of *letter*, where that was in more messages than its own; None: it was not."""
+    if app.backend.why_none or app.stores.sends_results:
+        return None
+    try:
+        return _whole_chain(app, headers, _chain_of(app, letter, headers))
+    except (*bodies.UNREADABLE, RecursionError):  # what a stranger wrote: the worker will refuse it
+        return None
 
 
 def _verify(signer: Signer | None, letter: Dead) -> None:

@@ -391,17 +391,20 @@ def rewrite_body(
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
     limit: int,
+    chain: Sequence[Any] | None = None,
 ) -> tuple[bytes, dict[str, Any]]:
     """Return *body* with other arguments (None: those that it has), and the headers that describe them.
 
     - headers, properties, accept, limit: as for ``decode_body()``.
+    - chain: another rest of its chain, the last first; None: that which it has.
 
     Raises InvalidTaskMessage, SecurityError or EncodeError.
     """
     old = decode_body(body, headers, properties, accept, None, limit)
     new_args = tuple(old.args if args is None else args)
     new_kwargs = dict(old.kwargs if kwargs is None else kwargs)
-    value = (new_args, new_kwargs, old.embed)
+    embed = old.embed if chain is None else {**old.embed, "chain": list(chain)}
+    value = (new_args, new_kwargs, embed)
     content_type = properties.get("content_type") or JSON
     if content_type == JSON:
         written = encode_json(value, {"args": new_args, "kwargs": new_kwargs})
@@ -409,6 +412,8 @@ def rewrite_body(
         _, _, written = encode_value(value, serializer_of(content_type), "the body")
     if headers.get("compression"):
         _, written = compress(written, headers["compression"])
+    if args is None and kwargs is None:
+        return written, {}
     return written, {"argsrepr": repr_args(new_args), "kwargsrepr": repr_kwargs(new_kwargs)}
 
 

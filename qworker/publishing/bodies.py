@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from qworker.canvas.plan import PlannedJoin
 
 
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, DamagedResult, PublishError)
+"""What reading a body raises that we have not written."""
+
+
 def written(app: QWorker, join: PlannedJoin, tentative: bool = False) -> bytes:
     """The body of *join* as it is kept. tentative: as JoinBody has it."""
     body = join.body._replace(tentative=tentative)
@@ -72,6 +76,27 @@ def forget_added(app: QWorker, join: Finished, body: JoinBody) -> None:
             app.backend.delete_group(_added_key(join.id, part.number))
 
 
+def keep_rest(app: QWorker, join: str, body: JoinBody) -> None:
+    """Keep *body*, the next part of a long chain that has failed before, for as long as failed tasks are: one
+    of them may be sent again. Raises BackendError."""
+    if app.broker.failed is not None:
+        longer = app.conf.failed_task_expires - (app.backend.expires or 0.0)
+        app.backend.save_group(_rest_key(join), body.fields(), max(0.0, longer))
+
+
+def kept_rest(app: QWorker, join: str) -> JoinBody | None:
+    """What keep_rest() has kept for *join*; None for nothing, and for what cannot be read."""
+    try:
+        found = app.backend.get_group(_rest_key(join))
+        return None if found is None else read(found, app)
+    except UNREADABLE:
+        return None
+
+
+def _rest_key(join: str) -> str:
+    return f"qworker-rest-{join}"
+
+
 def _added_key(join: str, number: int) -> str:
     return f"qworker-added-{number}-{join}"
 
@@ -84,7 +109,7 @@ def read_body(app: QWorker, join: Finished) -> tuple[JoinBody, str | None]:
     """
     try:
         body = read(app.backend.decode_value(join.body, ("join", join.id)), app)
-    except (ValueError, TypeError, LookupError, AttributeError, DamagedResult, PublishError) as error:
+    except UNREADABLE as error:
         raise InvalidTaskMessage(f"the body of join {join.id} is damaged: {error}") from error
     doubts = doubt(app, join, body)
     if doubts is None and join.parts and join.parts[-1].task_id:

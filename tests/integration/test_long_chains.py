@@ -142,6 +142,41 @@ def test_a_failure_anywhere_ends_all_that_would_have_followed_and_is_told_once(
     assert anywhere.app.backend.joins.count() == 0
 
 
+def sent_again(house: House, place: int) -> None:
+    """A chain whose step at *place* fails the first time goes on to its end when that is sent again."""
+    down = [True]
+
+    @house.app.task(name="gated")
+    def gated(x: int, y: int) -> int:
+        if down:
+            down.pop()
+            raise LookupError("down")
+        return x + y
+
+    steps = [house.s("add", 0, 1), *house.steps(LONG - 1)]
+    steps[place] = house.s("gated", *([0, 1] if place == 0 else [1])).set(argsrepr="(hidden)")
+    result = house.ended(lambda: chain(*steps, link=house.s("told"))())
+    assert (result.state, len(house.ran)) == ("FAILURE", place)
+    (kept,) = house.app.failed
+    assert house.ended(house.app.failed.retry).number == 1
+    assert house.app.AsyncResult(result.id).get(timeout=5) == LONG
+    assert [each.state for each in line(house.app.AsyncResult(result.id))][:1] == ["SUCCESS"]
+    assert house.ran[-1] == ("told", LONG)
+    assert len(house.ran) == LONG
+    assert (kept.args, house.app.backend.joins.count(), list(house.app.failed)) == ("(hidden)", 0, [])
+
+
+@pytest.mark.parametrize("place", [0, SEGMENT - 1, SEGMENT, LONG - 1])
+def test_a_failed_step_that_is_sent_again_goes_on_to_the_end(anywhere: House, place: int) -> None:
+    sent_again(anywhere, place)
+
+
+def test_a_failed_step_of_a_signed_chain_goes_on_to_the_end(tmp_path: Path) -> None:
+    house = House(tmp_path, security_key="0123456789abcdef0123456789abcdef")
+    sent_again(house, SEGMENT + 3)
+    house.app.close()
+
+
 @pytest.mark.parametrize("how", ["revoked", "expired"])
 @pytest.mark.parametrize("place", [3, SEGMENT - 1, SEGMENT])
 def test_a_step_that_does_not_come_to_run_ends_the_chain(house: House, how: str, place: int) -> None:
