@@ -16,6 +16,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.core.checks import register as register_with_django
 from django.db import DEFAULT_DB_ALIAS
 
+from qworker.django.brokers.choice import custom_class
 from qworker.django.conf import ClusterConf, conf
 from qworker.django.execution.reporters import options_of_reporters, reporter_class
 from qworker.django.settings.broker import CHOICES, CUSTOM, choose, missing_client, named_by
@@ -31,7 +32,6 @@ from qworker.django.tables.predecessor import LABEL
 from qworker.django.transports.databases import check_options
 from qworker.django.transports.urls import CHECKED, url_and_options
 from qworker.errors import ConfigurationError
-from qworker.naming import import_object
 
 TAG = "qworker"
 _UNSHARED = ("LocMemCache", "DummyCache")
@@ -81,7 +81,7 @@ def check_broker(**_: Any) -> Messages:
                     )
                 )
             if choice is CUSTOM:
-                import_object(configuration.broker_class)
+                custom_class(configuration.broker_class)
             if sentence := missing_client(choice):
                 raise ConfigurationError(sentence)
             if choice.broker == "orm":

@@ -11,6 +11,8 @@ from django.utils.module_loading import import_string
 
 from qworker.django.brokers.base import Broker
 from qworker.django.conf import conf
+from qworker.errors import ConfigurationError
+from qworker.naming import import_object
 
 _HERE = "qworker.django.brokers"
 KINDS = {
@@ -35,5 +37,16 @@ def get_broker(list_key: str | None = None) -> Broker:
 
 def broker_class() -> type[Broker]:
     """Return the class of the project's broker. Raises ConfigurationError as get_broker() does."""
-    found: type[Broker] = import_string(KINDS.get(conf.broker) or conf.broker_class)
+    own = KINDS.get(conf.broker)
+    return custom_class(conf.broker_class) if own is None else import_string(own)
+
+
+def custom_class(path: str) -> type[Broker]:
+    """Return the class at the dotted *path*. Raises ConfigurationError for what is no broker's."""
+    found = import_object(path)
+    if not (isinstance(found, type) and issubclass(found, Broker)):
+        raise ConfigurationError(
+            f"Q_CLUSTER['broker_class'] is {path!r}, which is not a subclass of {_HERE}.Broker",
+            setting="broker_class",
+        )
     return found
