@@ -20,6 +20,7 @@ from qworker.django.humanhash import uuid
 from qworker.django.models import Task
 from qworker.django.transports.packages import options_apart
 from qworker.django.waiting import fetching
+from qworker.safe_repr import safe_repr
 
 Link = Any
 """``(func, args, kwargs)``, of which the last may be left out, or a function alone. kwargs may have options
@@ -31,9 +32,11 @@ def async_iter(func: str | Callable[..., Any], args_iter: Iterable[Any], **kwarg
     will be kept.
 
     A tuple of *args_iter* is the arguments of a call, anything else its only one. kwargs: options and
-    keywords of every call, as for async_task(); there is no hook.
+    keywords of every call, as for async_task(); there is no hook. Raises ValueError for an id, which all
+    would share.
     """
     kwargs, options = options_apart(kwargs)
+    _check_no_id(options, "async_iter", "of a call")
     options.pop("hook", None)
     calls = [each if isinstance(each, tuple) else (each,) for each in args_iter]
     name, identity = uuid()
@@ -67,19 +70,29 @@ def async_chain(
     """Have a cluster call one function after another; return the group of the results.
 
     The next is enqueued when the one before has succeeded. chain: ``(func, args, kwargs)`` each. Raises
-    TypeError or ValueError for a link that is none.
+    TypeError or ValueError for a link that is none, and for an id of any but the first.
     """
     links = list(chain)
     name = group or uuid()[1]
     if not links:
         return name
-    for link in links:
-        package_of(*call_of(link))  # else the one before it would fail, which cannot send it
+    for number, link in enumerate(links):
+        called = call_of(link)
+        if number:
+            _check_no_id(called[3], "async_chain", "of a link after the first")
+        package_of(*called)  # else the one before it would fail, which cannot send it
     func, args, kwargs, options = call_of(links[0])
     given = {"cached": cached, "sync": sync, "broker": broker}
     options |= {option: value for option, value in given.items() if value is not None}
     enqueue(func, args, kwargs, {**options, "chain": links[1:], "group": name})
     return name
+
+
+def _check_no_id(options: dict[str, Any], where: str, what: str) -> None:
+    if options.get("id"):
+        raise ValueError(
+            f"{where}() makes the id {what} itself: leave id={safe_repr(options['id'], 80)} out of q_options"
+        )
 
 
 class Iter:

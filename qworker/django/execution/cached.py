@@ -31,7 +31,7 @@ from qworker.django.signing import BadSignature, SignedPackage
 from qworker.django.transports.packages import Package
 from qworker.errors import BackendError
 from qworker.interrupts import let_pass
-from qworker.safe_repr import safe_repr
+from qworker.safe_repr import safe_repr, storable
 
 UNSHARED = ("LocMemCache", "DummyCache")
 """Caches, by the names of their classes, that other processes do not see."""
@@ -155,6 +155,8 @@ def _one_at_a_time() -> Iterator[None]:
 
 def task(task_id: str) -> Task | None:
     """Return the task that is kept under its id or name; None when there is none."""
+    if storable(task_id) != task_id:  # not every cache takes it
+        return None
     by_id, by_name = key(task_id), _by_name(task_id)
     found = store().get_many([by_id, by_name])
     text = found.get(by_id)

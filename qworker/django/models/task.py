@@ -16,6 +16,7 @@ from picklefield import PickledObjectField
 
 from qworker.django.labels import SUCCESS, index_name
 from qworker.django.models.display import shown_as
+from qworker.safe_repr import storable
 
 ID_LENGTH = 32
 """Of a task's id, which is a UUID in hexadecimal."""
@@ -137,14 +138,14 @@ class Task(models.Model):
     @staticmethod
     def get_group_count(group_id: str, failures: bool = False) -> int:
         """How many tasks a group has. failures: only those that failed are counted."""
-        tasks = Task.objects.filter(group=group_id)
+        tasks = _in_group(group_id)
         return int((tasks.filter(success=False) if failures else tasks).count())
 
     @staticmethod
     def delete_group(group_id: str, objects: bool = False) -> Any:
         """Take the tasks of a group out of it; return their number. objects: delete the tasks instead, and
         return what a queryset's delete() does."""
-        tasks = Task.objects.filter(group=group_id)
+        tasks = _in_group(group_id)
         return tasks.delete() if objects else tasks.update(group=None)
 
     def group_result(self, failures: bool = False) -> Any:
@@ -171,6 +172,8 @@ class Task(models.Model):
 
 
 def _found(tasks: Any, task_id: str) -> Task | None:
+    if storable(task_id) != task_id:  # no database takes it
+        return None
     if len(task_id) != ID_LENGTH:  # most are asked for by their ids
         named: Task | None = tasks.filter(name=task_id).first()
         return named
@@ -182,8 +185,13 @@ def _found(tasks: Any, task_id: str) -> Task | None:
 
 def _of_group(group_id: str, failures: bool) -> Any:
     """In the order in which they ended, as the cache has them: that of a chain's links."""
-    tasks = Task.objects.filter(group=group_id).order_by("stopped", "id")
+    tasks = _in_group(group_id).order_by("stopped", "id")
     return tasks if failures else tasks.filter(success=True)
+
+
+def _in_group(group_id: str) -> Any:
+    tasks, text = Task.objects, str(group_id)
+    return tasks.filter(group=group_id) if storable(text) == text else tasks.none()
 
 
 class SuccessManager(models.Manager):

@@ -23,7 +23,7 @@ from qworker.django.models import Task
 from qworker.django.transports.databases import is_in_memory
 from qworker.django.waiting.watcher import TaskWatcher, group_key, task_key, watcher_of
 from qworker.results.awaiting import ended
-from qworker.safe_repr import safe_repr
+from qworker.safe_repr import safe_repr, storable
 
 FOREVER = -1
 LOOK_SECONDS = 0.5
@@ -103,7 +103,7 @@ def _pauses(wait: int) -> Iterator[float]:
 def _watcher(what: Look) -> TaskWatcher | None:
     """Who waits for *what*; None where nobody tells: it is in the cache, or in the memory of this process."""
     alias = router.db_for_read(Task)
-    if not what.key or is_in_memory(alias):
+    if not what.key or storable(what.key) != what.key or is_in_memory(alias):
         return None
     return watcher_of(alias, router.db_for_write(Task))
 

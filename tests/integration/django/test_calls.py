@@ -142,6 +142,17 @@ def test_what_has_not_ended_is_none(cached: bool) -> None:
     assert result("no-such-name", wait=20, cached=cached) is None
 
 
+@pytest.mark.filterwarnings("ignore:cached results go to:RuntimeWarning")
+@pytest.mark.parametrize("text", ["\ud800", "\0", "\ud800" + "0" * 31])
+def test_an_id_that_no_database_takes_is_unknown(text: str, cached: bool) -> None:
+    assert result(text, wait=20, cached=cached) is None
+    assert fetch(text, wait=20, cached=cached) is None
+    assert async_to_sync(tasks.aresult)(text, wait=20, cached=cached) is None
+    if not cached:
+        assert result_group(text, wait=20) is None
+        assert (count_group(text), delete_group(text), delete_group(text, tasks=True)) == (0, 0, 0)
+
+
 def test_a_failure_is_stored_with_its_error() -> None:
     task = fetch(async_task("my.buggy.code", sync=True))
     assert not task.success
@@ -575,6 +586,20 @@ def test_an_iterable_is_one_result_and_its_parts_are_gone(cached: bool) -> None:
 )
 def test_any_iterable_will_do(arguments: Any, results: list[int]) -> None:
     assert result(async_iter("math.floor", arguments, sync=True)) == results
+
+
+def test_one_id_for_all_calls_is_refused_where_the_call_stands(seen: list[dict[str, Any]]) -> None:
+    """All calls were one task, and the result of the whole never came."""
+    options = {"id": "1" * 32}
+    for call in (
+        lambda: async_iter("math.sqrt", [4, 9], q_options=options),
+        lambda: Iter("math.sqrt", [4], kwargs={"q_options": options}).run(),
+        lambda: async_chain([("math.sqrt", (4,)), ("math.sqrt", (9,), {"q_options": options})]),
+    ):
+        with pytest.raises(ValueError, match=r"makes the id .* itself: leave id='1{32}' out of q_options"):
+            call()
+    assert seen == []
+    assert async_iter(given, [1], id="x", sync=True) is not None, "a keyword of the function"
 
 
 def test_a_hook_of_an_iterable_is_ignored_and_its_options_are_not(seen: list[dict[str, Any]]) -> None:
