@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from qworker.canvas.plan import SEGMENT
 from tests.support.flows import Call, Chain, Chord, Chunks, Errback, Graph, Group, Mapping, Node, Pipe, Short
 
 __all__ = [
@@ -23,7 +24,7 @@ __all__ = [
 @dataclass(frozen=True, repr=False)
 class World(Short):
     """The dimensions of a world. stores: see ``stores.STORES``. key: "", "signed", or "late" (set when the
-    first half of the orders has been called)."""
+    first half of the orders has been called). segment: so many steps of a chain go into one message."""
 
     stores: str = "memory"
     workers: int = 2
@@ -40,6 +41,7 @@ class World(Short):
     track_started: bool = False
     result_expires: float = 86400.0
     serializer: str = "json"
+    segment: int = SEGMENT
 
     @property
     def forgets(self) -> bool:

@@ -62,7 +62,7 @@ def all_labels() -> frozenset[Label]:
     """All that a case can be about, as far as the simulator tells without drawing one."""
     found = {("world", name, repr(value)) for name, values in CHOICES.items() for value in values}
     found |= {("fault", kind, "") for kind in (*KINDS, *HAPPENINGS)}
-    found |= {("program", "Order.how", how) for how in HOW[1:]}
+    found |= {("program", "Order.how", how) for how in set(HOW) - {"call"}}
     found |= {("program", "Order.ask", ask) for ask in ASK[1:]}
     for kind in (getattr(cases, name) for name in cases.__all__):
         if isinstance(kind, type) and kind not in (World, Fault):

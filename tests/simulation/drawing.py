@@ -7,16 +7,17 @@ Thread:      any; pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from itertools import combinations, product
 from random import Random
 from typing import Any
 
+from qworker.canvas.plan import SEGMENT
 from tests.simulation.case import Case, Django, Fault, Job, Order, World, replace
 from tests.simulation.django_checks import ALWAYS
-from tests.simulation.nodes import ASK, HOW
+from tests.simulation.nodes import ASK, HOW, IN_TRANSACTIONS
 from tests.simulation.run import HAPPENINGS
 from tests.simulation.stores import STORES
 from tests.support.flows import (
@@ -56,6 +57,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "track_started": (False, True),
     "result_expires": (86400.0, 3600.0, 86400.0, 3600.0, 60.0),
     "serializer": ("json", "json", "pickle"),
+    "segment": (SEGMENT, SEGMENT, 1, 2),
 }
 
 
@@ -241,6 +243,8 @@ def order(random: Random) -> Order:
         ask = "later"
     revoke_at = random.choice((0.0, 0.5)) if random.random() < 0.05 else None
     given = () if how == "many" or random.random() < 0.5 else ("x",)
+    if how == "rollback":
+        ask, revoke_at = "later", None
     return Order(
         plain,
         round(random.random() * 5.0, 2),
@@ -266,7 +270,8 @@ def fault(random: Random, workers: int) -> Fault:
     at = round(random.random() * 6.0, 2)
     kind = random.random()
     if kind < 0.06:  # whether a call that must not run twice may begin is answered there
-        return Fault("after", node, random.choice(("settle", "confirm")), random.choice((1, 2, 3)))
+        what, method = random.choice((("after", "settle"), ("after", "confirm"), ("before", "confirm")))
+        return Fault(what, node, method, random.choice((1, 2, 3)))
     if kind < 0.5:
         what, method = random.choice(CALL_FAULTS), random.choice(METHODS)
         if (what, method) == ("after", "lease"):  # a consumer whose claim is not answered finds what it took
@@ -274,7 +279,12 @@ def fault(random: Random, workers: int) -> Fault:
         if method in ("push", "join.open") and random.random() < 0.3 and what in ("before", "after", "twice"):
             node = random.choice(("caller0", "caller1"))
         return Fault(what, node, method, random.choice((1, 1, 2, 3, 5, 8, 13)))
-    if kind < 0.55:
+    if kind < 0.53:
+        seconds = random.choice((0.1, 1.0, 3.0, 6.0))
+        return Fault(
+            "stall", node, random.choice(METHODS), random.choice((1, 1, 2, 3, 5, 8, 13)), seconds=seconds
+        )
+    if kind < 0.58:
         return Fault(
             "late",
             random.choice((node, "caller0")),
@@ -294,6 +304,14 @@ def fault(random: Random, workers: int) -> Fault:
     if happening == "crash":
         return Fault("crash", at=at, seconds=random.choice((0.2, 1.0, 4.0)))
     return Fault(happening, node if happening in ("kill", "restart") else "", at=at)
+
+
+def of_stranger(random: Random) -> Fault:
+    """What somebody without the key does; among failed tasks until an operator sends them again."""
+    kind = random.choice(("forge", "stranger", "retry failed"))
+    if kind == "forge":
+        return Fault(kind, random.choice(("caller0", "caller1", "worker0")), "join.open")
+    return Fault(kind, at=round(random.random() * 6.0, 2))
 
 
 DJANGO = 0.08
@@ -395,6 +413,36 @@ def django_case(random: Random, made: World, jobs: int | None = None) -> Case:
     )
 
 
+def amid(random: Random, fault: Fault, orders: Sequence[Order]) -> Fault:
+    """*fault*; if it comes at a time, perhaps while one of *orders* is at work, which is soon over."""
+    if not fault.at or random.random() < 0.5:
+        return fault
+    return replace(fault, at=round(random.choice(orders).at + random.choice((0.001, 0.003, 0.01, 0.03)), 3))
+
+
+def outlast(random: Random, orders: Sequence[Order]) -> None:
+    """Have a call in *orders* be due when the results of others are gone; not one that a task makes."""
+    later = {id(part) for order in orders for each in parts_of(order.flow) for part in _called_by(each)}
+    calls = [part for order in orders for part in parts_of(order.flow) if isinstance(part, Call)]
+    made = [each for each in calls if id(each) not in later and not each.options]
+    if made:
+        random.choice(made).options = {"countdown": 90}
+
+
+def _called_by(call: Any) -> Iterator[Any]:
+    for name in ("instead", "calls"):
+        if getattr(call, name, None) is not None:
+            yield from parts_of(getattr(call, name))
+    for link in getattr(call, "links", ()):
+        yield from parts_of(link)
+
+
+def callable_in(world: World, order: Order) -> Order:
+    """*order*, without a transaction where *world* has no database for messages."""
+    in_database = STORES[world.stores][0] == "sqlite"
+    return order if in_database or order.how not in IN_TRANSACTIONS else replace(order, how="call")
+
+
 def case(random: Random, orders: int | None = None, made: World | None = None) -> Case:
     """A case at random. made: its world."""
     made = made or world(random)
@@ -403,12 +451,18 @@ def case(random: Random, orders: int | None = None, made: World | None = None) -
     count = orders or random.choice((1, 2, 4, 8))
     faults = (
         ()
-        if random.random() < 0.3
+        if random.random() < (0.8 if made.forgets else 0.3)  # else hardly anything must hold there
         else tuple(fault(random, made.workers) for _ in range(random.choice((1, 1, 2, 4))))
     )
+    if made.key and random.random() < 0.3:
+        faults = (of_stranger(random), *faults)
+    orders = tuple(callable_in(made, order(random)) for _ in range(count))
+    faults = tuple(amid(random, fault, orders) for fault in faults)
+    if made.forgets and random.random() < 0.5:
+        outlast(random, orders)
     return Case(
         made,
-        tuple(order(random) for _ in range(count)),
+        orders,
         faults,
         random.getrandbits(32),
         random.random() < 0.1,

@@ -119,7 +119,13 @@ class Oracle:
     def _edited(self, done: Done) -> None:
         edit = done.edit
         known = self.names.setdefault(edit.name, Name())
-        is_odd = known.base is not None and known.base.wrong in ("fails", "arguments", "options", "raises")
+        is_odd = known.base is not None and known.base.wrong in (
+            "fails",
+            "arguments",
+            "options",
+            "raises",
+            "waits",
+        )
         if done.unsure or (is_odd and edit.what in ("set", "pause", "resume", "run")):
             for each in self.names.values() if edit.what == "sign" else ():
                 each.unsure |= each.refused
@@ -441,6 +447,12 @@ class Oracle:
                 self.found.append(f"{name} was called for {self._shown(due)}, and did not run")
         shown = {tuple(entry.fields.get("args", ())) for entry in every}
         self.found += [f"{name} ran with {run.args}" for run in runs if tuple(run.args) not in shown]
+        if self.only_beats and not self.jumps and self.story.together and self._is_alone:
+            later = [run.due for run in sorted(runs, key=lambda run: run.started)]
+            if later != sorted(later):
+                self.found.append(f"{name} ran in another order than it was due: {later}")
+        if not self.troubles and not self.jumps and not self.silences:
+            self._replaced(name, every, runs)
         if (
             self.only_beats
             and name not in self.damaged
@@ -452,6 +464,21 @@ class Oracle:
                 for run, later in pairwise(ordered)
                 if run.ended is None or run.ended > later.started
             ]
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether one task runs at a time."""
+        return self.case.world.workers == self.case.world.concurrency == 1
+
+    def _replaced(self, name: str, every: list[Entry], runs: list[Run]) -> None:
+        """No call begins once another has replaced it."""
+        if self.story.slots is None or any(entry.fields.get("overlap") != "replace" for entry in every):
+            return
+        slots = sorted((due, at) for due, at, _ in self.story.slots.get(name, ()))
+        for (due, _), (_, replaced_at) in pairwise(slots):
+            began = [run.started for run in runs if abs(run.due - due) < TOLERANCE]
+            if began and self._wall(max(began)) > replaced_at + SEEN_SECONDS:
+                self.found.append(f"{name} ran for {self._shown(due)} after another call had replaced it")
 
 
 def _is_hindered(entry: Entry) -> bool:

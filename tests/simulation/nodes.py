@@ -8,8 +8,9 @@ Thread:      the world's.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -35,12 +36,14 @@ from tests.support.flows import PENDING, Failed, canvas, timed, without_ids
 
 KEY = "a-key-of-the-simulation-0123456789abcdef"
 QUEUES = ["celery", "far"]
-HOW = ("call", "call", "dicts", "twice", "many", "eager")
+IN_TRANSACTIONS = ("commit", "rollback")
+"""Made in a transaction of the caller's in the database of the messages, which ends so."""
+HOW = ("call", "call", "dicts", "twice", "many", "eager", *IN_TRANSACTIONS)
 AT_ONCE = 0.001
 """Seconds until the next step of who need not rest."""
 RUNTIMES = (0.0001, 0.0001, 0.001, 0.03, 0.2)
 """Seconds that a run is said to have taken: by that a worker fetches ahead."""
-ASK = ("later", "get", "raise", "await", "then", "other")
+ASK = ("later", "get", "raise", "await", "then", "other", "all")
 
 
 def settings_of(world: World, lease: float, key: bool) -> dict[str, Any]:
@@ -280,6 +283,9 @@ class Asked:
         """The stores may not know it any more: a part of it was called just before a crash."""
         self.revoked = False
         self.told: list[Any] = []
+        self.promised = 0
+        """How often a caller has to be told of a single call, without having waited."""
+        self.rolled_back = getattr(order, "how", "") == "rollback"  # a job has none
         self.unanswered: list[BaseException] = []
         """Why a caller could not ask for a result."""
 
@@ -302,15 +308,29 @@ class Caller(Node):
             self.app.conf.task_always_eager = True
         for _ in range(2 if order.how == "twice" else 1):
             try:
-                if order.how == "many":
-                    asked.results += map(_of_graph, self.app.send_many([call]))
-                else:
-                    asked.results.append(_of_graph(call.apply_async(order.given, **timed(order.options))))
+                with self.within(order.how):
+                    if order.how == "many":
+                        asked.results += map(_of_graph, self.app.send_many([call]))
+                    else:
+                        asked.results.append(_of_graph(call.apply_async(order.given, **timed(order.options))))
             except Exception as error:  # noqa: BLE001 - what it means is for the checks
                 asked.refused.append(error)
                 self.time.note(self.name, "cannot call", asked.name, type(error).__name__)
         if eager:
             self.app.conf.task_always_eager = False
+
+    @contextmanager
+    def within(self, how: str) -> Iterator[None]:
+        """A transaction, where *how* is one of IN_TRANSACTIONS."""
+        if how not in IN_TRANSACTIONS:
+            yield
+            return
+        sender: Any = self.app.broker.sender
+        with closing(sqlite3.connect(sender.path)) as connection, self.app.publishing_in(connection):
+            yield
+            if how == "commit":
+                connection.commit()
+                self.time.wake(name="listener")
 
     def awaited(self, coroutine: Any) -> Any:
         return awaited(self.time, coroutine)
@@ -332,7 +352,13 @@ class Caller(Node):
         elif asked.order.ask == "await":
             asked.told.append(self.awaited(_value(result)))
         elif asked.order.ask == "then" and not getattr(result, "ignored", False):
-            result.then(lambda found: asked.told.append(value_of(found)), lambda *_: None)
+            asked.promised += not isinstance(result, GroupResult)
+            result.then(
+                lambda found: asked.told.append(value_of(found)),
+                lambda error: isinstance(result, GroupResult) or asked.told.append(Failed.by(error)),
+            )
+        elif asked.order.ask == "all":
+            asked.told.append(all_of(result))
         elif asked.order.ask == "other" and not _has_ignored(result):
             asked.told.append(value_of(elsewhere(result, other.app)))
 
@@ -364,6 +390,17 @@ def raised(result: Any) -> Any:
         raise
     except Exception as error:  # noqa: BLE001 - of the task
         return Failed.by(error)
+
+
+def all_of(result: Any) -> Any:
+    """What one get() says of all that is in *result*, with a Failed for each error."""
+    return _shown(result.get(propagate=False))
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_shown(each) for each in value]
+    return Failed.by(value) if isinstance(value, BaseException) else without_ids(value)
 
 
 def elsewhere(result: Any, app: QWorker) -> Any:

@@ -199,6 +199,8 @@ class Noting(Middleware):
 SHOWN = {"h": 1, "tenant": "one", "own": 2, "noted": 1, "by": "me"}
 """The headers that tasks may see."""
 STAMPS = {"by": "me"}
+THEIRS = "somebody else's"
+"""A result that no call of a flow has."""
 RAISED: dict[str, BaseException] = {
     "ignore": Ignore(),
     "reject": Reject("never", requeue=False),
@@ -239,6 +241,8 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
             seen = request.headers or {}
             if strange := {name for name in seen if seen[name] != SHOWN.get(name)}:
                 record.complain(f"{flow}: {number} has the headers {strange} of {seen}")
+            if THEIRS in repr(given):
+                record.complain(f"{flow}: {number} is given what a stranger has chosen")
             if number in known.linked:
                 look(flow, request.parent_id, states.SUCCESS)
             if request.stamps != (STAMPS if number in known.stamped else {}):

@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.simulation import drawing
 from tests.simulation.case import Case, Fault, Order
+from tests.simulation.nodes import IN_TRANSACTIONS
 from tests.simulation.real_servers import AWAY, STORES
 from tests.simulation.real_worker import TIME_LIMIT, RealWorld
 from tests.simulation.run import OF_OPERATORS
@@ -67,7 +68,7 @@ def order(random: Random, world: RealWorld) -> Order:
         made = drawing.order(random)
         if not by_messages or is_line(made.flow):
             break
-    how, ask = made.how, made.ask
+    how, ask = "call" if made.how in IN_TRANSACTIONS else made.how, made.ask
     if written_as_celery(world) and how == "twice":
         how = "call"  # two runs of one chord at a time count their members in the same key
     for part in parts_of(made.flow):

@@ -15,19 +15,22 @@ import shutil
 import tempfile
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from qworker import QWorker
-from qworker.backends.joins import PUSH_SECONDS
+from qworker import QWorker, states
+from qworker.backends.joins import PUSH_SECONDS, Join
 from qworker.errors import BackendError, QWorkerError
-from qworker.transports.lease import Envelope
+from qworker.publishing import workflows
+from qworker.publishing.transactions import holding_back
+from qworker.transports.lease import DeadLetter, Envelope, Part
 from tests.simulation.case import Case, Fault, Order
 from tests.simulation.nodes import Asked, Caller, Node, WorkerNode, is_ready, value_of
-from tests.simulation.program import Record
+from tests.simulation.program import THEIRS, Record
 from tests.simulation.schedules import Schedules, Story
 from tests.simulation.seams import Process
 from tests.simulation.stores import LEASE_SECONDS, Stores
@@ -40,6 +43,10 @@ HAPPENINGS = ("kill", "freeze", "away", "full", "jump", "restart", "crash", *OF_
 """Faults that come at a time: a worker is killed, stands still, is stopped and started; a store does not
 answer, or is full; a wall clock is set; the machine dies, and the stores forget their last seconds; a
 stranger writes; an operator sends failed tasks or dead letters again."""
+LOSES_NOTHING = frozenset({"freeze", "jump", "restart", "retry dead", "stranger"})
+"""Faults after which whoever has acknowledged a task first still runs it."""
+OF_LISTENERS = frozenset({"confirm", "extend", "lease", "reclaim", "settle"})
+"""Calls of the broker that a listener makes again when no answer has come."""
 CALLERS = ("caller0", "caller1")
 PATIENCE = 400.0
 """Virtual seconds after the last fault and call within which everything is quiet."""
@@ -82,12 +89,19 @@ class Seen:
     tasks: int = 0
     seconds: float = 0.0
     """Virtual seconds."""
+    rested: float = 0.0
+    """Virtual seconds from the last call, and all that is due later, until everything was quiet."""
     schedules: Story | None = None
 
     @property
     def may_lose(self) -> bool:
         """Whether tasks may be lost: those that are acknowledged first."""
-        return not self.case.world.acks_late and bool(self.fired)
+        return not self.case.world.acks_late and any(map(self._loses, self.fired))
+
+    def _loses(self, fault: Fault) -> bool:
+        known = not self.case.world.stores.startswith("kombu")  # whether the broker tells what it has heard
+        answer_lost = fault.kind in ("before", "after") and fault.method in OF_LISTENERS
+        return fault.kind not in LOSES_NOTHING and not (known and answer_lost)
 
     @property
     def excused(self) -> bool:
@@ -97,6 +111,7 @@ class Seen:
             asked.refused
             or asked.revoked
             or asked.forgotten
+            or (asked.rolled_back and self.case.world.stores != "sqlite")  # nobody knows that it was
             or (self.fired and _calls_joins(getattr(asked.order, "flow", None)))  # a job has none
             for asked in self.asked
         )
@@ -212,6 +227,7 @@ class Running:
         if self.case.schedules is not None:
             skew = self.case.schedules.start
         process = Process(name, self.time, self.to_come, self.seen.fired)
+        process.forge = lambda joins: forge(self.observer.app, joins)
         node = kind(process, self.time, self.stores, world, self.seen.record, key, skew)
         self.processes[name] = node
         return node
@@ -293,6 +309,8 @@ class Running:
         elif fault.kind == "crash":
             self._crash()
         elif fault.kind in OF_OPERATORS:
+            if fault.kind == "retry failed":
+                fail_as_stranger(self.observer.app, time.note)
             meddle(fault.kind, self.observer.app, time.note)
 
     def _remember(self) -> None:
@@ -359,6 +377,7 @@ class Running:
                     since = None
                 elif since is None:
                     since = time.now
+                    seen.rested = since - self.last
                 elif time.now - since >= (SETTLED + self._ahead() if self.joins() else self.settled):
                     break
                 if since is None and time.now > self.last + PATIENCE:
@@ -389,6 +408,8 @@ class Running:
                 time.pump(time.now + SWEPT / 20)
         self.seen.left_for_ever = left and self.stores.left()
         if self.seen.excused:  # joins that were left have failed by now, and their errbacks were told
+            rolled_back = {asked.name for asked in self.seen.asked if asked.rolled_back}
+            told |= {name: each for name, each in record.told.items() if name in rolled_back}
             record.told = defaultdict(Counter, told)
 
     def _why(self) -> str:
@@ -438,23 +459,74 @@ def meddle(kind: str, app: QWorker, note: Callable[..., None]) -> None:
         note("cannot", kind, type(error).__name__)
 
 
-def write_as_stranger(app: QWorker, note: Callable[..., None]) -> None:
-    """Push messages that nobody sends, and one that only somebody with the key may send."""
+STRANGERS = {"flow": "stranger", "number": 0, "fails": False, "retries": 0}
+"""The arguments of a call that only somebody with the key may make."""
+
+
+def of_stranger() -> tuple[dict[str, str], str, bytes]:
+    """The headers, properties and body of that call."""
     headers = {
         "lang": "py", "task": "call", "id": "stranger", "root_id": "stranger", "argsrepr": "()",
         "kwargsrepr": "{}",
     }  # fmt: skip
-    body = json.dumps([[], {"flow": "stranger", "number": 0, "fails": False, "retries": 0}, {}]).encode()
     properties = json.dumps({"content_type": "application/json", "content_encoding": "utf-8"})
-    for text, content in (
-        ("", b""), ("{", b"{"), ("[]", b"[]"), ('{"id": 5}', b"\xff"),
-        (json.dumps({**headers, "id": "odd"}), b"\x00"),
-        (json.dumps({**headers, "id": "deep"}), b"[" * 10_000),
-        (json.dumps({**headers, "task": None}), body),
-        (json.dumps(headers), body),
+    return headers, properties, json.dumps([[], STRANGERS, {}]).encode()
+
+
+def fail_as_stranger(app: QWorker, note: Callable[..., None]) -> None:
+    """Put that call among the failed tasks, which an operator sends again."""
+    if app.signer is None or app.broker.failed is None:
+        return
+    headers, properties, body = of_stranger()
+    consumer = app.broker.consumer
+    try:
+        app.broker.sender.push([Envelope("strange", json.dumps(headers), properties, body)])
+        generation = consumer.register("stranger@sim", ["strange"], 1)
+        found = consumer.lease(["strange"], 1).messages
+        consumer.settle(generation, [DeadLetter(each.tag, "ValueError()", failed=True) for each in found])
+        consumer.deregister()
+    except QWorkerError as error:
+        note("a stranger is refused", type(error).__name__)
+
+
+def forge(app: QWorker, joins: Sequence[Join]) -> None:
+    """Say, as somebody without the key does, that other calls have ended than those that *joins* wait for."""
+    if app.signer is None:
+        return
+    backend = app.backend
+    row = backend.row(THEIRS, backend.meta(THEIRS, states.SUCCESS, THEIRS))
+    backend.store_rows([row])
+    backend.joins.add(
+        [Part(join.id, number, THEIRS, states.SUCCESS) for join in joins for number in range(join.size)]
+    )
+
+
+def changed(app: QWorker) -> Envelope:
+    """That call, signed with the key, and made a member of a chord by somebody who has none."""
+    with holding_back(app) as held:
+        app.send_task("call", kwargs=STRANGERS, task_id="changed")
+    headers = json.loads(held[0].headers) | {"qworker_joins": [["theirs", 0]]}
+    return held[0]._replace(headers=json.dumps(headers))
+
+
+def write_as_stranger(app: QWorker, note: Callable[..., None]) -> None:
+    """Push messages that nobody sends, and two that only somebody with the key may send."""
+    headers, properties, body = of_stranger()
+    for envelope in (
+        *(
+            Envelope("celery", text, properties, content)
+            for text, content in (
+                ("", b""), ("{", b"{"), ("[]", b"[]"), ('{"id": 5}', b"\xff"),
+                (json.dumps({**headers, "id": "odd"}), b"\x00"),
+                (json.dumps({**headers, "id": "deep"}), b"[" * 10_000),
+                (json.dumps({**headers, "task": None}), body),
+                (json.dumps(headers), body),
+            )
+        ),
+        changed(app),
     ):  # fmt: skip
         try:
-            app.broker.sender.push([Envelope("celery", text, properties, content)])
+            app.broker.sender.push([envelope])
         except QWorkerError as error:
             note("a stranger is refused", type(error).__name__)
 
@@ -483,7 +555,7 @@ def run(case: Case, trace: Trace | None = None) -> Seen:
     seen = Seen(case, Record())
     with heard("qworker", errors):
         try:
-            with determined(case.seed):
+            with determined(case.seed), mock.patch.object(workflows, "SEGMENT", case.world.segment):
                 try:
                     running = _kind_of(case)(case, directory, trace)
                     seen = running.seen

@@ -23,6 +23,7 @@ from qworker.beat.service import Beat
 from qworker.beat.store import ScheduleStore
 from qworker.beat.stores import open_store
 from qworker.beat.written import to_json, write_fields
+from qworker.errors import BrokerUnavailable
 from tests.simulation.case import Edit, Entry, Fault, Timetable
 from tests.simulation.nodes import Caller, Node
 from tests.simulation.seams import Process, watch
@@ -56,6 +57,7 @@ WRONG: dict[str, Any] = {
     "arguments": {"task": "tick", "schedule": 5.0, "args": (lambda: None,)},
     "options": {"task": "tick", "schedule": 5.0, "options": {"countdown": "soon"}},
     "raises": {"task": "raising", "schedule": 5.0},
+    "waits": {"task": "waiting", "schedule": 5.0},
 }
 """Entries of settings that are never called, and why. (They stop no other.)"""
 
@@ -325,7 +327,8 @@ class Schedules:
 def define(app: QWorker, process: Process, world: Schedules) -> None:
     """Define the tasks that entries call: "tick"; "slow", which takes SLEEP_SECONDS; "quiet", of which no
     result is kept; "bad", which fails; "chorded" and "grouped", which are replaced by a chord and a group;
-    "raising", which cannot be called. "nobody" is the name of none."""
+    "raising", which cannot be called; "waiting",
+    which cannot be called for now. "nobody" is the name of none."""
     story, time = world.story, world.time
 
     def ran(task: Any, args: Any, act: Callable[[], Any] = lambda: None) -> Any:
@@ -360,7 +363,11 @@ def define(app: QWorker, process: Process, world: Schedules) -> None:
     def member(*args: Any) -> None:
         return None
 
+    def wait() -> None:
+        raise BrokerUnavailable("its queue cannot be declared")
+
     raising = type("Raising", (app.Task,), {"apply_async": lambda *args, **kwargs: fail()})
+    waiting = type("Waiting", (app.Task,), {"apply_async": lambda *args, **kwargs: wait()})
     named("tick")
     named("slow", lambda task: sleep())
     named("quiet", ignore_result=True)
@@ -368,3 +375,4 @@ def define(app: QWorker, process: Process, world: Schedules) -> None:
     named("chorded", lambda task: task.replace(chord([member.s(), member.s()], member.s())))
     named("grouped", lambda task: task.replace(group([member.s(), member.s()])))
     named("raising", base=raising)
+    named("waiting", base=waiting)

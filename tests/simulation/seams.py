@@ -22,6 +22,7 @@ from tests.simulation.world import Actor, Killed, Time
 
 KINDS = (
     "before", "after", "twice", "late", "kill before", "kill after", "child before", "child after", "stall",
+    "forge",
 )  # fmt: skip
 FORGETS = "forgets"
 """A kind that is never drawn: a broken store, which answers and has done nothing. Checks must notice it."""
@@ -50,11 +51,12 @@ WRITES = frozenset(
 """What a full store refuses."""
 TELLS = frozenset(
     {"push", "settle", "revoke", "dead_retry", "failed.send_again", "deregister", "reclaim", "orm.commit",
-     "schedules.fire"}
+     "schedules.fire", "join.finish"}
 )  # fmt: skip
 """After these there may be something for every listener; see tells()."""
 JOINED = frozenset({"join.add", "join.grow", "join.set_size", "join.open", "join.finish"})
-"""After these there may be a join for every joiner."""
+"""After these there may be a join for every joiner. Who records the last part wakes its own; others look now
+and then, and sometimes at once."""
 
 
 def tells(method: str, args: Any, value: Any) -> bool:
@@ -84,6 +86,8 @@ class Process:
         """Stores that do not answer."""
         self.full: set[str] = set()
         """Stores that take nothing."""
+        self.forge: Callable[[Any], object] = lambda joins: None
+        """A stranger writes into these joins."""
         self.errors: dict[str, type[Exception]] = {"broker": BrokerUnavailable}
         """What stores raise that are away."""
 
@@ -131,7 +135,7 @@ class Process:
         self._note(method, args, value if isinstance(value, Claim) else None)
         if method in TELLS and tells(method, args, value):
             self.time.wake(name="listener")
-        elif method in JOINED:
+        if method in JOINED and self.time.random.random() < 0.3:
             self.time.wake(name="joiner")
         return value
 
@@ -164,6 +168,10 @@ class Process:
         if fault.kind == "late" and fault.method == "push":
             self.time.actors.append(_late(self.time, self.time.now + fault.seconds, function, args, kwargs))
             raise error("no answer came in time")
+        if fault.kind == "forge":
+            value = function(*args, **kwargs)
+            self.forge(args[0])
+            return value
         if fault.kind in ("before", "kill before", "child before", FORGETS):
             value = None
         else:

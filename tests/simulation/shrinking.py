@@ -109,7 +109,7 @@ def _plain(case: Case) -> Case | None:
     for order in case.orders:
         try:
             flow = is_plain(copy.deepcopy(order.flow))
-        except LookupError:  # a pipe of nothing
+        except (LookupError, ValueError):  # a pipe of nothing
             flow = None
         if flow is None:
             return None

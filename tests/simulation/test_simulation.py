@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from tests.simulation import case as cases
 from tests.simulation import drawing
-from tests.simulation.case import Call, Case, Chain, Fault, Group, Order, World
+from tests.simulation.case import Call, Case, Chain, Chord, Errback, Fault, Group, Order, World
 from tests.simulation.checks import problems
 from tests.simulation.covering import Covered, labels, shown
 from tests.simulation.drawing import BLOCK, CHOICES, case_of
@@ -120,6 +120,42 @@ def test_a_run_that_is_missing_is_noticed() -> None:
     seen = run(Case(orders=(Order(numbered(Group([Call(), Call()]))),)))
     del seen.record.runs["f0"][1]
     assert [kind_of(each) for each in problems(seen)] == ["ran not"]
+
+
+def test_what_is_done_late_is_noticed() -> None:
+    """As when nobody wakes a part of a worker, which looks at the next round."""
+    seen = run(Case(orders=(Order(numbered(Chord([Call()], Call()))),)))
+    assert problems(seen) == []
+    seen.rested = 4.0
+    assert problems(seen) == ["all is quiet only 4.0 s after the last call"]
+
+
+@pytest.mark.parametrize("stores", ["sqlite", "sqlite+other", "sqlite+memory", "sqlite+files"])
+def test_what_is_rolled_back_is_not_there(stores: str) -> None:
+    flow = numbered(Chord([Call()], Call(errbacks=[Errback()])))
+    case = Case(World(stores), (Order(flow, how="rollback"),), linger=True)
+    seen = run(case)
+    assert problems(seen) == []
+    seen.record.runs["f0"].append((0, 1, 2))
+    assert problems(seen) == ["f0: ran {0: 1} and told {}, though it was rolled back"]
+    assert problems(run(replace(case, orders=(Order(flow, how="commit"),)))) == []
+
+
+def test_a_caller_who_is_not_told_is_noticed() -> None:
+    seen = run(Case(orders=(Order(Call(number=0), ask="then"),)))
+    assert problems(seen) == []
+    seen.asked[0].told.clear()
+    assert problems(seen) == ["f0: the caller was told 0 times, not 1"]
+
+
+@pytest.mark.parametrize("kind", ["stranger", "retry failed", "forge"])
+@pytest.mark.parametrize("stores", ["memory", "sqlite", "sqlite+other"])
+def test_a_stranger_gets_nothing_run(stores: str, kind: str) -> None:
+    flow = numbered(Chord([Call(), Call()], Call()))
+    fault = Fault(kind, "caller0", "join.open") if kind == "forge" else Fault(kind, at=1.0)
+    seen = run(Case(World(stores, key="signed"), (Order(flow),), (fault,)))
+    assert problems(seen) == []
+    assert seen.fired == [fault]
 
 
 @pytest.mark.parametrize("stores", [each for each in CHOICES["stores"] if "disabled" not in each])

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from tests.simulation.case import Case, Edit, Entry, Fault, Order, Timetable, replace
-from tests.simulation.drawing import CALL_FAULTS, fault, order, world
+from tests.simulation.drawing import CALL_FAULTS, callable_in, fault, order, world
 from tests.simulation.schedules import SCHEDULES, WRONG
 from tests.simulation.world import START
 
@@ -163,7 +163,7 @@ def worker_fault(random: Random, workers: int) -> Fault:
 def besides(random: Random) -> Order:
     """An order whose caller waits for nothing: it would keep up a "slow" task within which it steps."""
     made = order(random)
-    return made if made.how == "eager" else replace(made, ask=random.choice(("later", "then")))
+    return made if made.how in ("eager", "rollback") else replace(made, ask=random.choice(("later", "then")))
 
 
 def scheduled(random: Random) -> Case:
@@ -179,7 +179,7 @@ def scheduled(random: Random) -> Case:
     if made.stores == "memory" and table.store == "":
         table = replace(table, beats=1)
     count = 0 if table.calls_nobody else random.choice((0, 0, 1, 2, 4))  # who cannot wait for what is delayed
-    orders = tuple(besides(random) for _ in range(count))
+    orders = tuple(callable_in(made, besides(random)) for _ in range(count))
     if made.forgets and "slow" in {
         each.task for each in (*table.entries, *(edit.entry for edit in table.edits)) if each
     }:
