@@ -7,6 +7,7 @@ Thread:      any; pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from qworker.canvas.plan import SEGMENT
@@ -14,16 +15,19 @@ from tests.simulation.django_checks import django_problems
 from tests.simulation.due_times import Oracle
 from tests.simulation.nodes import Asked
 from tests.simulation.run import Seen
-from tests.support.flows import PENDING, Expected, Failed, Graph, expected, is_line
+from tests.support.flows import PENDING, Call, Chord, Expected, Failed, Graph, expected, is_line
 
-LOSSES = frozenset({"pending", "WorkerLost", "ChordError", "BackendError", "BrokerUnavailable"})
-"""Errors of tasks that were acknowledged first, and that a fault cut short."""
+LOSSES = frozenset(
+    {"pending", "WorkerLost", "ChordError", "BackendError", "BrokerUnavailable", "TimeLimitExceeded"}
+)
+"""Errors of tasks that were acknowledged first, and that a fault cut short; or whose time is over."""
 HARMLESS = frozenset({"jump", "stranger", "retry dead"})
 """Faults after which nothing may run twice."""
 PROMPT = 3.0
 """Seconds within which nothing is left to do, where all goes well. A part that nobody wakes waits longer."""
-CUT = frozenset({"before", "after", "twice"})
-"""Faults of connections, after which the broker still knows who had what."""
+LIMITS = frozenset({"limit before", "limit after"})
+CUT = frozenset({"before", "after", "twice"}) | LIMITS
+"""Faults of connections, after which the broker still knows who had what; and ends that the worker sees."""
 
 OF_ENTRIES = ("entry-", "task-unknown", "unknown-task")
 """Errors expected of schedules: invalid entries and unknown tasks."""
@@ -121,7 +125,7 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
             asked.forgotten or (seen.may_lose and (_lost(value) or value == PENDING))
         ):
             found.append(f"what {number} called is {value!r}, not {want.called.get(number)!r}")
-    if not seen.fired and len(asked.told) < asked.promised:
+    if not (seen.fired or want.pending) and len(asked.told) < asked.promised:
         found.append(f"the caller was told {len(asked.told)} times, not {asked.promised}")
     for value in asked.told:
         raises = asked.order.ask in ("await", "raise")
@@ -138,6 +142,12 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
             found.append(f"ran {dict(ran)}, not {runs}")
         if dict(told) != tells:
             found.append(f"errbacks were told {dict(told)}, not {tells}")
+    elif all(fault.kind in LIMITS for fault in seen.fired):
+        found += [
+            f"{number} did not run, and what it is linked to has succeeded"
+            for number in _linked(asked.order.flow)
+            if asked.name in seen.values and runs.get(number) and not ran[number]
+        ]
     elif not seen.may_lose:
         for number, count in runs.items():
             if ran[number] < count:
@@ -200,6 +210,17 @@ def _in_segments(value: Any, want: Any, seen: Seen) -> Any:
         return [_in_segments(*each, seen) for each in zip(value, want, strict=True)]
     short = seen.case.world.segment < SEGMENT
     return PENDING if short and want == PENDING and value == Failed("ChordError") else value
+
+
+def _linked(flow: Any) -> Iterator[int]:
+    """The calls that are linked to those of which the value of *flow* comes."""
+    if isinstance(flow, Graph) or getattr(flow, "ignored", False):  # of which some failures do not show
+        return
+    yield from (link.number for link in getattr(flow, "links", ()) if isinstance(link, Call))
+    for name in ("members", "steps", "header"):
+        for each in getattr(flow, name, ()):
+            yield from _linked(each)
+    yield from _linked(flow.body) if isinstance(flow, Chord) else ()
 
 
 def _is_known(value: Any) -> bool:

@@ -272,6 +272,9 @@ def fault(random: Random, workers: int) -> Fault:
     if kind < 0.06:  # whether a call that must not run twice may begin is answered there
         what, method = random.choice((("after", "settle"), ("after", "confirm"), ("before", "confirm")))
         return Fault(what, node, method, random.choice((1, 2, 3)))
+    if kind < 0.1:  # the time of a task is over, perhaps when it has ended
+        what, method = random.choice(("limit before", "limit after")), random.choice(("push", "store", "get"))
+        return Fault(what, node, method, random.choice((1, 1, 2, 3, 5)))
     if kind < 0.5:
         what, method = random.choice(CALL_FAULTS), random.choice(METHODS)
         if (what, method) == ("after", "lease"):  # a consumer whose claim is not answered finds what it took

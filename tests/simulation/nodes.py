@@ -347,20 +347,26 @@ class Caller(Node):
     def _ask(self, asked: Asked, result: Any, other: Node) -> None:
         if asked.order.ask == "get":
             asked.told.append(value_of(result))
+            if not isinstance(result, GroupResult) and not getattr(result, "ignored", False):
+                asked.promised += 1
+                self._promise(asked, result)  # of what has ended
         elif asked.order.ask == "raise":
             asked.told.append(raised(result))
         elif asked.order.ask == "await":
             asked.told.append(self.awaited(_value(result)))
         elif asked.order.ask == "then" and not getattr(result, "ignored", False):
-            asked.promised += not isinstance(result, GroupResult)
-            result.then(
-                lambda found: asked.told.append(value_of(found)),
-                lambda error: isinstance(result, GroupResult) or asked.told.append(Failed.by(error)),
-            )
+            self._promise(asked, result)
         elif asked.order.ask == "all":
             asked.told.append(all_of(result))
         elif asked.order.ask == "other" and not _has_ignored(result):
             asked.told.append(value_of(elsewhere(result, other.app)))
+
+    def _promise(self, asked: Asked, result: Any) -> None:
+        asked.promised += not isinstance(result, GroupResult)
+        result.then(
+            lambda found: asked.told.append(value_of(found)),
+            lambda error: isinstance(result, GroupResult) or asked.told.append(Failed.by(error)),
+        )
 
 
 def _of_graph(result: Any) -> Any:

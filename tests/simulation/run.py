@@ -95,7 +95,9 @@ class Seen:
 
     @property
     def may_lose(self) -> bool:
-        """Whether tasks may be lost: those that are acknowledged first."""
+        """Whether tasks may be lost: those that are acknowledged first, or whose time is over."""
+        if any(fault.kind.startswith("limit") for fault in self.fired):
+            return True
         return not self.case.world.acks_late and any(map(self._loses, self.fired))
 
     def _loses(self, fault: Fault) -> bool:

@@ -15,14 +15,14 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from qworker.errors import BackendError, BrokerUnavailable
-from qworker.tasks.outcome import LOST
+from qworker.tasks.outcome import LOST, TIME_LIMIT
 from qworker.transports.lease import Claim, Release
 from tests.simulation.case import Fault
 from tests.simulation.world import Actor, Killed, Time
 
 KINDS = (
     "before", "after", "twice", "late", "kill before", "kill after", "child before", "child after", "stall",
-    "forge",
+    "forge", "limit before", "limit after",
 )  # fmt: skip
 FORGETS = "forgets"
 """A kind that is never drawn: a broken store, which answers and has done nothing. Checks must notice it."""
@@ -146,7 +146,7 @@ class Process:
     def _fault(self, method: str) -> Fault | None:
         for fault in self.faults:
             if fault.node == self.name and fault.method == method and fault.nth == self.calls[method]:
-                if fault.kind.startswith("child") and not self.in_child:
+                if fault.kind.startswith(("child", "limit")) and not self.in_child:
                     continue
                 self.faults.remove(fault)
                 self.fired.append(fault)
@@ -172,7 +172,7 @@ class Process:
             value = function(*args, **kwargs)
             self.forge(args[0])
             return value
-        if fault.kind in ("before", "kill before", "child before", FORGETS):
+        if fault.kind in ("before", "kill before", "child before", "limit before", FORGETS):
             value = None
         else:
             value = function(*args, **kwargs)
@@ -183,8 +183,8 @@ class Process:
         if who == "kill":
             self.die()
             raise Killed(self.name)
-        if who == "child":
-            self.end_child(LOST)
+        if who in ("child", "limit"):
+            self.end_child(LOST if who == "child" else TIME_LIMIT)
         raise error("the connection was lost")
 
 

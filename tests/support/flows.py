@@ -11,6 +11,7 @@ each one call or several beside each other (Beside), and each stage gets the val
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -277,7 +278,15 @@ def _plain(flow: Any) -> Any:
 
 
 def canvas(flow: Any, tasks: Any, name: str) -> Any:
-    """The signature of *flow*. tasks: by name; see Ledger. name: of this run of it."""
+    """The signature of *flow*. tasks: by name; see Ledger. name: of this run of it. Whatever is made of other
+    signatures leaves these as they are."""
+    within: list[tuple[Any, str]] = []
+
+    def part(each: Any) -> Any:
+        signature = canvas(each, tasks, name)
+        within.append((signature, _written(signature)))
+        return signature
+
     if isinstance(flow, Call):
         task = tasks["acall" if flow.coroutine else "call"]
         made = task.s(flow=name, number=flow.number, fails=flow.fails, retries=flow.retries)
@@ -289,7 +298,7 @@ def canvas(flow: Any, tasks: Any, name: str) -> Any:
         if flow.does == "expired":
             made.set(expires="2020-01-01T00:00:00+00:00")
         for link in flow.links:
-            made.link(canvas(link, tasks, name))
+            made.link(part(link))
     elif isinstance(flow, Errback):
         return tasks["told_now" if flow.now else "told"].s(flow=name, number=flow.number)
     elif isinstance(flow, Mapping):
@@ -301,28 +310,34 @@ def canvas(flow: Any, tasks: Any, name: str) -> Any:
     elif isinstance(flow, Graph):
         nodes, after, always = {}, {}, []
         for place, (node, others) in enumerate(flow.waits()):
-            nodes[f"n{place}"] = canvas(node.call, tasks, name)
+            nodes[f"n{place}"] = part(node.call)
             if others:
                 after[f"n{place}"] = {f"x{number}": f"n{other}" for number, other in enumerate(others)}
                 always += [f"n{place}"] if node.always else []
         made = graph(nodes, after, always=always)
     elif isinstance(flow, Group):
-        made = group([canvas(each, tasks, name) for each in flow.members], app=tasks["call"].app)
+        made = group([part(each) for each in flow.members], app=tasks["call"].app)
     elif isinstance(flow, Chain):
-        made = chain(*(canvas(each, tasks, name) for each in flow.steps))
+        made = chain(*(part(each) for each in flow.steps))
     elif isinstance(flow, Pipe):
-        made = reduce(or_, (canvas(each, tasks, name) for each in flow.steps))
+        made = reduce(or_, (part(each) for each in flow.steps))
     else:
-        made = chord([canvas(each, tasks, name) for each in flow.header], canvas(flow.body, tasks, name))
+        made = chord([part(each) for each in flow.header], part(flow.body))
     by_set = []
     for errback in getattr(flow, "errbacks", ()):
         if errback.by_set:
-            by_set.append(canvas(errback, tasks, name))
+            by_set.append(part(errback))
         else:
-            made.link_error(canvas(errback, tasks, name))
+            made.link_error(part(errback))
     if by_set:
         made.set(link_error=[*(made.options.get("link_error") or ()), *by_set])
+    for signature, before in within:
+        assert _written(signature) == before, f"what stands in {flow!r} was changed"
     return made
+
+
+def _written(signature: Any) -> str:
+    return json.dumps(signature, default=str)
 
 
 def timed(options: dict[str, Any]) -> dict[str, Any]:
