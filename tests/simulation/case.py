@@ -24,7 +24,8 @@ __all__ = [
 @dataclass(frozen=True, repr=False)
 class World(Short):
     """The dimensions of a world. stores: see ``stores.STORES``. key: "", "signed", or "late" (set when the
-    first half of the orders has been called). segment: so many steps of a chain go into one message."""
+    first half of the orders has been called). segment: so many steps of a chain go into one message.
+    pauses: how often others step between two calls of a store."""
 
     stores: str = "memory"
     workers: int = 2
@@ -42,6 +43,7 @@ class World(Short):
     result_expires: float = 86400.0
     serializer: str = "json"
     segment: int = SEGMENT
+    pauses: float = 0.0
 
     @property
     def forgets(self) -> bool:

@@ -58,6 +58,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "result_expires": (86400.0, 3600.0, 86400.0, 3600.0, 60.0),
     "serializer": ("json", "json", "pickle"),
     "segment": (SEGMENT, SEGMENT, 1, 2),
+    "pauses": (0.0, 0.05),
 }
 
 
@@ -416,6 +417,14 @@ def django_case(random: Random, made: World, jobs: int | None = None) -> Case:
     )
 
 
+def lossless(random: Random, workers: int, orders: Sequence[Order]) -> Fault:
+    """What lets nobody lose a task that is acknowledged first, while one of *orders* is at work."""
+    kind, node = random.choice(("restart", "freeze")), f"worker{random.randrange(workers)}"
+    seconds = random.choice((3.0, 6.0, 15.0)) if kind == "freeze" else 0.0
+    at = round(random.choice(orders).at + random.choice((0.001, 0.002, 0.004, 0.01)), 3)
+    return Fault(kind, node, at=at, seconds=seconds)
+
+
 def amid(random: Random, fault: Fault, orders: Sequence[Order]) -> Fault:
     """*fault*; if it comes at a time, perhaps while one of *orders* is at work, which is soon over."""
     if not fault.at or random.random() < 0.5:
@@ -460,6 +469,8 @@ def case(random: Random, orders: int | None = None, made: World | None = None) -
     if made.key and random.random() < 0.3:
         faults = (of_stranger(random), *faults)
     orders = tuple(callable_in(made, order(random)) for _ in range(count))
+    if not made.acks_late and random.random() < 0.3:
+        faults = tuple(lossless(random, made.workers, orders) for _ in range(random.choice((1, 2, 3))))
     faults = tuple(amid(random, fault, orders) for fault in faults)
     if made.forgets and random.random() < 0.5:
         outlast(random, orders)

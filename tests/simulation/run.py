@@ -371,6 +371,7 @@ class Running:
     def go(self) -> Seen:
         time, seen = self.time, self.seen
         time.actors.append(Actor("world", "supervisor", self._mind))
+        time.pauses = 0.0 if self.case.django is not None else self.case.world.pauses  # in no transaction
         try:
             since = None
             while True:
@@ -387,6 +388,7 @@ class Running:
                     break
         except Stuck as error:
             seen.stuck = str(error)
+        time.pauses = 0.0
         self._look()
         if self.case.linger and not seen.stuck:
             self._linger()

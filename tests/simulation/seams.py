@@ -24,6 +24,7 @@ KINDS = (
     "before", "after", "twice", "late", "kill before", "kill after", "child before", "child after", "stall",
     "forge", "limit before", "limit after",
 )  # fmt: skip
+MOMENT = 1e-6
 FORGETS = "forgets"
 """A kind that is never drawn: a broken store, which answers and has done nothing. Checks must notice it."""
 
@@ -98,6 +99,13 @@ class Process:
         for act in self.on_death:
             act()
 
+    def pause(self, seconds: float) -> None:
+        """Stand still in the midst of a step, in which others go on."""
+        self.time.frozen[self.name] = self.time.now + seconds
+        self.time.pump(self.time.now + seconds)
+        if not self.alive:
+            raise Killed(self.name)
+
     def end_child(self, why: str) -> None:
         """The child that runs is killed. why: LOST or TIME_LIMIT."""
         self.child_lost = why
@@ -119,6 +127,8 @@ class Process:
             raise error(f"the {store} is away")
         if store in self.full and method in WRITES:
             raise error(f"the {store} is full")
+        if (pauses := self.time.pauses) and self.time.random.random() < pauses:
+            self.pause(MOMENT)
         self.calls[method] += 1
         fault = self._fault(method) if self.faults else None
         self.stack.append(store)
@@ -159,11 +169,8 @@ class Process:
         self, fault: Fault, error: type[Exception], function: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         who = fault.kind.partition(" ")[0]
-        if fault.kind == "stall":  # it stands still in the midst of its step
-            self.time.frozen[self.name] = self.time.now + fault.seconds
-            self.time.pump(self.time.now + fault.seconds)
-            if not self.alive:
-                raise Killed(self.name)
+        if fault.kind == "stall":
+            self.pause(fault.seconds)
             return function(*args, **kwargs)
         if fault.kind == "late" and fault.method == "push":
             self.time.actors.append(_late(self.time, self.time.now + fault.seconds, function, args, kwargs))

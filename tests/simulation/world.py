@@ -89,6 +89,8 @@ class Time:
         wait: it could not go on before that wait is over, which may be for what it does."""
         self.fired: list[float] = []
         """When faults were met."""
+        self.pauses = 0.0
+        """How often a process stands still for a moment before it calls a store: others come before it."""
         self.frozen: dict[str, float] = {}
         """Nodes that do not step until then."""
         self.limit = float("inf")
