@@ -304,6 +304,7 @@ class Caller(Node):
             call = signature(json.loads(json.dumps(call, default=timedelta.total_seconds)), app=self.app)
         if order.how == "twice":
             call.freeze()
+        before = json.dumps(call, default=str)
         if eager:
             self.app.conf.task_always_eager = True
         for _ in range(2 if order.how == "twice" else 1):
@@ -318,6 +319,8 @@ class Caller(Node):
                 self.time.note(self.name, "cannot call", asked.name, type(error).__name__)
         if eager:
             self.app.conf.task_always_eager = False
+        if json.dumps(call, default=str) != before:
+            self.record.complain(f"{asked.name}: its signature was changed when it was called")
 
     @contextmanager
     def within(self, how: str) -> Iterator[None]:

@@ -319,12 +319,14 @@ class Running:
         self.restore = self.stores.snapshot()
         self.remembered = {asked.name for asked in self.seen.asked if asked.called}
         self.calls = {name: len(made) for name, made in self.seen.record.called.items()}
+        self.requeued = self.seen.record.requeued.copy()
 
     def _crash(self) -> None:
         for node in self.workers.values():
             if node not in self.removed:
                 self._replace(node, kill=True)
         self.restore()
+        self.seen.record.requeued = self.requeued
         for asked in self.seen.asked:
             del self.seen.record.called[asked.name][self.calls.get(asked.name, 0) :]
             asked.forgotten |= asked.begun and asked.name not in self.remembered
