@@ -126,7 +126,7 @@ def retry(tags: tuple[str, ...], everything: bool, sign: bool, yes: bool, app: s
     done = retry_letters(application, chosen, sign={letter.tag for letter in letters})
     click.echo(f"Put {count(done.number, 'message')} back.")
     for tag, why in done.refused.items():
-        click.echo(f"Error: dead letter {tag} stays, since workers would refuse it: {visible(why)}", err=True)
+        click.echo(f"Error: dead letter {tag} stays: {visible(why)}", err=True)
     if done.refused:
         click.echo(
             "Look at them: qworker dead show TAG. Then: qworker dead retry TAG --sign, if you trust who sent "

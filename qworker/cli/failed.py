@@ -136,8 +136,10 @@ def retry(
     _meant(application, chosen)
     done = application.failed.retry(numbers or None, args=args, kwargs=kwargs, **chosen)
     click.echo(f"Sent {count(done.number, 'task')} again.")
-    for why in done.refused.values():
-        click.echo(f"Error: {visible(why)}", err=True)
+    for tag, why in done.refused.items():
+        which = f"failed task {tag} "
+        text = why if why.startswith(which) else f"{which}stays: {why}"
+        click.echo(f"Error: {visible(text)}", err=True)
     return 1 if done.refused and not done.number else 0
 
 

@@ -8,12 +8,12 @@ Thread:      the caller's.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from qworker.control.failed import Retried, forget_failures
-from qworker.errors import InvalidTaskMessage, MessageError, SecurityError
+from qworker.control.failed import Retried, id_of, send_each
+from qworker.errors import InvalidTaskMessage, MessageError, PublishError, SecurityError
 from qworker.message.protocol import encode_parts
 from qworker.message.reading import parse_headers, parse_properties
 from qworker.transports.lease import Dead, Envelope
@@ -37,30 +37,30 @@ def retry(app: QWorker, tags: Sequence[int] | None = None, *, sign: Collection[i
     what it signs may be in both places. Raises BrokerUnavailable.
     """
     signer, broker = app.signer, app.broker
-    apart = not app.results_with_broker and not app.backend.why_none  # else the broker forgets failures
-    if signer is None:
-        if apart:
-            forget_failures(app, _ids_of(_chosen(app, tags)))
-        return Retried(broker.admin.dead_retry(tags) if tags is None or tags else 0, {})
     max_age = app.conf.security_max_age or math.inf
-    signed, good, refused = 0, [], {}
+    signed, good = 0, {}
+    refused: dict[int, str] = {}
+
+    def kept() -> list[Dead]:
+        return broker.admin.dead(None, ALL)
+
     for letter in _chosen(app, tags):
         try:
-            if _is_valid(letter, signer, max_age, sign=letter.tag in sign):
-                good.append(letter)
+            if signer is None or _is_valid(letter, signer, max_age, sign=letter.tag in sign):
+                good[letter.tag] = list(_ids_of(app, letter))
                 continue
             anew, task_id = _signed_anew(letter, signer)
-        except MessageError as error:
+        except (MessageError, PublishError) as error:
             refused[letter.tag] = str(error)
             continue
-        forget_failures(app, [task_id])
-        broker.sender.push([anew])
-        broker.admin.dead_discard([letter.tag])
-        signed += 1
-    if apart:
-        forget_failures(app, _ids_of(good))
-    tags = [letter.tag for letter in good]
-    return Retried(signed + (broker.admin.dead_retry(tags) if tags else 0), refused)
+
+        def send(some: Sequence[int], anew: Envelope = anew) -> int:
+            broker.sender.push([anew])
+            broker.admin.dead_discard(some)
+            return len(some)
+
+        signed += send_each(app, {letter.tag: [task_id]}, send, kept, refused)
+    return Retried(signed + send_each(app, good, broker.admin.dead_retry, kept, refused), refused)
 
 
 def unsigned(app: QWorker, tags: Sequence[int] | None = None) -> list[Dead]:
@@ -81,13 +81,16 @@ def _chosen(app: QWorker, tags: Sequence[int] | None) -> list[Dead]:
     return letters if tags is None else [letter for letter in letters if letter.tag in tags]
 
 
-def _ids_of(letters: Sequence[Dead]) -> list[str]:
-    """The ids of the calls of *letters*, of those that can be read."""
-    found = []
-    for letter in letters:
-        with suppress(InvalidTaskMessage):
-            found.append(str(parse_headers(letter.headers)["id"]))
-    return found
+def _ids_of(app: QWorker, letter: Dead) -> Iterator[str]:
+    """The id of the call of *letter*, where it is not for the broker to forget its failure: that reads
+    headers, where one of protocol 1 has none."""
+    with suppress(InvalidTaskMessage):
+        found = parse_headers(letter.headers)["id"]
+        if not app.results_with_broker:
+            yield str(found)
+        return
+    if (of_body := id_of(app, letter)) is not None:
+        yield of_body
 
 
 def _is_valid(letter: Dead, signer: Signer, max_age: float, *, sign: bool) -> bool:

@@ -7,7 +7,7 @@ Thread:      the caller's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,17 +21,20 @@ from qworker.errors import (
     DamagedResult,
     MessageError,
     NotSupported,
+    PublishError,
     SecurityError,
 )
+from qworker.message.exceptions import exception_to_dict
 from qworker.message.failures import error_and_traceback
 from qworker.message.marks import CAUSE, FAILED, JOINS, MEMBERS
-from qworker.message.protocol import encode_parts, rewrite_body
+from qworker.message.protocol import encode_parts, receive, rewrite_body
 from qworker.message.reading import decode_body, may_embed, parse_headers, parse_properties
 from qworker.publishing import bodies
 from qworker.transports.lease import Again, Dead, FailedTasks
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.backends.base import Meta
     from qworker.message.signing import Signer
 
 ALL = 1_000_000
@@ -131,27 +134,34 @@ class Failed:
         With a security_key one that is not signed with a key of it is refused, and not even read. How old it
         is does not matter: a failed task may wait for longer than a message, and is signed anew.
 
-        One that *tags* name and that is refused raises the reason, a ChordError or SecurityError.
+        One that *tags* name and that is refused raises the reason, a ChordError, MessageError or
+        PublishError, before any is sent. What the broker does not take is refused alone, also with *tags*.
 
         args, kwargs: other arguments than those that they had. Raises MessageError, having sent none, for a
         message whose arguments are to be changed and cannot be read.
         """
-        calls: list[Again] = []
-        ids: list[str] = []
+        app, place = self._app, self._place
+        calls: dict[int, Again] = {}
+        ids: dict[int, list[str]] = {}
         refused: dict[int, str] = {}
-        for letter, _ in reversed(_chosen(self._place, tags, task, error, queue)):
+        for letter, _ in reversed(_chosen(place, tags, task, error, queue)):
             try:
-                _verify(self._app.signer, letter)
-                again = _again(self._app, letter, args, kwargs)
-                calls.append(again)
-            except (SecurityError, ChordError) as why:
-                if tags is not None:
+                _verify(app.signer, letter)
+                again = _again(app, letter, args, kwargs)
+            except (MessageError, ChordError, PublishError) as why:
+                unread = isinstance(why, MessageError) and not isinstance(why, SecurityError)
+                if tags is not None or (unread and (args is not None or kwargs is not None)):
                     raise
                 refused[letter.tag] = str(why)
                 continue
-            ids += _ids_of(self._app, again)
-        forget_failures(self._app, ids)
-        return Retried(self._place.send_again(calls) if calls else 0, refused)
+            calls[letter.tag] = again
+            ids[letter.tag] = list(_ids_of(app, again))
+
+        def send(some: Sequence[int]) -> int:
+            return place.send_again([calls[tag] for tag in some])
+
+        number = send_each(app, ids, send, lambda: place.kept(None, ALL), refused)
+        return Retried(number, refused)
 
     def discard(
         self,
@@ -171,15 +181,69 @@ class Failed:
         return iter(self.list(limit=ALL))
 
 
-def forget_failures(app: QWorker, ids: Sequence[str]) -> None:
-    """Delete the stored failures of *ids*, which are about to be sent again: who waits for one of them is to
-    see its new end."""
-    backend = app.backend
+def send_each(
+    app: QWorker,
+    ids: Mapping[int, Sequence[str]],
+    send: Callable[[Sequence[int]], int],
+    kept: Callable[[], Iterable[Dead]],
+    refused: dict[int, str],
+) -> int:
+    """Send what is kept by the tags in *ids*, by *send*, which returns how many it has sent; return how many.
+
+    - ids: by tag, of the calls whose stored failures are deleted: who waits for one is to see its new end.
+      Those of what is not sent are stored again.
+    - kept: what is still kept, and was not sent.
+    - refused: gets the reason of each that the broker does not take. The others are sent.
+    """
+    failures = _take_failures(app, {each for some in ids.values() for each in some})
+    number, unsent, waiting = 0, set(ids), [list(ids)] if ids else []
+    try:
+        while waiting:
+            tags = waiting.pop()
+            try:
+                sent = send(tags)
+            except PublishError as error:
+                if len(tags) == 1:
+                    refused[tags[0]] = str(error)
+                    continue
+                sent = None  # it may have been some of them
+            there = set() if sent == len(tags) else {letter.tag for letter in kept()}
+            left = [tag for tag in tags if tag in there]
+            unsent.difference_update(set(tags) - there)
+            if sent is None:
+                number += len(tags) - len(left)
+                half = len(left) // 2
+                waiting += [part for part in (left[half:], left[:half]) if part]
+            else:
+                number += sent
+                refused |= dict.fromkeys(left, "the broker has left it where it was, and logged why")
+    finally:
+        for task_id in failures.keys() & {each for tag in unsent for each in ids[tag]}:
+            app.backend.store(task_id, failures[task_id])
+    return number
+
+
+def _take_failures(app: QWorker, ids: Collection[str]) -> dict[str, Meta]:
+    """Delete the stored failures of *ids*, and return those that can be stored again."""
+    backend, taken = app.backend, {}
     if not ids or backend.why_none or app.stores.sends_results:
-        return
+        return {}
     for task_id, meta in backend.read_many(ids).items():
-        if isinstance(meta, DamagedResult) or meta["status"] == states.FAILURE:
+        if isinstance(meta, DamagedResult):
+            meta = backend.meta(task_id, states.FAILURE, exception_to_dict(meta))
+        if meta["status"] == states.FAILURE:
+            taken[task_id] = meta
             backend.forget(task_id)
+    return taken
+
+
+def id_of(app: QWorker, message: Dead | Again) -> str | None:
+    """The id of the call of *message*; None for what no worker reads."""
+    headers, properties, body = message.headers, message.properties, message.body
+    try:
+        return str(receive(headers, properties, body, app.accept, None, app.conf.message_max_bytes)[0]["id"])
+    except MessageError:
+        return None
 
 
 def _chosen(
@@ -243,8 +307,9 @@ def _ids_of(app: QWorker, again: Again) -> Iterator[str]:
     """The ids under which failures are stored that *again* is to undo: those of the rest of its chain, and
     its own where that is not forgotten as it is sent."""
     headers = _headers(again)
-    if not app.results_with_broker and headers.get("id"):
-        yield str(headers["id"])
+    own = None if headers and app.results_with_broker else id_of(app, again)  # not in headers: protocol 1
+    if own is not None:
+        yield own
     for call in calls_in(_chain_of(app, again, headers), following=True):
         task_id = call.options.get("task_id")
         if isinstance(task_id, str):
@@ -316,6 +381,7 @@ def _again(app: QWorker, letter: Dead, args: Sequence[Any] | None, kwargs: Mappi
             raise MessageError(
                 f"the arguments of failed task {letter.tag} cannot be changed: {letter.reason}"
             )
+        _check_size(app, letter.body)
         return Again(letter.tag, letter.headers, letter.properties, letter.body)
     properties, body = parse_properties(letter.properties), letter.body
     headers.pop("signature", None)
@@ -340,8 +406,17 @@ def _again(app: QWorker, letter: Dead, args: Sequence[Any] | None, kwargs: Mappi
     if (chain := _with_rest(app, letter, headers)) is not None:
         limit = app.conf.message_max_bytes
         body, _ = rewrite_body(body, headers, properties, app.accept, None, None, limit, chain)
+    _check_size(app, body)
     encoded = encode_parts(headers, properties, body, app.signer)
     return Again(letter.tag, encoded.headers, encoded.properties, encoded.body)
+
+
+def _check_size(app: QWorker, body: bytes) -> None:
+    if len(body) > (limit := app.conf.message_max_bytes):
+        raise PublishError(
+            f"the message takes {len(body):,} bytes, over the limit of {limit:,} (message_max_bytes): "
+            "no worker would run it"
+        )
 
 
 def _with_rest(app: QWorker, letter: Dead, headers: dict[str, Any]) -> list[Any] | None:

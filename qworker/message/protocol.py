@@ -150,13 +150,18 @@ def encode(
     headers = _headers(message)
     body, properties = _body(message)
     if message.compression is not None:
-        if limit is not None and len(body) > limit:
-            raise PublishError(
-                f"a call of {message.task} takes {len(body):,} bytes before compression, over the limit of "
-                f"{limit:,} (message_max_bytes): store the data somewhere and pass its key"
-            )
+        if limit is not None:
+            _check_uncompressed(len(body), message.task, limit)
         headers["compression"], body = compress(body, message.compression)
     return encode_parts(headers, properties, body, signer)
+
+
+def _check_uncompressed(size: int, task: str, limit: int) -> None:
+    if size > limit:
+        raise PublishError(
+            f"a call of {task} takes {size:,} bytes before compression, over the limit of {limit:,} "
+            "(message_max_bytes): store the data somewhere and pass its key"
+        )
 
 
 def encode_parts(
@@ -398,7 +403,8 @@ def rewrite_body(
     - headers, properties, accept, limit: as for ``decode_body()``.
     - chain: another rest of its chain, the last first; None: that which it has.
 
-    Raises InvalidTaskMessage, SecurityError or EncodeError.
+    Raises InvalidTaskMessage, SecurityError, EncodeError, and PublishError for a body over *limit* that is to
+    be compressed.
     """
     old = decode_body(body, headers, properties, accept, None, limit)
     new_args = tuple(old.args if args is None else args)
@@ -411,6 +417,7 @@ def rewrite_body(
     else:
         _, _, written = encode_value(value, serializer_of(content_type), "the body")
     if headers.get("compression"):
+        _check_uncompressed(len(written), headers["task"], limit)
         _, written = compress(written, headers["compression"])
     if args is None and kwargs is None:
         return written, {}

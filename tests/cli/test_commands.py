@@ -393,7 +393,7 @@ def test_dead_letters_that_are_not_signed_stay_until_they_are(tasks, run, dead_l
         refused = run("dead", "retry", chosen)
         assert (refused.exit_code, refused.stdout) == (1, "Put 0 messages back.\n")
         assert (
-            f"Error: dead letter {tag} stays, since workers would refuse it: the message is not sig"
+            f"Error: dead letter {tag} stays: the message is not signed, and this app has a sec"
             in refused.stderr
         )
         assert "qworker dead retry TAG --sign" in refused.stderr

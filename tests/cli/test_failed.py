@@ -133,6 +133,26 @@ def test_why_one_stays_is_said_once(tasks, run, fail, monkeypatch):
     assert "by its tag" not in refused.stderr
 
 
+def test_one_that_cannot_be_sent_is_named(tasks, run, fail, monkeypatch):
+    monkeypatch.setenv("QWORKER_MESSAGE_MAX_BYTES", "1024")
+    fail("one")
+    (listed,) = json.loads(run("failed", "list", "--json").stdout)
+    refused = run("failed", "retry", "--task", "tasks.add", "--kwargs", json.dumps({"x": "x" * 2000}))
+    assert refused.exit_code == 2, "other arguments are for one"
+    refused = run("failed", "retry", str(listed["tag"]), "--kwargs", json.dumps({"x": "x" * 2000}))
+    assert (refused.exit_code, "over the limit of 1,024 (message_max_bytes)" in refused.stderr) == (1, True)
+    app = find_app("tasks").app
+    app.broker.sender.push([Envelope("celery", '{"task": "tasks.add", "id": "two"}', None, b" " * 2000)])
+    generation = app.broker.consumer.register("w@here", ["celery"], 1)
+    (leased,) = app.broker.consumer.lease(["celery"], 1).messages
+    app.broker.consumer.settle(generation, [DeadLetter(leased.tag, WHY, failed=True)])
+    app.broker.consumer.deregister()
+    refused = run("failed", "retry", "--all")
+    assert (refused.exit_code, refused.stdout) == (0, "Sent 1 task again.\n")
+    tag = json.loads(run("failed", "list", "--json").stdout)[0]["tag"]
+    assert f"Error: failed task {tag} stays: the message takes 2,000 bytes, over " in refused.stderr
+
+
 def test_failed_takes_short_names_and_tells_of_slips(tasks, run, fail):
     fail("one")
     (listed,) = json.loads(run("failed", "list", "--json").stdout)

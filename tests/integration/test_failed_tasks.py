@@ -5,18 +5,31 @@ from __future__ import annotations
 import json
 import pickle
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from qworker import QWorker
-from qworker.errors import ConfigurationError, Ignore, MessageError, NotSupported, Reject, SecurityError
+from qworker.control import dead_letters
+from qworker.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    Ignore,
+    MessageError,
+    NotSupported,
+    PublishError,
+    Reject,
+    SecurityError,
+)
 from qworker.message.marks import FAILED, MEMBERS
 from qworker.message.reading import parse_headers
 from qworker.message.signing import Signer
 from qworker.testing import FakeClock, MemoryStore, StepWorker
+from qworker.transports.lease import Again, Envelope
+from tests.contract.place_nats import NatsPlace
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -307,3 +320,177 @@ def test_what_cannot_be_meant_is_refused(app: QWorker) -> None:
     for limit in (0, -1, 1.5, None, "1"):
         with pytest.raises(ValueError, match="is not valid: give a number from 1 on"):
             app.failed.list(limit=limit)
+
+
+# -- what cannot be sent --
+
+
+class Narrow(MemoryStore):
+    """A broker that takes no message with *unfit* in its body. What is before it in a call is sent, as with a
+    server that is told of one after another."""
+
+    unfit = b"unfit"
+    error: type[Exception] = PublishError
+
+    def send_again(self, calls: Sequence[Again]) -> int:
+        count = 0
+        for call in calls:
+            if self.unfit in call.body:
+                raise self.error("too much for it")
+            count += super().send_again([call])
+        return count
+
+    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
+        count = 0
+        for letter in reversed(self.dead(None, 100)):
+            if tags is None or letter.tag in tags:
+                if self.unfit in letter.body:
+                    raise self.error("too much for it")
+                count += super().dead_retry([letter.tag])
+        return count
+
+
+def apart(tmp_path: Path, kind: str) -> dict[str, str]:
+    return {"backend": {"memory": "cache+memory://", "sql": f"db+sqlite:///{tmp_path}/results.db"}[kind]}
+
+
+@pytest.mark.parametrize("kind", ["memory", "sql"])
+@pytest.mark.parametrize("which", [[0], [2], [5], [0, 1, 4], range(6)])
+def test_one_that_the_broker_does_not_take_stays_alone_and_failed(
+    tmp_path: Path, kind: str, which: Sequence[int]
+) -> None:
+    clock = FakeClock()
+    with make(Narrow(clock, keeps_failed=True), clock=clock, **apart(tmp_path, kind)) as app:
+        results = []
+        for number in range(6):
+            secret = "unfit" if number in which else "fit"
+            results.append(app.tasks["halve"].delay(2 * number + 1, secret=secret))
+            run(app)
+            clock.advance(1)
+        tracebacks = [app.AsyncResult(result.id).traceback for result in results]
+        tags = {each.id: each.tag for each in app.failed.list()}
+        number, refused = app.failed.retry()
+        assert number == 6 - len(which)
+        assert refused == {tags[results[each].id]: "too much for it" for each in which}
+        assert {each.tag for each in app.failed.list()} == refused.keys()
+        for number, result in enumerate(results):
+            if number in which:
+                with pytest.raises(ValueError, match=f"{2 * number + 1} is odd"):
+                    app.AsyncResult(result.id).get(timeout=0)
+                assert app.AsyncResult(result.id).traceback == tracebacks[number]
+            else:
+                assert app.AsyncResult(result.id).state == "PENDING"
+        fine.update(range(12))
+        run(app)
+        assert {app.AsyncResult(result.id).state for result in results} >= (
+            {"SUCCESS", "FAILURE"} if 0 < len(which) < 6 else {"FAILURE"}
+        )
+
+
+def test_a_broker_that_is_away_leaves_all_failed(tmp_path: Path) -> None:
+    class Away(Narrow):
+        error = BrokerUnavailable
+
+    with make(Away(keeps_failed=True), backend="cache+memory://") as app:
+        result = app.tasks["halve"].delay(3, secret="unfit")
+        run(app)
+        with pytest.raises(BrokerUnavailable):
+            app.failed.retry()
+        assert app.AsyncResult(result.id).failed()
+
+
+def test_one_over_message_max_bytes_is_refused_before_any_is_sent(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/q.db"
+    with make(url) as app:
+        small, large = app.tasks["halve"].delay(3), app.tasks["halve"].delay(5, secret="x" * 3000)
+        packed = app.tasks["halve"].apply_async((7,), compression="gzip")
+        run(app)
+    with make(url, message_max_bytes=2048) as app:
+        tags = {each.id: each.tag for each in app.failed.list()}
+        with pytest.raises(PublishError, match=r"over the limit of 2,048 \(message_max_bytes\)"):
+            app.failed.retry([tags[small.id], tags[large.id]])
+        assert len(app.failed.list()) == 3
+        for error, result in (("3 is", small), ("7 is", packed)):
+            number, refused = app.failed.retry(error=error, kwargs={"secret": "x" * 3000})
+            assert (number, refused.keys()) == (0, {tags[result.id]})
+            assert "over the limit of 2,048 (message_max_bytes)" in refused[tags[result.id]]
+        number, refused = app.failed.retry()
+        assert (number, refused.keys()) == (2, {tags[large.id]})
+        assert [app.AsyncResult(each.id).state for each in (small, packed, large)] == [
+            "PENDING",
+            "PENDING",
+            "FAILURE",
+        ]
+
+
+def test_one_that_cannot_be_read_does_not_keep_others_from_being_sent(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/q.db"
+    with make(url) as app:
+        app.tasks["halve"].delay(3)
+        broken = app.tasks["halve"].delay(5)
+        run(app)
+        (found,) = app.failed.list(error="5 is")
+        with closing(sqlite3.connect(tmp_path / "q.db")) as file, file:
+            file.execute("UPDATE failed SET properties = 'x' WHERE tag = ?", (found.tag,))
+        number, refused = app.failed.retry()
+        assert (number, refused.keys()) == (1, {found.tag})
+        assert app.AsyncResult(broken.id).failed()
+
+
+def test_one_over_the_largest_message_of_nats_stays_alone(tmp_path: Path) -> None:
+    place = NatsPlace(tmp_path)
+    options = {"stream": place.layout.stream}
+    settings = {"broker_transport_options": options, "backend": "cache+memory://", "message_max_bytes": 2**22}
+    try:
+        with make(place.url, **settings) as app:
+            large = app.tasks["halve"].delay(3, secret="x" * 600_000)
+            small = app.tasks["halve"].delay(5)
+
+            def both_have_failed() -> bool:
+                run(app)
+                return len(app.failed.list()) == 2
+
+            until(both_have_failed)
+            tags = {each.id: each.tag for each in app.failed.list()}
+            number, refused = app.failed.retry(args=["y" * 200_000])
+            assert (number, refused.keys()) == (1, {tags[large.id]})
+            assert "max_payload" in refused[tags[large.id]]
+            assert app.AsyncResult(large.id).failed()
+            assert app.AsyncResult(small.id).state == "PENDING"
+            assert [each.id for each in app.failed.list()] == [large.id]
+    finally:
+        place.clear()
+
+
+@pytest.mark.parametrize("kind", ["dead", "failed"])
+@pytest.mark.parametrize(("is_apart", "unfit"), [(False, False), (True, False), (True, True)])
+def test_messages_of_protocol_1_are_as_others(tmp_path: Path, is_apart: bool, unfit: bool, kind: str) -> None:
+    """Their ids are in their bodies: the old failure stayed, and who waited got it, and not the new end."""
+    is_dead = kind == "dead"
+    settings = {"backend": "cache+memory://"} if is_apart else {}
+    broker = Narrow(keeps_failed=not is_dead) if is_apart else f"sqlite:///{tmp_path}/q.db"
+    with make(broker, task_acks_on_failure_or_timeout=not is_dead, **settings) as app:
+        call = {"task": "halve", "id": "old", "args": [3, "unfit" if unfit else "fit"], "kwargs": {}}
+        content = {"content_type": "application/json", "content_encoding": "utf-8"}
+        body = json.dumps(call).encode()
+        app.broker.sender.push([Envelope("celery", "{}", json.dumps(content), body)])
+        run(app)
+        assert app.AsyncResult("old").failed()
+        done = dead_letters.retry(app) if is_dead else app.failed.retry()
+        assert (done.number, list(done.refused.values())) == ((0, ["too much for it"]) if unfit else (1, []))
+        assert app.AsyncResult("old").state == ("FAILURE" if unfit else "PENDING")
+        fine.add(3)
+        run(app)
+        assert app.AsyncResult("old").state == ("FAILURE" if unfit else "SUCCESS")
+
+
+def test_a_dead_letter_that_the_broker_does_not_take_stays_alone() -> None:
+    settings = {"backend": "cache+memory://", "task_acks_on_failure_or_timeout": False}
+    with make(Narrow(), **settings) as app:
+        results = [app.tasks["halve"].delay(3, secret=secret) for secret in ("fit", "unfit", "also fit")]
+        run(app)
+        letters = {json.loads(letter.headers)["id"]: letter.tag for letter in app.broker.admin.dead()}
+        assert dead_letters.retry(app) == (2, {letters[results[1].id]: "too much for it"})
+        states = [app.AsyncResult(result.id).state for result in results]
+        assert states == ["PENDING", "FAILURE", "PENDING"]
+        assert [letter.tag for letter in app.broker.admin.dead()] == [letters[results[1].id]]
