@@ -127,6 +127,15 @@ class Agenda:
         heapq.heappush(self._heap, (max(due + late, not_before), self._count, name))
         return due
 
+    def learn(self, name: str, state: State) -> bool:
+        """Take in what has become of an entry by calls of which nothing was known here; False where another
+        is planned by now."""
+        plan = self._plans.get(name)
+        if plan is None or (state.seen, state.since) != (plan.state.seen, plan.state.since):
+            return False
+        self.plan(name, plan.entry, state)
+        return True
+
     def next(self) -> float | None:
         """When something is due next; None for never."""
         while self._heap:

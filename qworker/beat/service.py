@@ -52,6 +52,8 @@ PORTION = 250
 """Entries that are taken in before those of them are called that are due."""
 MOST_TOLD = 20
 """Entries of which health tells what is wrong."""
+MOST_ASKED = 20
+"""Entries that are read one by one; else all are."""
 RETRY_SECONDS = 0.25
 SWEEP_SECONDS = 60.0
 LONGEST_REST = 0.5
@@ -124,6 +126,8 @@ class Beat(ThreadComponent):
         self._away = False
         self._unsure = False
         """Slots were taken of which it is not known whether the broker has the messages."""
+        self._doubtful: dict[str, _Call] = {}
+        """Calls, by the names of their entries, of which it is not known whether they were made."""
         self.fired = 0
         """Calls that this process has made."""
 
@@ -307,6 +311,8 @@ class Beat(ThreadComponent):
 
     def _call(self, agenda: Agenda) -> None:
         """Call what is due."""
+        if self._doubtful:
+            self._look_again(agenda)
         found = agenda.due(self.clock.now(), MOST_AT_ONCE)
         left = {each.name: each for each in found}
         pauses: dict[str, float] = {}
@@ -321,6 +327,21 @@ class Beat(ThreadComponent):
             for name, each in left.items():
                 pause = max(pauses.get(name, 0.0), self._caution.pause(name, self.clock.monotonic()))
                 agenda.plan(name, each.entry, each.state, self.clock.now() + pause if pause else 0.0)
+
+    def _look_again(self, agenda: Agenda) -> None:
+        """Take in which calls were made of which that was not known."""
+        calls = self._doubtful
+        rows = map(self.store.row, calls) if len(calls) <= MOST_ASKED else self.store.rows()
+        made = [row for row in rows if row is not None and row.name in calls]
+        for name, _, _, state, _ in made:
+            call = calls[name]
+            if state is not None and state.runs >= call.state.runs and agenda.learn(name, state):
+                self._note_hindrance(name, call.due.entry)
+                if call.replaces is not None:
+                    self._revocations[name] = call.replaces
+                if self.store.is_with(self.app.broker.sender):  # else its message may have to be sent
+                    self._caution.succeeded(frozenset([name]))
+        calls.clear()
 
     def _call_some(
         self, found: Sequence[Due], agenda: Agenda, left: dict[str, Due], pauses: dict[str, float]
@@ -416,7 +437,11 @@ class Beat(ThreadComponent):
             return
         firings = [firing for each in calls for firing in each.firings]
         unsure, self._unsure = self._unsure, True
-        free = self.store.fire(lease, firings, self.app.broker.sender)
+        try:
+            free = self.store.fire(lease, firings, self.app.broker.sender)
+        except AWAY:
+            self._doubtful.update((each.name, each) for each in calls)
+            raise
         self._unsure = unsure or len(free) < len(firings)  # it may have been us who took the others
         self.fired += len(free)
         self._tell(free)

@@ -385,3 +385,10 @@ def test_a_group_after_several_chords_raises_what_failed_first(ask: str) -> None
     """It raised a ChordError of a header in between, and left a task in the event loop."""
     flow = Chord([Call(), Call(fails=True)], Chord([Call()], Group([Call(), Call()])))
     assert problems(run(Case(orders=(Order(numbered(flow), ask=ask),)))) == []
+
+
+def test_a_call_that_waits_for_the_broker_counts() -> None:
+    """It was due again before the broker was back, and the call before was forgotten: one more than max_runs
+    were made."""
+    table = Timetable(1, "other", entries=(Entry(when=("every", 4.0), fields={"max_runs": 5}),))
+    assert problems(run(Case(faults=(Fault("away", "broker", seconds=10.0),), schedules=table))) == []

@@ -508,6 +508,21 @@ def test_what_a_leader_has_left_pending_is_sent_by_the_next() -> None:
     assert bench.store.pending() == []
 
 
+@pytest.mark.parametrize("others", [0, 30])
+def test_a_call_that_waits_for_the_broker_counts(others: int) -> None:
+    """It was due again before the broker was back, and the call before was forgotten."""
+    other = {f"other {number}": {"task": "t", "schedule": 2} for number in range(others)}
+    bench = Bench({"a": {"task": "t", "schedule": 2, "max_runs": 2}, **other}, Apart)
+    bench.run(1.9)
+    bench.broker.failures = 100
+    bench.run(2.2)
+    bench.broker.failures = 0
+    bench.run(20)
+    state = bench.schedules["a"].state
+    assert state is not None
+    assert [name for name, _ in bench.calls].count("a") == state.runs == 2
+
+
 def test_what_was_taken_without_our_knowing_is_sent_at_once() -> None:
     bench = Bench({"a": hourly()}, kept=Repeating)
     bench.at(FIRST + 1)
