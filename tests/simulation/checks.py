@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from qworker.canvas.plan import SEGMENT
+from tests.simulation import figures
 from tests.simulation.django_checks import django_problems
 from tests.simulation.due_times import Oracle
 from tests.simulation.nodes import Asked
@@ -74,6 +75,7 @@ def problems(seen: Seen) -> list[str]:
     if not seen.fired:
         if not seen.excused and not seen.case.world.skew and seen.schedules is None and seen.rested > PROMPT:
             found.append(f"all is quiet only {seen.rested:.1f} s after the last call")
+        found += figures.wrong(seen.record.figures, seen.asked, seen.record)
         # Of two calls with the same ids one may be revoked, which then finds the success of the other.
         halves = [repr(each.name) for each in seen.asked if each.revoked and each.order.how == "twice"]
         found += [text for text in seen.record.unseen if not any(name in text for name in halves)]

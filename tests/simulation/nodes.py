@@ -18,7 +18,10 @@ from typing import Any
 from qworker import QWorker, signature
 from qworker.backends.stores import Stores as AppStores
 from qworker.components.mediator import WAIT_SECONDS
+from qworker.components.pool.contract import OnRoom
 from qworker.components.request import Request
+from qworker.components.settler import Settler
+from qworker.components.status.counters import Counters
 from qworker.errors import BackendError, BrokerUnavailable
 from qworker.results.graph_result import GraphResult
 from qworker.results.group_result import GroupResult
@@ -174,6 +177,10 @@ class Pool(InlinePool):
 class Stepping(StepWorker):
     pool_class = Pool
 
+    def _make_pool(self, settler: Settler, on_room: OnRoom) -> InlinePool:
+        self.counters = settler._counters = Counters()
+        return super()._make_pool(settler, on_room)
+
 
 class WorkerNode(Node):
     """A worker whose parts step when the world says so."""
@@ -200,6 +207,7 @@ class WorkerNode(Node):
             queues=self.queues,
             besides=self._besides(),
         )
+        self.record.figures.counters.append(self.worker.counters)
         parts = self.worker.parts
         pool = self.worker.pool
         assert isinstance(pool, Pool)

@@ -27,6 +27,7 @@ from qworker.errors import (
 )
 from qworker.middleware import Middleware
 from qworker.tasks.outcome import TIME_LIMIT
+from tests.simulation.figures import Figures
 from tests.simulation.seams import Process
 from tests.support.flows import RUNS, VALUES, Call, canvas, parts_of, shown
 
@@ -77,6 +78,7 @@ class Record:
         self.jobs: dict[str, Any] = {}
         self.wrong: list[str] = []
         """What a task saw that it must not see."""
+        self.figures = Figures()
         self.equip: Callable[[QWorker, Process], None] = lambda app, process: None
         """Gives each app what else it has."""
 

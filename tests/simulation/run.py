@@ -565,7 +565,8 @@ def run(case: Case, trace: Trace | None = None) -> Seen:
                 try:
                     running = _kind_of(case)(case, directory, trace)
                     seen = running.seen
-                    running.go()
+                    with seen.record.figures.heard():
+                        running.go()
                 except Exception:  # noqa: BLE001 - the other cases of a search run
                     seen.broken = f"the simulator failed: {traceback.format_exc()}"
                     if running is not None:

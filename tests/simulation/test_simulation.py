@@ -20,12 +20,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from qworker.components.status.counters import Counters
 from tests.simulation import case as cases
 from tests.simulation import drawing
 from tests.simulation.case import Call, Case, Chain, Chord, Errback, Fault, Group, Order, World
 from tests.simulation.checks import problems
 from tests.simulation.covering import Covered, labels, shown
 from tests.simulation.drawing import BLOCK, CHOICES, case_of
+from tests.simulation.figures import Figures
 from tests.simulation.run import run
 from tests.simulation.seams import FORGETS
 from tests.simulation.search import trace
@@ -113,13 +115,16 @@ def test_a_run_that_was_not_asked_for_is_noticed() -> None:
     assert problems(seen) == []
     first = seen.record.runs["f0"][0]
     seen.record.runs["f0"].append(first)
-    assert problems(seen) == ["f0: ran {0: 2, 1: 1}, not {0: 1, 1: 1}"]
+    assert problems(seen) == [
+        "f0: ran {0: 2, 1: 1}, not {0: 1, 1: 1}",
+        "f0: 0 ran 2 times, of which signals tell 1, {'SUCCESS': 1}",
+    ]
 
 
 def test_a_run_that_is_missing_is_noticed() -> None:
     seen = run(Case(orders=(Order(numbered(Group([Call(), Call()]))),)))
     del seen.record.runs["f0"][1]
-    assert [kind_of(each) for each in problems(seen)] == ["ran not"]
+    assert kind_of(problems(seen)[0]) == "ran not"
 
 
 def test_what_is_done_late_is_noticed() -> None:
@@ -170,6 +175,17 @@ def test_a_store_that_loses_a_result_is_noticed() -> None:
     order = Order(numbered(Chain([Call(), Call()])))
     lost = tuple(Fault(FORGETS, worker, "store_rows") for worker in ("worker0", "worker1"))
     assert problems(run(Case(World(stores="sqlite+memory"), (order,), lost))) != []
+
+
+def test_figures_that_do_not_add_up_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(orders=(Order(Call(number=0)),))
+    seen = run(case)
+    seen.record.figures.began.clear()
+    assert problems(seen) == ["f0: 0 ran 1 times, of which signals tell 0, {'SUCCESS': 1}"]
+    monkeypatch.setattr(Counters, "count", lambda *_: None)
+    assert problems(run(case)) == ["metrics count 0 as success, and signals 1"]
+    monkeypatch.setattr(Figures, "_tells", lambda *_: lambda **_: None)
+    assert "f0: 0 has ended as {'SUCCESS': 1}, and signals tell {}" in problems(run(case))
 
 
 def test_an_order_that_the_simulator_cannot_carry_out_is_told() -> None:

@@ -1,0 +1,115 @@
+"""Figures: what signals and metrics tell of the runs of a world, which must add up with what ran.
+
+Comes from:  the signals of all processes of the world, and the counters of its workers.
+Goes to:     ``checks``.
+Thread:      the world's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from qworker import signals, states
+from qworker.components.status.counters import Counters
+from tests.support.flows import Call
+
+if TYPE_CHECKING:
+    from tests.simulation.nodes import Asked
+    from tests.simulation.program import Record
+
+TOLD = {states.SUCCESS: "success", states.FAILURE: "failure", states.RETRY: "retry"}
+"""What metrics call the states that have a signal."""
+UNTOLD = ("hard", "requeue")
+"""Ends of which ``task_failure`` tells in the worker, where nothing is known of a call, or not at all."""
+Which = tuple[str, int]
+"""The name of an order, and the number of a call in its flow."""
+
+
+class Figures:
+    """began, ended: of each call, how often ``task_prerun`` and ``task_postrun`` were sent; by state, too."""
+
+    def __init__(self) -> None:
+        self.began: Counter[Which] = Counter()
+        self.ended: Counter[tuple[Which, str]] = Counter()
+        self.told: Counter[tuple[Which, str]] = Counter()
+        """By the signal of that state."""
+        self.eager: Counter[str] = Counter()
+        """Of those that ran in their caller, which no metrics count."""
+        self.counters: list[Counters] = []
+        """Of each worker."""
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Within the block signals are counted."""
+        with ExitStack() as stack:
+            for signal, receiver in (
+                (signals.task_prerun, self._begins),
+                (signals.task_postrun, self._ends),
+                (signals.task_success, self._tells(states.SUCCESS)),
+                (signals.task_failure, self._tells(states.FAILURE)),
+                (signals.task_retry, self._tells(states.RETRY)),
+            ):
+                signal.connect(receiver)
+                stack.callback(signal.disconnect, receiver)
+            yield
+
+    def _begins(self, kwargs: Any, **_: Any) -> None:
+        self.began.update(_call(kwargs))
+
+    def _ends(self, task: Any, kwargs: Any, state: str, **_: Any) -> None:
+        self.ended.update((call, state) for call in _call(kwargs))
+        self.eager[state] += task.request.is_eager and bool(_call(kwargs))
+
+    def _tells(self, state: str) -> Callable[..., None]:
+        def receiver(sender: Any, **_: Any) -> None:
+            self.told.update((call, state) for call in _call(sender.request.kwargs))
+
+        return receiver
+
+    def counted(self, how: str) -> int:
+        """How many calls of flows have ended so, by the metrics of the workers."""
+        return sum(
+            count for each in self.counters for (name, end), count in each.ends().items()
+            if end == how and name in ("call", "acall")
+        )  # fmt: skip
+
+
+def wrong(figures: Figures, asked: Sequence[Asked], record: Record) -> Iterator[str]:
+    """Which figures do not add up, of a run without faults."""
+    killed = 0
+    for each in asked:
+        flow, ran = record.flow(each.name), record.ran(each.name)
+        for number, part in flow.parts.items() if flow and not each.revoked else ():
+            if not isinstance(part, Call):
+                continue
+            call = each.name, number
+            ended = {state: count for (which, state), count in figures.ended.items() if which == call}
+            told = {state: figures.told[call, state] for state in TOLD if figures.told[call, state]}
+            began = figures.began[call]
+            unrun = began - ran[number]  # a body whose header failed only fails
+            if not 0 <= unrun <= ended.get(states.FAILURE, 0) or sum(ended.values()) != began:
+                yield f"{each.name}: {number} ran {ran[number]} times, of which signals tell {began}, {ended}"
+            want = Counter(
+                {
+                    states.FAILURE if state == states.REJECTED else state: count
+                    for state, count in ended.items()
+                }
+            )
+            if part.does not in UNTOLD and told != {state: want[state] for state in TOLD if want[state]}:
+                yield f"{each.name}: {number} has ended as {ended}, and signals tell {told}"
+            killed += ran[number] if part.does == "hard" else 0  # which are not counted as failures
+    if not any(each.revoked for each in asked):
+        for state, how in TOLD.items():
+            count = sum(count for (_, end), count in figures.ended.items() if end == state)
+            count -= figures.eager[state] + (killed if state == states.FAILURE else 0)
+            if figures.counted(how) != count:
+                yield f"metrics count {figures.counted(how)} as {how}, and signals {count}"
+
+
+def _call(kwargs: Any) -> list[Which]:
+    """The call of a flow that has *kwargs*; of anything else none."""
+    known = isinstance(kwargs, dict) and {"flow", "number", "fails"} <= kwargs.keys()
+    return [(kwargs["flow"], kwargs["number"])] if known else []
