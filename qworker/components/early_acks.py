@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from qworker.components.mailbox import Mailbox, SettlementOrder
-from qworker.components.ready_queue import ReadyQueue, Slots
+from qworker.components.pool.contract import Slots
+from qworker.components.ready_queue import ReadyQueue
 from qworker.components.request import Request
 from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Ack

@@ -19,8 +19,8 @@ from qworker.clock import Clock
 from qworker.components.component import ThreadComponent
 from qworker.components.early_acks import EarlyAcks
 from qworker.components.mailbox import Mailbox, SettlementOrder
-from qworker.components.pool.contract import OnEnded, OnRoom, TaskPool
-from qworker.components.ready_queue import ReadyQueue, Slots
+from qworker.components.pool.contract import OnEnded, OnRoom, Slots, TaskPool
+from qworker.components.ready_queue import ReadyQueue
 from qworker.components.request import Request
 from qworker.components.worker_lease import Held, WorkerLease
 from qworker.tasks.outcome import EXPIRED, LAPSED, REVOKED, Outcome

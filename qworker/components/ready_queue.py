@@ -11,16 +11,9 @@ keep the other waiting.
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from qworker.components.request import Request
-
-
-class Slots(NamedTuple):
-    """How many requests of each kind the pool can take."""
-
-    sync: int
-    asynchronous: int
 
 
 class ReadyQueue:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from qworker.clock import Clock
-from qworker.components.ready_queue import ReadyQueue, Slots
+from qworker.components.pool.contract import Slots
+from qworker.components.ready_queue import ReadyQueue
 from qworker.components.request import Request
 
 LONGEST_WAIT = 1.0

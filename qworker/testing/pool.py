@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from qworker.components.pool.contract import OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
+from qworker.components.pool.contract import OnEnded, OnRoom, OnStored, PoolSettings, Slots, TaskPool
 from qworker.components.pool.preparation import prepare, tracks_start
-from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
 from qworker.errors import MessageError
 from qworker.tasks import aftermath, execution

@@ -17,7 +17,6 @@ message it remembers by the task's id as well (``Request.key``).
 """
 
 import math
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import Any, Literal, NamedTuple
@@ -27,8 +26,6 @@ from qworker.transports.capabilities import Capability
 from qworker.transports.presence import Presence
 from qworker.transports.registry import Registry
 
-SLOT = struct.Struct("=q")
-"""One slot of the file at running_path(): the tag that a child runs, 0 for none."""
 MAX_LEASE_BYTES = 32 * 1024**2
 """Of bodies in what one lease() returns: the message that goes over it is the last."""
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from qworker.clock import boot_id
-from qworker.transports.lease import SLOT
+from qworker.transports.running_file import SLOT
 
 try:
     import fcntl

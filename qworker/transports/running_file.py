@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 
-from qworker.transports.lease import SLOT
-
+SLOT = struct.Struct("=q")
+"""One slot: the tag of the message that a child runs, 0 for none."""
 SLOTS = 128
 """How many runs of one process the file can hold, unless more are asked for."""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from qworker.components.pool.child_main import Child
 from qworker.components.pool.children import Children
-from qworker.components.pool.contract import Ended, PoolSettings
+from qworker.components.pool.contract import Ended, PoolSettings, Slots
 from qworker.components.pool.frames import (
     OUTCOME,
     RECEIVE_BYTES,
@@ -29,7 +29,6 @@ from qworker.components.pool.frames import (
     take_tokens,
 )
 from qworker.components.pool.process_pool import ProcessPool
-from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
 from qworker.tasks.outcome import (
     SUCCESS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from qworker.components.fetch_window import LOOKAHEAD_SECONDS, MAX_WINDOW, FetchWindow
-from qworker.components.pool.contract import PoolSettings
-from qworker.components.ready_queue import ReadyQueue, Slots
+from qworker.components.pool.contract import PoolSettings, Slots
+from qworker.components.ready_queue import ReadyQueue
 from qworker.components.task_bucket import TaskBucket
 from qworker.testing import InlinePool
 from tests.support.rooms import Rooms

@@ -19,9 +19,9 @@ from qworker.components.intake import Intake
 from qworker.components.ledger import WorkerState
 from qworker.components.listener import Listener
 from qworker.components.mailbox import Mailbox, SettlementOrder
-from qworker.components.pool.contract import PoolSettings
+from qworker.components.pool.contract import PoolSettings, Slots
 from qworker.components.presence_report import PresenceReport
-from qworker.components.ready_queue import ReadyQueue, Slots
+from qworker.components.ready_queue import ReadyQueue
 from qworker.components.request import Request
 from qworker.components.schedule_controller import ScheduleController
 from qworker.components.settlements import Settlements

@@ -10,8 +10,8 @@ import pytest
 
 from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.mediator import BATCH, Mediator
-from qworker.components.pool.contract import PoolSettings
-from qworker.components.ready_queue import ReadyQueue, Slots
+from qworker.components.pool.contract import PoolSettings, Slots
+from qworker.components.ready_queue import ReadyQueue
 from qworker.components.request import Request
 from qworker.components.worker_lease import Held
 from qworker.tasks.outcome import EXPIRED, LAPSED, REVOKED

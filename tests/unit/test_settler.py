@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from qworker.components.mailbox import Mailbox, SettlementOrder
-from qworker.components.ready_queue import ReadyQueue, Slots
+from qworker.components.pool.contract import Slots
+from qworker.components.ready_queue import ReadyQueue
 from qworker.components.request import Failing
 from qworker.components.result_writer import ResultWriter
 from qworker.components.settler import Settler

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.components.ready_queue import Slots
+from qworker.components.pool.contract import Slots
 from qworker.components.request import Request
 from qworker.components.task_bucket import FORGET_SECONDS, LONGEST_WAIT, MOST_LATE, TaskBucket
 from tests.support.rooms import Rooms, tags

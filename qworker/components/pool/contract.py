@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from qworker.components.pool.runtimes import RuntimeEstimates
-from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
 from qworker.tasks.outcome import Outcome
 from qworker.transports.lease import ResultRow
@@ -22,6 +21,13 @@ Ended = tuple[Request, Outcome]
 OnEnded = Callable[[Sequence[Ended]], None]
 OnStored = Callable[[Sequence[tuple[Request, ResultRow]]], None]
 """Called with rows of running requests that are to be stored now."""
+
+
+class Slots(NamedTuple):
+    """How many requests of each kind the pool can take."""
+
+    sync: int
+    asynchronous: int
 
 
 class PoolSettings(NamedTuple):

@@ -21,10 +21,9 @@ from qworker import signals
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.components.pool.child_handle import ChildHandle, describe_exit
 from qworker.components.pool.children import Children
-from qworker.components.pool.contract import Ended, OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
+from qworker.components.pool.contract import Ended, OnEnded, OnRoom, OnStored, PoolSettings, Slots, TaskPool
 from qworker.components.pool.frames import OUTCOME, STARTED, UP
 from qworker.components.pool.spawner import Spawner
-from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
 from qworker.errors import QWorkerError
 from qworker.tasks.outcome import INTERRUPTED, LOST, NOT_STARTED, Outcome

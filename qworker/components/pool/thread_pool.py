@@ -19,11 +19,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from qworker.components.pool.contract import OnEnded, OnRoom, OnStored, PoolSettings, TaskPool
+from qworker.components.pool.contract import OnEnded, OnRoom, OnStored, PoolSettings, Slots, TaskPool
 from qworker.components.pool.event_loop import AsyncRun, EventLoop
 from qworker.components.pool.preparation import Prepared, prepare, tracks_start
 from qworker.components.pool.quarantine import Quarantine
-from qworker.components.ready_queue import Slots
 from qworker.components.request import Request
 from qworker.errors import MessageError, Terminated
 from qworker.tasks import aftermath, execution

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from qworker.transports.capabilities import Capability
-from qworker.transports.lease import SLOT, Broker
+from qworker.transports.lease import Broker
+from qworker.transports.running_file import SLOT
 
 
 class Assumption(StrEnum):
