@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from qworker.spooler.files.packet import encode
 from qworker.spooler.network.framing import ENQUEUED
-from qworker.spooler.packet import encode
 
 PACKET = encode({"id": 1, "name": "job", "to": "somebody@example.com", "size": 12345})
 PATIENCE_SECONDS = 30.0

@@ -3,10 +3,10 @@
 The public names; each is imported when it is first used, so that ``import qworker`` costs nothing.
 
 Packages and modules, in reading order. What all know: ``errors``, ``states``, ``clock``, ``naming``,
-``safe_repr``, ``interrupts``, ``signals``, ``middleware``, ``conf``, ``context`` (which task runs here). From
-a call to the broker: ``app``, ``canvas``, ``publishing``, ``message``, ``transports``. From the broker to a
-result: ``worker``, ``components``, ``tasks``, ``logs``, ``backends``, ``results``. From outside: ``control``,
-``beat`` (schedules), ``spooler`` (files of uWSGI), ``cli``, ``testing``, ``django``.
+``safe_repr``, ``interrupts``, ``process``, ``signals``, ``middleware``, ``conf``, ``context`` (which task
+runs here). From a call to the broker: ``app``, ``canvas``, ``publishing``, ``message``, ``transports``. From
+the broker to a result: ``worker``, ``components``, ``tasks``, ``logs``, ``backends``, ``results``. From
+outside: ``control``, ``beat`` (schedules), ``spooler`` (files of uWSGI), ``cli``, ``testing``, ``django``.
 """
 
 from __future__ import annotations

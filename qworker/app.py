@@ -36,7 +36,7 @@ from qworker.publishing.publisher import Publisher
 from qworker.publishing.transactions import publishing_in
 from qworker.results.result import AsyncResult
 from qworker.signals import Signal, announce
-from qworker.tasks import periodic, registry
+from qworker.tasks import registry, shared
 from qworker.tasks.builtins import add_builtin_tasks
 from qworker.tasks.definition import adopt, bind, change_class, make_task, task_class
 from qworker.tasks.loading import TaskModules
@@ -374,7 +374,7 @@ class QWorker:
 
         return ResultSet(results, self)
 
-    add_periodic_task = periodic.add_periodic_task
+    add_periodic_task = shared.add_periodic_task
 
     # -- middleware --
 

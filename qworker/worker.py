@@ -37,9 +37,9 @@ from qworker.naming import node_name
 if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.components.assembly import Assembly, MakeComponent
+    from qworker.components.ending.settler import Settler
     from qworker.components.pool.contract import OnRoom, TaskPool
     from qworker.components.pool.zygote import Zygote
-    from qworker.components.settler import Settler
 
 logger = logging.getLogger(__name__)
 

@@ -1,13 +1,9 @@
 """Result stores, found by the scheme of their URL; each is imported when it is first asked for.
 
 Modules, in reading order: ``base`` (what a store is), ``by_hand`` (what programs ask of it), ``joins`` (what
-waits for the members of a group), ``keys``, ``keyvalue`` with ``keyvalue_joins``; the stores ``sqlite`` with
-``sqlite_joins``, ``redis`` with ``redis_joins`` and ``redis_subscription``, ``sql`` with ``sql_tables``,
-``sql_database``, ``sql_keys``, ``sql_joins``, ``sql_columns``, ``stored_pickle`` and ``sql_listen``, ``rpc``
-with ``rpc_connection``, ``newest``, ``rpc_replies`` and ``rpc_sender``, ``mongodb`` with ``mongodb_fields``
-and ``mongodb_settings``, ``filesystem``, ``memcached``, ``memory``, ``disabled``; ``watched``,
-``result_watcher`` and ``waiters`` (the one way to wait for results), ``place`` (where results are when
-nothing says where), ``stores`` (those of an app).
+waits for the members of a group), ``result_watcher`` and ``waiters`` (the one way to wait for results),
+``place`` (where results are if no setting says so), ``stores`` (those of an app), ``mongodb``, ``disabled``.
+Packages: ``sql`` (SQLite as well), ``redis``, ``keyvalue`` (files, memcached, memory), ``rpc``.
 """
 
 from __future__ import annotations
@@ -21,20 +17,20 @@ from qworker.errors import ConfigurationError
 from qworker.naming import near
 
 SCHEMES: dict[str, tuple[str, str]] = {
-    "sqlite": ("qworker.backends.sqlite", "SQLiteBackend"),
-    "redis": ("qworker.backends.redis", "RedisBackend"),
-    "rediss": ("qworker.backends.redis", "RedisBackend"),
-    "valkey": ("qworker.backends.redis", "RedisBackend"),
-    "valkeys": ("qworker.backends.redis", "RedisBackend"),
-    "unix": ("qworker.backends.redis", "RedisBackend"),
-    "sentinel": ("qworker.backends.redis", "RedisBackend"),
-    "db": ("qworker.backends.sql", "SQLBackend"),
+    "sqlite": ("qworker.backends.sql.sqlite", "SQLiteBackend"),
+    "redis": ("qworker.backends.redis.backend", "RedisBackend"),
+    "rediss": ("qworker.backends.redis.backend", "RedisBackend"),
+    "valkey": ("qworker.backends.redis.backend", "RedisBackend"),
+    "valkeys": ("qworker.backends.redis.backend", "RedisBackend"),
+    "unix": ("qworker.backends.redis.backend", "RedisBackend"),
+    "sentinel": ("qworker.backends.redis.backend", "RedisBackend"),
+    "db": ("qworker.backends.sql.backend", "SQLBackend"),
     "mongodb": ("qworker.backends.mongodb", "MongoBackend"),
-    "file": ("qworker.backends.filesystem", "FilesystemBackend"),
-    "cache+memory": ("qworker.backends.memory", "MemoryBackend"),
-    "cache+memcached": ("qworker.backends.memcached", "MemcachedBackend"),
-    "cache+pylibmc": ("qworker.backends.memcached", "MemcachedBackend"),
-    "rpc": ("qworker.backends.rpc", "RpcBackend"),
+    "file": ("qworker.backends.keyvalue.filesystem", "FilesystemBackend"),
+    "cache+memory": ("qworker.backends.keyvalue.memory", "MemoryBackend"),
+    "cache+memcached": ("qworker.backends.keyvalue.memcached", "MemcachedBackend"),
+    "cache+pylibmc": ("qworker.backends.keyvalue.memcached", "MemcachedBackend"),
+    "rpc": ("qworker.backends.rpc.backend", "RpcBackend"),
     "disabled": ("qworker.backends.disabled", "DisabledBackend"),
 }
 """Where the class for each scheme is; ``db+postgresql`` is found by what stands before the plus."""

@@ -31,7 +31,7 @@ from qworker.naming import import_object
 from qworker.transports.lease import ResultRow
 
 if TYPE_CHECKING:
-    from qworker.backends.watched import Source
+    from qworker.backends.waiters import Source
     from qworker.context import Context
 
 Meta = dict[str, Any]

@@ -12,21 +12,25 @@ Where the broker is the same database, it stores the results itself, beside the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
-from qworker.backends.base import Backend, Found, Meta
-from qworker.backends.mongodb_fields import Fields
-from qworker.backends.mongodb_settings import located
-from qworker.clock import Clock, from_epoch
-from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError, DamagedResult
+from qworker.backends.base import About, Backend, Found, Meta, refuse_too_large
+from qworker.clock import Clock, from_epoch, parse_iso
+from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError, DamagedResult, EncodeError
 from qworker.interrupts import let_pass
-from qworker.transports.forked import forgetful
+from qworker.message.kombu_json import loads
+from qworker.message.serialization import encode_json
+from qworker.process.forked import forgetful
+from qworker.safe_repr import storable
 from qworker.transports.lease import ResultRow
-from qworker.transports.mongodb.layout import Document, Names
+from qworker.transports.mongodb.layout import DATABASE, Document, Names
 from qworker.transports.mongodb.result_documents import pack, store
-from qworker.transports.mongodb.server import Collections, Server, errors, pymongo, storable_value
+from qworker.transports.mongodb.server import Collections, Server, epoch_of, errors, pymongo, storable_value
 
 KEYS = "qworker_keyvalue"
 PORTION = 500
@@ -218,3 +222,197 @@ def _ids(result: Any) -> list[str]:
         return [child[0][0] for child in result[1] if isinstance(child[0][0], str)]
     except (TypeError, LookupError):
         return []
+
+
+# -- A result as the fields of a document in Celery's layout, and back --
+
+_OWN = frozenset({"_id", "expires", "task_id", "status", "result", "traceback", "children", "date_done"})
+
+
+class Fields:
+    """serializer: the name of *backend*'s own."""
+
+    def __init__(self, backend: Backend, serializer: str) -> None:
+        self._backend = backend
+        self._serializer = serializer
+
+    def of(self, task_id: str, meta: Meta) -> Document:
+        """The fields of *meta* as they are stored. Raises EncodeError."""
+        status, done, traceback = meta["status"], meta.get("date_done"), meta.get("traceback")
+        data = self._backend.encode_value(meta.get("result"), None, ("result", task_id, status))
+        refuse_too_large(data, self._backend.max_bytes)
+        return {
+            "status": status,
+            "result": self.text(data),
+            "traceback": storable(traceback) if isinstance(traceback, str) else None,
+            "children": self._plain("children", task_id, meta.get("children") or []),
+            "date_done": None if done is None else parse_iso(done),
+            **{
+                name: self._plain(name, task_id, value)
+                for name, value in meta.items()
+                if name not in _OWN and "\0" not in name
+            },
+        }
+
+    def text(self, data: bytes) -> str | bytes:
+        """What was serialised, as Celery stores it: as text where it is text."""
+        if self._serializer in ("json", "yaml") and not data.startswith(b"\0"):
+            try:
+                return data.decode()
+            except UnicodeDecodeError:
+                pass
+        return data
+
+    def _plain(self, name: str, task_id: str, value: Any) -> Any:
+        """*value* as values of MongoDB's, as Celery stores it; what is signed, or none of them, as bytes."""
+        if value is None or (isinstance(value, str) and storable_value(value)):
+            return value
+        if not self._backend.signs:
+            try:
+                plain = json.loads(encode_json(value, {name: value}))
+            except (EncodeError, ValueError, RecursionError):
+                pass
+            else:
+                if storable_value(plain):
+                    return plain
+        return self._backend.encode_value(value, None, (name, task_id))
+
+    def _value(self, stored: Any, about: About, task_id: str) -> Any:
+        """Undo _plain()."""
+        if isinstance(stored, bytes):
+            return self._backend.decode_value(stored, about, task_id)
+        if not isinstance(stored, dict | list):
+            return stored
+        if self._backend.signs:
+            raise self._backend.damaged(task_id, f"is refused: its {about[0]} are not signed")
+        return loads(json.dumps(stored, default=str))
+
+    def found(self, stored: Document) -> Found | None:
+        """The metadata in a document, or why it cannot be read; None when it has expired."""
+        task_id = str(stored["_id"])
+        try:
+            return self._meta(stored, task_id)
+        except DamagedResult as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - a field that is not what it should be
+            let_pass(error)
+            return self._backend.damaged(task_id, f"cannot be read: {error}")
+
+    def _meta(self, stored: Document, task_id: str) -> Meta | None:
+        done = stored.get("date_done")
+        moment = epoch_of(done) if isinstance(done, datetime) else None
+        expires = stored.get("expires")
+        if expires is None and moment is not None and self._backend.expires is not None:
+            expires = moment + self._backend.expires
+        if expires is not None and expires <= self._backend.clock.now():
+            return None
+        status = stored["status"]
+        if not isinstance(status, str):
+            raise TypeError(f"its status is {status!r:.80}")
+        meta: Meta = {
+            name: self._value(value, (name, task_id), task_id)
+            for name, value in stored.items()
+            if name not in _OWN
+        }
+        result, about = stored["result"], ("result", task_id, status)
+        return meta | {
+            "task_id": task_id,
+            "status": status,
+            "result": None
+            if result is None and not self._backend.signs
+            else self._backend.decode_value(result or b"", about, task_id),
+            "traceback": stored.get("traceback"),
+            "children": self._value(stored.get("children"), ("children", task_id), task_id) or [],
+            "date_done": done.replace(tzinfo=UTC).isoformat() if isinstance(done, datetime) else None,
+        }
+
+
+# -- ``mongodb_backend_settings``: what Celery's MongoDB store is told besides its URL --
+# What it says goes before the URL. Keys that are not known are options of PyMongo's client, as those
+# under ``options`` are.
+
+GROUPS = "celery_groupmeta"
+_CLIENT = {"user": "username", "password": "password", "max_pool_size": "maxPoolSize"}
+"""Celery's words for options of the client."""
+_PORT = 27017
+
+
+class Where(NamedTuple):
+    """Where results are. database: None: that of the URL. options: of the client."""
+
+    url: str
+    database: str | None
+    results: str
+    groups: str
+    options: Mapping[str, Any]
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Which database of which servers, whoever asks."""
+        hosts, database = _place(self.url)
+        return hosts, self.database or database
+
+
+def located(url: str, settings: Mapping[str, Any]) -> Where:
+    """Where *url* and *settings* lead to. Raises ConfigurationError for what they cannot mean."""
+    given = dict(settings)
+    database, results, groups = (
+        _name(given, *each)
+        for each in (
+            ("database", None),
+            ("taskmeta_collection", Names().result),
+            ("groupmeta_collection", GROUPS),
+        )
+    )
+    hosts = given.pop("mongo_host", None)
+    if "host" in given or "port" in given:
+        hosts = _hosts(given.pop("host", "localhost"), given.pop("port", _PORT))
+    options = given.pop("options", {})
+    if not isinstance(options, Mapping):
+        raise _wrong("options", options, "a dictionary of options of PyMongo's client")
+    options = {**options, **{_CLIENT.get(name, name): value for name, value in given.items()}}
+    return Where(_led_to(url, hosts), database, str(results), str(groups), options)
+
+
+def _name(given: dict[str, Any], key: str, usual: str | None) -> str | None:
+    value = given.pop(key, usual)
+    if value is not None and not (isinstance(value, str) and value):
+        raise _wrong(key, value, "a name")
+    return value
+
+
+def _hosts(host: Any, port: Any) -> Any:
+    """The hosts, or the URL, that *host* names; those without a port get *port*."""
+    if isinstance(host, str) and "://" in host:
+        return host
+    hosts = [host] if isinstance(host, str) else host
+    if not isinstance(hosts, list | tuple) or not all(isinstance(each, str) for each in hosts):
+        raise _wrong("host", host, "a host, a list of hosts or a URL")
+    return [each if ":" in each else f"{each}:{port}" for each in hosts]
+
+
+def _led_to(url: str, hosts: Any) -> str:
+    """*url* with other hosts; None: its own."""
+    if isinstance(hosts, str):
+        return hosts if "://" in hosts else _led_to(url, [hosts])
+    if hosts is None:
+        return f"{url}localhost" if url == "mongodb://" else url
+    start, _, rest = url.partition("://")
+    authority, slash, path = rest.partition("/")
+    user, at, _ = authority.rpartition("@")
+    return f"{start.partition('+')[0]}://{user}{at}{','.join(hosts)}{slash}{path}"
+
+
+def _wrong(key: str, value: Any, wanted: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"mongodb_backend_settings: {key!r} is {value!r:.80}, but has to be {wanted}",
+        setting="mongodb_backend_settings",
+    )
+
+
+def _place(url: str) -> tuple[tuple[str, ...], str]:
+    parts = urlsplit(url)
+    hosts = parts.netloc.rpartition("@")[2].lower().split(",")
+    named = {host if ":" in host or "+srv" in parts.scheme else f"{host}:{_PORT}" for host in hosts}
+    plain = {host.replace("localhost:", "127.0.0.1:") for host in named}
+    return tuple(sorted(plain)), parts.path.strip("/") or DATABASE

@@ -26,12 +26,12 @@ from qworker import states
 from qworker.backends.waiters import POLL_SECONDS, Attendant, Waiter
 from qworker.errors import BackendError, DamagedResult
 from qworker.interrupts import let_pass
-from qworker.transports.forked import forgetful
-from qworker.transports.wakeup import WakeupPipe
+from qworker.process.forked import forgetful
+from qworker.process.wakeup import WakeupPipe
 
 if TYPE_CHECKING:
     from qworker.backends.base import Found, Meta
-    from qworker.backends.watched import Source, Watched
+    from qworker.backends.waiters import Source, Watched
 
 logger = logging.getLogger(__name__)
 

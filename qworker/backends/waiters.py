@@ -13,11 +13,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from qworker.backends.base import Found
     from qworker.backends.result_watcher import ResultWatcher
+    from qworker.clock import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -178,3 +179,37 @@ class Attendant:
                 callbacks = self._calls.pop(task_id, [])
             for callback in callbacks:
                 callback(found)
+
+
+# -- Watched: what those who wait for results ask of a store; and its Source, which tells of them --
+
+
+class Source(Protocol):
+    """Where a store tells of results. Owner: the thread that leads. A method of a broken source raises
+    whatever it likes; then another source is opened. One with ``tells_of_all = True`` needs no subscribe():
+    it tells of whatever is stored after it was opened."""
+
+    def fileno(self) -> int:
+        """What becomes readable when something is told; -1: nothing, as yet."""
+
+    def subscribe(self, ids: Collection[str]) -> None:
+        """Tell of *ids* from now on; of others it need not. A look finds what was stored before."""
+
+    def told(self) -> Collection[str] | None:
+        """The ids that were told since the last call, without waiting; None: it may be any."""
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None:
+        """In a forked child: let go without a word to the server or to others."""
+
+
+class Watched(Protocol):
+    """What is asked of a result store by the watcher of those who wait."""
+
+    clock: Clock
+    listens: bool
+
+    def read_many(self, ids: Collection[str]) -> dict[str, Found]: ...
+
+    def open_source(self) -> Source | None: ...

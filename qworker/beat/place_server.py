@@ -18,8 +18,8 @@ from qworker.clock import Clock
 from qworker.conf.secrets import mask_urls
 from qworker.errors import BackendError, BrokerUnavailable, QWorkerError
 from qworker.interrupts import apart
+from qworker.process.forked import forgetful
 from qworker.transports.connect_errors import MYSQL, POSTGRESQL, explained
-from qworker.transports.forked import forgetful
 from qworker.transports.lease import Sender
 from qworker.transports.sql.link import Handle, Link
 from qworker.transports.sql.links import as_written_plainly, connector, family_of

@@ -32,7 +32,7 @@ from qworker.beat.store import (
 from qworker.clock import Clock
 from qworker.errors import BackendError, BrokerUnavailable, LeaseLost
 from qworker.interrupts import deferred, let_pass
-from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Sender
 from qworker.transports.redis.connection import Link, Links, Script
 from qworker.transports.redis.sender import PUBLISH, RedisSender

@@ -30,7 +30,7 @@ from qworker.beat.store import (
 )
 from qworker.clock import Clock
 from qworker.errors import BackendError, LeaseLost
-from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Envelope, Sender
 
 T = TypeVar("T")

@@ -11,9 +11,10 @@ from contextlib import suppress
 
 import click
 
-from qworker.cli import beat_examined, suitability
+from qworker.cli.beat import examined
 from qworker.cli.completion import setting_names
 from qworker.cli.discovery import AppChoice, load_tasks
+from qworker.cli.doctor import suitability
 from qworker.cli.groups import SuggestingGroup
 from qworker.cli.options import app_option, json_option, open_app
 from qworker.cli.output import count, print_json, print_table
@@ -67,7 +68,7 @@ def check(app: str | None, connect: bool, as_json: bool) -> int:
             load_tasks(choice.app)
         problems += suitability.problems(choice)
         with suppress(QWorkerError):  # a store that cannot be opened has been told
-            problems += beat_examined.problems(choice)
+            problems += examined.problems(choice)
         problems += _connected(choice) if connect else []
     problems = _each_once(problems)
     wrong = [problem for problem in problems if problem.severity != "note"]

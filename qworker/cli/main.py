@@ -27,7 +27,7 @@ from qworker.cli.groups import SuggestingGroup
 # them.
 COMMANDS = {
     "start": ("start", "start", "Run a worker."),
-    "beat": ("beat", "beat", "Look after the schedules; show and change them."),
+    "beat": ("beat.commands", "beat", "Look after the schedules; show and change them."),
     "call": ("call", "call", "Send a task, and wait for its result if asked to."),
     "result": ("result", "result", "Show the state and result of a task."),
     "graph": ("graph", "graph", "Show a whole workflow by the id of a call in it."),
@@ -40,11 +40,11 @@ COMMANDS = {
     "purge": ("purge", "purge", "Remove the waiting messages of queues."),
     "delayed": ("delayed", "delayed", "Show messages that are due later; hand them back to plain queues."),
     "move": ("move", "move_", "Move messages from one broker to another."),
-    "spool": ("spool", "spool", "Look after spool directories, uWSGI's or ours."),
+    "spool": ("spool.commands", "spool", "Look after spool directories, uWSGI's or ours."),
     "config": ("config", "config", "Show all settings with their sources; check them."),
     "health": ("health", "health", "Say whether a worker runs and consumes; for probes."),
-    "doctor": ("doctor", "doctor", "Look for what is wrong, and say what to do."),
-    "init": ("init", "init", "Print files to run this project: systemd, docker, …"),
+    "doctor": ("doctor.commands", "doctor", "Look for what is wrong, and say what to do."),
+    "init": ("init.commands", "init", "Print files to run this project: systemd, docker, …"),
     "shell": ("shell", "shell", "A Python prompt with the app and its tasks."),
     "report": ("report", "report", "Versions and settings, for a bug report."),
 }

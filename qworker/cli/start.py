@@ -16,7 +16,7 @@ from qworker.cli.celery_options import celery_options
 from qworker.cli.discovery import AppChoice, load_tasks
 from qworker.cli.options import QUEUE_NAMES, Checked, SettingValue, app_option, open_app, process_options
 from qworker.cli.reload import Reloader, start_again
-from qworker.cli.spooler_options import SpoolerGiven, spooler_options
+from qworker.cli.spool.spooler_options import SpoolerGiven, spooler_options
 from qworker.cli.worker_process import Process, run_worker
 from qworker.conf import mask_urls
 from qworker.conf.absent import OPTIONS_WITHOUT_EFFECT, WORKER_OPTIONS
@@ -126,14 +126,14 @@ def start(
     values = {setting: options[option] for option, setting in _SETTINGS.items()}
     try:
         if spooler.names_directories:
-            from qworker.cli.spooling import before_application
+            from qworker.cli.spool.spooling import before_application
 
             before_application(spooler)
         choice = _prepare(app or named, queues, values)
         parts = [beat_of(choice.app)] if with_beat else []
         tell_more = None
         if spooler.names_directories or choice.app.conf.spooler:
-            from qworker.cli.spooling import spool_in
+            from qworker.cli.spool.spooling import spool_in
 
             spooling = spool_in(choice.app, spooler, alone=False)
             parts += spooling.besides

@@ -1,13 +1,12 @@
 """Components: the stations of a message in a worker, each with a thread or a table of its own.
 
-Modules, in reading order: ``component`` (the shell of a thread), ``assembly`` (all parts of a worker, and how
-they start and stop), ``shutdown`` (how a worker is told to end), ``mailbox`` (and orders to settle),
-``worker_lease``, ``presence_report`` (what the broker is told of the worker) with ``memory``, ``listener``
-(broker I/O) with ``connection_state``, ``fetch_window``, ``ack_buffer``, ``doubts``,
-``settlements``, ``revocations`` and ``housekeeping``, ``intake`` (a message becomes a request), ``replays``,
-``request``, ``ledger`` (which requests are here), ``waiting_requests``, ``schedule_controller``,
-``ready_queue``, ``task_bucket`` (rate limits), ``mediator`` (gives requests to the pool) with ``early_acks``,
-``outcomes`` (what each way to end means) and ``settler``, ``result_writer``, ``joiner`` (sends what follows
-the members of a group). Packages: ``pool`` (where tasks
-run), ``status`` (what a worker tells of itself).
+Modules, in reading order: ``component`` (the shell of a thread), ``assembly`` (all parts of a worker, and the
+orders in which they start and stop), ``shutdown`` (the states in which a worker ends), ``request`` (a message
+in the worker), ``mailbox`` (requests from one thread to another) and ``worker_lease`` (the worker's
+registration with the broker).
+
+Packages, in the order of a message's way: ``receiving`` (the listener's thread, which also acknowledges),
+``waiting`` (for the due time, a rate limit or a slot), ``pool`` (where tasks run), ``ending`` (what becomes
+of a run), ``status`` (reports on the worker). They import each other in one direction (pool, waiting,
+receiving, status, ending: each only those before it).
 """

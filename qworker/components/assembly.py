@@ -13,29 +13,29 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from qworker.backends.joins import Joins
-from qworker.components.ack_buffer import AckBuffer, FlushLimits
 from qworker.components.component import Component
-from qworker.components.early_acks import EarlyAcks
-from qworker.components.fetch_window import FetchWindow
-from qworker.components.intake import Intake
-from qworker.components.joiner import Joiner
-from qworker.components.ledger import WorkerState
-from qworker.components.listener import Listener
+from qworker.components.ending.joiner import Joiner
+from qworker.components.ending.result_writer import ResultWriter
+from qworker.components.ending.settler import Settler
 from qworker.components.mailbox import Mailbox, SettlementOrder
-from qworker.components.mediator import Mediator
 from qworker.components.pool.choice import make_pool
 from qworker.components.pool.contract import OnRoom, PoolSettings, TaskPool
-from qworker.components.presence_report import PresenceReport
-from qworker.components.ready_queue import ReadyQueue
+from qworker.components.receiving.ack_buffer import AckBuffer, FlushLimits
+from qworker.components.receiving.fetch_window import FetchWindow
+from qworker.components.receiving.intake import Intake
+from qworker.components.receiving.ledger import WorkerState
+from qworker.components.receiving.listener import Listener
+from qworker.components.receiving.presence_report import PresenceReport
+from qworker.components.receiving.settlements import Settlements
 from qworker.components.request import Request
-from qworker.components.result_writer import ResultWriter
-from qworker.components.schedule_controller import ScheduleController
-from qworker.components.settlements import Settlements
-from qworker.components.settler import Settler
 from qworker.components.shutdown import KILL_SECONDS
 from qworker.components.status.counters import Counters
 from qworker.components.status.health import Health, LongRuns
-from qworker.components.waiting_requests import WaitingRequests
+from qworker.components.waiting.early_acks import EarlyAcks
+from qworker.components.waiting.inventory import WaitingRequests
+from qworker.components.waiting.mediator import Mediator
+from qworker.components.waiting.ready_queue import ReadyQueue
+from qworker.components.waiting.schedule_controller import ScheduleController
 from qworker.components.worker_lease import Registration, WorkerLease
 from qworker.errors import NotSupported
 from qworker.tasks.options import rate_per_second
@@ -45,7 +45,7 @@ from qworker.transports.lease import Release
 if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.components.pool.zygote import Zygote
-    from qworker.components.replays import Replays
+    from qworker.components.receiving.replays import Replays
     from qworker.components.status.http_status import HttpStatus
 
 OnCrash = Callable[[str, BaseException], None]
@@ -250,7 +250,7 @@ def _ready_queue(app: QWorker, mailbox: Mailbox[SettlementOrder]) -> ReadyQueue:
     if not limited:
         return ReadyQueue(app.broker.lowest_first)
 
-    from qworker.components.task_bucket import TaskBucket
+    from qworker.components.waiting.task_bucket import TaskBucket
 
     def overflow(request: Request, due: float) -> None:
         mailbox.post_many([SettlementOrder(request, Release(request.tag, due))])
@@ -262,7 +262,7 @@ def _replays(security_key: object) -> Replays | None:
     """None where messages are not signed."""
     if security_key is None:
         return None
-    from qworker.components.replays import Replays
+    from qworker.components.receiving.replays import Replays
 
     return Replays()
 

@@ -13,7 +13,7 @@ import signal
 from types import FrameType
 from typing import Any
 
-from qworker.transports.wakeup import WakeupPipe
+from qworker.process.wakeup import WakeupPipe
 
 RUNNING, DRAINING, SOFT, COLD = "running", "draining", "soft", "cold"
 """The phases of a worker. A request names the one to go to."""

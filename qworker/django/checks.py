@@ -19,7 +19,7 @@ from django.db import DEFAULT_DB_ALIAS
 from qworker.django.brokers.choice import custom_class
 from qworker.django.conf import ClusterConf, conf
 from qworker.django.execution.reporters import options_of_reporters, reporter_class
-from qworker.django.settings.broker import CHOICES, CUSTOM, choose, missing_client, named_by
+from qworker.django.settings.cluster import CHOICES, CUSTOM, choose, missing_client, named_by
 from qworker.django.settings.layers import (
     Mistake,
     alternatives,

@@ -26,8 +26,7 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.components.shutdown import RUNNING
 from qworker.django.brokers import Broker, get_broker
 from qworker.django.clusters import log as cluster_log
-from qworker.django.clusters.engine import app, forget
-from qworker.django.clusters.later import Later
+from qworker.django.clusters.engine import Later, app, forget
 from qworker.django.conf import conf, logger
 from qworker.django.execution import connections as task_connections
 from qworker.django.humanhash import humanize

@@ -1,6 +1,6 @@
 """What is noted of a failed task beside its message: the error in a line, and the traceback below it.
 
-Comes from:  ``components/outcomes.py``.
+Comes from:  ``components/ending/outcomes.py``.
 Goes to:     the reason that a broker keeps with the message; ``control/failed.py`` reads it.
 Thread:      any; pure functions.
 """

@@ -18,11 +18,11 @@ from qworker.context import current_context
 from qworker.errors import BackendError, EncodeError, NotSupported, PublishError
 from qworker.message.marks import MARKS
 from qworker.message.reading import valid_id
+from qworker.process.crash_points import CRASHING, crash_point
 from qworker.publishing.bodies import written
 from qworker.publishing.call import read_call
 from qworker.publishing.transactions import is_sent_later, transaction_of
 from qworker.results import outline
-from qworker.transports.crash_points import CRASHING, crash_point
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

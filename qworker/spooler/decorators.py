@@ -214,3 +214,7 @@ uwsgi.spooler = manage_spool_request
 uwsgi.post_fork_hook = postfork_chain_hook
 if uwsgi.masterpid() == 0:
     raise ConfigurationError("the decorators need uWSGI's master process: set master = true in its settings")
+
+
+# fmt: off
+# fmt: on

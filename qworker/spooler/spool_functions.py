@@ -30,9 +30,9 @@ from qworker.errors import NoSpooler, NoSpoolFunction, NotSpooled, SpoolError, U
 from qworker.safe_repr import safe_repr
 from qworker.spooler import uwsgi_api
 from qworker.spooler.arguments import read_arguments, write_arguments
-from qworker.spooler.enqueueing import as_body, epoch
-from qworker.spooler.installing import uwsgi_of_process
-from qworker.spooler.packet import encode
+from qworker.spooler.files.packet import encode
+from qworker.spooler.uwsgi.enqueueing import as_body, epoch
+from qworker.spooler.uwsgi_api import uwsgi_of_process
 
 logger = logging.getLogger(__name__)
 

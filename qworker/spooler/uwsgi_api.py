@@ -24,22 +24,26 @@ and to use it raises NoSpooler, which is an AttributeError and says what to set.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any, TypeAlias
 
 from qworker.context import get_current_app
 from qworker.errors import ConfigurationError, NoSpooler, NotSpooled, SpoolError, UnrunnableJob
 from qworker.safe_repr import safe_repr
-from qworker.spooler import introspection, job_context, runtime, signal_socket
-from qworker.spooler.cron_fields import CronFields
-from qworker.spooler.enqueueing import Enqueuer
-from qworker.spooler.installing import install_as_uwsgi
+from qworker.spooler.files.place import prepared
 from qworker.spooler.options import SpoolerOptions
-from qworker.spooler.place import prepared
 from qworker.spooler.settings import options_of
-from qworker.spooler.signal_table import SPOOLER, SignalTable, checked
+from qworker.spooler.uwsgi import introspection, job_context, runtime, signal_socket
+from qworker.spooler.uwsgi.enqueueing import Enqueuer
+from qworker.spooler.uwsgi.signal_table import SPOOLER, CronFields, SignalTable, checked
+
+logger = logging.getLogger(__name__)
 
 SPOOL_OK = -2
 SPOOL_RETRY = -1
@@ -315,7 +319,7 @@ def add_rb_timer(signum: int, seconds: float, iterations: int = 0) -> None:
 
 
 def add_cron(signum: int, minute: int, hour: int, day: int, month: int, weekday: int) -> bool:
-    """Raise a signal at these minutes; see ``cron_fields`` for negative numbers."""
+    """Raise a signal at these minutes; see ``signal_table`` for negative numbers."""
     signal_table.add_cron(signum, CronFields(minute, hour, day, month, weekday))
     return True
 
@@ -354,3 +358,55 @@ def run_post_fork() -> None:
     """Call what the application wants to be called in each process of the spooler; for who starts them."""
     if post_fork_hook is not None:
         post_fork_hook()
+
+
+# -- Installing: ``import uwsgi`` and ``import uwsgidecorators`` outside uWSGI --
+# Thread: that which imports the application.
+
+DECORATORS = "uwsgidecorators"
+_OURS = "qworker.spooler.decorators"
+
+
+class _Loader:
+    """Gives a module that is there already another name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._spec: ModuleSpec | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = import_module(self._name)
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec  # what the import system has just replaced
+
+
+class _Finder:
+    """Finds the decorators before the file of the same name that comes with uWSGI."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(name, _Loader(_OURS)) if name == DECORATORS else None  # type: ignore[arg-type]
+
+
+def install_as_uwsgi(api: ModuleType) -> bool:
+    """Make *api* the module ``uwsgi`` of this process, and our decorators ``uwsgidecorators``. May be called
+    again. False when there is another one, inside uWSGI; nothing is replaced then."""
+    there = sys.modules.get("uwsgi")
+    if there is not None and there is not api:
+        if not hasattr(there, "masterpid"):
+            logger.warning("a module named uwsgi, %r, hides the interface of uWSGI: rename it", there)
+        return False
+    sys.modules["uwsgi"] = api
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+    return True
+
+
+def uwsgi_of_process(api: ModuleType) -> ModuleType:
+    """The uWSGI that this process runs in, and *api* outside one."""
+    there = sys.modules.get("uwsgi")
+    return there if there is not None and hasattr(there, "masterpid") else api

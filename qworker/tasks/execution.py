@@ -63,6 +63,7 @@ from qworker.transports.lease import Envelope, ResultRow
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
+    from qworker.context import Context
     from qworker.message.protocol import Body
     from qworker.tasks.task import Task
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
+from contextvars import copy_context
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from qworker import states
 from qworker.canvas.membership import calls_in, errbacks_of, first_calls, parts_of, publication
@@ -29,7 +30,6 @@ from qworker.message.marks import CAUSE, FAILED, RUN, apart, mark, run_in
 from qworker.naming import ids_of
 from qworker.publishing.call import tidied
 from qworker.publishing.transactions import holding_back
-from qworker.tasks.coroutines import run_to_end
 from qworker.tasks.outcome import Fields, Followed
 from qworker.tasks.unsent import is_away
 from qworker.transports.lease import Envelope
@@ -338,3 +338,24 @@ def _tidy(app: QWorker, context: Context, call: Signature) -> None:
     call["options"] = options = tidied(app, call.options)
     if context.reply_to is not None:  # who called the first is to hear of all
         options.setdefault("reply_to", context.reply_to)
+
+
+# -- Coroutines: how code that is not async runs one to its end --
+# Thread: the caller's, or one made for it where the caller is in an event loop.
+
+T = TypeVar("T")
+
+
+def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run *coroutine* here and return what it returns. The caller waits, also one in an event loop."""
+    import asyncio  # here, because it costs 30 ms
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    # The caller is in an event loop, and another cannot run in its thread.
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(copy_context().run, asyncio.run, coroutine).result()

@@ -19,19 +19,20 @@ annotation is as good as none, and so is one that cannot be evaluated: the value
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import types
 import typing
 from collections import abc
 from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from enum import Enum
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from qworker.interrupts import let_pass
 from qworker.safe_repr import safe_repr
-from qworker.tasks.hints import hints_of
-from qworker.tasks.values import ANYTHING, CARRIED, KEYS, TIMEDELTA, Form, Unfit, checked, enum_form
 
 MOST_TOLD = 3
 """Mistakes in one model that an error names."""
@@ -359,3 +360,205 @@ def _meant(annotation: Any) -> Any:
             annotation = annotation.__supertype__
         else:
             return annotation
+
+
+# -- Hints: the annotations of a function or a dataclass, evaluated as far as they can be --
+# Thread: any; evaluating annotations runs the user's code.
+
+
+def hints_of(thing: Any) -> dict[str, Any]:
+    """Return the annotations of a function or dataclass, evaluated, by name. Those that cannot be are left
+    out: they may name what is there for type checkers only."""
+    try:
+        return typing.get_type_hints(thing)
+    except Exception as error:  # noqa: BLE001 - annotations are the user's code
+        let_pass(error)
+    if isinstance(thing, type):
+        written = {field.name: field.type for field in dataclasses.fields(thing)}
+        names = getattr(sys.modules.get(thing.__module__), "__dict__", {})
+    else:
+        written, names = _annotations(thing), getattr(thing, "__globals__", {})
+    hints: dict[str, Any] = {}
+    for name, annotation in written.items():
+        try:
+            one = types.SimpleNamespace(__annotations__={name: annotation})
+            hints |= typing.get_type_hints(one, names)
+        except Exception as error:  # noqa: BLE001 - as above
+            let_pass(error)
+    return hints
+
+
+def _annotations(function: Any) -> dict[str, Any]:
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        return annotationlib.get_annotations(function, format=annotationlib.Format.FORWARDREF)
+    return dict(getattr(function, "__annotations__", {}))
+
+
+# -- Values: how one that stands alone is made plain, and made again --
+# Thread: any; pure, but for the user's Enums.
+# What JSON carries already goes as it is. It is read from what a stranger may write in its stead, too:
+# a UUID from text, a number of seconds from an int.
+
+LONGEST_DURATION = 64
+"""Characters of a duration that is text."""
+
+
+class Unfit(Exception):
+    """A value that does not fit. reason: why. path: where it stands, as in ``.lines[2]``."""
+
+    def __init__(self, reason: str, path: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.path = path
+
+
+class Form(NamedTuple):
+    """What an annotation says of a value.
+
+    - name: of the annotation, for errors.
+    - load: makes the value of plain data; takes one that is made already as it is. Raises Unfit.
+    - dump: makes plain data of the value. Gives back the same object where there is nothing to do: it is
+      plain already, or is not what was annotated. Raises Unfit for what load() would make something else of.
+    - typed: it is one that JSON does not carry, or has such in it.
+    """
+
+    name: str
+    load: Callable[[Any], Any]
+    dump: Callable[[Any], Any]
+    typed: bool = False
+
+
+def same(value: Any) -> Any:
+    """Return *value*."""
+    return value
+
+
+ANYTHING = Form("anything", same, same)
+
+
+def checked(value: Any, kinds: Any, expected: str) -> Any:
+    """Return *value*. Raises Unfit, which names what was *expected*, when it is of none of the *kinds*."""
+    if not isinstance(value, kinds):
+        raise Unfit(f"expected {expected}, not {_shown(value)}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return safe_repr(value, 60)
+
+
+def enum_form(kind: type[Enum]) -> Form:
+    """Return the form of an Enum; ANYTHING when JSON does not carry the values of all its members."""
+    if not list(kind) or not all(type(member.value) in CARRIED for member in kind):
+        return ANYTHING
+    values = safe_repr([member.value for member in kind], 200)
+
+    def load(value: Any) -> Any:
+        try:
+            return kind(value)
+        except Exception as error:  # _missing_ is the user's code
+            let_pass(error)
+            raise Unfit(
+                f"expected a value of {kind.__name__}, one of {values}, not {_shown(value)}"
+            ) from error
+
+    return Form(
+        kind.__name__, load, lambda value: value.value if isinstance(value, kind) else value, typed=True
+    )
+
+
+def _read(expected: str, kinds: Any, read: Callable[[Any], Any]) -> Form:
+    """Of a class whose values JSON carries. kinds: of what *read* makes one; a bool is no number."""
+
+    def load(value: Any) -> Any:
+        if isinstance(value, bool) and bool not in kinds:
+            raise Unfit(f"expected {expected}, not {value}")
+        try:
+            return read(checked(value, kinds, expected))
+        except (ValueError, ArithmeticError) as error:
+            raise Unfit(f"expected {expected}, not {_shown(value)}") from error
+
+    return Form(expected, load, same)
+
+
+def _moment(kind: Any, expected: str) -> Form:
+    def read(value: Any) -> Any:
+        value = kind.fromisoformat(value) if isinstance(value, str) else value
+        if isinstance(value, datetime) and kind is date:  # which is a date, too
+            raise ValueError
+        return value
+
+    return _read(expected, (kind, str), read)
+
+
+def _decimal(value: Decimal | float | str) -> Decimal:
+    # By the text of a float: that is what was written.
+    return Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+
+
+CARRIED: dict[type, Form] = {
+    types.NoneType: _read("None", (types.NoneType,), same),
+    bool: _read("True or False", (bool,), same),
+    int: _read("a whole number", (int,), same),
+    float: _read("a number", (int, float), float),
+    str: _read("text", (str,), same),
+    bytes: _read("bytes", (bytes,), same),
+    UUID: _read("a UUID", (UUID, str), lambda value: UUID(value) if isinstance(value, str) else value),
+    Decimal: _read("a decimal number", (Decimal, int, float, str), _decimal),
+    datetime: _moment(datetime, "a datetime"),
+    date: _moment(date, "a date"),
+    time: _moment(time, "a time of day"),
+}
+
+KEYS: dict[Any, Form] = {
+    str: CARRIED[str],
+    int: _read("a whole number", (int, str), int),
+    UUID: CARRIED[UUID]._replace(dump=lambda value: str(value) if isinstance(value, UUID) else value),
+}
+
+_NUMBER = r"(\d+(?:[.,]\d+)?)"
+_DURATION = re.compile(
+    rf"([+-]?)P(?=.)(?:{_NUMBER}W)?(?:{_NUMBER}D)?(?:T(?=.)(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}S)?)?",
+    re.ASCII,
+)
+
+
+def _read_duration(value: float | str | timedelta) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    if not isinstance(value, str):
+        return timedelta(seconds=value)
+    found = _DURATION.fullmatch(value) if len(value) <= LONGEST_DURATION else None
+    if found is None:
+        raise ValueError
+    sign, *numbers = found.groups()
+    weeks, days, hours, minutes, seconds = (Decimal((each or "0").replace(",", ".")) for each in numbers)
+    whole = (((weeks * 7 + days) * 24 + hours) * 60 + minutes) * 60 + seconds
+    length = timedelta(microseconds=round(whole * 1_000_000))
+    return -length if sign == "-" else length
+
+
+def _dump_duration(value: Any) -> Any:
+    if not isinstance(value, timedelta):
+        return value
+    whole, rest = divmod(value, timedelta(seconds=1))
+    if not rest:
+        return whole
+    seconds = value.total_seconds()
+    try:
+        if timedelta(seconds=seconds) == value:
+            return seconds
+    except OverflowError:
+        pass
+    raise Unfit("a timedelta of centuries that has microseconds is not a number of seconds")
+
+
+TIMEDELTA = _read(
+    "a timedelta: seconds, or text of ISO 8601 as PT1H30M", (timedelta, int, float, str), _read_duration
+)._replace(dump=_dump_duration, typed=True)

@@ -2,7 +2,7 @@
 
 Comes from:  execution (what the task's code did), the pool (deaths and limits), Mediator and Intake (what is
              not to run).
-Goes to:     ``components/outcomes.py``, where a table says what follows from each kind.
+Goes to:     ``components/ending/outcomes.py``, where a table says what follows from each kind.
 Thread:      any. All fields are plain values, so that an outcome can cross a process.
 """
 

@@ -29,12 +29,12 @@ from qworker.interrupts import conclude, deferred
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.marks import JOINS, KEPT, RUN, kept_in, mark, run_in
 from qworker.naming import ids_of, task_id
+from qworker.process.crash_points import CRASHING, crash_point
 from qworker.publishing.bodies import note_added
 from qworker.publishing.workflows import check_later, planned, refuse_ignored, start
 from qworker.states import FAILURE
 from qworker.tasks import followup
 from qworker.tasks.unsent import put_back_if_unsent
-from qworker.transports.crash_points import CRASHING, crash_point
 
 if TYPE_CHECKING:
     from qworker.context import Context

@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Any
 from qworker.errors import ConfigurationError, EncodeError, InvalidValue
 from qworker.naming import install_command
 from qworker.publishing.arguments import is_coroutine_function
-from qworker.tasks.forms import Forms, ModelOptions
-from qworker.tasks.hints import hints_of
-from qworker.tasks.values import Form, Unfit, same
+from qworker.tasks.forms import Form, Forms, ModelOptions, Unfit, hints_of, same
 
 if TYPE_CHECKING:
     from qworker.tasks.task import Task

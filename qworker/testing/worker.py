@@ -16,8 +16,8 @@ from qworker.backends import open_backend
 from qworker.backends.stores import Stores
 from qworker.components.assembly import pool_settings
 from qworker.components.component import Component, ThreadComponent
+from qworker.components.ending.settler import Settler
 from qworker.components.pool.contract import OnRoom
-from qworker.components.settler import Settler
 from qworker.components.shutdown import COLD
 from qworker.testing.clock import FakeClock
 from qworker.testing.pool import InlinePool

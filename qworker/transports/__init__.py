@@ -6,11 +6,9 @@ Thread:      any.
 
 Modules, in reading order: ``lease`` (what a broker promises), ``presence`` (what a worker tells by it),
 ``capabilities`` (what it may lack), ``registered`` (brokers of other packages),
-``lease_consumer`` (what consumers share), ``owner_files`` (who is dead), ``running_file`` (what runs, for
-whoever finds the worker dead), ``failover`` (one after another), ``known_options`` (what may be set),
-``group_commit``, ``wakeup``, ``connect_errors``, ``tls``, ``forked``, ``own_headers`` and ``delivery_fields``
-(what is beside a message), ``join_parts`` (what a message is of a workflow), ``recent``, ``transfer`` (from
-one broker to another), ``crash_points``. Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``kombu``,
+``lease_consumer`` (what consumers share), ``failover`` (one after another), ``connect_errors``, ``tls``,
+``own_headers`` (what is beside a message), ``join_parts`` (what a message is of a workflow), ``recent``,
+``transfer`` (from one broker to another). Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``kombu``,
 ``visibility`` (what servers share that hide what they give out), ``sqs``, ``ironmq``, ``disque``, ``nats``,
 ``mongodb``; the table of the architecture says which of them know another. ``as_kombu`` is all of them for
 kombu's users, ``registry`` what it keeps there.
@@ -50,7 +48,7 @@ SCHEMES = {
     "ironmq": "qworker.transports.ironmq.broker",
     "mongodb": "qworker.transports.mongodb.broker",
     "disque": "qworker.transports.disque.broker",
-    "spool": "qworker.spooler.broker",
+    "spool": "qworker.spooler.broker.spool_broker",
 }
 """The module for each scheme; it has ``open_broker(url, conf)``, which returns the store and opens nothing
 yet."""
@@ -126,7 +124,7 @@ def open_broker(url: str | None, conf: Settings) -> Broker:
         )
     store: Broker = import_module(module).open_broker(url, conf)
     if options := conf.broker_transport_options:
-        import_module("qworker.transports.known_options").warn(url, options)
+        import_module("qworker.transports.capabilities").warn(url, options)
     return store
 
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from qworker.clock import Clock, boot_id, boottime
 from qworker.errors import LeaseLost
+from qworker.process.owner_files import OwnerFiles
 from qworker.transports.lease import Claim, Consumer, Leased
-from qworker.transports.owner_files import OwnerFiles
 
 NOT_REGISTERED = 0
 """The generation of who is no consumer."""

@@ -11,6 +11,7 @@ All other headers belong to whoever sent the message, whatever they begin with, 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from qworker.message.kombu_json import dumps
 
@@ -52,3 +53,20 @@ def outline(text: str) -> str:
         return "{}"
     found = {name: headers.get(name) for name in ("id", "task")}
     return dumps({name: value for name, value in found.items() if type(value) is str and len(value) < 256})
+
+
+# -- Fields beside a message that say how it has fared so far --
+
+MOST_COUNT = 2**31 - 1
+LATEST = 253402300799.0
+"""The last second of the year 9999."""
+
+
+def count(value: Any) -> int:
+    """A number of deliveries, or of other things that happen one at a time; 0 for what is no such number."""
+    return value if type(value) is int and 0 <= value <= MOST_COUNT else 0
+
+
+def instant(value: Any) -> float | None:
+    """Epoch seconds; None for what is no time between the years 1970 and 9999."""
+    return float(value) if type(value) in (int, float) and 0 <= value <= LATEST else None

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 
-from qworker.components.fetch_window import MAX_WINDOW
 from qworker.components.pool.child_handle import MAX_JOBS
+from qworker.components.receiving.fetch_window import MAX_WINDOW
 from tests.acceptance.harness import Site, until
 from tests.acceptance.ledger import ENDED, STARTED, Record, digest
 from tests.acceptance.processes import gone

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from qworker.spooler.attempts import ATTRIBUTE
-from qworker.spooler.names import DEAD, PREFIX
-from qworker.spooler.writing import NewJob, Writer
+from qworker.spooler.files.attempts import ATTRIBUTE
+from qworker.spooler.files.packet import DEAD, PREFIX
+from qworker.spooler.files.writing import NewJob, Writer
 from tests.acceptance.harness import Site, WorkerProcess
 from tests.acceptance.ledger import ENDED, STARTED
 

@@ -147,8 +147,7 @@ def test_a_producer_crashes_at(site: Site, point: str) -> None:
 
 def test_nothing_crashes_without_the_variable(tmp_path: Path) -> None:
     code = (
-        "from qworker.transports.crash_points import CRASHING, crash_point; crash_point('ran'); "
-        "print(CRASHING)"
+        "from qworker.process.crash_points import CRASHING, crash_point; crash_point('ran'); print(CRASHING)"
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
     assert ended.stdout == "False\n"

@@ -31,7 +31,7 @@ def process(*_):
 
 
 def parts_of_a_worker(*_):
-    return sorted({"qworker.components.assembly", "qworker.components.listener"} & set(sys.modules))
+    return sorted({"qworker.components.assembly", "qworker.components.receiving.listener"} & set(sys.modules))
 
 
 def meet():

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from qworker import Signature, chain, group
-from qworker.components.fetch_window import MAX_WINDOW
+from qworker.components.receiving.fetch_window import MAX_WINDOW
 from qworker.errors import QWorkerError
 from tests.acceptance.harness import Site, opened
 from tests.acceptance.ledger import STARTED

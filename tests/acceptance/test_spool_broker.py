@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from qworker.spooler.broker import SpoolBroker
+from qworker.spooler.broker.spool_broker import SpoolBroker
 from tests.acceptance.harness import Site
 from tests.acceptance.ledger import ENDED, STARTED
 from tests.acceptance.processes import gone

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from qworker.spooler.administration import SpoolAdmin
-from qworker.spooler.directory import SpoolDirectory
-from qworker.spooler.names import DEAD, PREFIX, TEMPORARY
-from qworker.spooler.writing import Writer, sweep
+from qworker.spooler.administration.admin import SpoolAdmin
+from qworker.spooler.files.packet import DEAD, PREFIX, TEMPORARY
+from qworker.spooler.files.writing import Writer, sweep
+from qworker.spooler.watching.directory import SpoolDirectory
 from tests.acceptance.harness import REPOSITORY
 from tests.support.spools import beside_or_far, files
 from tests.support.waiting import until

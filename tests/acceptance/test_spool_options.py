@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from qworker.errors import SpoolError
+from qworker.spooler.files.writing import Writer
 from qworker.spooler.network import send
-from qworker.spooler.writing import Writer
 from tests.acceptance.private_servers import free_port
 from tests.support.waiting import until
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from qworker.errors import SpoolError
-from qworker.spooler.names import PREFIX
-from qworker.spooler.packet import encode
-from qworker.spooler.writing import Writer
+from qworker.spooler.files.packet import PREFIX, encode
+from qworker.spooler.files.writing import Writer
 from tests.acceptance.brokers import Broken
 from tests.acceptance.faketime import WallClock
 from tests.acceptance.ledger import ENDED, STARTED

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from qworker.components.outcomes import OUTCOMES
+from qworker.components.ending.outcomes import OUTCOMES
 from tests.architecture.source import MODULES, REPOSITORY, tree
 
 GUIDE = REPOSITORY / "docs/how-to/production.md"

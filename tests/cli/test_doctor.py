@@ -15,9 +15,9 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 import pytest
 
 from qworker import __version__
-from qworker.cli import examinations
 from qworker.cli.discovery import find_app
-from qworker.cli.return_types import unserialisable
+from qworker.cli.doctor import examinations
+from qworker.cli.doctor.examinations import unserialisable
 from qworker.clock import SYSTEM_CLOCK
 from qworker.testing.clock import FakeClock
 from qworker.transports.presence import Presence, RunningTask, to_text

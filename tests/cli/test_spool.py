@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from qworker.errors import InvalidPacket
-from qworker.spooler.directory import SpoolDirectory
-from qworker.spooler.names import DEAD, PREFIX
-from qworker.spooler.packet import Packet, decode, encode
-from qworker.spooler.writing import Writer
+from qworker.spooler.files.packet import DEAD, PREFIX, Packet, decode, encode
+from qworker.spooler.files.writing import Writer
+from qworker.spooler.watching.directory import SpoolDirectory
 from tests.support.uwsgi_files import DATA, samples
 
 
@@ -297,7 +296,7 @@ def test_no_rights(environment, place, command):
     code = (
         "import os, sys\n"
         "from qworker.cli.main import main\n"
-        "from qworker.cli import spool\n"
+        "from qworker.cli.spool import commands\n"
         "if os.getuid() == 0: os.setuid(65534)\n"
         f"main(['spool', {name!r}, {place.name!r}, *{more!r}])"
     )

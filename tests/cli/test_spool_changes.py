@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from qworker.spooler.claiming import Claim
-from qworker.spooler.directory import SpoolDirectory
-from qworker.spooler.names import DEAD
-from qworker.spooler.writing import Writer
+from qworker.spooler.files.claiming import Claim
+from qworker.spooler.files.packet import DEAD
+from qworker.spooler.files.writing import Writer
+from qworker.spooler.watching.directory import SpoolDirectory
 from tests.support.spools import beside_or_far, files
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from qworker.cli import spool_watch
-from qworker.spooler.writing import Writer
+from qworker.cli.spool import watch
+from qworker.spooler.files.writing import Writer
 from tests.support.waiting import PATIENCE, until
 
 
@@ -74,8 +74,8 @@ def test_a_directory_that_vanishes_is_told_of_and_waited_for(
 ) -> None:
     """It vanishes after the first look and is there again after the second."""
     steps: list[Callable[[], object]] = [lambda: shutil.rmtree(place), place.mkdir, lambda: None]
-    look = spool_watch._look
-    monkeypatch.setattr(spool_watch, "_look", lambda census: (look(census), steps.pop(0)())[0])
+    look = watch._look
+    monkeypatch.setattr(watch, "_look", lambda census: (look(census), steps.pop(0)())[0])
     result = run("spool", "watch", str(place), "--json", "--count", "3", "--every", "0")
     there, gone, back = map(json.loads, result.stdout.splitlines())
     assert (there["due"], gone["error"], back["due"]) == (0, "No such file or directory", 0)

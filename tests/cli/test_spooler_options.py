@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from qworker.cli.spooler_options import SpoolerGiven, spooler_options
+from qworker.cli.spool.spooler_options import SpoolerGiven, spooler_options
 from qworker.conf import Settings
 from qworker.spooler.options import SETTING_OF, SpoolerOptions
 

@@ -19,8 +19,8 @@ import redis  # noqa: E402
 from celery.app.task import Context  # noqa: E402
 
 from qworker.backends.joins import Finished  # noqa: E402
-from qworker.backends.redis import RedisBackend  # noqa: E402
-from qworker.backends.redis_joins import part_value, read_part  # noqa: E402
+from qworker.backends.redis.backend import RedisBackend  # noqa: E402
+from qworker.backends.redis.joins import part_value, read_part  # noqa: E402
 from qworker.message.exceptions import exception_to_dict  # noqa: E402
 from qworker.transports.lease import Part  # noqa: E402
 from tests.servers import require  # noqa: E402

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from qworker.spooler.names import PREFIX
-from qworker.spooler.packet import encode
-from qworker.spooler.writing import NewJob
+from qworker.spooler.files.packet import PREFIX, encode
+from qworker.spooler.files.writing import NewJob
 from tests.acceptance.ledger import STARTED
 from tests.acceptance.spool_site import SpoolSite
 from tests.compat.test_uwsgi_spooler import PRODUCER, Uwsgi

@@ -19,9 +19,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from qworker.spooler.directory import SpoolDirectory
-from qworker.spooler.packet import decode
-from qworker.spooler.writing import Writer
+from qworker.spooler.files.packet import decode
+from qworker.spooler.files.writing import Writer
+from qworker.spooler.watching.directory import SpoolDirectory
 from tests.support.spools import files
 from tests.support.waiting import until
 
@@ -41,8 +41,8 @@ SHIM = """
 WORK_OFF = """
     import os, time
     import uwsgi
-    from qworker.spooler.directory import SpoolDirectory
-    from qworker.spooler.job_context import RunningJob
+    from qworker.spooler.watching.directory import SpoolDirectory
+    from qworker.spooler.uwsgi.job_context import RunningJob
     directory = SpoolDirectory("jobs", ordered=True)
     deadline = time.monotonic() + 30
     while uwsgi.spooler_jobs() and time.monotonic() < deadline:
@@ -217,7 +217,7 @@ def test_the_example_runs_outside_it(example: Path) -> None:
     assert sorted(subjects(example / "outbox")) == ["A letter", "first", "now", "soon"]
     signals = """
         import mails
-        from qworker.spooler.clockwork import Clockwork
+        from qworker.spooler.uwsgi.clockwork import Clockwork
         clockwork = Clockwork(uwsgi_api.signal_table)
         clockwork.due(0)
         for signum, target in clockwork.due(1):
@@ -401,8 +401,8 @@ def test_a_job_on_its_own_file_keeps_its_lock(tmp_path: Path) -> None:
     Writer(tmp_path / "jobs").write({"ud_spool_func": "plain", "ud_spool_ret": -2, "to": "me"})
     code = """
         import uwsgi
-        from qworker.spooler.directory import SpoolDirectory
-        from qworker.spooler.job_context import RunningJob
+        from qworker.spooler.watching.directory import SpoolDirectory
+        from qworker.spooler.uwsgi.job_context import RunningJob
         ours, other = (SpoolDirectory("jobs") for _ in range(2))
         claim = ours.next()
         with RunningJob(ours.path, claim.path, claim.pairs):

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from qworker.errors import SpoolError
-from qworker.spooler.directory import SpoolDirectory
+from qworker.spooler.files.packet import encode
 from qworker.spooler.network import send, spool_to
 from qworker.spooler.network.framing import ENQUEUED, REFUSED
-from qworker.spooler.packet import encode
+from qworker.spooler.watching.directory import SpoolDirectory
 from tests.support.spool_servers import served
 from tests.support.spools import files, work_off
 from tests.support.waiting import until

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from qworker.spooler.directory import SpoolDirectory
-from qworker.spooler.locks import DescriptionLock, FileLock, Locked, RecordLock
-from qworker.spooler.names import PREFIX
-from qworker.spooler.writing import NewJob, Writer
+from qworker.spooler.files.locks import DescriptionLock, FileLock, Locked, RecordLock
+from qworker.spooler.files.packet import PREFIX
+from qworker.spooler.files.writing import NewJob, Writer
+from qworker.spooler.watching.directory import SpoolDirectory
 from tests.support.spools import files
 from tests.support.uwsgi_files import MANIFEST, samples
 from tests.support.waiting import until

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from qworker.backends import Backend, open_backend
-from qworker.backends.memory import MemoryBackend
+from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf import Settings
 from qworker.transports.lease import Broker

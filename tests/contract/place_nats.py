@@ -19,10 +19,9 @@ from qworker.testing.contract.waiting import until
 from qworker.transports.capabilities import ETA, FAILED_TASKS, FANOUT
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.nats.broker import nats_broker
-from qworker.transports.nats.client import Connection, Refused
-from qworker.transports.nats.layout import LETTERS, Layout
+from qworker.transports.nats.direct import Connection, Refused
 from qworker.transports.nats.server import Keeping, NatsServer
-from qworker.transports.nats.url import read_url
+from qworker.transports.nats.url import LETTERS, Layout, read_url
 from tests.contract.place_kombu import LACKS
 from tests.servers import require
 

@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from qworker.spooler.broker import SpoolBroker
-from qworker.spooler.writing import Sync
+from qworker.spooler.broker.spool_broker import SpoolBroker
+from qworker.spooler.files.writing import Sync
 from qworker.testing.contract import Assumption, Place
 from qworker.transports.capabilities import capabilities_of
 from qworker.transports.lease import Broker

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 
 from qworker import QWorker, states
 from qworker.backends import Backend, open_backend
-from qworker.backends.filesystem import FilesystemBackend
-from qworker.backends.keys import TASK_PREFIX
-from qworker.backends.memcached import MemcachedBackend
-from qworker.backends.memory import MemoryBackend
-from qworker.backends.redis import RedisBackend
-from qworker.backends.sql import SQLBackend
-from qworker.backends.sql_tables import connect
+from qworker.backends.keyvalue.filesystem import FilesystemBackend
+from qworker.backends.keyvalue.keys import TASK_PREFIX
+from qworker.backends.keyvalue.memcached import MemcachedBackend
+from qworker.backends.keyvalue.memory import MemoryBackend
+from qworker.backends.redis.backend import RedisBackend
+from qworker.backends.sql.backend import SQLBackend
+from qworker.backends.sql.tables import connect
 from qworker.clock import SYSTEM_CLOCK, Clock, from_epoch
 from qworker.conf import Settings
 from qworker.context import Context

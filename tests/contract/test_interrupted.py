@@ -30,7 +30,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.backends.sql import SQLBackend
+from qworker.backends.sql.backend import SQLBackend
 from qworker.errors import ResultTimeout
 from qworker.transports.lease import DeadLetter
 from tests.acceptance.sqs_server import Sqs

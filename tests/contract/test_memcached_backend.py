@@ -10,7 +10,7 @@ import pymemcache
 import pytest
 
 from qworker.backends import open_backend
-from qworker.backends.memcached import MemcachedBackend
+from qworker.backends.keyvalue.memcached import MemcachedBackend
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BackendError, ConfigurationError, EncodeError

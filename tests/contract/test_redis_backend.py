@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from qworker import QWorker
-from qworker.backends.redis import RedisBackend
+from qworker.backends.redis.backend import RedisBackend
 from qworker.errors import BackendError
 from qworker.results.result import AsyncResult
 from qworker.testing import FakeClock, MemoryStore

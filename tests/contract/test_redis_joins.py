@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from qworker.backends.joins import Finished, Join
-from qworker.backends.redis import RedisBackend
-from qworker.backends.redis_joins import RedisJoins, part_value, read_part
+from qworker.backends.redis.backend import RedisBackend
+from qworker.backends.redis.joins import RedisJoins, part_value, read_part
 from qworker.errors import BackendError, DamagedResult
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import Ack, Broker, Part

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qworker import QWorker
+from qworker.components.ending.result_writer import ResultWriter
 from qworker.components.mailbox import SettlementOrder
-from qworker.components.result_writer import ResultWriter
 from qworker.errors import EncodeError
 from qworker.testing import MemoryStore
 from qworker.transports.lease import Ack, DeadLetter

@@ -17,8 +17,8 @@ import pytest
 from kombu import Connection
 
 from qworker import QWorker
-from qworker.backends.rpc import RpcBackend
-from qworker.backends.rpc_connection import Connector
+from qworker.backends.rpc.backend import RpcBackend
+from qworker.backends.rpc.replies import Connector
 from qworker.conf import Settings
 from qworker.errors import BackendError, BrokerUnavailable, DamagedResult, NotSupported
 from qworker.message.protocol import parse_properties

@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from qworker import QWorker
-from qworker.backends.sql import SQLBackend
+from qworker.backends.sql.backend import SQLBackend
 from qworker.errors import BackendError, ResultTimeout
 from qworker.results.result import AsyncResult
 from qworker.testing import FakeClock, MemoryStore

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker, chord
-from qworker.backends.memory import MemoryBackend
+from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.errors import BackendError, ChordError, EncodeError
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 from tests.servers import prefix_of, require

@@ -12,11 +12,11 @@ import pytest
 from qworker import QWorker, Reject, chain, chord, graph, group
 from qworker.backends.base import Found
 from qworker.backends.joins import Finished, Join, Joins
-from qworker.backends.memory import MemoryBackend
+from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.canvas.join_body import JoinBody
 from qworker.canvas.plan import PlannedJoin
 from qworker.canvas.signatures import Signature
-from qworker.components.joiner import RETRY_SECONDS, Joiner
+from qworker.components.ending.joiner import RETRY_SECONDS, Joiner
 from qworker.errors import BackendError, ChordError, ConfigurationError, EncodeError, PublishError
 from qworker.message.marks import JOINS
 from qworker.naming import task_id

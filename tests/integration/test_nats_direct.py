@@ -15,8 +15,7 @@ import pytest
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports import open_broker
-from qworker.transports.nats.client import Post, Refused
-from qworker.transports.nats.direct import DirectConnection
+from qworker.transports.nats.direct import DirectConnection, Post, Refused
 from qworker.transports.nats.url import read_url
 from tests.acceptance.nats_server import Nats
 from tests.acceptance.private_servers import serving

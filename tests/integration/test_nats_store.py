@@ -24,7 +24,7 @@ from qworker.testing.contract.patient import patient
 from qworker.transports import open_broker
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
-from qworker.transports.nats.client import Connection, Post
+from qworker.transports.nats.direct import Connection, Post
 from qworker.transports.nats.queue import BATCH, NatsQueue
 from qworker.transports.visibility.queue import RemoteQueue
 from tests.acceptance.nats_server import Nats

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker, chord
-from qworker.components.settlements import Settlements
+from qworker.components.receiving.settlements import Settlements
 from qworker.errors import ChordError, EncodeError, PublishError
 from qworker.testing import MemoryStore, StepWorker
 from qworker.transports.lease import Ack

@@ -22,12 +22,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.errors import ConfigurationError, SpoolError
+from qworker.spooler.files.packet import encode
+from qworker.spooler.files.writing import Writer
 from qworker.spooler.network import SpoolConnection, SpoolServer, send, spool_to
 from qworker.spooler.network.framing import ENQUEUED, REFUSED, Limits, extended, told
 from qworker.spooler.network.peers import Access
 from qworker.spooler.network.server import HURRY
-from qworker.spooler.packet import encode
-from qworker.spooler.writing import Writer
 from tests.support.spool_servers import EVERYWHERE, Served, rest, served, talk
 from tests.support.spools import files
 from tests.support.uwsgi_files import DATA, samples

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from qworker.spooler import runtime
-from qworker.spooler.signal_socket import SignalSocket
+from qworker.spooler.uwsgi import runtime
+from qworker.spooler.uwsgi.signal_socket import SignalSocket
 from tests.support.waiting import readable
 
 pytestmark = pytest.mark.timeout(60)
@@ -69,7 +69,7 @@ def test_a_spooler_that_was_killed_is_told_of_no_more(place: Path) -> None:
     code = f"""
         import os, signal
         from qworker.spooler import runtime
-        from qworker.spooler.signal_socket import SignalSocket
+        from qworker.spooler.uwsgi.signal_socket import SignalSocket
         socket = SignalSocket({str(place)!r})
         runtime.announce({str(place)!r})
         os.kill(os.getpid(), signal.SIGKILL)

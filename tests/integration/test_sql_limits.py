@@ -12,7 +12,7 @@ import pymysql
 import pytest
 
 from qworker import QWorker, states
-from qworker.components.settlements import Settlements
+from qworker.components.receiving.settlements import Settlements
 from qworker.errors import EncodeError, PublishError
 from qworker.testing.worker import StepWorker
 from qworker.transports.lease import Ack

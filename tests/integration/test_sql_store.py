@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from qworker.backends.sql import SQLBackend
+from qworker.backends.sql.backend import SQLBackend
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError

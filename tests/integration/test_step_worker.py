@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.components.fetch_window import MAX_WINDOW
+from qworker.components.receiving.fetch_window import MAX_WINDOW
 from qworker.errors import BackendError, Reject, TaskRevoked, Terminated, TimeLimitExceeded, WorkerLost
 from qworker.tasks.outcome import LOST, TIME_LIMIT
 from qworker.testing import FakeClock, MemoryStore, StepWorker, stepping

@@ -623,7 +623,7 @@ def test_where_a_part_cannot_be_made_no_process_stays(forking: Shop) -> None:
 def test_a_result_store_with_faults_neither_stops_a_worker_nor_loses_a_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qworker.components.result_writer.TRIES", 4)
+    monkeypatch.setattr("qworker.components.ending.result_writer.TRIES", 4)
     shop = Shop(tmp_path, "threads")
     app = shop.make_app(backend="cache+memory://")
     store = app.backend.store_rows

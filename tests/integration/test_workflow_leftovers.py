@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from qworker import chain, chord, graph, group
-from qworker.backends.sql_tables import connect
+from qworker.backends.sql.tables import connect
 from qworker.errors import EncodeError
 from qworker.testing import FakeClock, StepWorker
 from tests.integration.test_joins_again import House, made

@@ -17,11 +17,11 @@ from typing import Any
 
 from qworker import QWorker, signature
 from qworker.backends.stores import Stores as AppStores
-from qworker.components.mediator import WAIT_SECONDS
+from qworker.components.ending.settler import Settler
 from qworker.components.pool.contract import OnRoom
 from qworker.components.request import Request
-from qworker.components.settler import Settler
 from qworker.components.status.counters import Counters
+from qworker.components.waiting.mediator import WAIT_SECONDS
 from qworker.errors import BackendError, BrokerUnavailable
 from qworker.results.graph_result import GraphResult
 from qworker.results.group_result import GroupResult

@@ -18,7 +18,7 @@ from typing import Any
 from kombu.transport.memory import Channel, Transport
 
 from qworker.backends import open_backend
-from qworker.backends.memory import MemoryBackend
+from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.testing import MemoryStore
 from qworker.transports.kombu.broker import kombu_broker
 from qworker.transports.sqlite.broker import SQLiteBroker

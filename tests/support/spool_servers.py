@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from qworker.spooler.network.addresses import UnixAddress, parse_address
+from qworker.spooler.files.packet import decode
+from qworker.spooler.files.writing import Writer
 from qworker.spooler.network.framing import Limits
-from qworker.spooler.network.peers import Access
+from qworker.spooler.network.peers import Access, UnixAddress, parse_address
 from qworker.spooler.network.server import SpoolServer
-from qworker.spooler.packet import decode
-from qworker.spooler.writing import Writer
 from tests.support.spools import files
 
 PATIENCE = 30.0

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from qworker.spooler.directory import SpoolDirectory
+from qworker.spooler.watching.directory import SpoolDirectory
 from qworker.testing import FakeClock
 
 ANOTHER_FILE_SYSTEM = Path("/dev/shm")

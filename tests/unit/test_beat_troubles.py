@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.backends.memory import MemoryBackend
+from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.beat.calls import NAME_HEADER, id_of
 from qworker.beat.entry import FIELDS
 from qworker.beat.schedule import Schedule

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from qworker.components.request import Request
-from qworker.components.schedule_controller import EtaSchedule
+from qworker.components.waiting.schedule_controller import EtaSchedule
 from tests.support.rooms import Rooms, tags
 
 ROOMS = Rooms()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from qworker import Middleware, QWorker, Task, signals, states
-from qworker.backends.memory import MemoryBackend
+from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.context import Context, current_context
 from qworker.errors import (
     BackendError,
@@ -25,14 +25,7 @@ from qworker.errors import (
 )
 from qworker.message.protocol import TaskMessage, decode_body, encode, parse_headers, parse_properties
 from qworker.tasks.async_execution import execute_async
-from qworker.tasks.execution import (
-    MAX_TRACEBACK,
-    Interrupted,
-    cut_short,
-    execute,
-    invalid,
-    started,
-)
+from qworker.tasks.execution import MAX_TRACEBACK, Interrupted, cut_short, execute, invalid, started
 from qworker.tasks.outcome import (
     EXPECTED,
     FAILURE,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from qworker.components.fetch_window import LOOKAHEAD_SECONDS, MAX_WINDOW, FetchWindow
 from qworker.components.pool.contract import PoolSettings, Slots
-from qworker.components.ready_queue import ReadyQueue
-from qworker.components.task_bucket import TaskBucket
+from qworker.components.receiving.fetch_window import LOOKAHEAD_SECONDS, MAX_WINDOW, FetchWindow
+from qworker.components.waiting.ready_queue import ReadyQueue
+from qworker.components.waiting.task_bucket import TaskBucket
 from qworker.testing import InlinePool
 from tests.support.rooms import Rooms
 

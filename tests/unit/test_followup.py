@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker, Signature, Task, chain, group, signals
-from qworker.backends.memory import MemoryBackend
+from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.context import Context, pop, push
 from qworker.errors import (
     BackendError,

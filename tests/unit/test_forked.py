@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from qworker.transports.forked import forgetful
+from qworker.process.forked import forgetful
 
 
 class Store:

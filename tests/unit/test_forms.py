@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from kombu.utils.json import register_type
 
 from qworker.message.kombu_json import dumps, loads
-from qworker.tasks.forms import Forms, ModelOptions
-from qworker.tasks.values import ANYTHING, Unfit
+from qworker.tasks.forms import ANYTHING, Forms, ModelOptions, Unfit
 
 if TYPE_CHECKING:
     from nowhere import Unknown

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from qworker.errors import BrokerUnavailable, PublishError
-from qworker.transports.group_commit import GroupCommit
+from qworker.process.group_commit import GroupCommit
 from tests.support.waiting import until
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from qworker import GroupResult, QWorker, ResultSet
 from qworker.backends.base import Found
-from qworker.backends.memory import MemoryBackend
+from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.clock import SYSTEM_CLOCK
 from qworker.context import Context, pop, push, set_default_app
 from qworker.errors import BackendError, ChordError, ResultTimeout

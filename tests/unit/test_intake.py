@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from qworker import signals
-from qworker.components.intake import Intake
-from qworker.components.ledger import WorkerState
+from qworker.components.ending.settler import Settler
 from qworker.components.mailbox import Mailbox, SettlementOrder
-from qworker.components.ready_queue import ReadyQueue
-from qworker.components.replays import Replays
+from qworker.components.receiving.intake import Intake
+from qworker.components.receiving.ledger import WorkerState
+from qworker.components.receiving.replays import Replays
 from qworker.components.request import Request
-from qworker.components.settler import Settler
+from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.transports.lease import Ack, DeadLetter, Leased, Release, Revocation, Settlement
 from tests.support.rooms import Rooms
 

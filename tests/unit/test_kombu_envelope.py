@@ -45,7 +45,9 @@ def opened(name: str, accept: frozenset[str] = ACCEPT) -> tuple[dict[str, Any], 
 
 def test_a_plain_call_of_celerys_is_ours_but_for_the_origin() -> None:
     headers, properties, body = opened("plain")
-    sent = encode(TaskMessage("proj.add", "plain", (1, 2), origin=headers["origin"])).headers
+    sent = encode(
+        TaskMessage("proj.add", "plain", (1, 2), origin=headers["origin"], ignore_result=False)
+    ).headers
     assert parse_headers(sent) == headers
     theirs = json.loads(from_kombu(RECORDED["plain"]).headers)
     assert list(theirs) == list(parse_headers(sent))

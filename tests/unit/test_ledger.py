@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qworker.components.ledger import WorkerState
+from qworker.components.receiving.ledger import WorkerState
 from qworker.transports.lease import Ack, Revocation
 from tests.support.rooms import Rooms
 

@@ -62,7 +62,7 @@ REGEXES: dict[str, Callable[[], list[Any]]] = {
     ),
     "qworker.spooler.ini:_REFERENCE": lambda: _named("qworker.spooler.ini:_REFERENCE"),
     "qworker.spooler.ini:_LOGIC": lambda: _named("qworker.spooler.ini:_LOGIC"),
-    "qworker.spooler.enqueueing:_DECIMAL": lambda: _named("qworker.spooler.enqueueing:_DECIMAL"),
+    "qworker.spooler.uwsgi.enqueueing:_DECIMAL": lambda: _named("qworker.spooler.uwsgi.enqueueing:_DECIMAL"),
     "qworker.transports.connect_errors:_PATTERNS": lambda: [
         pattern for pattern, _ in importlib.import_module("qworker.transports.connect_errors")._PATTERNS
     ],
@@ -78,14 +78,17 @@ REGEXES: dict[str, Callable[[], list[Any]]] = {
     "qworker.conf.kinds:_SIZE": lambda: _matched("qworker.conf.kinds:_SIZE"),
     "qworker.conf.kinds:_RATE": lambda: _matched("qworker.conf.kinds:_RATE"),
     "qworker.conf.kinds:_URL": lambda: _matched("qworker.conf.kinds:_URL"),
+    "qworker.process.owner_files:_NAME": lambda: [
+        pattern.fullmatch for pattern in _named("qworker.process.owner_files:_NAME")
+    ],
     "qworker.conf.kinds:_NO_KEY": lambda: _named("qworker.conf.kinds:_NO_KEY"),
     "qworker.conf.kinds:_integer": lambda: [importlib.import_module("qworker.conf.kinds")._integer],
 }
 """Regular expressions by module and by what they are assigned to, or the function they are in."""
 
 BOUNDED: dict[str, str] = {
-    "qworker.django.settings.kinds:_NODE": "it looks at the project's own settings",
-    "qworker.django.settings.kinds:_HOST": "it looks at the project's own settings",
+    "qworker.django.settings.keys:_NODE": "it looks at the project's own settings",
+    "qworker.django.settings.keys:_HOST": "it looks at the project's own settings",
     "qworker.transports.disque.url:_NODE": "it looks at a URL of the app's own settings",
     "qworker.conf.secrets:_TOKEN": "each part begins with a scheme, and ends where the next could begin",
     "qworker.django.models.recurrence:OPEN_STEP": "crontabs have at most 100 characters",
@@ -93,7 +96,7 @@ BOUNDED: dict[str, str] = {
     "qworker.transports.as_kombu.exchanges:matching": "as in kombu, patterns are those of bindings that "
     "workers of this broker have declared",
     "qworker.transports.as_kombu.options:_user_of": "it splits by single characters",
-    "qworker.tasks.values:_DURATION": "_read_duration() looks at 64 characters at most",
+    "qworker.tasks.forms:_DURATION": "_read_duration() looks at 64 characters at most",
     "qworker.django.transports.databases:_check_types": "it looks at the project's own settings",
     "qworker.django.transports.databases:_server": "it looks at the project's own settings",
     "qworker.transports.connect_errors:check_libpq": "it looks at a URL of the app's own settings",
@@ -105,9 +108,9 @@ BOUNDED: dict[str, str] = {
     "qworker.clock:_PART": "_parse_duration() looks at 64 characters at most",
     "qworker.publishing.routing:_compile": "the patterns are the user's own settings, and names of tasks "
     "have at most 255 characters",
-    "qworker.spooler.names:_digits": "names of files have at most 255 bytes",
-    "qworker.spooler.locks:_mount": "the system says what is mounted",
-    "qworker.spooler.network.admission:_NUMBER": "a value of a packet has at most 65,531 bytes, of which it "
+    "qworker.spooler.files.packet:_digits": "names of files have at most 255 bytes",
+    "qworker.spooler.files.locks:_mount": "the system says what is mounted",
+    "qworker.spooler.network.server:_NUMBER": "a value of a packet has at most 65,531 bytes, of which it "
     "looks at 31",
     "qworker.publishing.routing:_topic": "bindings and routing keys are the caller's own settings and "
     "arguments",

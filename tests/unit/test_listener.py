@@ -12,22 +12,22 @@ from typing import Any, ClassVar
 import pytest
 
 from qworker import __version__
-from qworker.components.ack_buffer import AGAIN, LOST, AckBuffer, FlushLimits
-from qworker.components.early_acks import EarlyAcks
-from qworker.components.fetch_window import FetchWindow
-from qworker.components.intake import Intake
-from qworker.components.ledger import WorkerState
-from qworker.components.listener import Listener
+from qworker.components.ending.settler import Settler
 from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.pool.contract import PoolSettings, Slots
-from qworker.components.presence_report import PresenceReport
-from qworker.components.ready_queue import ReadyQueue
+from qworker.components.receiving.ack_buffer import AGAIN, LOST, AckBuffer, FlushLimits
+from qworker.components.receiving.fetch_window import FetchWindow
+from qworker.components.receiving.intake import Intake
+from qworker.components.receiving.ledger import WorkerState
+from qworker.components.receiving.listener import Listener
+from qworker.components.receiving.presence_report import PresenceReport
+from qworker.components.receiving.settlements import Settlements
 from qworker.components.request import Request
-from qworker.components.schedule_controller import ScheduleController
-from qworker.components.settlements import Settlements
-from qworker.components.settler import Settler
 from qworker.components.shutdown import DRAINING, RUNNING
-from qworker.components.waiting_requests import WaitingRequests
+from qworker.components.waiting.early_acks import EarlyAcks
+from qworker.components.waiting.inventory import WaitingRequests
+from qworker.components.waiting.ready_queue import ReadyQueue
+from qworker.components.waiting.schedule_controller import ScheduleController
 from qworker.components.worker_lease import Registration, WorkerLease
 from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
 from qworker.tasks.outcome import LAPSED, REVOKED, TIME_LIMIT, Outcome

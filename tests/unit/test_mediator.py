@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from qworker.components.mailbox import Mailbox, SettlementOrder
-from qworker.components.mediator import BATCH, Mediator
 from qworker.components.pool.contract import PoolSettings, Slots
-from qworker.components.ready_queue import ReadyQueue
 from qworker.components.request import Request
+from qworker.components.waiting.mediator import BATCH, Mediator
+from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.components.worker_lease import Held
 from qworker.tasks.outcome import EXPIRED, LAPSED, REVOKED
 from qworker.testing import InlinePool

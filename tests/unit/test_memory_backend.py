@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from qworker import QWorker
-from qworker.backends.memory import MemoryBackend
+from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.conf import Settings
 from qworker.errors import EncodeError
 from qworker.testing import FakeClock

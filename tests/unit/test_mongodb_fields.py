@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.backends.mongodb_fields import Fields
+from qworker.backends.mongodb import Fields
 from qworker.errors import DamagedResult
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from qworker.backends.mongodb_settings import located
+from qworker.backends.mongodb import located
 from qworker.errors import ConfigurationError
 
 URL = "mongodb://me:word@one:1,two/results?replicaSet=rs0"

@@ -12,8 +12,7 @@ from qworker.conf import Settings
 from qworker.conf.secrets import mask_urls
 from qworker.errors import ConfigurationError
 from qworker.transports.nats.broker import open_broker
-from qworker.transports.nats.layout import LONGEST, Layout, token
-from qworker.transports.nats.url import read_url
+from qworker.transports.nats.url import LONGEST, Layout, read_url, token
 
 SAFE = re.compile(r"[A-Za-z0-9_=-]+")
 QUEUES = st.text(max_size=200)

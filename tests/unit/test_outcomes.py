@@ -11,13 +11,13 @@ import pytest
 
 from qworker import QWorker, signals
 from qworker.canvas.membership import parts_of
-from qworker.components import outcomes
+from qworker.components.ending import outcomes
+from qworker.components.ending.outcomes import MAX_REDELIVERY_SECONDS, OUTCOMES, Rule, end
+from qworker.components.ending.settler import Settler
 from qworker.components.mailbox import Mailbox
-from qworker.components.outcomes import MAX_REDELIVERY_SECONDS, OUTCOMES, Rule, end
-from qworker.components.ready_queue import ReadyQueue
 from qworker.components.request import Request, Stranger
-from qworker.components.settler import Settler
 from qworker.components.status.counters import Counters
+from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.errors import NotRegistered, QWorkerError
 from qworker.message import protocol
 from qworker.message.marks import JOINS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qworker.clock import boot_id
-from qworker.transports.owner_files import (
+from qworker.process.owner_files import (
     OwnerFiles,
     bury,
     copied_tags,
@@ -18,7 +18,7 @@ from qworker.transports.owner_files import (
     running_tags,
     runtime_directory,
 )
-from qworker.transports.running_file import RunningFile
+from qworker.process.running_file import RunningFile
 
 BOOT = boot_id()
 NO_PROCESS = 4194304  # larger than any pid

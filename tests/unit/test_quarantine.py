@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qworker.components.pool.quarantine import TRIAL_SECONDS, Quarantine
+from qworker.components.pool.children import TRIAL_SECONDS, Quarantine
 from qworker.components.request import Request, suspect
 from tests.support.rooms import Rooms
 from tests.support.virtual_children import Pool

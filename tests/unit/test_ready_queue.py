@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from qworker.components.pool.contract import Slots
-from qworker.components.ready_queue import ReadyQueue
+from qworker.components.waiting.ready_queue import ReadyQueue
 from tests.support.rooms import Rooms, tags
 
 MANY = Slots(1000, 1000)

@@ -18,7 +18,7 @@ import redis.sentinel
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports.redis.connection import REQUIRED, Link
-from qworker.transports.redis.layout import layout
+from qworker.transports.redis.envelope import layout
 from qworker.transports.redis.url import Endpoint, endpoint
 from tests.certificates import Certificates
 from tests.conftest import REPOSITORY

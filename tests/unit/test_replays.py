@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qworker.components.replays import Replays
+from qworker.components.receiving.replays import Replays
 from qworker.components.request import receive
 from tests.support.rooms import ACCEPT, Rooms
 

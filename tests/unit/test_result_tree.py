@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.backends.memory import MemoryBackend
+from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.errors import ControlError, IncompleteStream, NotAvailable, PublishError, ResultTimeout
 from qworker.message.exceptions import exception_to_dict
 from qworker.results.result import AsyncResult

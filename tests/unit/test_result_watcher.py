@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from qworker.backends.base import Found
-from qworker.backends.keys import TASK_PREFIX
-from qworker.backends.memory import MemoryBackend
+from qworker.backends.keyvalue.keys import TASK_PREFIX
+from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.backends.result_watcher import ResultWatcher
 from qworker.backends.waiters import POLL_SECONDS
 from qworker.clock import SYSTEM_CLOCK

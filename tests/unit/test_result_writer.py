@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from qworker.components.mailbox import SettlementOrder
-from qworker.components.result_writer import (
+from qworker.components.ending.result_writer import (
     MAX_BATCH,
     MAX_BATCH_BYTES,
     SWEEP_SECONDS,
@@ -17,6 +16,7 @@ from qworker.components.result_writer import (
     UNIT_BYTES,
     ResultWriter,
 )
+from qworker.components.mailbox import SettlementOrder
 from qworker.errors import BackendError, EncodeError
 from qworker.transports.lease import Ack, DeadLetter, Store
 from tests.support.logging_events import logged

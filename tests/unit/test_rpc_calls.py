@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.backends.newest import ENTRY_BYTES, Newest
-from qworker.backends.rpc import RpcBackend
+from qworker.backends.rpc.backend import ENTRY_BYTES, Newest, RpcBackend
 from qworker.testing import FakeClock
 from qworker.transports.lease import Envelope, Sender
 

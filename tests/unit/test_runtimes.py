@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qworker.components.pool.runtimes import MAX_NAMES, OVERHEAD, RuntimeEstimates
+from qworker.components.pool.contract import MAX_NAMES, OVERHEAD, RuntimeEstimates
 
 
 def test_nothing_is_known_of_what_has_never_run() -> None:

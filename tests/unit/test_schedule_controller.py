@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from qworker.components.pool.contract import Slots
-from qworker.components.ready_queue import ReadyQueue
-from qworker.components.schedule_controller import MAX_REST, ScheduleController
+from qworker.components.waiting.ready_queue import ReadyQueue
+from qworker.components.waiting.schedule_controller import MAX_REST, ScheduleController
 from tests.support.rooms import Rooms, tags
 
 

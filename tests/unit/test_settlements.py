@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from qworker.components import settlements as room
-from qworker.components.settlements import Settlements
+from qworker.components.receiving import settlements as room
+from qworker.components.receiving.settlements import Settlements
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.testing import MemoryStore
 from qworker.transports.lease import Ack, DeadLetter, Release, Settlement, Store
@@ -171,7 +171,7 @@ def test_results_of_an_outage_are_stored_in_portions(monkeypatch: pytest.MonkeyP
 def test_a_batch_that_is_taken_costs_one_call(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk()
     tags = desk.lease(3)
-    with caplog.at_level(logging.DEBUG, "qworker.components.settlements"):
+    with caplog.at_level(logging.DEBUG, "qworker.components.receiving.settlements"):
         assert desk.carry_out(*map(Ack, tags), Ack(10**6)) == {10**6}
     assert desk.store.calls == 1
     assert caplog.text == ""

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from qworker.components.ending.result_writer import ResultWriter
+from qworker.components.ending.settler import Settler
 from qworker.components.mailbox import Mailbox, SettlementOrder
 from qworker.components.pool.contract import Slots
-from qworker.components.ready_queue import ReadyQueue
 from qworker.components.request import Failing
-from qworker.components.result_writer import ResultWriter
-from qworker.components.settler import Settler
+from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.tasks.outcome import (
     EXPIRED,
     INTERRUPTED,

@@ -8,7 +8,7 @@ import psycopg
 import pymysql
 import pytest
 
-from qworker.backends.sql_tables import connect
+from qworker.backends.sql.tables import connect
 from qworker.transports.sql.limited_connection import LimitedConnection
 from qworker.transports.sql.timeout_connection import TimeoutConnection
 

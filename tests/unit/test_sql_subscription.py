@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qworker.transports.sql.subscription import FULL_CLAIMS, PAUSE_SECONDS, SECOND_LOOK, Subscription
+from qworker.transports.sql.consumer import FULL_CLAIMS, PAUSE_SECONDS, SECOND_LOOK, Subscription
 
 
 class FakeLink:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker, chain, chord, group
-from qworker.backends.memory import MemoryBackend
+from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.errors import BackendError, EncodeError
 from qworker.message.exceptions import exception_to_dict
 from qworker.results import outline

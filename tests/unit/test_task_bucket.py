@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qworker.components.pool.contract import Slots
 from qworker.components.request import Request
-from qworker.components.task_bucket import FORGET_SECONDS, LONGEST_WAIT, MOST_LATE, TaskBucket
+from qworker.components.waiting.task_bucket import FORGET_SECONDS, LONGEST_WAIT, MOST_LATE, TaskBucket
 from tests.support.rooms import Rooms, tags
 
 MANY = Slots(1000, 1000)

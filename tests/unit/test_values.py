@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qworker.message.kombu_json import dumps, loads
-from qworker.tasks.values import TIMEDELTA, Unfit
+from qworker.tasks.forms import TIMEDELTA, Unfit
 
 
 @pytest.mark.parametrize(

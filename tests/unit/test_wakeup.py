@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from qworker.transports.sql.poll_backoff import QUICKEST, SLOWEST, PollBackoff
-from qworker.transports.wakeup import WakeupPipe
+from qworker.process.wakeup import WakeupPipe
+from qworker.transports.sql.consumer import QUICKEST, SLOWEST, PollBackoff
 
 ROUNDS = 3000
 

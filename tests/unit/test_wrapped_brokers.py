@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 
 from qworker.publishing.transactions import _Held
-from qworker.spooler.beside import SpoolBeside, SpoolInstead
-from qworker.spooler.depths import SpoolDepths
-from qworker.spooler.directory import SpoolDirectory
-from qworker.spooler.dispatch import JobDispatch, JobLane
-from qworker.spooler.job_messages import job_messages
+from qworker.spooler.running.beside import SpoolBeside, SpoolDepths, SpoolInstead
+from qworker.spooler.running.dispatch import JobDispatch, JobLane
+from qworker.spooler.running.job_messages import job_messages
+from qworker.spooler.watching.directory import SpoolDirectory
 from qworker.testing import FakeClock
 from qworker.transports.failover import ROUND_ROBIN, Brokers, FailoverBroker, FailoverConsumer
 from qworker.transports.lease import Consumer, Sender
-from qworker.transports.sql.transactional import TransactionalSender
+from qworker.transports.sql.sender import TransactionalSender
 from qworker.transports.sqlite.sender import JoinedSender
 from tests.support.promise import MEMBERS, Noting, forgotten, not_defined
 

@@ -7,18 +7,19 @@ Thread:      any; everything is under one lock, which is never held while callin
 A short task may follow others into a child, as long as the child then has at most ``frame_seconds`` of work;
 a long or unknown one goes alone to a child that has nothing else. What was put behind a task that turns out
 long is recalled, so that nothing short waits behind anything long. What is suspected of deaths runs in a
-child that has nothing else, one at a time (``quarantine.py``).
+child that has nothing else, one at a time (``children.py``).
 """
+
+from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from qworker.components.pool.child_handle import ChildHandle
-from qworker.components.pool.contract import PoolSettings, Slots
-from qworker.components.pool.quarantine import Quarantine
-from qworker.components.pool.runtimes import RuntimeEstimates
+from qworker.components.pool.contract import PoolSettings, RuntimeEstimates, Slots
 from qworker.components.request import Request
 from qworker.tasks.outcome import LOST, TERMINATED, Outcome
 
@@ -313,3 +314,66 @@ class Children:
     def async_in_flight(self) -> int:
         with self._lock:
             return sum(child.async_jobs for child in self._handles)
+
+
+# -- Quarantine --
+# Quarantine: requests that have met with so many deaths that they are suspected of them. They run one
+# at a time.
+# Thread: whoever holds the lock of the pool.
+# Whatever ran beside a task that kills its worker has met with the same deaths. Tried apart from each
+# other the others come to their ends, and only that task meets with yet another death. Normal work goes
+# on meanwhile, in the other processes. Nothing waits here for ever: a trial is over after
+# TRIAL_SECONDS, however long the task runs on, and where there is but one process the others have it
+# for as long after each trial.
+
+TRIAL_SECONDS = 30.0
+"""For so long a suspect runs apart from other suspects, and waits for a process that has nothing else."""
+
+
+class Quarantine:
+    """places: how many tasks the pool runs at once."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._waiting: deque[Request] = deque()
+        self.tried: Request | None = None
+        """The one that runs."""
+        self._began = 0.0
+        self._rests_until = 0.0
+        self._asked = 0.0
+        """Since when the first in the line could begin."""
+
+    def __bool__(self) -> bool:
+        return self.tried is not None or bool(self._waiting)
+
+    def add(self, request: Request, now: float) -> None:
+        """Put *request* at the end of the line. now: monotonic seconds, as everywhere here."""
+        if not self:
+            self._asked = now
+        self._waiting.append(request)
+
+    def recall(self) -> list[Request]:
+        """Take back what waits."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        return waiting
+
+    def next(self, runs: Callable[[Request], bool], now: float) -> Request | None:
+        """The one to be tried next; None when that is not yet. runs: whether a request is still running."""
+        if self.tried is not None and (now >= self._began + TRIAL_SECONDS or not runs(self.tried)):
+            self.tried = None
+            self._asked = now
+            if self._places == 1:
+                self._rests_until = now + (now - self._began)
+        if self.tried is not None or not self._waiting or now < self._rests_until:
+            self._asked = now
+            return None
+        return self._waiting[0]
+
+    def is_patient(self, now: float) -> bool:
+        """Whether the next one still waits for a process that has nothing else."""
+        return now < self._asked + TRIAL_SECONDS
+
+    def begin(self, now: float) -> None:
+        """The next one begins."""
+        self.tried, self._began = self._waiting.popleft(), now

@@ -26,10 +26,10 @@ from qworker.components.pool.frames import OUTCOME, STARTED, UP
 from qworker.components.pool.spawner import Spawner
 from qworker.components.request import Request
 from qworker.errors import QWorkerError
+from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.wakeup import WakeupPipe
 from qworker.tasks.outcome import INTERRUPTED, LOST, NOT_STARTED, Outcome
-from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import ResultRow
-from qworker.transports.wakeup import WakeupPipe
 
 logger = logging.getLogger(__name__)
 

@@ -19,16 +19,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from qworker.components.pool.children import Quarantine
 from qworker.components.pool.contract import OnEnded, OnRoom, OnStored, PoolSettings, Slots, TaskPool
 from qworker.components.pool.event_loop import AsyncRun, EventLoop
 from qworker.components.pool.preparation import Prepared, prepare, tracks_start
-from qworker.components.pool.quarantine import Quarantine
 from qworker.components.request import Request
 from qworker.errors import MessageError, Terminated
+from qworker.process.running_file import RunningFile
 from qworker.tasks import aftermath, execution
 from qworker.tasks.async_execution import execute_async
 from qworker.tasks.outcome import NOT_STARTED, Outcome
-from qworker.transports.running_file import RunningFile
 
 if TYPE_CHECKING:
     from qworker.app import QWorker

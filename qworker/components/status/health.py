@@ -18,8 +18,8 @@ from typing import Any
 
 from qworker.clock import Clock
 from qworker.components.component import Component
-from qworker.components.listener import Listener
 from qworker.components.pool.contract import TaskPool
+from qworker.components.receiving.listener import Listener
 from qworker.components.request import Key, Request
 from qworker.conf import mask_urls
 

@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from qworker.components.ledger import WorkerState
-from qworker.components.memory import resident
+from qworker.components.receiving.ledger import WorkerState
+from qworker.components.receiving.presence_report import resident
 from qworker.components.status.counters import BUCKETS, Counters
 from qworker.components.status.health import Health
 from qworker.components.status.queue_depths import QueueDepths
-from qworker.components.waiting_requests import WaitingRequests
+from qworker.components.waiting.inventory import WaitingRequests
 from qworker.naming import VERSION
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

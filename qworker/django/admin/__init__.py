@@ -1,10 +1,9 @@
 """admin: the pages in Django's admin.
 
 Modules, in reading order: ``pickles`` (what is in a pickle, without importing it), ``columns`` (how large
-columns and times are shown), ``paging``, ``filters`` (the groups and clusters to choose from),
-``resubmitting`` (tasks are sent again), ``results`` (tasks that succeeded or failed), ``exposure`` (which
-functions people may schedule), ``schedule_form`` (what may be saved by whom), ``schedules``, ``waiting``
-(what a message tells of its task), ``queue`` (what waits, where the database is the broker).
+columns and times are shown), ``results`` (tasks that succeeded or failed, and how they are sent again),
+``exposure`` (which functions people may schedule), ``schedules``, ``queue`` (what waits, where the database
+is the broker).
 """
 
 from contextlib import suppress

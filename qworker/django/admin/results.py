@@ -1,27 +1,74 @@
 """results: the lists of tasks that succeeded and that failed, and what can be done with them.
 
 Comes from:  Django's admin.
-Goes to:     the models Success and Failure; ``resubmitting``, to send a task again.
+Goes to:     the models Success and Failure; ``results``, to send a task again.
 Thread:      that of the request.
 """
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth import get_permission_codename
+from django.db import router, transaction
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from qworker.django.admin import columns
-from qworker.django.admin.filters import ClusterFilter, GroupFilter
-from qworker.django.admin.paging import CappedPaginator, IndexedChangeList
+from qworker.django.admin.columns import PICKLED, CappedPaginator, IndexedChangeList, as_text
 from qworker.django.admin.pickles import shown
-from qworker.django.admin.resubmitting import Resubmission, resubmit
-from qworker.django.models import Task
+from qworker.django.execution.calls import enqueue
+from qworker.django.humanhash import humanize
+from qworker.django.models import Failure, Task
+from qworker.django.signing import PickleSerializer, SignedPackage
+from qworker.errors import QWorkerError
+from qworker.interrupts import let_pass
+
+# -- filters: the values of a column to choose from, without reading the whole table --
+
+NEWEST = 1000
+"""So many of the newest tasks are looked at for values: their number does not grow with the table."""
+
+MOST = 40
+"""Values of a column to choose from; the search finds all others."""
+
+
+class RecentValues(admin.SimpleListFilter):
+    """The values of a column of the newest tasks. Subclasses say title, and the column: parameter_name."""
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
+        """The values that came last, each with itself to be shown; also the one that was chosen."""
+        rows = model_admin.get_queryset(request).order_by("-stopped", "-id")
+        recent = rows.values_list(self.parameter_name, flat=True)[:NEWEST]
+        found = set(islice(dict.fromkeys(value for value in recent if value), MOST))
+        if self.value():
+            found.add(self.value())
+        return [(value, value) for value in sorted(found)]
+
+    def queryset(self, request: Any, queryset: Any) -> Any:
+        """The rows that have the chosen value; all of them when none was chosen."""
+        return queryset.filter(**{self.parameter_name: self.value()}) if self.value() else queryset
+
+
+class GroupFilter(RecentValues):
+    """By group."""
+
+    title = _("group")
+    parameter_name = "group"
+
+
+class ClusterFilter(RecentValues):
+    """By cluster."""
+
+    title = _("cluster")
+    parameter_name = "cluster"
+
 
 ON_PAGE = {"args": "shown_args", "kwargs": "shown_kwargs", "result": "shown_result"}
 """Columns that hold pickles, each with what is shown in its place, also where a project names the column."""
@@ -172,3 +219,90 @@ class FailAdmin(ResultAdmin):
         said = text.partition(TRACE)[0].strip()
         # An error without words has at least a name, in the last line.
         return shown(said or text.strip().rpartition("\n")[2], columns.MOST_OF_LIST)
+
+
+# -- resubmitting: tasks that have ended are sent again, just as they were --
+# The row of a failure, or of a task with options, has the package that was run: the function may have
+# changed its arguments since, and no other column has the rest of a chain. What cannot be sent as it
+# was stays.
+
+PORTION = 100
+"""Tasks whose arguments are read at a time."""
+NOT_A_CALL = _("its arguments cannot be read")
+OF_THE_RUN = frozenset(["id", "name", "func", "args", "kwargs", "started", "slot"])
+"""Keys of a package that are no options for another run."""
+
+
+class Call(NamedTuple):
+    """What enqueue() takes."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    options: dict[str, Any]
+
+
+@dataclass
+class Resubmission:
+    """sent: the tasks that were sent again. errors: of others the names, and why they were not."""
+
+    sent: list[Task] = field(default_factory=list)
+    errors: list[tuple[str, str]] = field(default_factory=list)
+
+
+def resubmit(queryset: Any) -> Resubmission:
+    """Send the tasks of *queryset* again, with the same arguments and options, and the rest of their chains.
+
+    A failure goes from its table in the transaction in which it is sent, so that two people who ask at once
+    send it once. Where the broker cannot take one the others stay, too.
+    """
+    done = Resubmission()
+    alias = queryset._db or router.db_for_write(queryset.model)
+    rows = queryset.model._base_manager.using(alias)
+    keys = list(queryset.order_by("started").values_list("pk", flat=True))
+    for start in range(0, len(keys), PORTION):
+        texts = {f"{name}_text": as_text(name) for name in ("args", "kwargs")}
+        found = rows.defer(*PICKLED).annotate(**texts).in_bulk(keys[start : start + PORTION])
+        for task in (found[key] for key in keys[start : start + PORTION] if key in found):
+            try:
+                call = _call_of(task)
+            except Exception as error:  # noqa: BLE001 - it may hold anything, and the others are sent
+                let_pass(error)
+                done.errors.append((str(task), f"{NOT_A_CALL}: {type(error).__name__}: {error}"[:200]))
+                continue
+            try:
+                if _send(rows, alias, task, call):
+                    done.sent.append(task)
+            except QWorkerError as error:
+                done.errors.append((str(task), str(error)))
+                return done
+    return done
+
+
+def _send(rows: Any, alias: str, task: Task, call: Call) -> bool:
+    with transaction.atomic(using=alias):
+        is_failure = issubclass(type(task), Failure)
+        if is_failure and not rows.filter(pk=task.pk, success=False).delete()[0]:
+            return False
+        enqueue(*call)
+    return True
+
+
+def _call_of(task: Any) -> Call:
+    """Raises what unpickling raises, and TypeError for what cannot be sent as it was."""
+    if task.package:
+        package = SignedPackage.loads(task.package)
+        options = {name: value for name, value in package.items() if name not in OF_THE_RUN}
+        if package["name"] != humanize(package["id"]):
+            options["task_name"] = package["name"]
+        return Call(package["func"], tuple(package["args"]), dict(package["kwargs"]), options)
+    args, kwargs = (
+        () if text is None else PickleSerializer.loads(b64decode(text))
+        for text in (task.args_text, task.kwargs_text)
+    )
+    if isinstance(args, list):
+        raise TypeError("it is the result of an iterable; call async_iter() again")
+    if task.package is not None or not isinstance(args, tuple) or not isinstance(kwargs or {}, Mapping):
+        raise TypeError("they were not kept")
+    options = {"hook": task.hook, "group": task.group, "cluster": task.cluster}
+    return Call(task.func, args, dict(kwargs or {}), options)

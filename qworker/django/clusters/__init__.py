@@ -1,7 +1,6 @@
 """What makes a worker of qworker the cluster of a project.
 
-Modules, in reading order: ``engine`` (the app, whose worker it is), ``later`` (what it has beside other
-workers is loaded when it takes tasks), ``scheduling`` (it sends what is due), ``retention`` (it deletes what
-is old), ``affinity`` (which processors it may use), ``log`` (what it says of itself), ``announcing`` (the
-same to other processes, where the broker cannot), ``ending`` (along with who has started it).
+Modules, in reading order: ``engine`` (the app, whose worker it is), ``scheduling`` (it sends what is due),
+``retention`` (it deletes what is old), ``log`` (what it says of itself), ``announcing`` (the same to other
+processes, where the broker cannot), ``ending`` (along with who has started it).
 """

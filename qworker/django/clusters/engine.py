@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.core.signals import setting_changed
@@ -18,6 +19,7 @@ from django.db import connections, router
 from qworker import QWorker, signals
 from qworker.backends import open_backend
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.components.component import Component
 from qworker.conf import Settings
 from qworker.django.brokers.choice import broker_class
 from qworker.django.brokers.transported import close_transports
@@ -172,3 +174,40 @@ def _in_event_loop() -> bool:
 signals.worker_init.connect(close_connections, weak=False)
 signals.task_prerun.connect(before_task, weak=False)
 signals.task_postrun.connect(after_task, weak=False)
+
+
+# -- Later: a part of a worker that is loaded when it starts, and not before --
+# Thread: main; that of who asks for problems.
+# What the first task does not need does not keep it waiting: it has been claimed when these modules are
+# loaded.
+
+
+class Later(Component):
+    """name: what the log calls it. make: loads the part, and makes it."""
+
+    def __init__(self, name: str, make: Callable[[], Component]) -> None:
+        self.name = name
+        self._make = make
+        self._part: Component | None = None
+        self._ended = False
+
+    def start(self) -> None:
+        if self._part is None and not self._ended:
+            self._part = self._make()
+            self._part.start()
+
+    def quiet(self) -> None:
+        if self._part is not None:
+            self._part.quiet()
+        self._ended = True
+
+    def stop(self, deadline: float = 0.0) -> None:
+        self._ended = True
+        if self._part is not None:
+            self._part.stop(deadline)
+
+    def problems(self) -> Sequence[str]:
+        return () if self._part is None else self._part.problems()
+
+    def join(self, seconds: float) -> bool:
+        return self._part is None or self._part.join(seconds)

@@ -28,7 +28,7 @@ from qworker.transports.lease import ResultRow
 from qworker.transports.sql.refusals import refused
 
 if TYPE_CHECKING:
-    from qworker.backends.watched import Source
+    from qworker.backends.waiters import Source
     from qworker.context import Context
 
 KEPT = "django_task"

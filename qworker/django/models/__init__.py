@@ -1,6 +1,6 @@
 """models: what is kept in the project's database.
 
-Modules, in reading order: ``display`` (what a column is headed with), ``task`` (what has run, and what an
+Modules, in reading order: ``task`` (what has run, and what an
 iterable waits with), ``recurrence`` (when a schedule is due next), ``literals`` (arguments as people write
 them), ``schedule`` (what is to run when), ``queue`` (what waits, where the database is the broker).
 """

@@ -21,7 +21,7 @@ from django.utils.translation import gettext_lazy as _
 
 from qworker.django.conf import conf
 from qworker.django.function_names import function_name
-from qworker.django.models.display import shown_as
+from qworker.django.models.task import shown_as
 from qworker.django.signing import SignedPackage
 from qworker.errors import QWorkerError
 from qworker.transports.sql.schema import DELAYED, LEASED, READY

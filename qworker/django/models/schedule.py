@@ -24,8 +24,7 @@ from django.utils.translation import gettext_lazy as _
 from qworker.django.conf import conf
 from qworker.django.labels import index_name
 from qworker.django.models import literals, recurrence
-from qworker.django.models.display import shown_as
-from qworker.django.models.task import Task
+from qworker.django.models.task import Task, shown_as
 from qworker.errors import InvalidSchedule
 
 

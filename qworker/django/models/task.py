@@ -7,7 +7,8 @@ Thread:      any; the database is its owner.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from django.db import models
 from django.utils.text import Truncator
@@ -15,8 +16,24 @@ from django.utils.translation import gettext_lazy as _
 from picklefield import PickledObjectField
 
 from qworker.django.labels import SUCCESS, index_name
-from qworker.django.models.display import shown_as
 from qworker.safe_repr import storable
+
+# -- display: how the result of a model's method is shown in a list --
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def shown_as(description: Any, boolean: bool = False) -> Callable[[Method], Method]:
+    """Mark a method: *description* (text, translated late) heads its column. boolean: an icon is shown."""
+
+    def mark(method: Method) -> Method:
+        method.__dict__["short_description"] = description
+        if boolean:
+            method.__dict__["boolean"] = True
+        return method
+
+    return mark
+
 
 ID_LENGTH = 32
 """Of a task's id, which is a UUID in hexadecimal."""

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from django.db import connections
 
-from qworker.backends.sqlite import PipeSource
+from qworker.backends.sql.sqlite import PipeSource
 from qworker.django.conf import conf
 from qworker.django.transports.databases import is_in_memory, own_connection, url_of
 from qworker.interrupts import let_pass
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 CHANNEL = "qworker.django.transports.redis_channel"
 """The module that needs the client of Redis."""
-LISTENING = "qworker.backends.sql_listen"
+LISTENING = "qworker.backends.sql.listen"
 """The module that only who waits at PostgreSQL needs."""
 MOST_BYTES = 8000
 """What is told by PostgreSQL at once is shorter."""

@@ -15,9 +15,8 @@ Not as uWSGI does, on purpose:
 - of a client that is half done nobody has to wait; it holds a whole worker of uWSGI's.
 - modifier2 = 1 means our extension, and is ignored by uWSGI. ``Limits(extension=False)`` ignores it, too.
 
-Modules, in reading order. The bytes: ``framing``. Where to: ``addresses``. Who may: ``peers`` and ``signed``
-(a shared key). Taking: ``receiving`` (the bytes of one connection), ``admission`` (which job is written, and
-where), ``listening`` (the sockets) and ``server``. Sending: ``client``.
+Modules, in reading order. The bytes: ``framing``. Where to, and who
+may: ``peers``. Taking: ``receiving`` (the bytes of one connection) and ``server``. Sending: ``client``.
 """
 
 from __future__ import annotations
@@ -27,17 +26,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qworker.spooler.network.client import SpoolConnection, send, spool_to
-    from qworker.spooler.network.framing import Limits
+    from qworker.spooler.network.framing import Limits, read_key
     from qworker.spooler.network.peers import Access
     from qworker.spooler.network.server import SpoolServer
-    from qworker.spooler.network.signed import read_key
 
 _MODULE_OF = {
     "Access": "peers",
     "Limits": "framing",
     "SpoolConnection": "client",
     "SpoolServer": "server",
-    "read_key": "signed",
+    "read_key": "framing",
     "send": "client",
     "spool_to": "client",
 }

@@ -19,11 +19,10 @@ from typing import Any, cast
 from qworker.clock import SYSTEM_CLOCK, from_epoch, to_epoch
 from qworker.errors import SpoolError
 from qworker.safe_repr import safe_repr
-from qworker.spooler.names import priority_name
-from qworker.spooler.network import signed
-from qworker.spooler.network.addresses import TcpAddress, UnixAddress, parse_address, resolved
+from qworker.spooler.files.packet import HEADER, Pairs, decode, encode, priority_name
+from qworker.spooler.network import framing
 from qworker.spooler.network.framing import Answer, answer_length, extended, read_answer
-from qworker.spooler.packet import HEADER, Pairs, decode, encode
+from qworker.spooler.network.peers import TcpAddress, UnixAddress, parse_address, resolved
 
 TIMEOUT = 4.0
 _RECEIVE = 4096
@@ -109,7 +108,7 @@ class SpoolConnection:
         packet = encode(_with_options(pairs, at, priority, spooler))
         if self._key is not None:
             read = decode(packet).pairs
-            read[signed.PAIR] = signed.signature(read, body, self._key, SYSTEM_CLOCK.now())
+            read[framing.PAIR] = framing.signature(read, body, self._key, SYSTEM_CLOCK.now())
             packet = encode(cast(Pairs, read))
         try:
             answer = _exchange(self._connection, extended(packet, body), self._address, self._timeout)

@@ -1,7 +1,7 @@
 """Conversation: what one connection has said so far, what is to be answered, and how long it may take.
 
 Comes from:  ``server``, with the bytes as they come.
-Goes to:     ``admission``, with each complete request; the answers go back to ``server``.
+Goes to:     ``server``, with each complete request; the answers go back to ``server``.
 Thread:      the server's. Nothing here waits, reads or writes.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from qworker.errors import SpoolError
+from qworker.spooler.files.packet import HEADER, MODIFIER1
 from qworker.spooler.network.framing import (
     BODY_LENGTH,
     ENQUEUED,
@@ -19,7 +20,6 @@ from qworker.spooler.network.framing import (
     Limits,
     told,
 )
-from qworker.spooler.packet import HEADER, MODIFIER1
 
 AT_ONCE = 16
 """Requests of one connection that are taken before others have their turn."""

@@ -1,7 +1,7 @@
 """SpoolServer: takes uwsgi packets on sockets and writes them as jobs.
 
 Comes from:  any client of uWSGI's protocol, on the addresses that were given.
-Goes to:     spool files, through ``admission``.
+Goes to:     spool files, through ``server``.
 Thread:      its own, which never waits for one client: what is not there yet is come back to.
 
 An answer is given when the job is written, and no sooner; so a server that dies has lost nothing that it
@@ -11,23 +11,28 @@ promised. A client that has gone before its answer has a job all the same.
 from __future__ import annotations
 
 import logging
+import os
+import re
 import selectors
 import socket
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.components.component import ThreadComponent
-from qworker.errors import SpoolError
-from qworker.spooler.network.admission import Admission
+from qworker.errors import ConfigurationError, SpoolError
+from qworker.process.wakeup import WakeupPipe
+from qworker.safe_repr import safe_repr
+from qworker.spooler.files.packet import HEADER, LARGEST, Pairs, decode, plain
+from qworker.spooler.files.writing import Writer
+from qworker.spooler.network import framing
 from qworker.spooler.network.framing import Limits
-from qworker.spooler.network.listening import Listener, listen
-from qworker.spooler.network.peers import Access
+from qworker.spooler.network.peers import Access, TcpAddress, UnixAddress, parse_address, resolved
 from qworker.spooler.network.receiving import Conversation, Request
-from qworker.spooler.packet import HEADER, LARGEST
-from qworker.spooler.writing import Writer
-from qworker.transports.wakeup import WakeupPipe
 
 logger = logging.getLogger(__name__)
 
@@ -326,3 +331,191 @@ class SpoolServer(ThreadComponent):
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
+
+
+# -- Admission: whether a job that came over the network is written, and into which spool directory --
+# The pairs ``spooler``, ``at`` and ``priority`` are uWSGI's, and stay in the job. Which directories
+# there are is our choice, and a client's is only which of them.
+
+_NUMBER = re.compile(rb"[0-9]{1,15}(\.[0-9]{0,15})?")
+_FUNCTION = b"ud_spool_func"
+_PICKLES = {b"args", b"kwargs"}
+
+
+class Admission:
+    """writers: of the directories that a client may choose; the first is for jobs that name none."""
+
+    def __init__(
+        self,
+        writers: Sequence[Writer],
+        key: bytes | None,
+        clock: Clock = SYSTEM_CLOCK,
+        older_keys: Sequence[bytes] = (),
+    ) -> None:
+        self._writers = {os.fsencode(writer.path): writer for writer in reversed(writers)}
+        self._default = writers[0] if writers else None
+        self._key = key
+        self._older_keys = tuple(older_keys)
+        self._clock = clock
+
+    def admit(self, request: Request, must_be_signed: bool) -> str:
+        """Write the job, and return the name of its file, with its priority before it.
+
+        SpoolError says why it is refused.
+        """
+        pairs = decode(request.packet).pairs
+        is_signed = self._check_signature(pairs, request.body, must_be_signed)
+        if _FUNCTION in pairs and not is_signed and _PICKLES & pairs.keys():
+            raise SpoolError(
+                "it has pickled arguments, which run code when they are read: over the network they have to "
+                "be signed with a key"
+            )
+        writer = self._writer(pairs.get(b"spooler", b""))
+        priority = pairs.get(b"priority", b"")
+        try:
+            path = writer.write(
+                cast(Pairs, pairs),
+                request.body,
+                at=_at(pairs),
+                priority=priority,
+                packet=b"" if is_signed else plain(request.packet),
+            )
+        except OSError as error:  # whatever it was, the next job may be written
+            raise SpoolError(f"it cannot be written: {error.strerror or error}") from error
+        return path[len(writer.path) + 1 :]
+
+    def _check_signature(self, pairs: dict[bytes, bytes], body: bytes, must_be_signed: bool) -> bool:
+        """Whether the job is signed; the signature is taken out of its pairs."""
+        if framing.PAIR not in pairs:
+            if must_be_signed:
+                raise SpoolError("it is not signed: send it with the key of this server")
+            return False
+        if self._key is None:
+            raise SpoolError("it is signed, and this server has no key to check that: send it without a key")
+        framing.check(pairs, body, (self._key, *self._older_keys), self._clock.now())
+        del pairs[framing.PAIR]
+        return True
+
+    def _writer(self, name: bytes) -> Writer:
+        writer = self._writers.get(name) if name else self._default
+        if writer is None:
+            raise SpoolError(
+                f"there is no spool directory {safe_repr(name)} here: a client names one of the server's by "
+                "its whole path without links"
+                if name
+                else "there is no spool directory here"
+            )
+        return writer
+
+
+def _at(pairs: dict[bytes, bytes]) -> float:
+    text = pairs.get(b"at", b"")
+    if text and not _NUMBER.fullmatch(text):
+        raise SpoolError(f"it is due at {safe_repr(text, 60)}, which are no epoch seconds such as 1900000000")
+    return float(text or 0)
+
+
+# -- Sockets that take connections: made so that nobody can connect who may not, and removed afterwards --
+# Thread: whichever starts and ends the server.
+
+BACKLOG = 1024
+"""Connections that the system keeps until they are taken."""
+PROBE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Listener:
+    """file: device and inode of a UNIX socket that has a path; process: which made it."""
+
+    socket: socket.socket
+    address: TcpAddress | UnixAddress
+    file: tuple[int, int] | None = None
+    process: int = 0
+
+    @property
+    def is_tcp(self) -> bool:
+        return isinstance(self.address, TcpAddress)
+
+    def close(self) -> None:
+        """Stop listening, and remove the path, unless it is another's by now."""
+        self.socket.close()
+        if self.file is not None and self.process == os.getpid():
+            with suppress(OSError):
+                found = os.lstat(str(self.address))
+                if (found.st_dev, found.st_ino) == self.file:
+                    os.unlink(str(self.address))
+
+
+def listen(text: str, access: Access) -> Listener:
+    """Listen on an address. The port 0 takes any that is free, and the listener's address says which.
+
+    ConfigurationError when it cannot be, or when strangers could reach it.
+    """
+    address = parse_address(text)
+    try:
+        if isinstance(address, TcpAddress):
+            return _tcp(address, access)
+        return _unix(address, access)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {address}: {error.strerror or error}; is another spooler there, and may this "
+            "user?"
+        ) from None
+
+
+def _tcp(address: TcpAddress, access: Access) -> Listener:
+    family, sockaddr, ip = resolved(address)
+    access.check_listening(ip, address)
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(sockaddr)
+        _open(listening)
+    except BaseException:
+        listening.close()
+        raise
+    return Listener(listening, TcpAddress(address.host, listening.getsockname()[1]))
+
+
+def _unix(address: UnixAddress, access: Access) -> Listener:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if address.abstract:
+            listening.bind(address.sockaddr)
+            _open(listening)
+            return Listener(listening, address)
+        _remove_stale(address)
+        listening.bind(address.sockaddr)
+        # Nobody can connect before it listens, so nobody can before its mode is right.
+        os.chmod(address.name, 0o666 if access.for_others else 0o600)
+        found = os.lstat(address.name)
+        _open(listening)
+    except BaseException:
+        listening.close()
+        raise
+    return Listener(listening, address, (found.st_dev, found.st_ino), os.getpid())
+
+
+def _open(listening: socket.socket) -> None:
+    listening.listen(BACKLOG)
+    listening.setblocking(False)
+
+
+def _remove_stale(address: UnixAddress) -> None:
+    """Remove a socket that nobody listens on any more."""
+    try:
+        mode = os.lstat(address.name).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ConfigurationError(f"{address} is there and is not a socket: name another path, or remove it")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(PROBE_SECONDS)
+        try:
+            probe.connect(address.sockaddr)
+        except ConnectionRefusedError:
+            os.unlink(address.name)
+            return
+        except TimeoutError:
+            pass  # it has so many connections that they wait
+    raise ConfigurationError(f"somebody listens on {address} already: stop that, or name another path")

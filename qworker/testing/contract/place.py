@@ -13,9 +13,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
 
+from qworker.process.running_file import SLOT
 from qworker.transports.capabilities import Capability
 from qworker.transports.lease import Broker
-from qworker.transports.running_file import SLOT
 
 
 class Assumption(StrEnum):

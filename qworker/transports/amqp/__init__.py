@@ -2,8 +2,8 @@
 
 Modules, in reading order: ``link`` (a connection), ``codec`` and ``table`` (a message as frames), ``queues``,
 ``delays`` and ``delay_queues`` (what is declared), ``server`` (what the rest shares), ``outgoing`` and
-``publisher`` (out), ``inbox`` and ``subscription`` (in), ``finished`` and ``deaths`` (what is known of a
-message delivered again), ``republishing`` (a message sent anew), ``letters`` (dead letters and failed tasks),
-``revocations``, ``workers`` (who lives), and what is asked of them: ``sender``, ``consumer``, ``admin``,
-``failed``, joined by ``broker``.
+``publisher`` (out), ``inbox`` and ``subscription`` (in), ``finished`` (what is known of a
+message delivered again), ``letters`` (dead letters and failed tasks),
+``revocations``, ``workers`` (who lives), and what is asked of them: ``consumer``, ``admin``,
+joined by ``broker``.
 """

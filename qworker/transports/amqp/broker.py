@@ -1,7 +1,7 @@
 """RabbitMQ: a Broker whose leases are unacknowledged deliveries.
 
 Comes from:  ``broker_url`` ``amqp://``, ``amqps://`` or ``pyamqp://``.
-Goes to:     ``sender.py``, ``consumer.py`` and ``admin.py``, which it is made of.
+Goes to:     ``broker.py``, ``consumer.py`` and ``admin.py``, which it is made of.
 Thread:      as Broker; one connection publishes, one belongs to the listener; neither crosses a fork.
 
 Messages are Celery's as Celery sends them over AMQP, so its workers and ours may share a queue.
@@ -9,21 +9,24 @@ Messages are Celery's as Celery sends them over AMQP, so its workers and ours ma
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf.resolved import DEFAULT_SOURCE
+from qworker.naming import task_ids
+from qworker.process.forked import forgetful
 from qworker.transports.amqp.admin import AMQPAdmin
 from qworker.transports.amqp.consumer import AMQPConsumer
-from qworker.transports.amqp.failed import AMQPFailed
+from qworker.transports.amqp.letters import AMQPFailed
 from qworker.transports.amqp.link import address_of
+from qworker.transports.amqp.outgoing import outgoing
 from qworker.transports.amqp.publisher import Publisher
 from qworker.transports.amqp.queues import Queues
-from qworker.transports.amqp.sender import AMQPSender
+from qworker.transports.amqp.revocations import encode
 from qworker.transports.amqp.server import Server
 from qworker.transports.capabilities import capabilities_of
-from qworker.transports.forked import forgetful
-from qworker.transports.lease import Broker
+from qworker.transports.lease import Broker, Envelope, Sender
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
@@ -106,3 +109,25 @@ def open_broker(url: str | None, conf: Settings) -> AMQPBroker:
         heartbeat=conf.broker_heartbeat,
         use_ssl=conf.broker_use_ssl,
     )
+
+
+# -- What any thread asks of RabbitMQ: to publish, and to call tasks off --
+
+
+class AMQPSender(Sender):
+    def __init__(self, server: Server, publisher: Publisher) -> None:
+        self._server = server
+        self._publisher = publisher
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        prefix, now = self._server.queues.prefix, self._server.clock.now()
+        messages = [
+            outgoing(envelope, id, prefix, now) for envelope, id in zip(envelopes, task_ids(), strict=False)
+        ]
+        self._publisher.send(messages, timeout)
+
+    def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
+        queues = self._server.queues
+        until = self._server.clock.now() + queues.revoke_expires
+        orders = [{"id": id, "terminate": terminate, "signal": signal, "expires": until} for id in ids]
+        self._publisher.send(encode(orders, queues), self._server.timeout)

@@ -11,14 +11,24 @@ is with others.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
+from qworker.process.owner_files import OwnerFiles, left_by_the_dead
 from qworker.transports.amqp.codec import Delivery, read_content, tag_of
-from qworker.transports.delivery_fields import count, instant
 from qworker.transports.lease import MAX_LEASE_BYTES, Leased
-from qworker.transports.own_headers import DEATHS, DELIVERIES, DUE, KEPT, REDELIVERED, REQUEUED
+from qworker.transports.own_headers import (
+    DEATHS,
+    DELIVERIES,
+    DUE,
+    KEPT,
+    REDELIVERED,
+    REQUEUED,
+    count,
+    instant,
+)
 
 MOST = 1024
 """The largest prefetch. The worker asks for some 400 at a time; the next ones are to be here by then."""
@@ -276,3 +286,34 @@ def _counts(own: dict[str, Any], now: float, deaths: Sequence[str] = ()) -> _Cou
 
 def _urgency(held: Held) -> tuple[int, int]:
     return (-held.leased.priority, held.number)
+
+
+# -- Deaths: which messages of RabbitMQ were running when a worker on this machine died --
+# The server gives back what a dead worker held, and does not say what of it was running. The files of
+# the dead do, for a day. Each worker here reads them; a message that is sent anew says which deaths are
+# in its count already.
+
+LOOK_SECONDS = 0.002
+"""For how long a look counts: many messages come back at once."""
+
+
+class Deaths:
+    """files: of this process, beside which the others' are."""
+
+    def __init__(self, files: OwnerFiles) -> None:
+        self._files = files
+        self._known: set[str] = set()
+        self._running: dict[int, list[str]] = {}
+        self._looked_at = float("-inf")
+
+    def of(self, tag: int) -> Sequence[str]:
+        """The workers that died while they ran the message *tag*, by the names of their files; most often
+        none."""
+        now = time.monotonic()
+        if self._files.running and now >= self._looked_at + LOOK_SECONDS:
+            self._looked_at = now
+            for name, tags in left_by_the_dead(self._files.running, self._known):
+                self._known.add(name)
+                for each in tags:
+                    self._running.setdefault(each, []).append(name)
+        return self._running.get(tag, ())

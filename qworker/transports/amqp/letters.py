@@ -1,7 +1,7 @@
 """Letters in RabbitMQ: dead letters (the queue ``qworker.dead``) and failed tasks (``qworker.failed``),
 looked through and put back.
 
-Comes from:  ``admin.py`` and ``failed.py``; ``consumer.py``, which sweeps.
+Comes from:  ``admin.py`` and ``letters.py``; ``consumer.py``, which sweeps.
 Goes to:     the server, over a link that is made for it; what is sent, by the publisher.
 Thread:      any.
 
@@ -37,10 +37,11 @@ from qworker.transports.amqp.codec import (
 )
 from qworker.transports.amqp.delays import PREFIX
 from qworker.transports.amqp.link import Link
-from qworker.transports.amqp.outgoing import Outgoing
+from qworker.transports.amqp.outgoing import Outgoing, outgoing
+from qworker.transports.amqp.publisher import Publisher
 from qworker.transports.amqp.queues import DEAD, FAILED, LONGEST_TIME, Queues
 from qworker.transports.amqp.server import Server
-from qworker.transports.lease import Dead
+from qworker.transports.lease import Again, Dead, Envelope, FailedTasks
 from qworker.transports.own_headers import DELIVERIES, DIED, DUE, MOVED, QUEUE, REASON, REDELIVERED, outline
 
 logger = logging.getLogger(__name__)
@@ -253,3 +254,37 @@ def sent_back(letter: Letter, queues: Queues, frame_max: int) -> Outgoing | None
         logger.error("dead letter %d cannot be sent back: its headers have %d bytes", dead.tag, len(header))
         return None
     return Outgoing(queues.prefix + dead.queue, header, dead.body)
+
+
+# -- Failed tasks in RabbitMQ: the queue ``qworker.failed`` --
+
+
+class AMQPFailed(FailedTasks):
+    """publisher: of this process."""
+
+    def __init__(self, server: Server, publisher: Publisher) -> None:
+        self._server = server
+        self._publisher = publisher
+
+    def kept(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
+        return newest(self._server, FAILED, queue, limit)
+
+    def send_again(self, calls: Sequence[Again]) -> int:
+        """As FailedTasks has it, but in two steps: a crash between them leaves a task sent and kept."""
+        prefix, now = self._server.queues.prefix, self._server.clock.now()
+        with all_letters(self._server, FAILED) as found:
+            letters = {letter.dead.tag: letter for letter in found.letters}
+            sent, messages = [], []
+            for call in calls:
+                letter = letters.pop(call.tag, None)
+                if letter is None:
+                    continue
+                sent.append(letter)
+                again = Envelope(letter.dead.queue, call.headers, call.properties, call.body, letter.priority)
+                messages.append(outgoing(again, task_id(), prefix, now))
+            self._publisher.send(messages, self._server.timeout)
+            return found.remove(sent)
+
+    def discard(self, tags: Sequence[int] | None = None) -> int:
+        with all_letters(self._server, FAILED) as found:
+            return found.remove(found.chosen(tags))

@@ -1,6 +1,6 @@
 """Outgoing: a message on its way to RabbitMQ, and where it goes first.
 
-Comes from:  ``sender.py``, ``republishing.py``, ``letters.py``, ``revocations.py``.
+Comes from:  ``broker.py``, ``consumer.py``, ``letters.py``, ``revocations.py``.
 Goes to:     ``publisher.py``.
 Thread:      any; pure.
 """

@@ -1,6 +1,6 @@
 """The publishing side of RabbitMQ: what is pushed is confirmed by the server before push returns.
 
-Comes from:  ``sender.py``; ``consumer.py``, which sends to a queue what it does not settle in place.
+Comes from:  ``broker.py``; ``consumer.py``, which sends to a queue what it does not settle in place.
 Goes to:     a Link of its own, so that an alarm that stops publishers does not stop workers.
 Thread:      any, one at a time; callers that wait together share one round of confirms.
 
@@ -21,6 +21,8 @@ from typing import Any
 
 from qworker.errors import BrokerUnavailable, QueueNotFound
 from qworker.interrupts import NotOurTurn, apart, in_turn
+from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.group_commit import Line, Pending
 from qworker.transports.amqp.codec import content_header, message_frames, publish_method
 from qworker.transports.amqp.delay_queues import DelayQueues
 from qworker.transports.amqp.delays import places, way, word_of
@@ -28,8 +30,6 @@ from qworker.transports.amqp.link import Link
 from qworker.transports.amqp.outgoing import Outgoing, too_large
 from qworker.transports.amqp.queues import DEAD
 from qworker.transports.amqp.server import Server
-from qworker.transports.crash_points import CRASHING, crash_point
-from qworker.transports.group_commit import Line, Pending
 
 logger = logging.getLogger(__name__)
 

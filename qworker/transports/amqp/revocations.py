@@ -1,6 +1,6 @@
 """Revocations in RabbitMQ: a stream that every worker reads from its beginning.
 
-Comes from:  ``sender.py`` (revoke), the server.
+Comes from:  ``broker.py`` (revoke), the server.
 Goes to:     the listener, by ``revoked_since``.
 Thread:      the listener's; encode() any.
 

@@ -25,10 +25,10 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from qworker.errors import BrokerUnavailable, InvalidTaskMessage, LeaseLost, QWorkerError
+from qworker.process.forked import forgetful
 from qworker.transports.as_kombu.desk import Delivery, Desk, Errand, Inbox
 from qworker.transports.as_kombu.envelopes import envelope_of
 from qworker.transports.as_kombu.exchanges import RENEW_SECONDS, Exchanges
-from qworker.transports.forked import forgetful
 from qworker.transports.lease import MAX_LEASE_BYTES, Broker, DeadLetter, Leased, Release, Settlement
 
 logger = logging.getLogger(__name__)

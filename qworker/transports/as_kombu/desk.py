@@ -15,8 +15,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, NamedTuple, TypeVar
 
 from qworker.errors import BrokerUnavailable, LeaseLost
+from qworker.process.running_file import RunningFile
 from qworker.transports.lease import Ack, Release, Settlement
-from qworker.transports.running_file import RunningFile
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from kombu.utils.url import parse_url
 
 from qworker.conf.resolved import Settings
 from qworker.errors import ConfigurationError
-from qworker.transports.known_options import warn
+from qworker.transports.capabilities import warn
 
 SETTINGS = {
     "lease_seconds": "worker_lease_seconds",

@@ -18,13 +18,13 @@ from kombu.transport import virtual as _virtual
 from qworker.conf.resolved import Settings
 from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, LeaseLost, TransportError
+from qworker.process.wakeup import WakeupPipe
 from qworker.transports.as_kombu.channel import Channel
 from qworker.transports.as_kombu.courier import Courier, Terms
 from qworker.transports.as_kombu.desk import Delivery
 from qworker.transports.as_kombu.exchanges import Exchanges
 from qworker.transports.as_kombu.options import max_deliveries_of, part, settings_of, url_of, whole
 from qworker.transports.lease import Broker, Release
-from qworker.transports.wakeup import WakeupPipe
 
 virtual: Any = _virtual  # its types are those of some attributes, and of no method
 

@@ -16,14 +16,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.process.forked import forgetful
+from qworker.process.wakeup import WakeupPipe
 from qworker.transports.capabilities import capabilities_of
-from qworker.transports.forked import forgetful
 from qworker.transports.kombu.admin import KombuAdmin
 from qworker.transports.kombu.consumer import NEWS, KombuConsumer
 from qworker.transports.kombu.sender import KombuSender
 from qworker.transports.kombu.server import KombuServer
 from qworker.transports.lease import Broker, FailedTasks
-from qworker.transports.wakeup import WakeupPipe
 
 if TYPE_CHECKING:
     from qworker.conf import Settings

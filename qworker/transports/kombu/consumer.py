@@ -10,18 +10,18 @@ limit. What comes beyond that goes to the end of its queue, and nothing more is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any, NamedTuple
 
 from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable, LeaseLost
+from qworker.process.wakeup import WakeupPipe
 from qworker.transports.kombu.holdings import Held, Holdings
-from qworker.transports.kombu.messages import of_leased
+from qworker.transports.kombu.messages import Outgoing, of_leased
 from qworker.transports.kombu.sender import KombuSender
-from qworker.transports.kombu.server import Server
-from qworker.transports.kombu.settling import dead_lettered, released
+from qworker.transports.kombu.server import DEAD, FAILED, Server
 from qworker.transports.lease import (
     MAX_LEASE_BYTES,
     Ack,
@@ -34,8 +34,7 @@ from qworker.transports.lease import (
     Settlement,
     Store,
 )
-from qworker.transports.own_headers import DUE
-from qworker.transports.wakeup import WakeupPipe
+from qworker.transports.own_headers import DELIVERIES, DIED, DUE, QUEUE, REASON, REDELIVERED, REQUEUED
 
 NEWS = b"n"
 """What wakes those for whom something was pushed here."""
@@ -296,3 +295,36 @@ class KombuConsumer(Consumer):
     def close(self) -> None:
         """Close what deregister() leaves open."""
         self._wakeup.close()
+
+
+# -- What a message looks like that goes back changed, or to the dead letters or the failed tasks --
+
+
+def released(held: Held, release: Release) -> Held:
+    """*held* as it goes on after *release*."""
+    own, old = dict(held.own), held.leased
+    if release.counted:
+        own[DELIVERIES] = old.deliveries + 1
+    if release.requeued:
+        own[REQUEUED] = old.requeued + 1
+    if release.counted or release.redelivered or old.redelivered:
+        own[REDELIVERED] = True
+    own.pop(DUE, None)
+    after = old._replace(
+        due=release.due,
+        deliveries=own.get(DELIVERIES, 0),
+        requeued=own.get(REQUEUED, 0),
+        redelivered=REDELIVERED in own,
+    )
+    return Held(held.message, after, own, held.message_id)
+
+
+def dead_lettered(held: Held, dead_letter: DeadLetter, now: float, make: Callable[..., Outgoing]) -> Outgoing:
+    """*held* as a dead letter, or as a failed task. make: ``messages.of_leased`` or ``messages.packed``."""
+    own = {
+        QUEUE: held.leased.queue,
+        REASON: dead_letter.reason,
+        DIED: now,
+        DELIVERIES: held.leased.deliveries + dead_letter.counted,
+    }
+    return make(held.leased, own, held.message_id, FAILED if dead_letter.failed else DEAD)

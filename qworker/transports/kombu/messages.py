@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from qworker.message.kombu_json import rewritten
 from qworker.message.serialization import JSON
 from qworker.naming import task_id
-from qworker.transports.delivery_fields import count, instant
 from qworker.transports.lease import Dead, Envelope, Leased
 from qworker.transports.own_headers import (
     DELIVERIES,
@@ -30,6 +29,8 @@ from qworker.transports.own_headers import (
     REDELIVERED,
     REQUEUED,
     TEXT,
+    count,
+    instant,
     is_apart,
     outline,
 )

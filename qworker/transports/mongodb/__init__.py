@@ -3,8 +3,8 @@
 Modules, in reading order: ``layout`` (the collections, and how a message is one), ``server`` (the client, and
 what its errors mean), ``broker`` with its ``sender``, ``consumer`` and ``admin``, ``failed`` (failed tasks),
 ``letters`` (what these and dead letters share), ``claim``, ``settle``, ``result_documents`` (results beside
-the ack), ``reclaim`` (from dead workers), ``revocations``, ``looking`` (for what nobody tells of) and
-``watch`` (the change stream that tells), ``registry`` (kombu's exchanges).
+the ack), ``reclaim`` (from dead workers), ``watch`` (the change
+stream, and polling without it).
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ from typing import Any
 from pymongo import ReplaceOne
 
 from qworker.clock import Clock
+from qworker.process.owner_files import died
 from qworker.transports.lease import Admin, Dead, Peeked, QueueInfo, Standing
 from qworker.transports.mongodb import letters, result_documents
 from qworker.transports.mongodb.claim import next_due
 from qworker.transports.mongodb.layout import DELAYED, LEASED, READY, RECORD_OF_ALL, Document, new_tags
 from qworker.transports.mongodb.reclaim import silent_for
 from qworker.transports.mongodb.server import Collections, Server, clock_of
-from qworker.transports.owner_files import died
 from qworker.transports.presence import Presence, from_text
 
 _STATES: Mapping[int, Standing] = {READY: "ready", DELAYED: "delayed", LEASED: "leased"}

@@ -10,21 +10,23 @@ instant at which a message falls due is compared with the clock of the consumer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from pymongo import ReplaceOne
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import ConfigurationError
+from qworker.process.forked import forgetful
 from qworker.transports.connect_errors import refuse_setting
-from qworker.transports.forked import forgetful
 from qworker.transports.lease import Broker
 from qworker.transports.mongodb.admin import MongoAdmin
 from qworker.transports.mongodb.consumer import MongoConsumer
 from qworker.transports.mongodb.failed import MongoFailed
 from qworker.transports.mongodb.layout import Names
-from qworker.transports.mongodb.registry import MongoRegistry
 from qworker.transports.mongodb.sender import MongoSender
-from qworker.transports.mongodb.server import Server
+from qworker.transports.mongodb.server import Collections, Server
+from qworker.transports.registry import Registry
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
@@ -88,3 +90,40 @@ def open_broker(url: str | None, conf: Settings) -> MongoBroker:
         revoke_expires=conf.revoke_expires,
         results=conf.mongodb_backend_settings.get("taskmeta_collection", Names().result),
     )
+
+
+# -- The registry of the MongoDB broker --
+
+
+class MongoRegistry(Registry):
+    """See Registry."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def entries(self) -> dict[str, float | None]:
+        def work(found: Collections) -> dict[str, float | None]:
+            return {row["_id"]: row["expires"] for row in found.registry.find()}
+
+        return self._server.run(work)
+
+    def put(self, entries: Mapping[str, float | None]) -> None:
+        def work(found: Collections) -> None:
+            found.registry.bulk_write(
+                [
+                    ReplaceOne({"_id": entry}, {"expires": expires}, upsert=True)
+                    for entry, expires in entries.items()
+                ]
+            )
+
+        if entries:
+            self._server.run(work)
+
+    def drop(self, entries: Iterable[str]) -> None:
+        gone = list(entries)
+
+        def work(found: Collections) -> None:
+            found.registry.delete_many({"_id": {"$in": gone}})
+
+        if gone:
+            self._server.run(work)

@@ -16,18 +16,17 @@ from typing import TypeVar
 
 from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable
-from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.owner_files import runtime_directory
 from qworker.transports.lease import Claim, Leased, Reclaimed, Revocation, Settlement, Store
 from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, WorkerRecord
 from qworker.transports.mongodb.claim import promote_due, take_early, take_ready
 from qworker.transports.mongodb.layout import DELAYED, READY, RECORD_OF_ALL, Document, leased, ready
-from qworker.transports.mongodb.looking import NEWS, Looking
 from qworker.transports.mongodb.reclaim import forget_silent, reclaim, return_orphaned, sweep, sweep_letters
-from qworker.transports.mongodb.revocations import FIELD, Heard, last_number
+from qworker.transports.mongodb.sender import FIELD, Heard, last_number
 from qworker.transports.mongodb.server import Collections, Server
 from qworker.transports.mongodb.settle import settle
-from qworker.transports.mongodb.watch import changes
-from qworker.transports.owner_files import runtime_directory
+from qworker.transports.mongodb.watch import NEWS, Looking, changes
 
 COPY_SECONDS = 0.1
 """How often at most the running file is copied to our record."""

@@ -4,7 +4,7 @@ Comes from:  ``consumer.py``, about once a second.
 Goes to:     the collections of owners and messages.
 Thread:      the listener's.
 
-On one machine the lock of a dead consumer tells at once (``transports/owner_files.py``); elsewhere its lease
+On one machine the lock of a dead consumer tells at once (``process/owner_files.py``); elsewhere its lease
 must run out, on the clock of the server. Who finds one dead writes its own generation into the record of the
 dead one, puts back what that held, and deletes the record last: if it dies in between, another goes on. An
 update that counts a delivery is the one that puts the message back, so each is counted once.
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qworker.clock import boot_id
-from qworker.transports import owner_files
+from qworker.process import owner_files
 from qworker.transports.lease import Reclaimed
 from qworker.transports.mongodb.layout import ARRIVING, DELAYED, READY, RECORD_OF_ALL, Document, ready
 from qworker.transports.mongodb.sender import complete

@@ -1,6 +1,6 @@
 """Results as documents, in the layout of Celery's MongoDB store; the broker stores them beside the ack.
 
-Comes from:  ``backends/mongodb.py``, in the child that ran the task (pack) and wherever results are stored;
+Comes from:  ``backends/mongodb.py``, in the child that ran the task, and where results are stored;
              ``settle.py``, which has what was packed.
 Goes to:     the collection ``celery_taskmeta``.
 Thread:      any.

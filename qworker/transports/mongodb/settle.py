@@ -17,7 +17,7 @@ from typing import Any
 
 from pymongo import ReplaceOne, UpdateOne
 
-from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Ack, DeadLetter, Release, ResultRow, Settlement, Store
 from qworker.transports.mongodb import result_documents
 from qworker.transports.mongodb.layout import DELAYED, READY, Document

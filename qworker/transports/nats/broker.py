@@ -14,17 +14,24 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import ConfigurationError
+from qworker.naming import task_ids
+from qworker.process.wakeup import WakeupPipe
 from qworker.transports.capabilities import Capabilities, Capability
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.kombu.consumer import NEWS
-from qworker.transports.nats.admin import NatsAdmin
-from qworker.transports.nats.layout import Layout, token
-from qworker.transports.nats.sender import NatsSender
+from qworker.transports.kombu.server import close
+from qworker.transports.lease import Envelope
+from qworker.transports.nats.direct import Connection, DirectConnection, Post
+from qworker.transports.nats.queue import BATCH, publish
+from qworker.transports.nats.revocations import encoded
 from qworker.transports.nats.server import Keeping, NatsServer
-from qworker.transports.nats.url import read_url
+from qworker.transports.nats.url import Layout, read_url, token
+from qworker.transports.visibility.admin import RemoteAdmin
 from qworker.transports.visibility.consumer import RemoteConsumer
 from qworker.transports.visibility.failed import RemoteFailed
-from qworker.transports.wakeup import WakeupPipe
+from qworker.transports.visibility.queue import batches
+from qworker.transports.visibility.sender import RemoteSender
+from qworker.transports.visibility.server import QueueGone
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
@@ -121,3 +128,68 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
                 setting="broker_transport_options",
             )
     return found
+
+
+# -- Administration of JetStream, which knows all its queues: each has a consumer --
+
+
+class NatsAdmin(RemoteAdmin):
+    """See RemoteAdmin."""
+
+    _server: NatsServer
+
+    @property
+    def purges_leased(self) -> bool:
+        return True
+
+    def _names(self) -> set[str]:
+        connection: Connection = self._server.connect()
+        try:
+            with self._server.errors(connection):
+                return super()._names() | set(self._there(connection))
+        except QueueGone:
+            return super()._names()
+        finally:
+            close(connection)
+
+    def _there(self, connection: Connection) -> list[str]:
+        """The names of all queues that the server has a consumer of."""
+        found: list[str] = []
+        total = 1
+        seen = 0
+        while seen < total:
+            answer: dict[str, Any] = connection.ask(
+                f"CONSUMER.LIST.{self._server.layout.stream}", {"offset": seen}
+            )
+            consumers = answer.get("consumers") or []
+            total, seen = int(answer["total"]), seen + len(consumers)
+            found += [str(one["config"].get("description") or one["name"]) for one in consumers]
+            if not consumers:
+                break
+        return found
+
+
+# -- Publishing to JetStream, and calling tasks off --
+
+
+class NatsSender(RemoteSender):
+    """See RemoteSender."""
+
+    _server: NatsServer
+
+    def _connect(self) -> DirectConnection:
+        return self._server.connect_directly()
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        self.send(self._outgoing(envelopes), timeout)  # who is interrupted leaves a connection that knows it
+
+    def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
+        self._publishing(10.0, lambda: self._revoke(ids, terminate, signal))
+        self._notify()
+
+    def _revoke(self, ids: Sequence[str], terminate: bool, signal: str) -> None:
+        layout = self._server.layout
+        self._server.declare_revocations(self._connection)
+        posts = (Post(layout.revoked_subject, encoded(id, terminate, signal)) for id in ids)
+        for batch in batches(posts, BATCH):
+            publish(self._connection, layout.revoked_stream, batch, task_ids())

@@ -1,7 +1,7 @@
 """Dead letters and failed tasks: a stream of each, which the server itself keeps within limits.
 
 Comes from:  ``server.py``.
-Goes to:     ``client.py``.
+Goes to:     ``direct.py``.
 Thread:      see RemoteQueue.
 
 Nobody takes letters out by looking at them: they are read, and deleted by their numbers.
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qworker.transports.nats.client import Asked, Post, Refused, read_answer
-from qworker.transports.nats.layout import Layout
+from qworker.transports.nats.direct import Asked, Post, Refused, read_answer
 from qworker.transports.nats.queue import BATCH, publish, written
 from qworker.transports.nats.reading import Reading
+from qworker.transports.nats.url import Layout
 from qworker.transports.own_headers import QUEUE
 from qworker.transports.visibility.queue import Count, Entry, Received, RemoteQueue
 from qworker.transports.visibility.text import content

@@ -1,7 +1,7 @@
 """One queue of JetStream: the messages of a subject, which a durable consumer gives out, in batches.
 
 Comes from:  ``server.py``.
-Goes to:     ``client.py``.
+Goes to:     ``direct.py``.
 Thread:      see RemoteQueue; receive() has an inbox of its own.
 
 JetStream takes any acknowledgement or renewal for the last one's to whom it gave the message, so whose lease
@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from qworker.errors import PublishError
 from qworker.interrupts import let_pass
-from qworker.transports.nats.client import Asked, Inbox, Post, Pulled, Refused, read_answer
+from qworker.transports.nats.direct import Asked, Inbox, Post, Pulled, Refused, read_answer
 from qworker.transports.visibility.queue import Count, Entry, NotAll, Received, RemoteQueue, by_lease
 
 ACK, RENEW = b"+ACK", b"+WPI"

@@ -1,7 +1,7 @@
 """Reading a stream from somewhere to its end, which takes nothing out of it.
 
 Comes from:  ``letters.py``, ``revocations.py``.
-Goes to:     ``client.py``; a consumer for each reading, which the server forgets.
+Goes to:     ``direct.py``; a consumer for each reading, which the server forgets.
 Thread:      one for each Reading.
 """
 
@@ -11,7 +11,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from qworker.transports.nats.client import Asked, Inbox
+from qworker.transports.nats.direct import Asked, Inbox
 
 FORGOTTEN_AFTER_SECONDS = 60
 

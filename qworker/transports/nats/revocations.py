@@ -1,6 +1,6 @@
 """Revocations in JetStream: a stream that every worker reads from its beginning.
 
-Comes from:  ``sender.py`` (encoded), the server.
+Comes from:  ``broker.py`` (encoded), the server.
 Goes to:     the listener, by ``revoked_since``.
 Thread:      the listener's; but _ring(), which runs in the thread of nats-py.
 
@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 from qworker.transports.lease import Revocation
-from qworker.transports.nats.client import Connection
-from qworker.transports.nats.layout import Layout
+from qworker.transports.nats.direct import Connection
 from qworker.transports.nats.reading import Entry, Reading
+from qworker.transports.nats.url import Layout
 from qworker.transports.visibility.server import Heard
 
 

@@ -1,7 +1,7 @@
 """Server: how NATS is connected to, what its errors are, and how streams and consumers are made.
 
 Comes from:  the URL of the broker and ``broker_transport_options``.
-Goes to:     nats-py, in the thread of ``client.py``.
+Goes to:     nats-py, in the thread of ``direct.py``.
 Thread:      any.
 """
 
@@ -17,13 +17,11 @@ from qworker.interrupts import let_pass
 from qworker.naming import install_command
 from qworker.transports.connect_errors import NATS, explained, while_connecting
 from qworker.transports.kombu.server import FAILED
-from qworker.transports.nats.client import Asked, Connection, Loop, Refused
-from qworker.transports.nats.direct import DirectConnection
-from qworker.transports.nats.layout import LETTERS, Layout
+from qworker.transports.nats.direct import Asked, Connection, DirectConnection, Loop, Refused
 from qworker.transports.nats.letters import LetterQueue
 from qworker.transports.nats.queue import NatsQueue
 from qworker.transports.nats.revocations import Revocations
-from qworker.transports.nats.url import Place
+from qworker.transports.nats.url import LETTERS, Layout, Place
 from qworker.transports.visibility.queue import RemoteQueue, Source
 from qworker.transports.visibility.server import QueueGone, RemoteServer
 

@@ -1,7 +1,7 @@
 """What people and tools ask of a Redis broker.
 
 Comes from:  the command line, health checks, ``app.control``, by ``Broker.admin``.
-Goes to:     the scripts of ``scripts.py``, ``peeking.py`` and ``dead_letters.py``.
+Goes to:     the scripts of ``scripts.py``, ``admin.py`` and ``dead_letters.py``.
 Thread:      any; each use borrows a connection.
 """
 
@@ -14,15 +14,12 @@ from typing import Any
 from qworker.naming import task_id
 from qworker.transports.lease import Admin, Dead, Envelope, Peeked, QueueInfo, Standing
 from qworker.transports.presence import Presence, from_text
-from qworker.transports.redis.connection import checked, pack
+from qworker.transports.redis.connection import Script, checked, pack
 from qworker.transports.redis.database import Database
-from qworker.transports.redis.dead_letters import DISCARD, PORTION, RETRY, TAKE_IN
-from qworker.transports.redis.envelope import from_payload, route, to_payload
-from qworker.transports.redis.failed import letters_in, result_key
-from qworker.transports.redis.layout import whole
-from qworker.transports.redis.peeking import PEEK, peeked
+from qworker.transports.redis.dead_letters import DISCARD, PORTION, RETRY, TAKE_IN, letters_in, result_key
+from qworker.transports.redis.envelope import Scale, from_payload, moment, route, to_payload, whole
 from qworker.transports.redis.reclaim import Reclaimer, died, server_time
-from qworker.transports.redis.scripts import FLUSH, PURGE, QUEUES
+from qworker.transports.redis.scripts import FLUSH, PRELUDE, PURGE, QUEUES
 
 
 class RedisAdmin(Admin):
@@ -140,3 +137,68 @@ def _presence(record: dict[str, str]) -> Presence:
         record.get("host", ""),
     )
     return from_text(record.get("presence", ""), known)
+
+
+# -- The Lua that shows messages where they lie --
+# Thread: any; constants and pure functions.
+# Bodies stay in the server: of a message of ours the script cuts its body out, whose size is written in
+# front.
+
+PEEK = Script(
+    PRELUDE
+    + r"""
+-- ARGV: queue, "ready", "delayed" or "leased", how many, steps…  Returns payload, when it was sent ('' if
+-- unknown) and the name of its consumer of each.
+local queue, most, out = ARGV[4], tonumber(ARGV[6]), {}
+local function bodiless(payload)
+  local before, size, after = string.match(payload, '^({"qworker": {[^%[]-"sizes": %[%d+, )(%d+)()')
+  if not size or #size > 9 then return payload end
+  local rest = string.sub(payload, after, -3 - tonumber(size))
+  if string.sub(rest, -9) ~= '"body": "' then return payload end
+  return before .. '0' .. rest .. '"}'
+end
+local function show(payload, worker)
+  local sent = string.match(string.sub(payload, 1, 200), '"sent": ([%d%.e+]+)')
+  out[#out + 1] = {bodiless(payload), sent or '', worker}
+end
+if ARGV[5] == 'ready' then
+  for i = 7, #ARGV do
+    local found = most > #out and redis.call('LRANGE', list_of(queue, ARGV[i]), #out - most, -1) or {}
+    for at = #found, 1, -1 do show(found[at], '') end
+  end
+elseif ARGV[5] == 'delayed' then
+  local found = most > 0 and redis.call('ZRANGE', delayed_of(queue), 0, most - 1) or {}
+  for _, member in ipairs(found) do show(string.match(member, '^%d+ %d+ (.*)$') or member, '') end
+else
+  for _, field in ipairs(redis.call('HKEYS', UNACKED)) do
+    if #out >= most then break end
+    local generation, whose = string.match(field, '^qworker:(%d+):%d+:%d+:(.*)$')
+    if not generation or whose == queue then
+      local value = redis.call('HGET', UNACKED, field)
+      local payload, key = string.match(value, '^%[(.*), "[^"]*", "([^"]*)"%]$')
+      if payload and (generation or key == queue) then
+        local owner = generation and P .. 'qworker.owner.' .. generation
+        show(payload, owner and redis.call('HGET', owner, 'name') or '')
+      end
+    end
+  end
+end
+return out
+"""
+)
+
+
+def peeked(row: Sequence[bytes], queue: str, standing: Standing, scale: Scale) -> Peeked:
+    """What PEEK has returned of one message of *queue*."""
+    payload, sent, worker = row
+    message = from_payload(payload, scale, queue)
+    return Peeked(
+        queue,
+        standing,
+        message.priority,
+        message.due,
+        moment(sent),
+        message.deliveries,
+        message.headers,
+        worker.decode("utf-8", "replace"),
+    )

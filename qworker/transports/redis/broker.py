@@ -9,22 +9,22 @@ A message is as durable as the server makes it (``appendonly``). It is there whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf.results import options_beside
-from qworker.transports.forked import forgetful
+from qworker.process.forked import forgetful
 from qworker.transports.lease import Broker
 from qworker.transports.redis.admin import RedisAdmin
-from qworker.transports.redis.connection import Links
+from qworker.transports.redis.connection import Links, checked, pack
 from qworker.transports.redis.consumer import RedisConsumer
 from qworker.transports.redis.database import Database
-from qworker.transports.redis.failed import RedisFailed
-from qworker.transports.redis.layout import layout
-from qworker.transports.redis.registry import RedisRegistry
+from qworker.transports.redis.dead_letters import RedisFailed
+from qworker.transports.redis.envelope import layout
 from qworker.transports.redis.sender import RedisSender
 from qworker.transports.redis.url import endpoint
+from qworker.transports.registry import Registry
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
@@ -91,3 +91,38 @@ def open_broker(url: str | None, conf: Settings) -> RedisBroker:
         lease_seconds=conf.worker_lease_seconds,
         revoke_expires=conf.revoke_expires,
     )
+
+
+# -- The registry of the Redis broker --
+
+NEVER = b"never"
+
+
+class RedisRegistry(Registry):
+    """database: whose links any thread may use."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._key = database.layout.key("registry")
+
+    def entries(self) -> dict[str, float | None]:
+        found = self._ask("HGETALL", self._key)
+        pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
+        return {entry.decode(): None if value == NEVER else float(value) for entry, value in pairs}
+
+    def put(self, entries: Mapping[str, float | None]) -> None:
+        fields: list[Any] = []
+        for entry, expires in entries.items():
+            fields += (entry, NEVER if expires is None else repr(expires))
+        if fields:
+            self._ask("HSET", self._key, *fields)
+
+    def drop(self, entries: Iterable[str]) -> None:
+        fields = list(entries)
+        if fields:
+            self._ask("HDEL", self._key, *fields)
+
+    def _ask(self, *command: Any) -> Any:
+        with self._database.links.lent() as link:
+            (reply,) = link.ask(pack(command))
+            return checked(link, reply)

@@ -1,7 +1,7 @@
 """The consumer of the Redis broker: who holds which message.
 
 Comes from:  the Listener.
-Goes to:     the scripts; ``claims.py`` for what is held, ``subscription.py`` for waiting, ``reclaim.py`` for
+Goes to:     the scripts; ``subscription.py`` for what is held and for waiting, ``reclaim.py`` for
              what the dead held.
 Thread:      listener only, but for wake().
 """
@@ -9,25 +9,36 @@ Thread:      listener only, but for wake().
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
-from qworker.transports.crash_points import CRASHING, crash_point
-from qworker.transports.lease import Claim, Leased, Reclaimed, Revocation, Settlement
+from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.owner_files import runtime_directory
+from qworker.transports.lease import (
+    Ack,
+    Claim,
+    DeadLetter,
+    Leased,
+    Part,
+    Reclaimed,
+    Revocation,
+    Settlement,
+    Store,
+)
 from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, WorkerRecord
-from qworker.transports.owner_files import runtime_directory
-from qworker.transports.redis.claims import Answer, Claims, Numbers
 from qworker.transports.redis.connection import Link, Script, checked, pack
 from qworker.transports.redis.database import Database
 from qworker.transports.redis.dead_letters import PORTION, SWEEP, SWEEP_FAILED
+from qworker.transports.redis.join_rows import JoinKeys, part_arguments
 from qworker.transports.redis.reclaim import Reclaimer
-from qworker.transports.redis.revocations import revoked_since
+from qworker.transports.redis.result_rows import row_arguments
 from qworker.transports.redis.scripts import EXTEND, GIVE_BACK, LEASE, REGISTER, RUNNING, SETTLE
-from qworker.transports.redis.settling import operations
-from qworker.transports.redis.subscription import Subscription
+from qworker.transports.redis.sender import revoked_since
+from qworker.transports.redis.subscription import Answer, Claims, Numbers, Subscription
 
 RESTORE_SECONDS = 10.0
 """How often to look for what stock consumers left behind."""
@@ -318,3 +329,69 @@ class RedisConsumer(LeaseConsumer):
 
     def wake(self) -> None:
         self._subscription.wake()
+
+
+# -- Settlements as the script SETTLE takes them: a letter for each, flattened --
+
+
+def operations(
+    settlements: Sequence[Settlement], held: Mapping[int, bytes], now: float, keys: JoinKeys
+) -> tuple[list[Any], dict[bytes, int], set[int]]:
+    """The arguments for *settlements*; the tags of the fields that they name; and the tags that are not held.
+
+    held: tag → field of what we have on lease. now: epoch seconds. keys: of the result store that
+    is here too.
+    """
+    arguments: list[Any] = []
+    tags: dict[bytes, int] = {}
+    lost: set[int] = set()
+    prefix = keys.prefix
+    for settlement in settlements:
+        if isinstance(settlement, Store):
+            if settlement.row is None:
+                arguments += ("store nothing",)
+            else:
+                arguments += ("store", *row_arguments(settlement.row, now, prefix))
+            if settlement.parts:
+                arguments += _parts(settlement.parts, keys)
+            continue
+        tag = settlement.tag
+        field = held.get(tag)
+        if field is None or field in tags:
+            lost.add(tag)
+            continue
+        tags[field] = tag
+        if isinstance(settlement, Ack):
+            if settlement.row is None:
+                arguments += ("ack", field)
+            else:
+                arguments += ("ack and store", field, *row_arguments(settlement.row, now, prefix))
+            if settlement.parts:
+                arguments += _parts(settlement.parts, keys)
+        elif isinstance(settlement, DeadLetter):
+            place = "failed" if settlement.failed else "dead"
+            burial = (field, place, tag, settlement.reason, int(settlement.counted))
+            if settlement.row is None:
+                arguments += ("dead letter", *burial)
+            else:
+                arguments += ("dead letter and store", *burial, *row_arguments(settlement.row, now, prefix))
+            if settlement.parts:
+                arguments += _parts(settlement.parts, keys)
+        else:
+            again = int(settlement.counted or settlement.redelivered)
+            due = "" if settlement.due is None else repr(_number(settlement.due))
+            arguments += ("release", field, int(settlement.counted), int(settlement.requeued), again, due)
+    return arguments, tags, lost
+
+
+def _parts(parts: Sequence[Part], keys: JoinKeys) -> Sequence[Any]:
+    """The operation that records *parts*, if the one before it found its message."""
+    arguments = part_arguments(parts, keys)
+    return ("parts", len(arguments), keys.prefix, *arguments)
+
+
+def _number(due: float) -> float:
+    """*due*, unless a script would stop at it, halfway through."""
+    if math.isnan(due):
+        raise ValueError("no time at which a message is due")
+    return float(due)

@@ -12,7 +12,7 @@ from typing import Any
 
 from qworker.clock import Clock
 from qworker.transports.redis.connection import Links, Script
-from qworker.transports.redis.layout import Layout
+from qworker.transports.redis.envelope import Layout
 from qworker.transports.redis.url import Endpoint
 
 

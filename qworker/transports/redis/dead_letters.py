@@ -1,6 +1,6 @@
 """The Lua about dead letters and failed tasks, and about sweeping out what is too old.
 
-Comes from:  ``admin.py``, ``failed.py``, ``consumer.py``.
+Comes from:  ``admin.py``, ``dead_letters.py``, ``consumer.py``.
 Goes to:     a hash for each dead letter, the sorted sets ``qworker.dead`` and ``qworker.dead.<queue>`` by
              time of death; for failed tasks the same with "failed" in the place of "dead".
 Thread:      any; constants.
@@ -8,8 +8,15 @@ Thread:      any; constants.
 
 from __future__ import annotations
 
-from qworker.transports.redis.connection import Script
-from qworker.transports.redis.result_rows import STORE_ROW
+import json
+from collections.abc import Sequence
+
+from qworker.naming import task_id
+from qworker.transports.lease import Again, Dead, Envelope, FailedTasks, Leased
+from qworker.transports.redis.connection import Script, checked, pack
+from qworker.transports.redis.database import Database
+from qworker.transports.redis.envelope import Layout, from_payload, moment, route, to_payload, whole
+from qworker.transports.redis.result_rows import STORE_ROW, TASK_PREFIX
 from qworker.transports.redis.scripts import KEEP_LETTER, PRELUDE, PUT_BACK
 
 PORTION = 500
@@ -134,3 +141,87 @@ SWEEP_FAILED = Script(
 return sweep_letters('failed', ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]))
 """
 )
+
+
+# -- Failed tasks on Redis: looked at, sent again, discarded; and what they share with dead letters --
+# Thread: any; each use borrows a connection.
+
+PLACE = "failed"
+
+
+class RedisFailed(FailedTasks):
+    """database: with the queues that they go back to."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._layout = database.layout
+
+    def kept(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
+        return letters_in(self._database, PLACE, queue, limit)
+
+    def send_again(self, calls: Sequence[Again]) -> int:
+        count = 0
+        for start in range(0, len(calls), PORTION):
+            arguments: list[str | int | bytes] = []
+            for call in calls[start : start + PORTION]:
+                arguments += self._as_sent(call)
+            count += self._database.run(RETRY, PLACE, *arguments)
+        return count
+
+    def _as_sent(self, call: Again) -> tuple[str | int | bytes, ...]:
+        """What RETRY takes for *call*; () when it is kept no longer."""
+        key = self._layout.key(f"failure.{call.tag}")
+        with self._database.links.lent() as link:
+            queue, payload = checked(link, link.ask(pack(("HMGET", key, "queue", "payload")))[0])
+        if payload is None:
+            return ()
+        scale = self._layout.scale
+        kept = from_payload(payload, scale)
+        name = queue.decode("utf-8", "replace")
+        _, tail = route(name, kept.priority, scale)
+        sent = Envelope(name, call.headers, call.properties, call.body, kept.priority)
+        now = repr(self._database.clock.now()).encode()
+        return call.tag, result_key(self._layout, kept), to_payload(sent, now, tail, task_id())
+
+    def discard(self, tags: Sequence[int] | None = None) -> int:
+        chosen = tags
+        if chosen is None:
+            chosen = [letter.tag for letter in self.kept(None, 2**31)]
+        portions = (chosen[start : start + PORTION] for start in range(0, len(chosen), PORTION))
+        return sum(self._database.run(DISCARD, PLACE, *portion) for portion in portions)
+
+
+def letters_in(database: Database, place: str, queue: str | None, limit: int) -> list[Dead]:
+    """The newest *limit* at *place*, which is that of dead letters ("dead") or of failed tasks ("failed")."""
+    if limit <= 0:
+        return []
+    layout = database.layout
+    key = layout.key(place if queue is None else f"{place}.{queue}")
+    found = []
+    for tag, name, reason, died_at, payload in database.run(SHOW, key, limit, place):
+        if not whole(tag) or payload is None:
+            continue  # a stranger's
+        message = from_payload(payload, layout.scale)
+        found.append(
+            Dead(
+                int(tag),
+                name.decode("utf-8", "replace"),
+                (reason or b"").decode("utf-8", "replace"),
+                moment(died_at or b"") or 0.0,
+                message.deliveries,
+                message.headers,
+                message.properties,
+                message.body,
+            )
+        )
+    return found
+
+
+def result_key(layout: Layout, message: Leased) -> str:
+    """Where the result of the task of *message* is kept, if it is here; "" for what has no id."""
+    try:
+        headers = json.loads(message.headers)
+    except ValueError:
+        return ""
+    identity = headers.get("id") if isinstance(headers, dict) else None
+    return f"{layout.join_keys.prefix}{TASK_PREFIX}{identity}" if isinstance(identity, str) else ""

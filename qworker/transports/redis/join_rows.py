@@ -1,6 +1,6 @@
 """How joins are kept on Redis, ours and Celery's: the keys, and the Lua by which parts are recorded.
 
-Comes from:  ``consumer.py``, in the script of the ack; ``backends/redis_joins.py``.
+Comes from:  ``consumer.py``, in the script of the ack; ``backends/redis/joins.py``.
 Goes to:     Lua scripts of both, which begin with RECORD_PARTS.
 Thread:      any; constants and pure functions.
 

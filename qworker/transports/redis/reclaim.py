@@ -4,7 +4,7 @@ Comes from:  ``consumer.py``.
 Goes to:     the sorted set ``qworker.owners``, the hash ``qworker.owner.<generation>``, kombu's ``unacked``.
 Thread:      the listener's.
 
-Where its lock is (``transports/owner_files.py``), the kernel tells of a consumer's death at once; elsewhere
+Where its lock is (``process/owner_files.py``), the kernel tells of a consumer's death at once; elsewhere
 (another host, another container) the lease must run out, on the server's clock. What children mark as running
 is copied to the owner's record, for other hosts.
 """
@@ -16,11 +16,10 @@ import time
 from typing import Any
 
 from qworker.clock import boot_id
-from qworker.transports import owner_files
+from qworker.process import owner_files
 from qworker.transports.lease import Reclaimed
 from qworker.transports.redis.connection import Link, checked, pack
-from qworker.transports.redis.envelope import SEPARATOR, from_payload
-from qworker.transports.redis.layout import Layout, whole
+from qworker.transports.redis.envelope import SEPARATOR, Layout, from_payload, whole
 from qworker.transports.redis.scripts import GIVE_BACK, RESTORE
 
 RESTORE_PORTION = 100

@@ -1,6 +1,6 @@
 """How one result is kept on Redis: Celery's key and value, and the Lua by which one state replaces another.
 
-Comes from:  ``backends/redis.py``, and the Redis broker, which stores results together with acks.
+Comes from:  ``backends/redis/backend.py``, and the Redis broker, which stores results together with acks.
 Goes to:     Lua scripts of both, which begin with STORE_ROW.
 Thread:      any; constants and pure functions.
 

@@ -1,6 +1,6 @@
 """Publishing into Redis, and calling tasks off.
 
-Comes from:  any thread, by ``Broker.sender``; ``backends/redis_joins.py`` and ``beat/store_redis.py``, in
+Comes from:  any thread, by ``Broker.sender``; ``backends/redis/joins.py`` and ``beat/store_redis.py``, in
              scripts of their own.
 Goes to:     kombu's lists, one for each queue and step of priority; ``qworker.delayed.<queue>`` for what is
              due later; the channels that consumers subscribe to.
@@ -9,18 +9,21 @@ Thread:      any; each use borrows a connection.
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qworker.naming import task_ids
-from qworker.transports.crash_points import CRASHING, crash_point
-from qworker.transports.lease import Envelope, Sender
-from qworker.transports.redis.connection import SURELY_TAKEN, checked, pack, refuse_too_large
+from qworker.process.crash_points import CRASHING, crash_point
+from qworker.transports.lease import Envelope, Revocation, Sender
+from qworker.transports.redis.connection import SURELY_TAKEN, Link, Script, checked, pack, refuse_too_large
 from qworker.transports.redis.database import Database
-from qworker.transports.redis.envelope import SEPARATOR, route, to_payload
-from qworker.transports.redis.layout import USUAL
-from qworker.transports.redis.revocations import revoke
+from qworker.transports.redis.envelope import SEPARATOR, USUAL, Layout, route, to_payload, whole
+from qworker.transports.redis.scripts import PRELUDE
+
+logger = logging.getLogger(__name__)
 
 PORTION = 2000
 """How many messages go to the server at a time."""
@@ -190,3 +193,47 @@ class RedisSender(Sender):
         until = self._database.clock.now() + self._revoke_expires
         if ids:
             revoke(self._database, until, ids, terminate, signal)
+
+
+# -- Revocations on Redis: each has a number, and stands until it expires --
+
+REVOKE = Script(
+    PRELUDE
+    + r"""
+-- ARGV: when it expires, the order as JSON…
+for i = 5, #ARGV do
+  local number = number_after(P .. 'qworker.revoked.number')
+  redis.call('ZADD', P .. 'qworker.revoked', number, ARGV[4] .. ' ' .. number .. ' ' .. ARGV[i])
+end
+notify('')
+return 1
+"""
+)
+
+
+def revoke(database: Database, until: float, ids: Sequence[str], terminate: bool, signal: str) -> None:
+    """Revoke the tasks *ids*, until that epoch second."""
+    orders = [json.dumps([task_id, terminate, signal]) for task_id in ids]
+    database.run(REVOKE, repr(until), *orders)
+
+
+def revoked_since(link: Link, layout: Layout, cursor: int, now: float) -> tuple[int, list[Revocation]]:
+    """A new cursor, and what was revoked since *cursor* and stands at epoch second *now*."""
+    # The number first: whatever it counts is there when the second command looks.
+    commands = (
+        ("GET", layout.key("revoked.number")),
+        ("ZRANGEBYSCORE", layout.key("revoked"), f"({cursor}", "+inf"),
+    )
+    last, members = (checked(link, reply) for reply in link.ask(b"".join(map(pack, commands)), len(commands)))
+    reached, found = max(cursor, whole(last)), []
+    for member in members:
+        try:
+            expires, number, order = member.decode().split(" ", 2)
+            at, until, read = int(number), float(expires), Revocation(*json.loads(order))
+        except (ValueError, TypeError, RecursionError):
+            logger.warning("an order to revoke cannot be read, and is passed over: %.100r", member)
+            continue
+        reached = max(reached, at)
+        if until > now and all(map(isinstance, read, (str, bool, str))):
+            found.append(read)
+    return reached, found

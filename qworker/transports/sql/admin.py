@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from qworker.clock import Clock
+from qworker.process.owner_files import died
 from qworker.transports.lease import Admin, Dead, Peeked, QueueInfo, Standing
-from qworker.transports.owner_files import died
 from qworker.transports.presence import Presence, from_text
 from qworker.transports.sql.link import Handle, Link, earliest
 from qworker.transports.sql.results import ResultTable

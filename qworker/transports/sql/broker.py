@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf.secrets import mask_urls
 from qworker.errors import ConfigurationError
+from qworker.process.forked import forgetful
 from qworker.transports.connect_errors import refuse_setting
-from qworker.transports.forked import forgetful
 from qworker.transports.lease import Broker
 from qworker.transports.sql.admin import SQLAdmin
 from qworker.transports.sql.consumer import SQLConsumer

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
 from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable, ConfigurationError
-from qworker.transports.crash_points import CRASHING, crash_point
-from qworker.transports.lease import Claim, Leased, Reclaimed, Revocation, Settlement
+from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.owner_files import runtime_directory
+from qworker.process.wakeup import WakeupPipe
+from qworker.transports.lease import Claim, Leased, Reclaimed, Release, Revocation, Settlement, Store
 from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, WorkerRecord
-from qworker.transports.owner_files import runtime_directory
+from qworker.transports.recent import Recent
 from qworker.transports.sql.failed import MADE
 from qworker.transports.sql.link import Claimed, ClaimOrder, Handle, Link, earliest
-from qworker.transports.sql.poll_backoff import PollBackoff
-from qworker.transports.sql.recent_settlements import RecentSettlements
 from qworker.transports.sql.reclaim import HELD, forget_silent, reclaim, sweep, sweep_letters
 from qworker.transports.sql.results import ResultTable
 from qworker.transports.sql.schema import (
@@ -36,7 +36,6 @@ from qworker.transports.sql.schema import (
     STANDING,
 )
 from qworker.transports.sql.settle import settle, settle_within
-from qworker.transports.sql.subscription import SUBSCRIBED_SECONDS, Subscription
 
 COPY_SECONDS = 0.05
 """How soon the running file is copied again, and how soon in a wait: children have begun by then what they
@@ -324,3 +323,150 @@ class SQLConsumer(LeaseConsumer):
 
     def wake(self) -> None:
         self._wakeup.wake()
+
+
+# -- PollBackoff --
+# PollBackoff: sleeping until the database says something, and looking again and again where it says
+# nothing without being asked.
+# Thread: the listener's, but for wake().
+
+QUICKEST, SLOWEST = 0.001, 0.25
+"""Seconds between two looks where nothing is said without being asked."""
+
+
+class PollBackoff(WakeupPipe):
+    """pause: seconds until the next look; it grows while nothing is found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pause = QUICKEST
+
+    def found(self) -> None:
+        """A look has found something: more may come soon."""
+        self.pause = QUICKEST
+
+    def rest(self, file: int, seconds: float) -> bool:
+        """Sleep until *file* has something to read (-1: until the next look), or so long; True when wake()
+        was called."""
+        if file < 0:
+            seconds = min(seconds, self.pause)
+            self.pause = min(self.pause * 1.5, SLOWEST)
+        words, _ = self.sleep(seconds, file)
+        return bool(words)
+
+
+# -- What a consumer settled lately, in case that the server forgets it --
+# The worker's commits need not reach the disk at once, and a server that takes over may lack the last
+# of them. An ack that is lost so leaves a message with a consumer who lives and will never settle it
+# again: so it is settled again. A claim that is lost so leaves a message to whoever asks first, though
+# its consumer lives and may be running it: so it is claimed again, and for a moment after a crash
+# nobody claims anything else.
+
+SECONDS = 3.0
+"""For how long settlements are kept; PostgreSQL's commits are on the disk after 3 times wal_writer_delay, 0.6
+s."""
+
+
+class RecentSettlements:
+    """held: the tags of what is on lease and not settled."""
+
+    def __init__(self) -> None:
+        self.held: set[int] = set()
+        self._recent: Recent[Settlement] = Recent(SECONDS)
+
+    def leased(self, messages: Iterable[Leased]) -> None:
+        self.held.update([message.tag for message in messages])
+
+    def settled(self, settlements: Sequence[Settlement]) -> None:
+        self.held.difference_update([each.tag for each in settlements if not isinstance(each, Store)])
+        self._recent.add(settlements)
+
+    def ended(self) -> set[int]:
+        """Tags of what is not to come again: it was acknowledged lately, or made a dead letter."""
+        found: set[int] = set()
+        for each in self.all():
+            if isinstance(each, Release):
+                found.discard(each.tag)
+            elif not isinstance(each, Store):
+                found.add(each.tag)
+        return found - self.held
+
+    def all(self) -> list[Settlement]:
+        """What was settled lately."""
+        return [each for settlements in self._recent for each in settlements]
+
+    def of(self, tags: Collection[int]) -> Iterator[list[Settlement]]:
+        """What was settled lately of *tags*, and the results stored beside, oldest first."""
+        for settlements in self._recent:
+            found = [each for each in settlements if isinstance(each, Store) or each.tag in tags]
+            if found:
+                yield found
+
+
+# -- Subscription --
+# Subscription: whether publishers notify a consumer, and when it has to look for what they did not
+# tell.
+# A notification costs each publisher something, and a consumer that has enough to do needs none.
+
+SUBSCRIBED_SECONDS = 60.0
+"""For how long publishers notify a consumer that says no more."""
+FULL_CLAIMS = 3
+"""Who was given all that it asked for so often in a row has enough to do."""
+PAUSE_SECONDS = 0.25
+"""For how long at the least who has enough to do is not notified, unless that changes."""
+SECOND_LOOK = 0.015
+"""Seconds. Whoever published while we were about to say that we listen told nobody of it: look again, so much
+later."""
+
+
+class Subscription:
+    """Of a consumer that has just registered: then it is active.
+
+    active: publishers notify. look_at: in monotonic seconds, when there may be something that nobody told of;
+    inf: there is nothing.
+    """
+
+    renewal = f"armed_until = {NOW} + {SUBSCRIBED_SECONDS}"
+    """What renews it, in an UPDATE of the consumer's row."""
+
+    def __init__(self) -> None:
+        self.active = True
+        self.look_at = math.inf
+        self._full_claims = 0
+        self._paused_until = 0.0
+
+    def claimed(self, began: float, full: bool) -> None:
+        """Note a claim that *began* then. full: it was given all that it asked for."""
+        self._full_claims = self._full_claims + 1 if full else 0
+        if began >= self.look_at:
+            self.look_at = math.inf  # it has seen what there was to see
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether notifications should pause."""
+        return self.active and self._full_claims >= FULL_CLAIMS
+
+    def pause(self, link: Link, generation: int) -> None:
+        link.do("UPDATE qworker_owner SET armed_until = 0 WHERE id = %s", (generation,))
+        self.active = False
+        self._paused_until = time.monotonic() + PAUSE_SECONDS
+
+    def rest(self) -> float:
+        """Seconds for which nothing needs to be told, since there is enough to do."""
+        return self._paused_until - time.monotonic() if self._full_claims else 0.0
+
+    def resume(self, link: Link, generation: int) -> None:
+        link.do(f"UPDATE qworker_owner SET {self.renewal} WHERE id = %s", (generation,))
+        self.active = True
+        self.look_at = time.monotonic() + SECOND_LOOK
+
+    def missed(self) -> None:
+        """Nobody has told us what happened while there was no connection."""
+        self.look_at = time.monotonic()
+
+    def look_is_due(self, now: float) -> bool:
+        """Whether to look, at monotonic *now*; it is said once."""
+        due = now >= self.look_at
+        if due:
+            self.look_at = math.inf
+        return due

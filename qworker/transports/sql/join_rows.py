@@ -1,6 +1,6 @@
 """Joins in an SQL database: how their parts are counted.
 
-Comes from:  ``settle.py``, in the transaction of the ack; ``backends/sql_joins.py``, which makes the tables.
+Comes from:  ``settle.py``, in the transaction of the ack; ``backends/sql/joins.py``, which makes the tables.
 Goes to:     ``qworker_join`` and ``qworker_part``, or what ``database_table_names`` calls them.
 Thread:      any; within a transaction of the caller's.
 

@@ -1,6 +1,6 @@
 """LimitedConnection: PyMySQL's connection, which refuses what its server would hang up on.
 
-Comes from:  ``mysql.py``, for the broker; ``backends/sql_tables.py``, for the result store.
+Comes from:  ``mysql.py``, for the broker; ``backends/sql/tables.py``, for the result store.
 Goes to:     MySQL and MariaDB.
 Thread:      one at a time.
 

@@ -6,6 +6,8 @@ Goes to:     ``sender.py`` and ``admin.py``, which take turns at one connection,
 Thread:      one at a time; a forked child lets go of its parent's without a word to the server.
 """
 
+from __future__ import annotations
+
 import math
 import os
 import random
@@ -238,11 +240,11 @@ class Link(ABC):
 
     @abstractmethod
     def make_results(self, table: str) -> None:
-        """Make a table of results as Celery makes it for extended ones: see ``backends/sql_tables.py``."""
+        """Make a table of results as Celery makes it for extended ones: see ``backends/sql/tables.py``."""
 
     @abstractmethod
     def upsert(self, table: str, columns: Sequence[str], rows: Sequence[Row], makes_ids: bool) -> None:
-        """Store results of different tasks by ``result_upserts.py``. makes_ids: the server gives a new row
+        """Store results of different tasks by ``results.py``. makes_ids: the server gives a new row
         its id."""
 
     def record_parts(self, tables: JoinTables, parts: Sequence[Part]) -> None:

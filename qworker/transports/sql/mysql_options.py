@@ -2,7 +2,7 @@
 
 Comes from:  ``mysql://…?name=value``: words of PyMySQL, of mysqlclient, of the server's own client and of its
              option files.
-Goes to:     ``mysql.py``, for the broker; ``backends/sql_tables.py``, for the result store.
+Goes to:     ``mysql.py``, for the broker; ``backends/sql/tables.py``, for the result store.
 Thread:      any; pure, but that option files are read.
 
 Each name is carried over, without a meaning here (IGNORED says why), or refused: none is dropped in silence.

@@ -5,9 +5,9 @@ Goes to:     the tables of ``schema.py``.
 Thread:      one at a time.
 
 Whoever waits is told by NOTIFY; but a commit with one waits for all other such commits, so publishers send it
-only when some worker has a subscription in ``qworker_owner.armed_until`` (``subscription.py``). The worker's
+only when some worker has a subscription in ``qworker_owner.armed_until`` (``consumer.py``). The worker's
 own commits need not reach the disk at once (``synchronous_commit = off``): what a crash of the server undoes
-of them, the worker does again (``recent_settlements.py``).
+of them, the worker does again (``consumer.py``).
 """
 
 from __future__ import annotations

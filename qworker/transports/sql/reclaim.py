@@ -4,7 +4,7 @@ Comes from:  ``consumer.py``, about once a second.
 Goes to:     the tables ``qworker_owner`` and ``qworker_message``.
 Thread:      the listener's.
 
-On one machine the lock of a dead consumer tells at once (``transports/owner_files.py``); elsewhere its lease
+On one machine the lock of a dead consumer tells at once (``process/owner_files.py``); elsewhere its lease
 must run out, on the clock of the database. Only what it was running when it died counts as a delivery: its
 running file says so, or where that is not to be had, the copy of it in its row.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 
 from qworker.clock import boot_id
-from qworker.transports import owner_files
+from qworker.process import owner_files
 from qworker.transports.lease import Reclaimed
 from qworker.transports.sql.link import Link, Row
 from qworker.transports.sql.results import PORTION, ResultTable

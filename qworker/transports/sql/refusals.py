@@ -1,7 +1,7 @@
 """What a database says of a value that it will never take, told from what it says when it can take nothing
 for now.
 
-Comes from:  the brokers ``postgresql.py`` and ``mysql.py``, and the result store ``backends/sql.py``.
+Comes from:  the brokers ``postgresql.py`` and ``mysql.py``; ``backends/sql/database.py``.
 Goes to:     who stored: such a value is told of and left out, everything else is tried again.
 Thread:      any; pure. Drivers are known by what PEP 249 has them raise, and by the codes of their servers.
 """

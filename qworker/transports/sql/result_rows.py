@@ -1,7 +1,7 @@
 """What the SQL result store and the SQL broker share: the rows of results, and which database a URL leads to.
 
-Comes from:  ``backends/sql.py``, in the child that ran the task.
-Goes to:     ``backends/sql.py`` in the worker, or the transaction of the ack (``results.py``).
+Comes from:  ``backends/sql/backend.py``, in the child that ran the task.
+Goes to:     ``backends/sql/backend.py`` in the worker, or the transaction of the ack (``results.py``).
 Thread:      any; pure functions.
 """
 

@@ -1,7 +1,7 @@
 """The statements that store many results at once, over no state that may not be replaced; and how they are
 told of.
 
-Comes from:  ``backends/sql.py``, and the brokers ``postgresql.py`` and ``mysql.py`` with an ack.
+Comes from:  ``backends/sql/backend.py``, and the brokers ``postgresql.py`` and ``mysql.py`` with an ack.
 Goes to:     ``celery_taskmeta``, or what ``database_table_names`` calls it.
 Thread:      any; pure functions.
 

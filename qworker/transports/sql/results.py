@@ -1,8 +1,8 @@
 """Results beside the messages: in the table that Celery makes, in the transaction of the ack.
 
 Comes from:  the settlements that the worker gives to ``consumer.py``.
-Goes to:     ``celery_taskmeta``, or what ``database_table_names`` calls it; ``backends/sql.py`` reads it, and
-             on PostgreSQL those who wait there are told.
+Goes to:     ``celery_taskmeta``, or what ``database_table_names`` calls it; ``backends/sql/backend.py`` reads
+             it, and on PostgreSQL those who wait there are told.
 Thread:      the listener's, but for forget_failures().
 """
 
@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from qworker.clock import from_epoch, parse_iso
-from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Part, Release, ResultRow, Settlement
 from qworker.transports.sql.join_rows import TABLES, JoinTables
 from qworker.transports.sql.link import Link

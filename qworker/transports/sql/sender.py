@@ -1,22 +1,22 @@
 """Publishing to a database, and calling tasks off.
 
 Comes from:  ``publishing/publisher.py``, by ``SQLBroker.sender``.
-Goes to:     ``qworker_message`` and ``qworker_revoked``; in the caller's transaction by ``transactional.py``.
+Goes to:     ``qworker_message`` and ``qworker_revoked``; in the caller's transaction by ``sender.py``.
 Thread:      any; they take turns at one connection, and those that wait together share one commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from qworker.clock import Clock
-from qworker.transports.crash_points import CRASHING, crash_point
-from qworker.transports.group_commit import GroupCommit
+from qworker.errors import ConfigurationError
+from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.group_commit import GroupCommit
 from qworker.transports.lease import Envelope, Sender
 from qworker.transports.sql.link import Handle, Link, MessageRow
-from qworker.transports.sql.schema import DELAYED, NEXT_NUMBER, READY
-from qworker.transports.sql.transactional import TransactionalSender, executor
+from qworker.transports.sql.schema import DELAYED, NEW_COLUMNS, NEXT_NUMBER, READY
 
 REVOKE = (
     "INSERT INTO qworker_revoked (seq, task_id, terminate, signal_name, expires) VALUES (%s, %s, %s, %s, %s)"
@@ -117,3 +117,92 @@ class SQLSender(Sender):
             link.notify()
 
         self._handle.transact(work)
+
+
+# -- Publishing within the caller's own transaction: the message is there exactly if the caller's data is --
+# Thread: the caller's; its connection is neither committed nor rolled back here.
+
+PORTION = 500
+"""Rows of one statement."""
+_PLACES = "(%s, %s, %s, %s, %s, %s, %s, %s)"
+_DRIVERS = {"psycopg": "postgresql", "psycopg2": "postgresql", "pymysql": "mysql", "MySQLdb": "mysql"}
+
+Execute = Callable[[str, tuple[Any, ...]], Any]
+
+
+class TransactionalSender(Sender):
+    """What ``publishing_in`` publishes to. table: of the messages. channel: of PostgreSQL's notifications, ''
+    elsewhere: a worker that waits finds the message at its next look, since a notification would make other
+    publishers wait for this transaction. url: of the database. execute: carries out a statement in the
+    transaction."""
+
+    def __init__(
+        self,
+        execute: Execute,
+        table: str,
+        channel: str,
+        rows_of: Callable[[Sequence[Envelope]], list[MessageRow]],
+        url: str,
+    ) -> None:
+        self.url = url
+        self.execute = execute
+        self._table = table
+        self._channel = channel
+        self._rows_of = rows_of
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        """Insert *envelopes*. An error is the driver's own, since the caller's transaction has failed with
+        it."""
+        rows = self._rows_of(envelopes)
+        for start in range(0, len(rows), PORTION):
+            portion = rows[start : start + PORTION]
+            values = tuple(value for row in portion for value in row)
+            places = ", ".join([_PLACES] * len(portion))
+            self.execute(f"INSERT INTO {self._table} ({NEW_COLUMNS}) VALUES {places}", values)
+        if self._channel and rows:
+            self.execute("SELECT pg_notify(%s, '')", (self._channel,))
+
+
+def executor(connection: Any, family: str) -> Execute:
+    """What executes statements on *connection*: a Session or Connection of SQLAlchemy, a connection of
+    Django, or one of psycopg, psycopg2, PyMySQL or mysqlclient.
+
+    Raises ConfigurationError for anything else, and for a database of another family than *family*.
+    """
+    if hasattr(connection, "sync_session") or hasattr(connection, "sync_connection"):
+        raise ConfigurationError(
+            "publishing_in takes the synchronous session: await session.run_sync(publish), where "
+            "publish(session) calls "
+            "publishing_in(session)"
+        )
+    if callable(getattr(connection, "connection", None)) and hasattr(connection, "get_bind"):
+        connection = connection.connection()  # a Session's
+    if hasattr(connection, "exec_driver_sql"):
+        _check(connection.dialect.name, family)
+        execute: Execute = connection.exec_driver_sql
+        return execute
+    driver = type(connection).__module__.partition(".")[0]
+    if not hasattr(connection, "cursor") or (driver not in _DRIVERS and not hasattr(connection, "vendor")):
+        raise ConfigurationError(
+            "publishing_in takes a Session or Connection of SQLAlchemy, django.db.connection, or a "
+            "connection of "
+            f"{', '.join(_DRIVERS)}; not {type(connection).__module__}.{type(connection).__qualname__}"
+        )
+    _check(getattr(connection, "vendor", None) or _DRIVERS[driver], family)
+
+    def execute_plainly(statement: str, values: tuple[Any, ...]) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(statement, values)
+
+    return execute_plainly
+
+
+def _check(dialect: str, family: str) -> None:
+    found = {"mariadb": "mysql"}.get(dialect, dialect)
+    if found != family:
+        raise ConfigurationError(
+            f"the connection given to publishing_in is one to {dialect}, and the broker is {family}: they "
+            "must be the "
+            "same database",
+            setting="broker_url",
+        )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Ack, DeadLetter, Part, Release, ResultRow, Settlement, Store
 from qworker.transports.sql.link import Link
 from qworker.transports.sql.results import ResultTable

@@ -1,6 +1,6 @@
 """TimeoutConnection: psycopg's connection, which gives up on a server that says nothing.
 
-Comes from:  ``postgresql.py``, for the broker; ``backends/sql_tables.py``, for the result store.
+Comes from:  ``postgresql.py``, for the broker; ``backends/sql/tables.py``, for the result store.
 Goes to:     PostgreSQL.
 Thread:      one at a time.
 

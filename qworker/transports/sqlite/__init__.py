@@ -1,7 +1,7 @@
 """The embedded broker: one SQLite file, which qworker needs when no server is configured.
 
 Comes from:  a ``sqlite:///path`` URL, or nothing at all (``.qworker/qworker.db`` beside the project).
-Goes to:     ``broker`` (messages) and ``backends/sqlite.py`` (results), which share the file.
+Goes to:     ``broker`` (messages) and ``backends/sql/sqlite.py`` (results), which share the file.
 Thread:      any; see each module.
 
 The file is in WAL mode. Who needs to be told of a change does not poll the file: it makes a *notification

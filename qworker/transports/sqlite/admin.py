@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from qworker.clock import Clock, boot_id
+from qworker.process.owner_files import died, lock_beside
 from qworker.transports.lease import Admin, Dead, Peeked, QueueInfo, Standing
-from qworker.transports.owner_files import died, lock_beside
 from qworker.transports.presence import Presence, from_text
 from qworker.transports.sqlite import DELAYED, LEASED, NEXT_TAG, READY, Handle, Notifier
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from qworker.clock import SYSTEM_CLOCK, Clock, boottime
-from qworker.transports.forked import forgetful
+from qworker.process.forked import forgetful
 from qworker.transports.lease import Broker
 from qworker.transports.sqlite import Database, Handle, Notifier, database_path
 from qworker.transports.sqlite.admin import SQLiteAdmin

@@ -15,7 +15,8 @@ from typing import Any
 
 from qworker.clock import Clock
 from qworker.errors import LeaseLost
-from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.wakeup import WakeupPipe
 from qworker.transports.lease import (
     MAX_LEASE_BYTES,
     Ack,
@@ -45,7 +46,6 @@ from qworker.transports.sqlite import (
 from qworker.transports.sqlite.damage import NO_TIME, is_strict, mend_dues, without_damaged
 from qworker.transports.sqlite.join_rows import record
 from qworker.transports.sqlite.reclaim import reclaim
-from qworker.transports.wakeup import WakeupPipe
 
 COLUMNS = "tag, queue, priority, due, deliveries, redelivered, parked, headers, properties, body"
 # The innermost select is cut by its limit before anything is summed up: a claim costs what it takes, not what

@@ -1,6 +1,6 @@
 """Joins in the file: how their parts are counted.
 
-Comes from:  ``consumer.py``, in the transaction of the ack; ``backends/sqlite_joins.py``.
+Comes from:  ``consumer.py``, in the transaction of the ack; ``backends/sql/sqlite_joins.py``.
 Goes to:     the tables ``joins`` and ``part``.
 Thread:      any; within a write transaction of the caller's.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from qworker.transports.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import CRASHING, crash_point
 from qworker.transports.join_parts import by_join
 from qworker.transports.lease import Part
 

@@ -4,7 +4,7 @@ Comes from:  ``consumer.py``.
 Goes to:     the tables ``owner`` and ``message``.
 Thread:      the listener's.
 
-Beside the database lies a directory with the files of each holder (``transports/owner_files.py``): a lock,
+Beside the database lies a directory with the files of each holder (``process/owner_files.py``): a lock,
 and the marks of what its children run, whose name its row tells. A dead holder's marks say which messages
 were being run, and only for these does the death count as a delivery.
 """
@@ -15,9 +15,9 @@ import math
 import sqlite3
 
 from qworker.clock import boot_id
+from qworker.process import owner_files
+from qworker.process.crash_points import CRASHING, crash_point
 from qworker.safe_repr import printable
-from qworker.transports import owner_files
-from qworker.transports.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Reclaimed
 from qworker.transports.sqlite import READY, Database, transaction
 

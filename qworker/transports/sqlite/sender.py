@@ -1,6 +1,6 @@
 """Publishing into the embedded broker, and calling tasks off.
 
-Comes from:  any thread, by ``Broker.sender``; ``backends/sqlite_joins.py``, in a transaction of its own.
+Comes from:  any thread, by ``Broker.sender``; ``backends/sql/sqlite_joins.py``, in a transaction of its own.
 Goes to:     the tables ``message`` and ``revoked``; the notification pipes of who waits.
 Thread:      any, in turn; callers that wait together share one commit.
 """
@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from qworker.clock import Clock
 from qworker.errors import ConfigurationError
-from qworker.transports.crash_points import CRASHING, crash_point
-from qworker.transports.group_commit import GroupCommit
+from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.group_commit import GroupCommit
 from qworker.transports.lease import Envelope, Sender
 from qworker.transports.sqlite import (
     DELAYED,

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.process.wakeup import WakeupPipe
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.kombu.consumer import NEWS
 from qworker.transports.visibility.admin import RemoteAdmin
 from qworker.transports.visibility.consumer import RemoteConsumer
 from qworker.transports.visibility.sender import RemoteSender
 from qworker.transports.visibility.server import RemoteServer
-from qworker.transports.wakeup import WakeupPipe
 
 
 def remote_broker(

@@ -20,11 +20,11 @@ from typing import Any
 
 from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
-from qworker.transports.kombu.consumer import NEWS, End, KombuConsumer
+from qworker.process.wakeup import WakeupPipe
+from qworker.transports.kombu.consumer import NEWS, End, KombuConsumer, dead_lettered, released
 from qworker.transports.kombu.holdings import Held
 from qworker.transports.kombu.messages import of_leased, packed
 from qworker.transports.kombu.sender import KombuSender
-from qworker.transports.kombu.settling import dead_lettered, released
 from qworker.transports.lease import Ack, Claim, DeadLetter, Release, Revocation
 from qworker.transports.own_headers import DUE
 from qworker.transports.visibility.long_poll import Polls
@@ -32,7 +32,6 @@ from qworker.transports.visibility.parting import Parting, give_all_back, goes_b
 from qworker.transports.visibility.queue import Received, RemoteQueue
 from qworker.transports.visibility.renewal import Renewal
 from qworker.transports.visibility.server import Heard, QueueGone, RemoteServer
-from qworker.transports.wakeup import WakeupPipe
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from django.utils import timezone
 from qworker import QWorker
 from qworker.django import tasks
 from qworker.django.admin import ScheduleAdmin, exposure
-from qworker.django.admin.resubmitting import resubmit
+from qworker.django.admin.results import resubmit
 from qworker.django.execution import calls
 from qworker.django.humanhash import humanize
 from qworker.django.models import Failure, OrmQ, Schedule, Success, Task

@@ -18,7 +18,7 @@ from django.test import Client, RequestFactory, override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
-from qworker.django.admin import FailAdmin, QueueAdmin, ScheduleAdmin, TaskAdmin, columns, paging
+from qworker.django.admin import FailAdmin, QueueAdmin, ScheduleAdmin, TaskAdmin, columns
 from qworker.django.models import Failure, OrmQ, Schedule, Success, Task
 from qworker.django.signing import SignedPackage
 from qworker.django.tables.adoption import insert
@@ -227,7 +227,7 @@ def test_groups_to_choose_from_are_bounded(client: Client) -> None:
 
 
 def test_no_more_is_counted_than_is_paged_through(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paging, "MOST", 120)
+    monkeypatch.setattr(columns, "MOST", 120)
     Task.objects.bulk_create(
         Task(id=f"{n:032}", name=f"t{n}", func="f", started=START, stopped=START) for n in range(150)
     )

@@ -19,10 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.django.conf import Conf, conf, logger, prepare_logger, shown
-from qworker.django.settings.broker import CHOICES, choose
+from qworker.django.settings.cluster import CHOICES, choose
 from qworker.django.settings.keys import FALLBACK_WORKERS, KEYS, SPELLINGS, processors
-from qworker.django.settings.layers import unknown_keys, wrong_values
-from qworker.django.settings.masking import masked
+from qworker.django.settings.layers import masked, unknown_keys, wrong_values
 from qworker.errors import ConfigurationError
 
 MANUAL = {

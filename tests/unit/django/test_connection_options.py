@@ -20,7 +20,7 @@ from django.test import override_settings
 
 from qworker import QWorker
 from qworker.backends import open_backend
-from qworker.backends.sql_tables import connect
+from qworker.backends.sql.tables import connect
 from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.django.checks import check_broker, check_connections, check_deployment

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from qworker.components.component import Component
-from qworker.django.clusters.later import Later
+from qworker.django.clusters.engine import Later
 from qworker.django.management.commands.qcluster import Command
 from qworker.django.management.loading import uncollected
 from tests.support.loaded import loaded_by
@@ -100,8 +100,8 @@ app.broker, app.results_with_broker
 """
 """All that a cluster loads until it takes its first task."""
 UNNEEDED = (
-    "ctypes", "qworker.beat", "qworker.canvas.checking", "qworker.components.replays",
-    "qworker.components.status.queue_depths", "qworker.components.task_bucket",
+    "ctypes", "qworker.beat", "qworker.canvas.checking", "qworker.components.receiving.replays",
+    "qworker.components.status.queue_depths", "qworker.components.waiting.task_bucket",
     "qworker.django.brokers.aws_sqs", "qworker.django.brokers.custom",
     "qworker.django.brokers.redis_broker", "qworker.django.clusters.retention",
     "qworker.django.clusters.scheduling", "qworker.django.tasks", "qworker.django.transports.mongo_url",

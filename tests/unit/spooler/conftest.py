@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from qworker.spooler import uwsgi_api
+from qworker.spooler.files.writing import Writer
 from qworker.spooler.options import SpoolerOptions
-from qworker.spooler.writing import Writer
 from qworker.testing import FakeClock
 from tests.support.spools import clock_of_files
 

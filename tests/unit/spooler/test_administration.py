@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from qworker.errors import SpoolError
-from qworker.spooler.administration import SpoolAdmin
-from qworker.spooler.attempts import Attempts
-from qworker.spooler.directory import SpoolDirectory
-from qworker.spooler.locks import RecordLock, best_lock
-from qworker.spooler.writing import Writer
+from qworker.spooler.administration.admin import SpoolAdmin
+from qworker.spooler.files.attempts import Attempts
+from qworker.spooler.files.locks import RecordLock, best_lock
+from qworker.spooler.files.writing import Writer
+from qworker.spooler.watching.directory import SpoolDirectory
 from tests.support.spools import beside_or_far, files
 
 

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from qworker.errors import LeaseLost
-from qworker.spooler.beside import SpoolBeside, SpoolInstead
-from qworker.spooler.depths import SpoolDepths
-from qworker.spooler.directory import SpoolDirectory
-from qworker.spooler.dispatch import JobDispatch, JobLane
-from qworker.spooler.job_messages import job_messages
-from qworker.spooler.writing import Writer
+from qworker.spooler.files.writing import Writer
+from qworker.spooler.running.beside import SpoolBeside, SpoolDepths, SpoolInstead
+from qworker.spooler.running.dispatch import JobDispatch, JobLane
+from qworker.spooler.running.job_messages import job_messages
+from qworker.spooler.watching.directory import SpoolDirectory
 from qworker.testing import FakeClock
 from qworker.testing.store import MemoryStore
 from qworker.transports.lease import Ack, Release

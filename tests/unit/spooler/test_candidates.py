@@ -7,8 +7,8 @@ import math
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from qworker.spooler.candidates import LONGEST_DELAY, Candidates, Share
-from qworker.spooler.claiming import GONE, Reason, Refusal
+from qworker.spooler.files.claiming import GONE, Reason, Refusal
+from qworker.spooler.watching.candidates import LONGEST_DELAY, Candidates, Share
 from qworker.testing import FakeClock
 
 LOCKED = Refusal(Reason.LOCKED)

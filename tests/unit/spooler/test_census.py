@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from qworker.spooler import census
-from qworker.spooler.census import Census
-from qworker.spooler.directory import SpoolDirectory
-from qworker.spooler.writing import Writer
+from qworker.spooler.administration import census
+from qworker.spooler.administration.census import Census
+from qworker.spooler.files.writing import Writer
+from qworker.spooler.watching.directory import SpoolDirectory
 from tests.support.spools import clock_of_files
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from qworker.spooler.attempts import ATTRIBUTE, FOLDER, Attempts
-from qworker.spooler.claiming import Claim
-from qworker.spooler.directory import SpoolDirectory
-from qworker.spooler.locks import RecordLock
-from qworker.spooler.names import PREFIX
-from qworker.spooler.writing import Writer
+from qworker.spooler.files.attempts import ATTRIBUTE, FOLDER, Attempts
+from qworker.spooler.files.claiming import Claim
+from qworker.spooler.files.locks import RecordLock
+from qworker.spooler.files.packet import PREFIX
+from qworker.spooler.files.writing import Writer
+from qworker.spooler.watching.directory import SpoolDirectory
 from qworker.testing import FakeClock
 from tests.support.spools import files, work_off
 from tests.support.uwsgi_files import Sample, samples

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.spooler.clockwork import Clockwork, Due, stamp_of
-from qworker.spooler.cron_fields import CronFields
-from qworker.spooler.signal_table import SignalTable
+from qworker.spooler.uwsgi.clockwork import Clockwork, Due, stamp_of
+from qworker.spooler.uwsgi.signal_table import CronFields, SignalTable
 
 MIDNIGHT = 1_704_067_200.0  # 2024-01-01 00:00 UTC, a Monday
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.spooler.cron_fields import CronFields
+from qworker.spooler.uwsgi.signal_table import CronFields
 
 RANGES = (range(60), range(24), range(1, 32), range(1, 13), range(7))
 

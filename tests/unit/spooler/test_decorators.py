@@ -15,10 +15,10 @@ import pytest
 
 from qworker.errors import NoSpooler, NotAvailable, NotSpooled, SpoolError, UnknownFunction, UnrunnableJob
 from qworker.spooler import decorators, uwsgi_api
-from qworker.spooler.job_context import RunningJob
+from qworker.spooler.files.packet import MODIFIER1, decode
 from qworker.spooler.options import SpoolerOptions
-from qworker.spooler.packet import MODIFIER1, decode
 from qworker.spooler.spool_functions import manage_spool_request, spooler_functions
+from qworker.spooler.uwsgi.job_context import RunningJob
 from tests.support.uwsgi_files import samples
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from qworker.spooler import inotify
-from qworker.spooler.directory import SpoolDirectory
-from qworker.spooler.names import PREFIX
-from qworker.spooler.writing import NewJob, Writer
+from qworker.spooler.files.packet import PREFIX
+from qworker.spooler.files.writing import NewJob, Writer
+from qworker.spooler.watching import inotify
+from qworker.spooler.watching.directory import SpoolDirectory
 from qworker.testing import FakeClock
 from tests.support.spools import work_off
 from tests.support.uwsgi_files import MANIFEST

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from qworker.errors import LeaseLost
-from qworker.spooler.attempts import ATTRIBUTE
-from qworker.spooler.directory import COARSE, SpoolDirectory
-from qworker.spooler.dispatch import (
+from qworker.spooler.files.attempts import ATTRIBUTE
+from qworker.spooler.files.writing import Writer
+from qworker.spooler.running.dispatch import (
     AT_ONCE,
     DEAF_SECONDS,
     FIRST,
@@ -24,10 +24,10 @@ from qworker.spooler.dispatch import (
     JobDispatch,
     JobLane,
 )
-from qworker.spooler.job_messages import RUN, job_id, job_messages, signal_message
-from qworker.spooler.signal_source import SignalSource
-from qworker.spooler.signal_table import SignalTable
-from qworker.spooler.writing import Writer
+from qworker.spooler.running.job_messages import RUN, job_id, job_messages, signal_message
+from qworker.spooler.uwsgi.clockwork import SignalSource
+from qworker.spooler.uwsgi.signal_table import SignalTable
+from qworker.spooler.watching.directory import COARSE, SpoolDirectory
 from qworker.testing import FakeClock
 from qworker.transports.lease import Ack, DeadLetter, Leased, Release, Store
 from tests.support.waiting import until

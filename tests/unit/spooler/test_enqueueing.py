@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.errors import SpoolError
-from qworker.spooler.enqueueing import Enqueuer, epoch
+from qworker.spooler.files.packet import LARGEST, Packet, decode
 from qworker.spooler.options import SpoolerOptions
-from qworker.spooler.packet import LARGEST, Packet, decode
+from qworker.spooler.uwsgi.enqueueing import Enqueuer, epoch
 from tests.support.spools import files
 
 

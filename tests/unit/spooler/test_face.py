@@ -20,7 +20,7 @@ def test_every_name_is_there() -> None:
 def test_who_writes_loads_nothing_heavy() -> None:
     program = (
         "import sys; from qworker.spooler import Writer; "
-        "print({'ctypes', 'json', 'asyncio', 'qworker.spooler.directory'} & {*sys.modules})"
+        "print({'ctypes', 'json', 'asyncio', 'qworker.spooler.watching.directory'} & {*sys.modules})"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout == "set()\n"

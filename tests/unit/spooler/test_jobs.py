@@ -16,12 +16,12 @@ from qworker import QWorker
 from qworker.context import Context, current_context, pop, push
 from qworker.errors import Ignore, Reject, SoftTimeLimitExceeded, Terminated, UnrunnableJob
 from qworker.spooler import uwsgi_api
-from qworker.spooler.attempts import Attempts, returns_of
-from qworker.spooler.jobs import Env, JobRunner
-from qworker.spooler.locks import _WHOLE_FILE, DescriptionLock
+from qworker.spooler.files.attempts import Attempts, returns_of
+from qworker.spooler.files.locks import _WHOLE_FILE, DescriptionLock
+from qworker.spooler.files.writing import Writer
 from qworker.spooler.options import SpoolerOptions
+from qworker.spooler.running.jobs import Env, JobRunner
 from qworker.spooler.spool_functions import manage_spool_request
-from qworker.spooler.writing import Writer
 from qworker.testing import FakeClock
 from tests.support.spools import files
 

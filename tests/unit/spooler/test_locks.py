@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qworker.spooler.locks import DescriptionLock, FileLock, Locked, RecordLock, best_lock
+from qworker.spooler.files.locks import DescriptionLock, FileLock, Locked, RecordLock, best_lock
 
 HOLD = """
 import fcntl, sys

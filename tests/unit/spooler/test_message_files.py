@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from qworker import QWorker
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, InvalidPacket
-from qworker.spooler.broker import SpoolBroker, open_broker
-from qworker.spooler.message_files import (
+from qworker.spooler.broker.message_files import (
     QUEUES,
     Stamp,
     from_file,
@@ -24,8 +23,9 @@ from qworker.spooler.message_files import (
     tag_of,
     to_job,
 )
-from qworker.spooler.packet import decode, encode
-from qworker.spooler.writing import Sync, Writer
+from qworker.spooler.broker.spool_broker import SpoolBroker, open_broker
+from qworker.spooler.files.packet import decode, encode
+from qworker.spooler.files.writing import Sync, Writer
 from qworker.testing import FakeClock
 from qworker.transports.lease import Ack, Envelope
 from tests.support.messages import message

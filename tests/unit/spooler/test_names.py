@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.errors import SpoolError
-from qworker.spooler.names import PREFIX, job_name, job_path, natural_key, path_key, priority_name
+from qworker.spooler.files.packet import PREFIX, job_name, job_path, natural_key, path_key, priority_name
 from tests.support.uwsgi_files import MANIFEST
 
 ORDER = MANIFEST["order"]["uwsgi_order"]

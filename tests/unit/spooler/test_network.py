@@ -12,15 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.errors import ConfigurationError, SpoolError
-from qworker.spooler.network import signed
-from qworker.spooler.network.addresses import TcpAddress, UnixAddress, parse_address
-from qworker.spooler.network.admission import Admission
-from qworker.spooler.network.framing import ENQUEUED, REFUSED, Limits, extended, read_answer
-from qworker.spooler.network.peers import Access
+from qworker.spooler.files.packet import decode, encode
+from qworker.spooler.files.writing import Writer
+from qworker.spooler.network import framing
+from qworker.spooler.network.framing import ENQUEUED, REFUSED, Limits, extended, read_answer, read_key
+from qworker.spooler.network.peers import Access, TcpAddress, UnixAddress, parse_address
 from qworker.spooler.network.receiving import AT_ONCE, MOST_UNSENT, SLOWEST, Conversation, Request
-from qworker.spooler.network.signed import read_key
-from qworker.spooler.packet import decode, encode
-from qworker.spooler.writing import Writer
+from qworker.spooler.network.server import Admission
 from qworker.testing import FakeClock
 from tests.support.spools import files
 
@@ -326,8 +324,8 @@ def test_without_a_directory_nothing_is_taken() -> None:
 def sign(
     pairs: dict[bytes, bytes], body: bytes = b"", key: bytes = KEY, now: float = 1_700_000_000.0
 ) -> bytes:
-    signature = signed.signature(pairs, body, key, now)
-    return encode({**pairs, signed.PAIR: signature})  # type: ignore[dict-item]
+    signature = framing.signature(pairs, body, key, now)
+    return encode({**pairs, framing.PAIR: signature})  # type: ignore[dict-item]
 
 
 def test_a_signed_job_is_written_without_its_signature(admit: Callable[..., str], tmp_path: Path) -> None:

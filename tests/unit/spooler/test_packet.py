@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.errors import InvalidPacket, SpoolError
-from qworker.spooler.packet import LARGEST, decode, encode
+from qworker.spooler.files.packet import LARGEST, decode, encode
 from tests.support.uwsgi_files import Sample, samples
 
 VALID = [sample for sample in samples("valid") if sample.id != "bug-empty-key"]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from qworker.errors import SpoolError
-from qworker.spooler import runtime, signal_socket
-from qworker.spooler.runtime import STATE
-from qworker.spooler.signal_socket import SignalSocket
+from qworker.spooler.uwsgi import runtime, signal_socket
+from qworker.spooler.uwsgi.runtime import STATE
+from qworker.spooler.uwsgi.signal_socket import SignalSocket
 
 
 @pytest.fixture

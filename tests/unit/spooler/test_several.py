@@ -10,11 +10,11 @@ import tempfile
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from qworker.spooler.claiming import Claim
-from qworker.spooler.directory import SpoolDirectory
-from qworker.spooler.locks import Locked, best_lock
-from qworker.spooler.names import DEAD, PREFIX
-from qworker.spooler.writing import Writer
+from qworker.spooler.files.claiming import Claim
+from qworker.spooler.files.locks import Locked, best_lock
+from qworker.spooler.files.packet import DEAD, PREFIX
+from qworker.spooler.files.writing import Writer
+from qworker.spooler.watching.directory import SpoolDirectory
 from tests.support.spools import clock_of_files, files
 
 SPOOLERS = 3

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from qworker.spooler import runtime, signal_socket
-from qworker.spooler.signal_source import SignalSource
-from qworker.spooler.signal_table import SignalTable
+from qworker.spooler.uwsgi import runtime, signal_socket
+from qworker.spooler.uwsgi.clockwork import SignalSource
+from qworker.spooler.uwsgi.signal_table import SignalTable
 from tests.support.waiting import readable
 
 

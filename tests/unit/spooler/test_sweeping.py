@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from qworker.spooler import writing
-from qworker.spooler.attempts import FOLDER
-from qworker.spooler.directory import SpoolDirectory
-from qworker.spooler.names import DEAD, PREFIX, TEMPORARY
-from qworker.spooler.sweeping import sweep_all
-from qworker.spooler.writing import Writer
+from qworker.spooler.files import writing
+from qworker.spooler.files.attempts import FOLDER
+from qworker.spooler.files.packet import DEAD, PREFIX, TEMPORARY
+from qworker.spooler.files.sweeping import sweep_all
+from qworker.spooler.files.writing import Writer
+from qworker.spooler.watching.directory import SpoolDirectory
 from tests.support.spools import clock_of_files, files
 
 

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from qworker.errors import NoSpooler, NotSpooled, SpoolError
-from qworker.spooler import runtime
 from qworker.spooler import uwsgi_api as uwsgi
-from qworker.spooler.job_context import RunningJob
-from qworker.spooler.locks import DescriptionLock
+from qworker.spooler.files.locks import DescriptionLock
+from qworker.spooler.files.packet import decode
+from qworker.spooler.files.writing import Writer
 from qworker.spooler.options import SpoolerOptions
-from qworker.spooler.packet import decode
-from qworker.spooler.signal_socket import SignalSocket
-from qworker.spooler.writing import Writer
+from qworker.spooler.uwsgi import runtime
+from qworker.spooler.uwsgi.job_context import RunningJob
+from qworker.spooler.uwsgi.signal_socket import SignalSocket
 from tests.support.spools import files
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -314,7 +314,7 @@ def test_a_harakiri_ends_a_job_that_holds_the_interpreter(tmp_path: Path) -> Non
     code = """
         import re
         from qworker.spooler import uwsgi_api as uwsgi
-        from qworker.spooler.job_context import RunningJob
+        from qworker.spooler.uwsgi.job_context import RunningJob
 
         uwsgi.set_user_harakiri(0.01)  # no spooler: nothing is done
         with RunningJob("/jobs"):
@@ -338,7 +338,7 @@ def test_a_harakiri_ends_with_its_job(tmp_path: Path) -> None:
     code = """
         import time
         from qworker.spooler import uwsgi_api as uwsgi
-        from qworker.spooler.job_context import RunningJob
+        from qworker.spooler.uwsgi.job_context import RunningJob
 
         with RunningJob("/jobs"):
             uwsgi.set_user_harakiri(0.2)

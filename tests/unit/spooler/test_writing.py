@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from qworker.errors import ConfigurationError, SpoolError
-from qworker.spooler.names import PREFIX, TEMPORARY
-from qworker.spooler.packet import decode
-from qworker.spooler.writing import NewJob, Sync, Writer, sweep, write_together
+from qworker.spooler.files.packet import PREFIX, TEMPORARY, decode
+from qworker.spooler.files.writing import NewJob, Sync, Writer, sweep, write_together
 from tests.support.spools import files
 
 

@@ -22,7 +22,7 @@ from hypothesis import given as given_by_hypothesis
 from hypothesis import strategies as st
 
 from qworker import QWorker
-from qworker.components.settlements import Settlements
+from qworker.components.receiving.settlements import Settlements
 from qworker.message.exceptions import exception_to_dict
 from qworker.testing.contract.collecting import asks
 from qworker.testing.contract.messages import message

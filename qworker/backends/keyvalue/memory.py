@@ -1,0 +1,110 @@
+"""Results in the memory of one process: for tests, and for the threads and solo pools.
+
+Comes from:  ``result_backend = "cache+memory://"``.
+Goes to:     a dict; nothing survives the process, and no other process sees it.
+Thread:      any; one lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager
+from queue import SimpleQueue
+from typing import Any
+
+from qworker.backends.base import Found
+from qworker.backends.keyvalue.backend import KeyValueBackend
+from qworker.backends.keyvalue.keys import TASK_PREFIX
+from qworker.clock import Clock
+from qworker.process.forked import forgetful
+from qworker.process.wakeup import WakeupPipe
+
+_stores = forgetful()
+
+
+class StoringThreads:
+    """A Source: whoever stores tells it, in this process. tell() is for any thread."""
+
+    def __init__(self) -> None:
+        self._wakeup = WakeupPipe()
+        self._wakeup.open()
+        self._subscribed: frozenset[str] = frozenset()
+        self._told: SimpleQueue[str] = SimpleQueue()
+
+    def tell(self, task_id: str) -> None:
+        if task_id in self._subscribed:
+            self._told.put(task_id)
+            self._wakeup.wake()
+
+    def fileno(self) -> int:
+        return self._wakeup.fileno()
+
+    def subscribe(self, ids: Collection[str]) -> None:
+        self._subscribed = frozenset(ids)
+
+    def told(self) -> Collection[str]:
+        self._wakeup.clear()
+        return [self._told.get() for _ in range(self._told.qsize())]
+
+    def close(self) -> None:
+        self._subscribed = frozenset()
+        self._wakeup.close()
+
+    abandon = close
+
+
+class MemoryBackend(KeyValueBackend):
+    """A dict with expiry. Who waits is woken by who stores."""
+
+    persistent = False
+
+    def __init__(self, url: str, conf: Any, clock: Clock) -> None:
+        super().__init__(url, conf, clock)
+        self._lock = threading.RLock()
+        self._source: StoringThreads | None = None
+        self._values: dict[str, tuple[bytes, float | None]] = {}  # under _lock
+        _stores.add(self)
+
+    def _after_fork(self) -> None:
+        """In a forked child: another thread of the parent's may have held the lock, and will never let go of
+        it here."""
+        self._lock = threading.RLock()
+        self._source = None
+
+    def locked(self, key: str) -> AbstractContextManager[Any]:
+        return self._lock
+
+    def read(self, key: str) -> bytes | None:
+        with self._lock:
+            value, expires = self._values.get(key, (None, None))
+            return None if expires is not None and expires <= self.clock.now() else value
+
+    def write(self, key: str, value: bytes, ttl: float | None) -> None:
+        with self._lock:
+            self._values[key] = (value, None if ttl is None else self.clock.now() + ttl)
+        if self._source is not None:
+            self._source.tell(key.removeprefix(TASK_PREFIX))
+
+    def remove(self, key: str) -> None:
+        with self._lock:
+            self._values.pop(key, None)
+
+    def list(self, prefix: str) -> Iterable[str]:
+        with self._lock:
+            return [key for key in self._values if key.startswith(prefix)]
+
+    def open_source(self) -> StoringThreads:
+        self._source = StoringThreads()
+        return self._source
+
+    def read_many(self, ids: Collection[str]) -> dict[str, Found]:
+        with self._lock:
+            return super().read_many(ids)
+
+    def sweep(self, now: float) -> int:
+        with self._lock:
+            old = [key for key, (_, until) in self._values.items() if until is not None and until <= now]
+            for key in old:
+                del self._values[key]
+        return len(old)

@@ -1,0 +1,203 @@
+"""The queue that results come to, read by a thread of the process that called.
+
+Comes from:  ``backend.py``, which asks for its name when this process calls.
+Goes to:     *take*, with the body of each reply.
+Thread:      any asks for the name; one thread of its own reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from qworker.clock import Clock
+from qworker.conf.secrets import mask_urls
+from qworker.errors import BrokerUnavailable
+from qworker.interrupts import apart
+from qworker.transports.connect_errors import RABBITMQ, explained, while_connecting
+from qworker.transports.tls import for_kombu
+
+logger = logging.getLogger(__name__)
+
+LISTEN_SECONDS = 1.0
+SWEEP_SECONDS = 60.0
+
+
+class ReplyQueue:
+    """One queue a process, which goes away with it.
+
+    expires: seconds that it outlives its reader. take(body, correlation id) and sweep(epoch second):
+    called by the reader.
+    """
+
+    def __init__(
+        self,
+        connector: Connector,
+        expires: float | None,
+        clock: Clock,
+        take: Callable[[bytes, object], None],
+        sweep: Callable[[float], Any],
+    ) -> None:
+        self._connector = connector
+        self._expires = expires
+        self._clock = clock
+        self._take = take
+        self._sweep = sweep
+        self._opening = threading.Lock()
+        self._known: tuple[int, str] | None = None  # under _opening: process id, queue
+        self._stop = threading.Event()
+
+    def after_fork(self) -> None:
+        """In a forked child: another thread of the parent's may have held the lock."""
+        self._opening = threading.Lock()
+
+    def name(self) -> str:
+        """The queue for the results of this process, which is there when this returns. Raises
+        BrokerUnavailable."""
+        known = self._known
+        if known is not None and known[0] == os.getpid():
+            return known[1]
+        return apart(self._open)
+
+    def _open(self) -> str:
+        with self._opening:
+            if self._known is None or self._known[0] != os.getpid():
+                name = str(uuid.uuid4())
+                queue = kombu.Queue(
+                    name, durable=True, auto_delete=True, expires=self._expires, routing_key=name
+                )
+                broken = self._connector.broken
+                try:
+                    connection = self._connector.connect()
+                    self._consume(connection, queue)
+                except broken as error:
+                    raise BrokerUnavailable(self._connector.why(error)) from error
+                self._stop = threading.Event()
+                threading.Thread(
+                    target=self._read,
+                    args=(connection, queue, self._stop, broken),
+                    name="qworker-replies",
+                    daemon=True,
+                ).start()
+                self._known = os.getpid(), name
+            return self._known[1]
+
+    def _consume(self, connection: Any, queue: Any) -> None:
+        channel = connection.default_channel
+        bound = queue(channel)
+        bound.queue_declare()
+        consumer = kombu.Consumer(
+            channel, [bound], no_ack=True, auto_declare=False, on_message=self._on_message
+        )
+        consumer.consume()
+
+    def _on_message(self, message: Any) -> None:
+        body = message.body.encode() if isinstance(message.body, str) else bytes(message.body)
+        self._take(body, message.properties.get("correlation_id"))
+
+    def _read(
+        self, connection: Any, queue: Any, stop: threading.Event, broken: tuple[type[BaseException], ...]
+    ) -> None:
+        """The thread of the reply queue: reads until the store is closed, connects again when it breaks."""
+        sweep_at, failures = 0.0, 0
+        while not stop.is_set():
+            try:
+                if connection is None:
+                    connection = self._connector.connect()
+                    self._consume(connection, queue)
+                    logger.warning("the reply queue is back; results that came meanwhile may be lost")
+                    failures = 0
+                connection.drain_events(timeout=LISTEN_SECONDS)
+            except TimeoutError:
+                pass
+            except broken as error:
+                if isinstance(error, socket.timeout):
+                    continue
+                logger.warning("the reply queue cannot be read: %s", error)
+                let_go(connection)
+                connection = None
+                failures += 1
+                stop.wait(min(0.1 * 2**failures, 10.0))
+            now = self._clock.now()
+            if now >= sweep_at:
+                sweep_at = now + SWEEP_SECONDS
+                self._sweep(now)
+        let_go(connection)
+
+    def close(self) -> None:
+        """End the reader; the next name() opens another queue. May be called twice."""
+        self._stop.set()
+        self._known = None
+
+
+# -- Connections by kombu to the broker that carries results as messages --
+# Thread: any; a connection belongs to the thread that made it, and none crosses a fork.
+
+kombu: Any = import_module("kombu")  # which has types for a part of itself only
+
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 10.0
+"""After so long without a word a server that was asked something is given up."""
+
+
+class Connector:
+    """Makes connections to the broker that *conf* names."""
+
+    def __init__(self, conf: Any) -> None:
+        self.safe_url = mask_urls(conf.broker_url)
+        hostname, ssl = for_kombu(conf.broker_url.split(";")[0], conf.broker_use_ssl)
+        self._options = {
+            "hostname": hostname,
+            # For amqp:// kombu would look for librabbitmq at every connection. A child that was forked while
+            # another thread is at it would wait for that import without end.
+            "transport": "pyamqp" if hostname.startswith("amqp:") else None,
+            "ssl": ssl,
+            "transport_options": {**_patience(hostname), **conf.broker_transport_options},
+            "connect_timeout": CONNECT_SECONDS,
+        }
+
+    def connect(self) -> Any:
+        """Return a new connection; raises one of ``broken``."""
+        connection = kombu.Connection(**self._options)
+        connection.ensure_connection(max_retries=1, timeout=CONNECT_SECONDS)
+        return connection
+
+    def why(self, error: BaseException) -> str:
+        """What is said of one of ``broken`` while connecting, in words that say what to do."""
+        words = while_connecting(str(error) or type(error).__name__, bool(self._options["ssl"]))
+        return f"no reply queue at the broker ({self.safe_url}): {explained(words, RABBITMQ)}"
+
+    @property
+    def broken(self) -> tuple[type[BaseException], ...]:
+        """What kombu raises when the broker does not answer, or refuses."""
+        connection = kombu.Connection(**self._options)
+        return (
+            *connection.connection_errors,
+            *connection.channel_errors,
+            OSError,
+            kombu.exceptions.KombuError,
+        )
+
+
+def let_go(connection: Any) -> None:
+    """Close *connection*, which may be broken; None: there is none."""
+    if connection is None:
+        return
+    try:
+        # Not collect(): it sets a timeout for all new sockets of the process, for a while.
+        connection.release()
+    except Exception as error:  # noqa: BLE001
+        # Whatever a broken connection raises when it is closed, it is closed.
+        logger.debug("closing a connection: %s", error)
+
+
+def _patience(hostname: str) -> dict[str, float]:
+    """The options by which py-amqp gives up on a server that has accepted us and then says nothing."""
+    amqp = hostname.partition("://")[0] in ("amqp", "amqps", "pyamqp")
+    return {"read_timeout": ANSWER_SECONDS, "write_timeout": ANSWER_SECONDS} if amqp else {}

@@ -1,0 +1,69 @@
+"""ListenConnection: a connection on which PostgreSQL tells of results, by psycopg or psycopg2.
+
+Comes from:  ``backend.py``, which has sent LISTEN on it.
+Goes to:     the ResultWatcher.
+Thread:      the one that leads.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Any
+
+from qworker.transports.sql.link import blind
+from qworker.transports.sql.result_upserts import LOOK
+
+DRIVERS = ("psycopg", "psycopg2")
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+
+
+class ListenConnection:
+    """A Source. connection: the driver's. close: lets go of it."""
+
+    def __init__(self, connection: Any, close: Callable[[], None]) -> None:
+        self._connection = connection
+        self._close = close
+        with suppress(OSError):  # it is no TCP connection: then nothing stands between us and the server
+            _keep_alive(connection.fileno())
+
+    def fileno(self) -> int:
+        return int(self._connection.fileno())
+
+    def subscribe(self, ids: Collection[str]) -> None:
+        """The server tells of all tasks."""
+
+    def told(self) -> Collection[str] | None:
+        told = [task_id for payload in self._payloads() for task_id in payload.split("\n")]
+        return None if LOOK in told else told
+
+    def _payloads(self) -> list[str]:
+        if hasattr(self._connection, "pgconn"):
+            server = self._connection.pgconn
+            server.consume_input()
+            told = []
+            while (notification := server.notifies()) is not None:
+                told.append(notification.extra.decode("utf-8", "replace"))
+            return told
+        self._connection.poll()
+        told = [notification.payload for notification in self._connection.notifies]
+        self._connection.notifies.clear()
+        return told
+
+    def close(self) -> None:
+        self._close()
+
+    def abandon(self) -> None:
+        with suppress(Exception):  # whatever a connection says that is closed already
+            blind(self.fileno())
+
+
+def _keep_alive(file: int) -> None:
+    """Ask now and then whether the server is still there: nothing is sent on this connection."""
+    with socket.socket(fileno=os.dup(file)) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

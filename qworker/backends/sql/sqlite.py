@@ -1,0 +1,191 @@
+"""Results in the one SQLite file, beside the messages.
+
+Comes from:  no result_backend while the broker is embedded, or ``result_backend = "sqlite:///path"``.
+Goes to:     the tables ``result`` and ``key_value`` of ``embedded``; joins by ``sqlite_joins.py``.
+Thread:      any; one connection for the process, in turn, and none crosses a fork.
+
+When the broker is the same file, the worker itself stores a result, in the transaction of the ack: the child
+only makes the row. A process that waits has a notification pipe beside the file.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, TypeVar
+
+from qworker import states
+from qworker.backends.base import Backend, Found, Meta
+from qworker.backends.keyvalue.keys import GROUP_PREFIX, LOCK_PREFIX
+from qworker.backends.sql.sqlite_joins import SQLiteJoins, as_backend_error
+from qworker.clock import Clock
+from qworker.transports.lease import ResultRow
+from qworker.transports.sqlite import (
+    UPSERT_RESULT,
+    Database,
+    Handle,
+    NotificationPipe,
+    Notifier,
+    database_path,
+)
+
+T = TypeVar("T")
+
+SELECT = "SELECT CAST(payload AS BLOB), CAST(expires AS REAL) FROM result WHERE task_id = ?"
+SELECT_MANY = """SELECT task_id, CAST(payload AS BLOB), CAST(expires AS REAL) FROM result
+WHERE task_id IN (SELECT value FROM json_each(?))"""
+ADD = """
+INSERT INTO key_value (key, value, expires) VALUES (?, '1', ?)
+ON CONFLICT (key) DO UPDATE SET value = '1', expires = excluded.expires WHERE key_value.expires <= ?
+"""
+INCREMENT = """
+INSERT INTO key_value (key, value, expires) VALUES (:key, '1', :expires)
+ON CONFLICT (key) DO UPDATE SET expires = excluded.expires,
+    value = CASE WHEN key_value.expires <= :now THEN '1' ELSE CAST(key_value.value AS INTEGER) + 1 END
+RETURNING CAST(value AS INTEGER)
+"""
+SWEEP = (
+    "DELETE FROM result WHERE task_id IN (SELECT task_id FROM result WHERE expires <= ? LIMIT 1000)",
+    "DELETE FROM key_value WHERE key IN (SELECT key FROM key_value WHERE expires <= ? LIMIT 1000)",
+)
+
+
+class PipeSource:
+    """A Source: whoever stores a final state writes to all pipes, and does not say which task has ended."""
+
+    tells_of_all = True
+
+    def __init__(self, pipe: NotificationPipe) -> None:
+        self._pipe = pipe
+        weakref.finalize(self, pipe.close)  # at the end of the process, too: nobody else removes its file
+
+    def fileno(self) -> int:
+        return self._pipe.fileno()
+
+    def subscribe(self, ids: Collection[str]) -> None:
+        pass
+
+    def told(self) -> Collection[str] | None:
+        return None if self._pipe.clear() else ()
+
+    def close(self) -> None:
+        self._pipe.close()
+
+    abandon = close
+
+
+class SQLiteBackend(Backend):
+    """Results in one SQLite file, which is opened at the first use, not before."""
+
+    def __init__(self, url: str, conf: Any, clock: Clock) -> None:
+        super().__init__(url, conf, clock)
+        self._database = Database(database_path(url), "NORMAL")
+        self._handle = Handle(self._database)
+        self._notifier = Notifier(self._database.pipes, "result")
+
+    @property
+    def joins(self) -> SQLiteJoins:
+        return SQLiteJoins(self._database, self._handle, self.clock)
+
+    def _do(self, work: Callable[[], T]) -> T:
+        return as_backend_error(work)
+
+    def _read(self, statement: str, values: Sequence[Any]) -> list[Any]:
+        return self._do(lambda: self._handle.read(statement, values))
+
+    def same_store(self, store_url: str) -> bool:
+        return store_url.startswith("sqlite:") and database_path(store_url) == self._database.path
+
+    def store(self, task_id: str, meta: Meta) -> bool:
+        return self._store([(task_id, meta["status"], self.encode(meta), self.expiry())]) > 0
+
+    def store_rows(self, rows: Sequence[ResultRow]) -> None:
+        self._store(rows)
+
+    def _store(self, rows: Sequence[ResultRow]) -> int:
+        def work(connection: sqlite3.Connection) -> int:
+            return connection.executemany(UPSERT_RESULT, rows).rowcount
+
+        stored = self._do(lambda: self._handle.write(work))
+        if stored and any(status in states.READY_STATES for _, status, _, _ in rows):
+            self._notifier.notify()
+        return stored
+
+    def get(self, task_id: str) -> Meta | None:
+        for payload, expires in self._read(SELECT, (task_id,)):
+            if expires is None or expires > self.clock.now():
+                return self.decode(payload, task_id)
+        return None
+
+    def read_many(self, ids: Collection[str]) -> dict[str, Found]:
+        if len(ids) == 1:
+            return super().read_many(ids)
+        rows = self._read(SELECT_MANY, (json.dumps(list(ids)),))
+        now = self.clock.now()
+        return {row[0]: self.found(row[1], row[0]) for row in rows if row[2] is None or row[2] > now}
+
+    def forget(self, task_id: str) -> None:
+        self._write("DELETE FROM result WHERE task_id = ?", (task_id,))
+
+    def forget_many(self, ids: Iterable[str]) -> None:
+        chosen = "SELECT value FROM json_each(?)"
+        self._write(f"DELETE FROM result WHERE task_id IN ({chosen})", (json.dumps(list(ids)),))
+
+    def open_source(self) -> PipeSource | None:
+        self._do(lambda: self._handle.run(lambda connection: None))  # then its directory is there, too
+        pipe = NotificationPipe(self._database.pipes, "result")
+        return PipeSource(pipe) if pipe.fileno() >= 0 else None
+
+    def add(self, key: str, ttl: float | None = None) -> bool:
+        now = self.clock.now()
+        return self._write(ADD, (LOCK_PREFIX + key, None if ttl is None else now + ttl, now)) > 0
+
+    def incr(self, key: str, ttl: float | None = None) -> int:
+        now = self.clock.now()
+        values = {"key": LOCK_PREFIX + key, "expires": None if ttl is None else now + ttl, "now": now}
+
+        def work(connection: sqlite3.Connection) -> int:
+            return int(connection.execute(INCREMENT, values).fetchone()[0])
+
+        return self._do(lambda: self._handle.write(work))
+
+    def delete(self, key: str) -> None:
+        self._write("DELETE FROM key_value WHERE key = ?", (LOCK_PREFIX + key,))
+
+    def save_group(self, group_id: str, result: Any, kept: float = 0.0) -> None:
+        value = self.encode_value({"result": result}, about=("group", group_id))
+        self._write(
+            "INSERT OR REPLACE INTO key_value (key, value, expires) VALUES (?, ?, ?)",
+            (GROUP_PREFIX + group_id, value, self.expiry(delay=kept)),
+        )
+
+    def get_group(self, group_id: str) -> Any:
+        rows = self._read(
+            "SELECT value FROM key_value WHERE key = ? AND (expires IS NULL OR expires > ?)",
+            (GROUP_PREFIX + group_id, self.clock.now()),
+        )
+        return self.decode_value(rows[0][0], ("group", group_id))["result"] if rows else None
+
+    def delete_group(self, group_id: str) -> None:
+        self._write("DELETE FROM key_value WHERE key = ?", (GROUP_PREFIX + group_id,))
+
+    def _write(self, statement: str, values: tuple[Any, ...]) -> int:
+        def work(connection: sqlite3.Connection) -> int:
+            return connection.execute(statement, values).rowcount
+
+        return self._do(lambda: self._handle.write(work))
+
+    def sweep(self, now: float) -> int:
+        total = 0
+        for statement in SWEEP:
+            # A thousand at a time: others may write in between.
+            while gone := self._write(statement, (now,)):
+                total += gone
+        return total
+
+    def close(self) -> None:
+        super().close()
+        self._handle.close()
+        self._notifier.close()

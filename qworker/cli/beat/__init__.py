@@ -1,0 +1,5 @@
+"""`qworker beat`: runs the scheduler, and shows and changes its entries.
+
+Modules, in reading order: ``commands``, ``options`` (the fields of an entry), ``shown`` (entries as text and
+JSON), ``examined`` (what is wrong with entries), ``process`` (the scheduler as a process).
+"""

@@ -1,0 +1,339 @@
+"""`qworker beat`: looks after the schedules; and looks at them, and changes them.
+
+Comes from:  people and init systems.
+Goes to:     ``process`` runs; ``app.schedules`` keeps what is changed; ``shown`` prints.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from qworker.app import QWorker
+from qworker.beat.api import preview as due_times
+from qworker.beat.entry import read_entry
+from qworker.cli.beat.options import (
+    EntryName,
+    field_options,
+    placed,
+    read_field_options,
+    read_schedule_options,
+    schedule_options,
+    zone_of_app,
+)
+from qworker.cli.beat.process import run_until_told
+from qworker.cli.beat.shown import (
+    OVER,
+    brief,
+    in_zone,
+    leader,
+    print_entries,
+    print_entry,
+    print_leader,
+    shown_time,
+    told_whole,
+    when,
+    whole,
+)
+from qworker.cli.call import warn_without_worker
+from qworker.cli.celery_options import celery_options
+from qworker.cli.completion import task_names
+from qworker.cli.groups import SuggestingGroup
+from qworker.cli.names import doubt_task, likely_task
+from qworker.cli.options import Instant, Number, app_option, json_option, open_app, process_options
+from qworker.cli.output import count, print_json, visible
+from qworker.cli.purge import confirm
+from qworker.conf.absent import BEAT_OPTIONS, BEAT_OPTIONS_WITHOUT_EFFECT
+from qworker.publishing.call import check_options, check_priority
+
+_NAME = EntryName()
+_MOST_DUES = 1000
+
+
+@click.group(
+    cls=SuggestingGroup,
+    invoke_without_command=True,
+    epilog="One TERM or INT stops it; a second one does not wait. Any number may run at once where the store "
+    "is shared: one leads, and another takes over when it dies. Exit codes: 0 stopped; 1 could not start, or "
+    "failed.",
+)
+@app_option
+@process_options
+@celery_options(BEAT_OPTIONS_WITHOUT_EFFECT, BEAT_OPTIONS)
+@click.pass_context
+def beat(context: click.Context, /, app: str | None, **options: Any) -> int | None:
+    """Look after the schedules: call what is due, until told to stop. The commands show and change them."""
+    if context.invoked_subcommand is None:
+        return run_until_told(app, **options)
+    for option in context.command.params:
+        given = context.get_parameter_source(option.name or "") == ParameterSource.COMMANDLINE
+        if given and option.name != "app":
+            raise click.UsageError(f"{option.opts[-1]} does not go with {context.invoked_subcommand!r}.")
+    if app is not None:
+        context.find_root().obj = app
+    return None
+
+
+# -- looking --
+
+
+@beat.command("list")
+@app_option
+@json_option
+def list_(app: str | None, as_json: bool) -> None:
+    """List the entries: what is called, when, when next, and whether that is in order.
+
+    With --json: `leader` (null: nobody leads), `shared` (whether other processes see the store), `store` (its
+    URL) and `entries`, each with `name`, `task`, `when` (in words), `state` (active, paused, wrong, removed
+    or over), `source` (settings, code, task or hand), `changed` (the fields that were changed by hand),
+    `next_due`, `last_due`, `last_run` (times in ISO 8601, or null), `runs`, `error` (null: none) and
+    `troubles` (what will go wrong when it is called, each with `severity`, `words`, `what` and `advice`).
+    """
+    application = open_app(app).app
+    entries = application.schedules.entries()
+    if as_json:
+        print_json({**leader(application), "entries": [brief(application, each) for each in entries]})
+        return
+    if entries:
+        print_entries(application, entries)
+    else:
+        click.echo("There are no entries.")
+    print_leader(application)
+
+
+@beat.command()
+@click.argument("name", type=_NAME)
+@app_option
+@json_option
+def show(name: str, app: str | None, as_json: bool) -> None:
+    """Show one entry whole: its fields, what was changed by hand, its last runs, its next due times.
+
+    With --json: what `list` has of an entry; `fields` (as `qworker beat set` changes them), `task_id` (of the
+    last call), `next` (times), and `last`, each with `due`, `at`, `task_id` and `outcome` (sent or pending).
+    """
+    application = open_app(app).app
+    found = application.schedules.get(name)
+    if as_json:
+        print_json(whole(application, found))
+    else:
+        print_entry(application, found)
+
+
+@beat.command()
+@click.argument("name", type=_NAME, required=False)
+@schedule_options
+@click.option(
+    "-n",
+    "--count",
+    type=Number(1, _MOST_DUES),
+    default=10,
+    show_default=True,
+    help="How many.",
+)
+@click.option("--after", type=Instant(), help="Due times after this one; default: now.")
+@app_option
+@json_option
+def preview(
+    name: str | None, count: int, after: datetime | None, app: str | None, as_json: bool, **given: Any
+) -> None:
+    """Show the next due times of the entry NAME, or of a schedule that is given here:
+    `qworker beat preview --cron "0 4 * * mon-fri" --tz Europe/Berlin`.
+
+    With --json: `name` (or null), `when` (in words) and `next` (times in ISO 8601).
+    """
+    application = open_app(app).app
+    zone = zone_of_app(application)
+    after = after and placed(after, zone)
+    if name is not None:
+        if any(value is not None for value in given.values()):
+            raise click.UsageError("Name an entry, or give a schedule; not both.")
+        schedule = application.schedules.entry(name).schedule
+        dues = application.schedules.preview(name, count, after)
+    else:
+        found = read_schedule_options(application, given, None)
+        if found is None:
+            raise click.UsageError(
+                "Name an entry, or give a schedule: --every, --cron, --at, --rrule or --sun."
+            )
+        schedule = found
+        entry = read_entry("preview", {"task": "preview", "schedule": schedule})
+        start = after or datetime.fromtimestamp(application.clock.now(), zone)
+        dues = due_times(entry, count, start)
+    if as_json:
+        print_json({"name": name, "when": when(schedule), "next": [due.isoformat() for due in dues]})
+        return
+    click.echo(f"{visible(when(schedule))}:", err=True)
+    for due in dues:
+        click.echo(in_zone(due, due.tzinfo or zone))
+    if not dues:
+        click.echo("It never comes again.", err=True)
+
+
+# -- changing --
+
+
+@beat.command()
+@click.argument("name", type=_NAME)
+@click.argument("task", shell_complete=task_names)
+@schedule_options
+@field_options
+@app_option
+@json_option
+def add(name: str, task: str, app: str | None, as_json: bool, **given: Any) -> None:
+    """Add the entry NAME, which calls TASK when its schedule says.
+
+    With --json: what `list` has of it.
+    """
+    application = open_app(app).app
+    task = likely_task(application, task)
+    schedule = read_schedule_options(application, given, None)
+    if schedule is None:
+        raise click.UsageError("Say when: --every, --cron, --at, --rrule or --sun.")
+    fields = read_field_options(application, given, {})
+    _check_options(application, task, fields.get("options", {}))
+    _tell(application, application.schedules.add(name, task, schedule, **fields).name, "Added", as_json)
+
+
+@beat.command("set")
+@click.argument("name", type=_NAME)
+@click.option("--task", metavar="TASK", shell_complete=task_names, help="What it calls.")
+@schedule_options
+@field_options
+@app_option
+@json_option
+def set_(name: str, app: str | None, as_json: bool, **given: Any) -> None:
+    """Change the entry NAME. What is changed lies over settings and code, until `qworker beat reset`.
+
+    With --json: what `list` has of it.
+    """
+    if all(value is None or value == () for value in given.values()):
+        raise click.UsageError("Say what is to be changed; see `qworker beat set --help`.")
+    application = open_app(app).app
+    before = application.schedules.entry(name)
+    schedule = read_schedule_options(application, given, before.schedule)
+    fields = read_field_options(application, given, before.options)
+    if schedule is not None:
+        fields["schedule"] = schedule
+    if "task" in fields:
+        fields["task"] = likely_task(application, fields["task"])
+    _check_options(application, fields.get("task", before.task), fields.get("options", {}))
+    application.schedules.set(name, **fields)
+    _tell(application, name, "Changed", as_json)
+
+
+@beat.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, type=_NAME)
+@app_option
+def pause(names: tuple[str, ...], app: str | None) -> None:
+    """Have entries not called until `qworker beat resume`."""
+    schedules = open_app(app).app.schedules
+    for name in _existing(schedules.entry, names):
+        schedules.pause(name)
+        click.echo(f"Paused {visible(name)}.")
+
+
+@beat.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, type=_NAME)
+@app_option
+def resume(names: tuple[str, ...], app: str | None) -> None:
+    """Have paused entries called again."""
+    schedules = open_app(app).app.schedules
+    for name in _existing(schedules.entry, names):
+        schedules.resume(name)
+        click.echo(f"Resumed {visible(name)}.")
+
+
+@beat.command()
+@click.argument("name", type=_NAME)
+@app_option
+def reset(name: str, app: str | None) -> None:
+    """Forget what was changed of the entry NAME by hand, or that it was removed."""
+    open_app(app).app.schedules.reset(name)
+    click.echo(f"{visible(name)} is as settings and code say.")
+
+
+@beat.command()
+@click.argument("name", type=_NAME)
+@app_option
+def remove(name: str, app: str | None) -> None:
+    """Remove the entry NAME. One of settings or code stays listed as removed, until `qworker beat reset`."""
+    open_app(app).app.schedules.remove(name)
+    click.echo(f"Removed {visible(name)}.")
+
+
+@beat.command()
+@click.argument("names", metavar="[NAME]...", nargs=-1, type=_NAME)
+@click.option("--all", "everything", is_flag=True, help="All entries that were changed or added by hand.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@app_option
+def sign(names: tuple[str, ...], everything: bool, yes: bool, app: str | None) -> None:
+    """Sign what was changed by hand with the first security_key; show first what is not signed with a key.
+
+    With a security_key entries that were changed or added by hand before are not called until they are
+    signed. Whoever can write to the schedule store can have put them there: look at them.
+    """
+    if bool(names) == everything:
+        raise click.UsageError("Name entries, or use --all.")
+    schedules = open_app(app).app.schedules
+    refused = [each for each in schedules.refused() if everything or each.name in names]
+    for each in refused:
+        click.echo(f"{visible(each.name)}: {visible(told_whole(each))}")
+    if refused:
+        confirm(f"Sign {count(len(refused), 'entry').replace('entrys', 'entries')}?", yes)
+    for name in schedules.sign(None if everything else _existing(schedules.get, names), refused):
+        click.echo(f"Signed {visible(name)}.")
+
+
+@beat.command()
+@click.argument("name", type=_NAME)
+@app_option
+@json_option
+def run(name: str, app: str | None, as_json: bool) -> None:
+    """Call the entry NAME now, whatever its schedule says."""
+    application = open_app(app).app
+    entry = application.schedules.entry(name)
+    try:
+        result = application.schedules.run(name)
+    except TypeError as error:  # the arguments do not fit the task
+        raise click.ClickException(str(error)) from None
+    print_json({"id": result.id, "name": name, "task": entry.task}) if as_json else click.echo(result.id)
+    warn_without_worker(application, result.queue)
+
+
+def _existing(find: Any, names: tuple[str, ...]) -> list[str]:
+    """Return the names, each once. Raises NoSuchEntry before anything is done."""
+    for name in names:
+        find(name)
+    return list(dict.fromkeys(names))
+
+
+def _check_options(app: QWorker, task: str, options: Mapping[str, Any]) -> None:
+    """Raise PublishError for options of the call that would be refused each time it is due."""
+    check_options(app, task, options)
+    check_priority(task, options, app.conf.task_queue_max_priority)
+
+
+def _tell(app: QWorker, name: str, done: str, as_json: bool) -> None:
+    """Say what became of an entry, and what will go wrong when it is called."""
+    found = app.schedules.get(name)
+    entry = found.entry
+    shown = brief(app, found)
+    if as_json:
+        print_json(shown)
+    elif entry is not None:
+        next_ = f"; next: {shown_time(app, shown['next_due'])}" if shown["next_due"] else ""
+        click.echo(f"{done} {visible(name)}: {visible(entry.task)}, {visible(when(entry.schedule))}{next_}.")
+    if entry is None:
+        return
+    if shown["state"] == OVER:
+        click.echo("Warning: it is never due: its time is over, or it has had all its runs.", err=True)
+    if entry.task not in app.tasks:
+        click.echo(f"Warning: {doubt_task(app, entry.task)}", err=True)
+        return
+    for trouble in shown["troubles"]:
+        click.echo(f"Warning: it {trouble['what']}", err=True)

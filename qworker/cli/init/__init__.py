@@ -1,0 +1,4 @@
+"""`qworker init`: files that run a project.
+
+Modules, in reading order: ``commands``, ``deployment`` (what the app's broker needs), ``templates``.
+"""

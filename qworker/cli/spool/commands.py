@@ -1,0 +1,193 @@
+"""`qworker spool`: jobs as files in a directory, uWSGI's or ours.
+
+Comes from:  people who look after spool directories.
+Goes to:     the spooler's administration, and its writer.
+Thread:      main.
+
+Of several names each is done for itself: one that cannot be done is told of, and the others are done.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import closing
+from datetime import datetime
+from typing import BinaryIO
+
+import click
+
+from qworker.cli.groups import SuggestingGroup
+from qworker.cli.options import json_option
+from qworker.cli.output import count, print_json, visible
+from qworker.cli.spool import run
+from qworker.cli.spool.job import due, job_options, read_pairs
+from qworker.cli.spool.send import send_job
+from qworker.cli.spool.shown import (
+    aside_fields,
+    examined_fields,
+    print_aside,
+    print_examined,
+    print_waiting,
+    waiting_fields,
+)
+from qworker.cli.spool.watch import watch
+from qworker.clock import SYSTEM_CLOCK
+from qworker.errors import SpoolError
+from qworker.spooler.administration.admin import SpoolAdmin
+from qworker.spooler.files.packet import is_priority, job_path
+from qworker.spooler.files.place import existing
+from qworker.spooler.files.writing import Sync, Writer
+
+EXIT_SOME_FAILED = 1
+
+directory_argument = click.argument("directory", metavar="DIR")
+names_argument = click.argument("names", metavar="NAME...", nargs=-1, required=True)
+
+
+@click.group(cls=SuggestingGroup)
+def spool() -> None:
+    """Look after spool directories, uWSGI's or ours: see, add, send, remove, retry and move jobs.
+
+    A job is named as `qworker spool ls` shows it, with its priority before it: 10/uwsgi_spoolfile_on_…
+    Run this as the user of the spooler, which has to read what is added.
+    """
+
+
+spool.add_command(run.run)
+spool.add_command(send_job)
+
+
+@spool.command("ls")
+@directory_argument
+@click.option("--all", "everything", is_flag=True, help="Those that were set aside, too.")
+@json_option
+def list_(directory: str, everything: bool, as_json: bool) -> None:
+    """List the jobs that wait, in natural order: size, due time, attempts, and whether somebody runs them.
+
+    Their locks are asked for, and what they hold is not read.
+    """
+    with closing(SpoolAdmin(directory, writable=False)) as admin:
+        jobs = list(admin.waiting())
+        dead = list(admin.set_aside()) if everything else []
+        hidden = 0 if everything else _count_aside(admin)
+    now = SYSTEM_CLOCK.now()
+    if as_json:
+        print_json([*(waiting_fields(job, now) for job in jobs), *map(aside_fields, dead)])
+        return
+    if jobs:
+        print_waiting(jobs, now)
+    else:
+        click.echo("No job waits.")
+    if dead:
+        click.echo()
+        print_aside(dead, now)
+    elif hidden:
+        click.echo(f"\nSet aside: {count(hidden, 'job')}. See them with --all.", err=True)
+
+
+def _count_aside(admin: SpoolAdmin) -> int:
+    try:
+        return len(admin.set_aside_names())
+    except SpoolError:  # who may not read them has not asked for them
+        return 0
+
+
+@spool.command()
+@directory_argument
+@click.argument("name")
+@json_option
+def show(directory: str, name: str, as_json: bool) -> None:
+    """Show one job: its state, its pairs, and how its body begins. Nothing is unpickled."""
+    with closing(SpoolAdmin(directory, writable=False)) as admin:
+        found = admin.examine(name)
+    now = SYSTEM_CLOCK.now()
+    if as_json:
+        print_json(examined_fields(found, now))
+    else:
+        print_examined(found, now)
+
+
+@spool.command()
+@directory_argument
+@job_options
+@json_option
+def add(
+    directory: str,
+    pairs: tuple[str, ...],
+    at: float | datetime | None,
+    delay: float | None,
+    priority: str,
+    body: BinaryIO | None,
+    as_json: bool,
+) -> None:
+    """Write a job as uWSGI reads it, and print its name. It is on the disk then."""
+    when = due(at, delay)
+    writer = Writer(existing(directory), sync=Sync.DIRECTORY)
+    path = writer.write(read_pairs(pairs), b"" if body is None else body.read(), at=when, priority=priority)
+    name = os.path.relpath(path, writer.path)
+    if as_json:
+        print_json({"name": name, "due": os.stat(path).st_mtime})
+    else:
+        click.echo(visible(name))
+
+
+@spool.command("rm", epilog="Exit code 1: one of them is being run or is not there; the others are removed.")
+@directory_argument
+@names_argument
+@click.option("--dead", is_flag=True, help="Remove jobs that were set aside, with their notes.")
+def remove(directory: str, names: tuple[str, ...], dead: bool) -> int:
+    """Remove jobs that wait, for good. One that is being run is refused."""
+    with closing(SpoolAdmin(directory)) as admin:
+        return _each(names, "Removed", lambda name: admin.remove(name, dead=dead))
+
+
+@spool.command(epilog="Exit code 1: one of them is being run or is not there; the others are retried.")
+@directory_argument
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All jobs that were set aside.")
+def retry(directory: str, names: tuple[str, ...], everything: bool) -> int:
+    """Have jobs run now, as if they had never been tried: those that were set aside, and those that wait."""
+    if everything == bool(names):
+        raise click.UsageError("Name jobs as `qworker spool ls --all` shows them, or use --all.")
+    with closing(SpoolAdmin(directory)) as admin:
+        chosen = tuple(job.name for job in admin.set_aside()) if everything else names
+        return _each(chosen, "Put back", admin.retry)
+
+
+@spool.command(epilog="Exit code 1: one of them is being run or is not there; the others are moved.")
+@directory_argument
+@names_argument
+@click.argument("destination", metavar="DEST")
+def move(directory: str, names: tuple[str, ...], destination: str) -> int:
+    """Move jobs that wait to another spool directory, or to another priority, with due times and attempts.
+
+    DEST is a spool directory, in which a job keeps its priority; or a number, another priority in DIR (./10
+    would be a directory); or DIR itself, where it has no priority any more. From one file system to another a
+    job is complete there before it is removed here.
+    """
+    with closing(SpoolAdmin(directory)) as admin:
+        if is_priority(destination):
+            return _each(names, "Moved", lambda name: admin.move(name, admin, destination))
+        with closing(SpoolAdmin(destination)) as target:
+            priority = "" if target.path == admin.path else None
+            return _each(names, "Moved", lambda name: admin.move(name, target, priority))
+
+
+def _each(names: tuple[str, ...], done: str, act: Callable[[str], object]) -> int:
+    """Do it with each job, say how many were *done*, and return the exit code. SpoolError, before anything is
+    done, when one of the names is none."""
+    chosen = list(dict.fromkeys(map(job_path, names)))
+    succeeded = 0
+    for name in chosen:
+        try:
+            act(name)
+        except SpoolError as error:
+            click.echo(f"Error: {error}", err=True)
+        else:
+            succeeded += 1
+    click.echo(f"{done}: {count(succeeded, 'job')}.")
+    return 0 if succeeded == len(chosen) else EXIT_SOME_FAILED
+
+
+spool.add_command(watch)

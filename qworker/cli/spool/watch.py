@@ -1,0 +1,209 @@
+"""`qworker spool watch`: spool directories, as they are each second.
+
+Comes from:  people who look at them, and programs that read lines of JSON.
+Goes to:     ``qworker.spooler.administration.census``, and the terminal.
+Thread:      main.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import click
+
+from qworker.cli.options import Number, SettingValue
+from qworker.cli.output import age, on_screen, print_table, visible
+from qworker.clock import SYSTEM_CLOCK
+from qworker.spooler.administration.census import Census, Counts, Flow
+from qworker.spooler.files.place import existing
+
+_SHORTEST_WAIT = 0.05
+_CLEAR = "\x1b[H\x1b[J"
+"""To the upper left corner, and nothing below it."""
+_HEADS = ("directory", "due", "running", "delayed", "dead", "new/s", "done/s", "oldest", "next")
+
+
+class _Seen(NamedTuple):
+    """One look at one directory. error: why there is no more than that."""
+
+    path: str
+    now: float
+    counts: Counts | None
+    flow: Flow | None
+    error: str = ""
+
+
+@click.command("watch")
+@click.argument("directories", metavar="DIR...", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each directory, each time.")
+@click.option("--count", type=Number(min=1), help="End after so many times.")
+@click.option(
+    "--every",
+    type=SettingValue("spooler_frequency"),
+    default="1s",
+    show_default=True,
+    help="How often to look.",
+)
+def watch(directories: tuple[str, ...], as_json: bool, count: int | None, every: float) -> None:
+    """Show how many jobs are due, are run, are due later and were set aside, and how many come and go.
+
+    Press q to end. "new/s" and "done/s" are files that came and went, whoever wrote and removed them;
+    "oldest" is for how long the oldest job has been due, and "next" when the next delayed one is. "+" says
+    that there may be more. Nothing in the directories is changed; one that vanishes is waited for.
+    """
+    places = list(dict.fromkeys(existing(name, writable=False) for name in directories))
+    moving = not as_json and on_screen()
+    censuses = [Census(place) for place in places]
+    try:
+        with _keys() as pressed:
+            _watch(censuses, max(every, _SHORTEST_WAIT), count, _printer(as_json, moving), pressed)
+    except KeyboardInterrupt:
+        if moving:
+            click.echo()
+    finally:
+        for census in censuses:
+            census.close()
+
+
+def _watch(
+    censuses: list[Census],
+    every: float,
+    count: int | None,
+    show: Callable[[list[_Seen]], None],
+    pressed: Callable[[list[Census], float], bool],
+) -> None:
+    done = 0
+    while True:
+        moment = time.monotonic()
+        show([_look(census) for census in censuses])
+        done += 1
+        if done == count:
+            return
+        # A look at a hundred thousand files takes its time; half of ours at most goes into looking.
+        until = max(moment + every, time.monotonic() + (time.monotonic() - moment))
+        while (left := until - time.monotonic()) > 0:
+            if pressed(censuses, left):
+                return
+            for census in censuses:
+                census.listen()
+
+
+def _look(census: Census) -> _Seen:
+    now = SYSTEM_CLOCK.now()
+    try:
+        return _Seen(census.path, now, *census.look())
+    except OSError as error:
+        return _Seen(census.path, now, None, None, error.strerror or str(error))
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[list[Census], float], bool]]:
+    """A function that waits until something happens, so many seconds at most, and says whether it was "q"."""
+    keyboard = _keyboard()
+    if keyboard < 0:
+        yield lambda censuses, seconds: _wait(censuses, -1, seconds)
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(keyboard)
+    try:
+        tty.setcbreak(keyboard, termios.TCSANOW)  # a key counts at once; ctrl-c still interrupts
+        yield lambda censuses, seconds: _wait(censuses, keyboard, seconds)
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+
+
+def _keyboard() -> int:
+    """Where keys come from; -1 when that is no terminal, or one that another program has now."""
+    try:
+        file = sys.stdin.fileno()
+        return file if os.isatty(file) and os.tcgetpgrp(file) == os.getpgrp() else -1
+    except (AttributeError, ValueError, OSError):  # closed, or none at all
+        return -1
+
+
+def _wait(censuses: list[Census], keyboard: int, seconds: float) -> bool:
+    files = [census.fileno() for census in censuses if census.fileno() >= 0]
+    waiting = select.poll()
+    for file in files + ([keyboard] if keyboard >= 0 else []):
+        waiting.register(file, select.POLLIN)
+    if keyboard not in (file for file, _ in waiting.poll(seconds * 1000)):
+        return False
+    typed = os.read(keyboard, 100)
+    return not typed or b"q" in typed.lower()  # nothing: the terminal has gone
+
+
+def _printer(as_json: bool, moving: bool) -> Callable[[list[_Seen]], None]:
+    if as_json:
+        return _print_lines
+    return _print_screen if moving else _print_rows
+
+
+def _print_lines(seen: list[_Seen]) -> None:
+    for one in seen:
+        click.echo(json.dumps(_fields(one)))
+
+
+def _print_screen(seen: list[_Seen]) -> None:
+    click.echo(_CLEAR, nl=False)
+    _print_rows(seen)
+    click.echo("\nq ends.")
+
+
+def _print_rows(seen: list[_Seen]) -> None:
+    print_table(_HEADS, [_row(one) for one in seen], right=" ".join(_HEADS[1:]))
+    for one in seen:
+        if one.error:
+            click.echo(f"{visible(one.path)} cannot be read: {one.error}. It is waited for.")
+    sys.stdout.flush()
+
+
+def _row(one: _Seen) -> tuple[Any, ...]:
+    counts, flow = one.counts, one.flow
+    if counts is None:
+        return (one.path, *("?" for _ in _HEADS[1:]))
+    more = "" if counts.complete else "+"
+    came, went = ("", "") if flow is None else (_rate(flow.came, flow), _rate(flow.went, flow))
+    return (
+        one.path,
+        counts.due,
+        f"{counts.running}{more}",
+        counts.delayed,
+        "?" if counts.dead is None else counts.dead,
+        came,
+        went,
+        age(None if counts.oldest is None else one.now - counts.oldest),
+        age(None if counts.next_due is None else counts.next_due - one.now),
+    )
+
+
+def _rate(jobs: int, flow: Flow) -> str:
+    return f"{jobs / flow.seconds:.0f}{'' if flow.complete else '+'}"
+
+
+def _fields(one: _Seen) -> dict[str, Any]:
+    """One look as JSON has it. What is not known is null."""
+    counts, flow = one.counts, one.flow
+    fields: dict[str, Any] = {"time": round(one.now, 3), "directory": one.path}
+    if counts is None:
+        return fields | {"error": one.error}
+    return fields | {
+        "due": counts.due,
+        "running": counts.running,
+        "delayed": counts.delayed,
+        "dead": counts.dead,
+        "oldest_seconds": None if counts.oldest is None else round(max(one.now - counts.oldest, 0.0), 3),
+        "next_seconds": None if counts.next_due is None else round(counts.next_due - one.now, 3),
+        "new": None if flow is None else flow.came,
+        "done": None if flow is None else flow.went,
+        "seconds": None if flow is None else round(flow.seconds, 3),
+        "complete": counts.complete and (flow is None or flow.complete),
+    }

@@ -1,0 +1,303 @@
+"""Joiner: sends the body of a join when its last member has ended.
+
+Comes from:  the listener and the result writer, which wake it when they have recorded parts; the result
+             store, which has the joins.
+Goes to:     the broker, with the body; the result store, with the failure of a body that is not to run.
+Thread:      joiner; record() is the result writer's, stir() anybody's.
+
+Whichever worker claims a join first sends its body. A claim expires: if that worker dies, another one's
+joiner takes the join over, at its next round. Nobody waits in a slot for the members.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from qworker import states
+from qworker.backends.joins import Finished, Joins
+from qworker.canvas.join_body import JoinBody
+from qworker.canvas.membership import MOST_MEMBERS_TEXT, calls_in
+from qworker.components.component import ThreadComponent
+from qworker.errors import (
+    BackendError,
+    BrokerUnavailable,
+    ChordError,
+    DamagedResult,
+    EncodeError,
+    PublishError,
+    QWorkerError,
+    ResultNotFound,
+)
+from qworker.interrupts import let_pass
+from qworker.message.exceptions import exception_of, exception_to_dict
+from qworker.process.crash_points import CRASHING, crash_point
+from qworker.publishing import bodies
+from qworker.safe_repr import safe_repr
+from qworker.tasks import followup
+from qworker.tasks.outcome import Followed
+from qworker.tasks.unsent import is_away
+from qworker.transports.lease import Envelope, Part
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.backends.base import Meta
+
+logger = logging.getLogger(__name__)
+
+BATCH = 16
+"""How many joins are claimed at a time."""
+RETRY_SECONDS = 1.0
+_AWAY = (BackendError, BrokerUnavailable)
+PORTION = 1000
+"""How many results are read at a time."""
+
+
+class Joiner(ThreadComponent):
+    """joins: gives those of the app's result store. may_have_due: whether to look there for some that are due
+    at an epoch second. A broker in the same store tells by its own connection: to open the result store would
+    cost time at the start, and tens of MB, in each worker that has no workflows."""
+
+    name = "joiner"
+
+    def __init__(
+        self,
+        app: QWorker,
+        on_crash: Callable[[str, BaseException], None],
+        joins: Callable[[], Joins],
+        may_have_due: Callable[[float], bool] = lambda now: True,
+    ) -> None:
+        super().__init__(app.clock, on_crash)
+        self._app = app
+        self._open_joins = joins
+        self._may_have_due = may_have_due
+        self._seconds: float = app.conf.worker_lease_seconds
+        """So long a claim lasts, as all that a worker holds; and between two looks for what dead workers have
+        left, and for what is overdue."""
+
+    @property
+    def _joins(self) -> Joins:
+        return self._open_joins()
+
+    def record(self, parts: Sequence[Part]) -> None:
+        """Record *parts*, and look whether they were the last. Raises BackendError when the store does not
+        answer."""
+        self._joins.add(parts)
+        self.wake()
+
+    def opened(self) -> None:
+        """Rest until the broker has taken this worker on, or for a claim's time: what keeps it from that is
+        often what keeps us from the joins, and is told once."""
+        self.wait(self._seconds)
+
+    def step(self, now: float) -> float | None:
+        try:
+            if not self._may_have_due(self._app.clock.now()):
+                return self._seconds
+            while claimed := self._joins.claim(BATCH, self._seconds):
+                for join in claimed:
+                    self._finish(join)
+        except QWorkerError as error:
+            logger.warning(
+                "what follows the members of a group is not sent: %s; trying again in %g s",
+                error,
+                RETRY_SECONDS,
+                extra={"event": "joins-wait"},
+            )
+            return RETRY_SECONDS
+        return self._seconds
+
+    def _finish(self, join: Finished) -> None:
+        """Send what follows *join*. Where that cannot be sent, send what tells of it, as far as it can be."""
+        if CRASHING:
+            crash_point("join-claimed")
+        try:
+            body, doubt = bodies.read_body(self._app, join)
+            error = doubt or self._error(join, body)
+        except _AWAY:
+            raise
+        except Exception as damaged:  # noqa: BLE001 - what a stranger may have written
+            self._give_up(join, _told(damaged))
+            return
+        if body.tentative and join.overdue and not join.parts:
+            logger.info("join %s ends, whose members nobody has seen: they were not committed", join.id)
+            self._joins.finish(join, (), self._app.broker.sender)
+            return
+        fail = partial(self._fail, believed=doubt is None)
+        for way in (*(() if error else (self._call,)), fail, self._end, self._store):
+            try:
+                envelopes = way(join, body, error)
+            except Exception as raised:
+                if is_away(raised):
+                    raise
+                error = error or _told(raised)  # values that are gone, a call that nobody can send
+                continue
+            if CRASHING:
+                crash_point("body-made")
+            try:
+                self._joins.finish(join, envelopes, self._app.broker.sender)
+                break
+            except (EncodeError, PublishError) as raised:  # the broker does not take them
+                error = error or _told(raised)
+        else:
+            self._give_up(join, error)
+        bodies.forget_added(self._app, join, body)
+
+    def _give_up(self, join: Finished, error: Any) -> None:
+        text = "join %s ends without its body: %s"
+        logger.error(text, join.id, error, extra={"event": "join-failed"})
+        self._joins.finish(join, (), self._app.broker.sender)
+
+    def _call(self, join: Finished, body: JoinBody, error: Any) -> list[Envelope]:
+        """The call of *body*."""
+        from qworker.publishing.body_messages import messages_of
+
+        return messages_of(self._app, body, self._values(join, body))
+
+    def _fail(self, join: Finished, body: JoinBody, error: Any, believed: bool) -> list[Envelope]:
+        """What tells that *body* is not called: a message by which it fails, where a worker of ours gets
+        that. believed: the parts are those of the members."""
+        why = self._why(error)
+        if not body.of_chord:
+            logger.info("what join %s would have called fails along: %s", join.id, why)
+            if body.one and believed:
+                bodies.keep_rest(self._app, join.id, body)
+            self._fail_along(body, error, why)
+            return []
+        logger.error("join %s fails: %s", join.id, why, extra={"event": "join-failed"})
+        if join.parts and join.parts[0].body:
+            return self._end(join, body, error)
+        from qworker.publishing.body_messages import failed_messages_of
+
+        members = () if join.overdue or not believed else [part.task_id for part in join.parts]
+        return failed_messages_of(self._app, body, why, members, self._cause(error, body))
+
+    def _end(self, join: Finished, body: JoinBody, error: Any) -> list[Envelope]:
+        """The messages to the errbacks of *body*, which has failed here: it can be in no message."""
+        envelopes, ended = followup.chord_failed(
+            self._app, body.call, self._why(error), self._cause(error, body)
+        )
+        self._keep(ended)
+        return envelopes
+
+    def _store(self, join: Finished, body: JoinBody, error: Any) -> list[Envelope]:
+        """Nothing: not even the errbacks of *body* can be told. It has failed all the same."""
+        logger.error("nobody is told that join %s fails: %s", join.id, self._why(error))
+        self._fail_along(body, self._why(error), self._why(error))
+        return []
+
+    def _cause(self, error: str | Part, body: JoinBody) -> Any:
+        """With which error, as it is stored, the calls of *body* fail: a group's with that of the member, as
+        in Celery; None: with ChordError."""
+        if isinstance(error, str) or body.call["subtask_type"] != "group":
+            return None
+        try:
+            meta = self._meta_of(error)
+            cause = self._joins.read_chord_part(error) if error.value else meta and meta["result"]
+        except DamagedResult:
+            return None
+        return cause if isinstance(cause, Mapping) and len(repr(cause)) <= MOST_MEMBERS_TEXT else None
+
+    def _why(self, error: str | Part) -> str:
+        return error if isinstance(error, str) else f"Dependency {error.task_id} {self._end_of(error)}"
+
+    def _fail_along(self, body: JoinBody, error: str | Part, why: str) -> None:
+        """Store that the calls of *body* fail: with the error of the member that failed, as the rest of a
+        chain does, where one did."""
+        meta = None if isinstance(error, str) else self._meta_of(error)
+        if meta is None:
+            stored, traceback = exception_to_dict(ChordError(why)), ""
+        else:
+            stored, traceback = meta["result"], meta.get("traceback") or ""
+        self._keep(followup.ended(self._app, calls_in([body.call], following=True), stored, traceback))
+
+    def _keep(self, ended: Sequence[Followed]) -> None:
+        self._app.backend.store_rows([row for row, _ in ended])
+        parts = [Part(*part) for _, fields in ended for part in fields]
+        if parts:
+            self._joins.add(parts)
+
+    def _error(self, join: Finished, body: JoinBody) -> Part | str | None:
+        """Why the body is not to run: a member that has not succeeded, or a sentence. None: it runs."""
+        failed = (part for part in join.parts if part.status != states.SUCCESS)
+        if not body.always and (part := next(failed, None)) is not None:
+            return part
+        return "not all dependencies have ended in time" if join.overdue else None
+
+    def _end_of(self, part: Part) -> str:
+        """How a member has ended that has not succeeded, in Celery's words."""
+        if part.value:
+            try:
+                stored = {"status": states.FAILURE, "result": self._joins.read_chord_part(part)}
+            except DamagedResult as damaged:
+                return f"raised {damaged}"
+            return f"raised {safe_repr(exception_of(stored))}"
+        meta = self._meta_of(part)
+        if meta is None:
+            return f"ended as {part.status}"
+        return f"raised {safe_repr(exception_of(meta))}"
+
+    def _meta_of(self, part: Part) -> Meta | None:
+        """What is stored of a member that has failed; None when that is nothing, or cannot be read."""
+        meta = self._app.backend.read_many([part.task_id]).get(part.task_id)
+        known = isinstance(meta, dict) and meta["status"] in states.PROPAGATE_STATES
+        return meta if known else None  # type: ignore[return-value]
+
+    def _values(self, join: Finished, body: JoinBody) -> list[Any]:
+        """The values of the members, in their order; None of one that has failed or that is not wanted."""
+        if join.parts and join.parts[0].value:
+            return self._values_of_chord(join)
+        # Of a body that is called in any case nobody else is to say that a member has failed.
+        looked_at = body.always and body.members is not None
+        wanted = [
+            (part.status == states.SUCCESS or looked_at) and body.wants(part.number) for part in join.parts
+        ]
+        ids = [part.task_id for part, is_wanted in zip(join.parts, wanted, strict=True) if is_wanted]
+        found: dict[str, Any] = {}
+        for start in range(0, len(ids), PORTION):
+            found.update(self._app.backend.read_many(ids[start : start + PORTION]))
+        values: list[Any] = []
+        for part, is_wanted in zip(join.parts, wanted, strict=True):
+            meta = found.get(part.task_id)
+            failed = part.status != states.SUCCESS and not _has_succeeded(meta)
+            values.append(_value(part, meta) if is_wanted and not failed else None)
+        return values
+
+    def _values_of_chord(self, join: Finished) -> list[Any]:
+        """The values of a chord in Celery's format. A client of Celery's whose header has groups in it counts
+        each of their members, and stores of which results the header is made: its body gets these."""
+        from qworker.results.group_result import GroupResult
+
+        header = GroupResult.restore(join.id, app=self._app)
+        values = [self._joins.read_chord_part(part) for part in join.parts]
+        if not isinstance(header, GroupResult):
+            return values
+        known = {part.task_id: value for part, value in zip(join.parts, values, strict=True)}
+        return [_shaped(result, known) for result in header.results]
+
+
+def _shaped(result: Any, known: Mapping[str, Any]) -> Any:
+    """The value of *result*, of a group a list, out of those that are *known* by the ids of their calls."""
+    if not result._is_single:
+        return [_shaped(each, known) for each in result.results]
+    if result.id not in known:
+        raise ResultNotFound(f"{result.id} stands in the saved header, and is no member that has ended")
+    return known[result.id]
+
+
+def _value(part: Part, meta: Any) -> Any:
+    if not _has_succeeded(meta):
+        how = "is not there" if meta is None else "cannot be read or is none"
+        raise ResultNotFound(f"the result of member {part.task_id} {how}")
+    return meta["result"]
+
+
+def _has_succeeded(meta: Any) -> bool:
+    return isinstance(meta, dict) and meta["status"] == states.SUCCESS
+
+
+def _told(error: Exception) -> str:
+    let_pass(error)
+    return str(error) if isinstance(error, QWorkerError) else safe_repr(error)

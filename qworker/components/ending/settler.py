@@ -1,0 +1,160 @@
+"""Settler: turns how requests ended into orders to the Listener, with the result to store along or ahead of
+them.
+
+Comes from:  the pool (how runs ended), Mediator (what is not to run), Intake (what cannot run).
+Goes to:     the Listener's mailbox; through ResultWriter where results have a store of their own.
+Thread:      any: it has no state but what it was built with, and a list that only grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from qworker.components.ending import outcomes
+from qworker.components.ending.result_writer import ResultWriter, carries_result
+from qworker.components.mailbox import Mailbox, SettlementOrder
+from qworker.components.request import MOST_DEATHS, Failing, Request, Stranger
+from qworker.components.status.counters import Counters, Run
+from qworker.components.waiting.ready_queue import ReadyQueue
+from qworker.tasks.outcome import (
+    INTERRUPTED,
+    LAPSED,
+    LOST,
+    RETRY,
+    SUCCESS,
+    TIME_LIMIT,
+    UNSTARTED,
+    Outcome,
+)
+from qworker.transports.lease import Ack, DeadLetter, Part, ResultRow, Settlement, Store
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+
+
+def _runs(ends: Iterable[tuple[Request, Outcome]]) -> Iterator[Run]:
+    """What is counted of *ends*."""
+    for request, outcome in ends:
+        label = outcomes.OUTCOMES[outcome.kind].label
+        if label is not None:
+            yield Run(request.name, label, outcome.runtime)
+
+
+class Settler:
+    """mailbox: of the Listener. writer: None when results are stored with the ack. counters: None when nobody
+    can ask for them."""
+
+    def __init__(
+        self,
+        app: QWorker,
+        ready: ReadyQueue,
+        mailbox: Mailbox[SettlementOrder],
+        writer: ResultWriter | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        self._app = app
+        self._ready = ready
+        self._mailbox = mailbox
+        self._writer = writer
+        self._counters = counters
+        self.cut: list[str | None] = []
+        """Ids of the calls whose runs were cut short since the worker began to end; any thread appends."""
+        self._ending = False
+
+    def quiet(self) -> None:
+        """The worker begins to end: what is interrupted from now on, is so because of that."""
+        self._ending = True
+
+    def ended(self, ends: Sequence[tuple[Request, Outcome]]) -> None:
+        """Settle requests that ended, or are not to run after all; what had not started is ready again."""
+        orders, waiting, told = [], [], []
+        app, now = self._app, self._app.clock.now()
+        for request, outcome in ends:
+            if self._ending and outcome.kind == INTERRUPTED:
+                self.cut.append(request.id)
+            known = request.failing
+            if known is not None and (again := _again(known, outcome)) is not None:
+                request.failing = again
+                waiting.append(request)
+                continue
+            if known is not None:
+                outcome = _answered(known.outcome, outcome, request.time_limit)
+            elif (failing := outcomes.failing(app, request, outcome, now)) is not None:
+                request.failing = failing
+                waiting.append(request)
+                continue
+            told.append((request, outcome))
+            settlement = outcomes.end(app, request, outcome, now)
+            if settlement is None:
+                waiting.append(request)
+            else:
+                orders += [_along(row, parts) for row, parts in outcome.follow]
+                orders.append(_order(request, settlement))
+        if self._counters is not None:
+            self._counters.count(_runs(told))
+        if waiting:
+            self._ready.put_back(waiting)
+        self._post_many(orders)
+
+    def started(self, rows: Sequence[tuple[Request, ResultRow]]) -> None:
+        """Store the state STARTED of running requests."""
+        self._post_many([SettlementOrder(request, Store(row), final=False) for request, row in rows])
+
+    def refuse(self, request: Request | Stranger, outcome: Outcome) -> bool:
+        """Settle a message that was not let in: nobody waits for its settlement, and it is not counted.
+
+        True: it has to be let in after all, since a child is to tell the calls that it carries.
+        """
+        if isinstance(request, Request):
+            request.failing = outcomes.failing(self._app, request, outcome, self._app.clock.now())
+            if request.failing is not None:
+                return True
+        settlement = outcomes.end(self._app, request, outcome, self._app.clock.now())
+        if settlement is not None:
+            self.settle(settlement)
+        return False
+
+    def settle(self, settlement: Settlement) -> None:
+        """Tell the broker of a message that is in nobody's hands here."""
+        self._post_many([SettlementOrder(None, settlement)])
+
+    def _post_many(self, orders: list[SettlementOrder]) -> None:
+        """To the Listener; through the writer what has a row, where results have a store of their own."""
+        if self._writer is None:
+            self._mailbox.post_many(orders)
+            return
+        self._writer.mailbox.post_many(order for order in orders if carries_result(order))
+        self._mailbox.post_many(order for order in orders if not carries_result(order))
+
+
+def _again(failing: Failing, outcome: Outcome) -> Failing | None:
+    """With what a request is given to another child, after one that was to tell of *failing* ended with
+    *outcome*; None: to none."""
+    if outcome.told or failing.deaths >= MOST_DEATHS or outcome.kind not in (LOST, TIME_LIMIT):
+        return None
+    # An errback that has taken too long would do so again.
+    return failing._replace(deaths=failing.deaths + 1 if outcome.kind == LOST else MOST_DEATHS)
+
+
+def _answered(failing: Outcome, outcome: Outcome, limit: float | None) -> Outcome:
+    """The end of a request that was given to a child because it had ended as *failing*, and came back with
+    *outcome*. limit: the seconds that it might take."""
+    if outcome.kind in (RETRY, SUCCESS):
+        return outcome._replace(runtime=limit or 0.0)
+    return outcome if outcome.told or outcome.kind in (UNSTARTED, LAPSED) else failing
+
+
+def _along(row: ResultRow, parts: Sequence[Sequence[Any]]) -> SettlementOrder:
+    """The order to store what ends along with a request."""
+    return SettlementOrder(None, Store(row, tuple(Part(*part) for part in parts)))
+
+
+def _order(request: Request, settlement: Settlement) -> SettlementOrder:
+    """The order to settle *request* so."""
+    if not request.acked:
+        return SettlementOrder(request, settlement)
+    # The message is gone: only the result is left to store, and the parts to record.
+    if not isinstance(settlement, Ack | DeadLetter) or not (settlement.row or settlement.parts):
+        return SettlementOrder(request, None)
+    return SettlementOrder(request, Store(settlement.row, settlement.parts))

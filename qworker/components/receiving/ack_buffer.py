@@ -1,0 +1,303 @@
+"""AckBuffer: what the Listener has to tell the broker, until the broker has heard it.
+
+Comes from:  the mailbox, where whoever ended a request leaves an order; Listener, with what goes back.
+Goes to:     the store, many orders in one step, by way of Settlements; then the ledger, which lets go of the
+             requests, and EarlyAcks, from where requests start whose acks are there.
+Thread:      listener, but for ``len``, and what is said to be for any.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import NamedTuple
+
+from qworker.clock import Clock
+from qworker.components.mailbox import Mailbox, SettlementOrder
+from qworker.components.receiving.ledger import WorkerState
+from qworker.components.receiving.settlements import Settlements
+from qworker.components.request import Request
+from qworker.components.waiting.doubts import DOUBT_SECONDS, Doubts
+from qworker.components.waiting.early_acks import EarlyAcks
+from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
+from qworker.process.crash_points import CRASHING, crash_point
+from qworker.publishing.retry import RECONNECT
+from qworker.transports.lease import Ack, Broker, DeadLetter, Envelope, Release, Settlement
+
+logger = logging.getLogger(__name__)
+
+AGAIN = "ended and will run again"
+UNSTORED = "ended and have no result stored"
+LOST = "were acknowledged before they ran, have not run and are lost"
+
+
+class FlushLimits(NamedTuple):
+    """For how many seconds an order to settle waits for others, and how many *orders* are enough."""
+
+    seconds: float
+    orders: int
+
+
+class AckBuffer:
+    """mailbox: where others leave their orders."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        mailbox: Mailbox[SettlementOrder],
+        settlements: Settlements,
+        state: WorkerState,
+        early: EarlyAcks,
+        limits: FlushLimits,
+    ) -> None:
+        self._sender, self._consumer = broker.sender, broker.consumer
+        self._mailbox = mailbox
+        self._settlements = settlements
+        self._state = state
+        self._early = early
+        self._limits = limits
+        self._orders: list[SettlementOrder] = []  # listener writes, as all below
+        self._oldest = 0.0
+        self._hurry = False
+        """Something in here keeps a request from its start."""
+        self._told: set[int] = set()
+        """Tags of requests whose early ack the broker may have heard, though it did not answer."""
+        self.doubts = Doubts()
+        self._now = 0.0  # monotonic, of the last collect()
+        self._given_up: list[SettlementOrder] = []
+        """What the broker will not hear any more."""
+        self._quiet = False  # set by quiet(), a flag
+
+    def __len__(self) -> int:
+        """How many orders the broker has not heard. Any thread."""
+        return len(self._orders) + len(self._mailbox) + len(self.doubts)
+
+    def left(self) -> dict[str, list[str]]:
+        """What becomes of whom if the broker is not reached any more, in words: ids of tasks. Any thread, for
+        the listener's may be stuck."""
+        found: dict[str, list[str]] = {}
+        for order in (*self._given_up, *self._orders.copy()):
+            request = order.request
+            if request is not None and order.final and not isinstance(order.settlement, Release):
+                fate = LOST if order.anew else UNSTORED if request.acked else AGAIN
+                found.setdefault(fate, []).append(request.id)
+        return found
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is anything to flush."""
+        return bool(self._orders)
+
+    def collect(self, now: float) -> None:
+        """Take in what has come by the monotonic time *now*."""
+        self._mailbox.armed = False
+        self._now = now
+        orders = self._mailbox.take()
+        if orders:
+            if not self._orders:
+                self._oldest = now
+            self._orders.extend(orders)
+            self._hurry = self._hurry or any(order.starts for order in orders)
+
+    def quiet(self) -> None:
+        """Nothing is to start any more: what was to be acked for that is given back. Any thread."""
+        self._quiet = True
+
+    def give_back(self, requests: Sequence[Request]) -> None:
+        """Have the broker take back *requests*, which are not to run here. What is acked is sent anew, since
+        the broker has it no more."""
+        if CRASHING and requests:
+            crash_point("giving back")
+        for request in requests:
+            if request.acked:
+                self._orders.append(SettlementOrder(request, None, anew=True))
+            else:
+                self._state.leave(request)
+                self._orders.append(SettlementOrder(None, Release(request.tag)))
+
+    def is_due(self, now: float) -> bool:
+        """Whether what waits has waited long enough for others, or there is enough of it."""
+        waited, enough = self._limits
+        return bool(self._orders) and (
+            self._hurry or len(self._orders) >= enough or now >= self._oldest + waited
+        )
+
+    def rest(self, now: float) -> float:
+        """Seconds until what waits is due, which the owner will sleep at most: who posts an order that can
+        wait need not wake it."""
+        self._mailbox.armed = True
+        return max(0.0, self._oldest + self._limits.seconds - now)
+
+    # -- telling the broker --
+
+    def flush(self, generation: int) -> None:
+        """Tell the broker everything. generation: of the lease that we hold now.
+
+        Raises what Settlements.carry_out does; then what it has not heard is still here.
+        """
+        if self._quiet and self._hurry:
+            self._orders = [self._not_started(order) for order in self._orders]
+        orders = self._orders
+        current = [
+            order.settlement
+            for order in orders
+            if order.settlement is not None and not _is_over(order, generation)
+        ]
+        if CRASHING:
+            crash_point("settling")
+        told = self._told.copy()
+        if self._hurry:
+            self._told.update(order.request.tag for order in orders if order.starts and order.request)
+        lost = self._settlements.carry_out(generation, current) if current else set()
+        # What is to start stays here until that is confirmed; all else is done.
+        starting = [order for order in orders if order.starts]
+        self._orders = [order for order in orders if order.starts or order.anew]
+        self._settled([order for order in orders if not order.starts], lost, generation)
+        if self._hurry:
+            self._settlements.confirm(self._told)  # an ack lost on its way would have the task run twice
+            self._told.clear()
+        if CRASHING:
+            crash_point("settled")
+        self._orders, self._hurry = [order for order in self._orders if order.anew], False
+        self._answered([order.request for order in starting if order.request is not None], lost, told)
+        if self._orders:
+            self._consumer.extend()  # while the broker is away nothing is sent
+            self._consumer.confirm()
+            self._send_anew()
+
+    def _not_started(self, order: SettlementOrder) -> SettlementOrder:
+        """What becomes of *order* now that nothing starts any more."""
+        request = order.request
+        if not order.starts or request is None or request.tag in self._told:
+            return order
+        self._early.answered([], [request])
+        return SettlementOrder(request, Release(request.tag))
+
+    def _settled(self, orders: Sequence[SettlementOrder], lost: set[int], generation: int) -> None:
+        """The broker has heard *orders*, but those for the tags *lost* came too late."""
+        for order in orders:
+            request, settlement = order.request, order.settlement
+            if order.anew:
+                continue
+            if order.final and (request is not None or settlement is not None):
+                self._state.totals[_counted(settlement)] += 1
+            if request is None or not order.final:
+                continue
+            if not request.acked and (request.tag in lost or _is_over(order, generation)):
+                self._state.leave(request)
+                self._came_too_late(request, order)
+            else:
+                self._state.leave(request, finished=not isinstance(settlement, Release | DeadLetter))
+
+    def _answered(self, requests: Sequence[Request], lost: set[int], told: set[int]) -> None:
+        """The broker is known to have heard the acks of *requests*, which are to run, but for the tags
+        *lost*. told: the tags of those that it may have heard before, when no answer came."""
+        late = [request for request in requests if request.tag in lost]
+        doubtful = [request for request in late if request.tag in told]
+        for request in late:
+            if request.tag not in told:
+                self._state.leave(request)
+                logger.warning(
+                    "%r is not run: its lease was lost, and another worker has it",
+                    request,
+                    extra={"event": "task-lease-lost"},
+                )
+        self.doubts.add(doubtful, self._now + DOUBT_SECONDS)
+        if requests:
+            self._early.answered([request for request in requests if request.tag not in lost], late)
+
+    def _came_too_late(self, request: Request, order: SettlementOrder) -> None:
+        """Another worker has *request* by now; should it be delivered here again, it need not run again."""
+        if isinstance(order.settlement, Ack | DeadLetter):
+            logger.warning(
+                "%r ended after its lease was lost; another worker has it",
+                request,
+                extra={"event": "task-lease-lost"},
+            )
+            if self._quiet:
+                self._given_up.append(order)
+            self._state.finished_elsewhere(request, order.settlement)
+
+    def _send_anew(self) -> None:
+        """Send what was acked and has not run. Once: if that fails it may have been sent, and must not run
+        twice; so it has failed."""
+        orders, self._orders = self._orders, []
+        requests = [order.request for order in orders if order.request is not None]
+        try:
+            self._sender.push(
+                [
+                    Envelope(one.queue, one.headers, one.properties, one.body, one.priority)
+                    for one in (request.leased for request in requests)
+                ]
+            )
+        except (BrokerUnavailable, ConfigurationError, PublishError) as error:
+            self._give_up(orders, error)
+            self.doubts.add(requests, self._now)
+            return
+        self._state.totals["returned"] += len(requests)
+        for request in requests:
+            self._state.leave(request)
+
+    # -- when the lease was lost, and at the end --
+
+    def lost_lease(self, requests: Sequence[Request]) -> None:
+        """Forget *requests*, and what goes back without a request: it was held under the old lease, and is no
+        longer ours to give."""
+        for request in requests:
+            self._state.leave(request)
+        self._orders = [order for order in self._orders if order.request or not order.settlement]
+
+    def end(self, generation: int, clock: Clock, until: Callable[[], float]) -> None:
+        """Tell the broker the last, and try until the monotonic time *until*. What it has not heard by then
+        is told in the log, and by left()."""
+        self.quiet()
+        for failures in count():
+            self.collect(clock.monotonic())
+            if not self._orders:
+                return
+            try:
+                self.flush(generation)
+            except LeaseLost as error:
+                # Others have what was held. What was acked before it ran nobody has.
+                held = [order for order in self._orders if not order.anew]
+                self._orders = [order for order in self._orders if order.anew]
+                self._give_up(held, error)
+                self._send_anew()
+                return
+            except (BrokerUnavailable, ConfigurationError) as error:
+                if failures == 0:
+                    logger.warning(
+                        "the broker does not answer, and %d settlements wait: %s",
+                        len(self),
+                        error,
+                        extra={"event": "settlements-wait"},
+                    )
+                retry_at = clock.monotonic() + max(0.05, RECONNECT.delay(failures, random.random))
+                while (now := clock.monotonic()) < min(retry_at, until()):
+                    clock.sleep(min(0.1, retry_at - now))
+                if now >= until():
+                    orders, self._orders = self._orders, []
+                    self._give_up(orders, error)
+                    return
+
+    def _give_up(self, orders: Sequence[SettlementOrder], error: Exception) -> None:
+        self._given_up.extend(orders)
+        if orders:
+            logger.error(
+                "the last settlements did not reach the broker: %s",
+                error,
+                extra={"event": "settlements-lost"},
+            )
+
+
+def _counted(settlement: Settlement | None) -> str:
+    """What the totals call it."""
+    if isinstance(settlement, Release):
+        return "lost" if settlement.counted else "requeued" if settlement.requeued else "returned"
+    return "dead_lettered" if isinstance(settlement, DeadLetter) else "finished"
+
+
+def _is_over(order: SettlementOrder, generation: int) -> bool:
+    """Whether the lease under which this run ended was lost by then."""
+    request = order.request
+    return order.final and request is not None and not request.acked and request.generation != generation

@@ -1,0 +1,69 @@
+"""The worker's ledger: which requests it has, which tasks were revoked, and how many ended how.
+
+Comes from:  the Listener enters requests; whoever ends them takes them out.
+Goes to:     revocation, shutdown, reports.
+Thread:      the dictionary is written by the listener (enter) and by the thread that posts the end (leave);
+             each single operation on it is atomic. Totals belong to the listener.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from qworker.components.request import Key, Request
+from qworker.transports.lease import Revocation, Settlement
+
+if TYPE_CHECKING:
+    from qworker.components.receiving.replays import Replays
+
+
+class WorkerState:
+    """max_revoked: how many revocations are remembered; the oldest are forgotten first. replays: where
+    messages are signed."""
+
+    def __init__(self, max_revoked: int = 50_000, replays: Replays | None = None) -> None:
+        self._replays = replays
+        self.requests: dict[Key, Request] = {}
+        """From receipt to settlement."""
+        self.revoked: OrderedDict[str, Revocation] = OrderedDict()  # listener writes
+        self.done: OrderedDict[Key, Settlement] = OrderedDict()  # listener only
+        """What to do with messages that ended under a generation that was over by then."""
+        self.totals: Counter[str] = Counter()  # listener only
+        self._max_revoked = max_revoked
+
+    def is_copy(self, request: Request) -> bool:
+        """Whether *request* is of a signed message that was finished here, or is held under another tag."""
+        return self._replays is not None and self._replays.is_copy(request)
+
+    def enter(self, request: Request) -> None:
+        self.requests[request.key] = request
+        if self._replays is not None:
+            self._replays.enter(request)
+
+    def leave(self, request: Request, finished: bool = False) -> None:
+        """finished: the message is not to come again, here or from the dead letters."""
+        self.requests.pop(request.key, None)
+        if self._replays is not None:
+            self._replays.leave(request, finished)
+
+    def revoke(self, revocation: Revocation) -> list[Request]:
+        """Remember *revocation*; return the requests that it hits here."""
+        self.revoked[revocation.task_id] = revocation
+        self.revoked.move_to_end(revocation.task_id)
+        while len(self.revoked) > self._max_revoked:
+            self.revoked.popitem(last=False)
+        hit = [request for request in list(self.requests.values()) if request.id == revocation.task_id]
+        for request in hit:
+            request.revocation = revocation
+        return hit
+
+    def finished_elsewhere(self, request: Request, settlement: Settlement) -> None:
+        """The run of *request* ended, but its lease was lost: keep what to do should it be delivered here
+        again."""
+        self.done[request.key] = settlement
+        while len(self.done) > 10_000:
+            self.done.popitem(last=False)
+
+    def info(self) -> dict[str, Any]:
+        return {"reserved": len(self.requests), "revoked": len(self.revoked), "total": dict(self.totals)}

@@ -1,0 +1,134 @@
+"""PresenceReport: what this worker tells of itself through its broker.
+
+Comes from:  the pool, the requests that wait, the acks and the ledger, as snapshots.
+Goes to:     Listener, which gives the text to the broker along with the renewal of the lease.
+Thread:      listener.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+
+from qworker.clock import Clock
+from qworker.components.pool.contract import TaskPool
+from qworker.components.receiving.ack_buffer import AckBuffer
+from qworker.components.receiving.ledger import WorkerState
+from qworker.components.request import Key
+from qworker.components.shutdown import RUNNING
+from qworker.components.waiting.inventory import WaitingRequests
+from qworker.components.worker_lease import WorkerLease
+from qworker.naming import VERSION
+from qworker.transports.presence import (
+    IDLE,
+    MAX_RUNNING,
+    STARTING,
+    STOPPING,
+    WORKING,
+    Presence,
+    RunningTask,
+    to_text,
+)
+
+PYTHON = ".".join(map(str, sys.version_info[:3]))
+
+
+class PresenceReport:
+    """phase: tells the worker's phase. The others are its parts."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        phase: Callable[[], str],
+        lease: WorkerLease,
+        pool: TaskPool,
+        waiting: WaitingRequests,
+        acks: AckBuffer,
+        state: WorkerState,
+    ) -> None:
+        self._clock = clock
+        self._phase = phase
+        self._lease = lease
+        self._pool = pool
+        self._waiting = waiting
+        self._acks = acks
+        self._state = state
+        self._host = socket.gethostname()
+        self._started = clock.now()
+        self._began: dict[Key, float] = {}
+        """Epoch seconds at which what is running began. Kept, so that a run has one beginning however the
+        wall clock moves."""
+        self._told: Presence | None = None
+
+    def has_changed(self) -> bool:
+        """Whether there is something else to tell than what text() told last."""
+        return self._snapshot() != self._told
+
+    def text(self) -> str:
+        """What is to be told now. Memory comes along; that it has changed is no news."""
+        self._told = told = self._snapshot()
+        return to_text(
+            told._replace(
+                seen=self._clock.now(),
+                memory=resident(told.pid) or 0,
+                pool_memory=tuple(resident(pid) or 0 for pid in told.pool),
+            )
+        )
+
+    def _snapshot(self) -> Presence:
+        registration, state = self._lease.registration, self._state
+        in_flight, running = self._pool.in_flight(), self._running()
+        return Presence(
+            name=registration.hostname,
+            pid=os.getpid(),
+            queues=registration.queues,
+            concurrency=registration.concurrency,
+            started=self._started,
+            host=self._host,
+            status=self._status(in_flight),
+            pool=tuple(pid for pid in self._pool.info()["processes"] if pid != os.getpid()),
+            restarts=self._pool.deaths + self._pool.recycled,
+            waiting=self._waiting.ready + max(0, in_flight - len(running)),
+            scheduled=self._waiting.scheduled,
+            unsettled=len(self._acks),
+            busy=len(running),
+            running=tuple(running[:MAX_RUNNING]),
+            totals=dict(state.totals),
+            version=VERSION,
+            python=PYTHON,
+        )
+
+    def _status(self, in_flight: int) -> str:
+        if self._phase() != RUNNING:
+            return STOPPING
+        if not self._lease.generation:
+            return STARTING
+        return WORKING if in_flight else IDLE
+
+    def _running(self) -> list[RunningTask]:
+        """What is running, the oldest first."""
+        found = self._pool.running()
+        wall, now = self._clock.now(), self._clock.monotonic()
+        known = self._began
+        self._began = {
+            request.key: known.get(request.key, wall - max(0.0, now - since)) for request, since in found
+        }
+        tasks = [
+            RunningTask(request.id, request.name, self._began[request.key], request.pid, request.leased.queue)
+            for request, _ in found
+        ]
+        return sorted(tasks, key=lambda task: task.started)
+
+
+# -- Memory: how much of it processes of a worker have --
+
+
+def resident(pid: int) -> int | None:
+    """Resident memory of a process, bytes; None when nobody knows."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return None

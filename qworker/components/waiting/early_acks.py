@@ -1,0 +1,89 @@
+"""EarlyAcks: requests that must not run twice, from the order to ack them to their start.
+
+Comes from:  Mediator, which asks for the ack of a request once there is a place for it to run.
+Goes to:     the Listener, which acks; then back to the Mediator, in the order in which they were asked for.
+Thread:      ask() and take() by who has the mediator's turn; answered() by the listener; the rest by any.
+
+What is acked and does not run is lost if this worker is killed. So each request here has a place in the pool
+that is kept free for it, and no more are acked than can start at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from qworker.components.mailbox import Mailbox, SettlementOrder
+from qworker.components.pool.contract import Slots
+from qworker.components.request import Request
+from qworker.components.waiting.ready_queue import ReadyQueue
+from qworker.process.crash_points import CRASHING, crash_point
+from qworker.transports.lease import Ack
+
+
+class EarlyAcks:
+    """mailbox: of the Listener, which has to look at once. ready: where the Mediator waits for acks."""
+
+    def __init__(self, mailbox: Mailbox[SettlementOrder], ready: ReadyQueue) -> None:
+        self._mailbox = mailbox
+        self._ready = ready
+        self._asked = [0, 0]  # of sync and async requests: who has the turn writes, as the next
+        self._longest = 0.0
+        self._answered = [0, 0]  # listener
+        self._acked: deque[Request] = deque()  # listener appends, who has the turn takes
+
+    def __len__(self) -> int:
+        """How many are here, acked or not yet."""
+        held = self.held
+        return held.sync + held.asynchronous
+
+    def __bool__(self) -> bool:
+        return bool(self._acked) or self._asked != self._answered
+
+    @property
+    def held(self) -> Slots:
+        """For how many a place is kept."""
+        asynchronous = sum(request.is_async for request in self._acked.copy())
+        return Slots(
+            self._asked[0] - self._answered[0] + len(self._acked) - asynchronous,
+            self._asked[1] - self._answered[1] + asynchronous,
+        )
+
+    @property
+    def longest(self) -> float:
+        """Seconds that the longest of the sync ones here is expected to take."""
+        if not self.held.sync:
+            self._longest = 0.0
+        return self._longest
+
+    def ask(self, requests: Sequence[Request], seconds: float) -> None:
+        """Have *requests* acked. seconds: that the longest of them is expected to take."""
+        self._longest = max(self.longest, seconds)
+        for request in requests:
+            self._asked[request.is_async] += 1
+        self._mailbox.post_many(
+            [SettlementOrder(request, Ack(request.tag), final=False, starts=True) for request in requests],
+            at_once=True,
+        )
+
+    def answered(self, acked: Sequence[Request], lost: Sequence[Request]) -> None:
+        """The broker has the acks of *acked*, which may run now; those of *lost* came too late."""
+        if CRASHING and acked:
+            crash_point("acked first")
+        for request in acked:
+            request.mark_acked()
+            self._acked.append(request)
+            self._answered[request.is_async] += 1
+        for request in lost:
+            self._answered[request.is_async] += 1
+        self._ready.wake()
+
+    def take(self) -> list[Request]:
+        """Take out those whose acks are there, the one that was asked for first first."""
+        taken = []
+        while self._acked:
+            try:
+                taken.append(self._acked.popleft())
+            except IndexError:  # the worker stops, and somebody else takes them too
+                break
+        return taken

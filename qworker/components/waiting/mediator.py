@@ -1,0 +1,248 @@
+"""Mediator: gives the best ready requests to free pool slots.
+
+Comes from:  ReadyQueue or TaskBucket, filled by Listener and ScheduleController.
+Goes to:     TaskPool.submit.
+Thread:      mediator; refill() is the pool's thread's, offer() the listener's, in turn.
+Loses nothing, because a request in hand is unacked, and what the pool refuses is put back.
+
+First free slots, then that many of the best requests: so the most urgent runs next, and a revocation counts
+until the last moment.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+
+from qworker.clock import Clock
+from qworker.components.component import ThreadComponent
+from qworker.components.mailbox import Mailbox, SettlementOrder
+from qworker.components.pool.contract import OnEnded, OnRoom, Slots, TaskPool
+from qworker.components.request import Request
+from qworker.components.waiting.early_acks import EarlyAcks
+from qworker.components.waiting.ready_queue import ReadyQueue
+from qworker.components.worker_lease import Held, WorkerLease
+from qworker.process.crash_points import CRASHING, crash_point
+from qworker.tasks.outcome import EXPIRED, LAPSED, REVOKED, Outcome
+
+WAIT_SECONDS = 10.0
+BATCH = 64
+NOTHING = Held(0, 0.0)
+
+
+class Mediator(ThreadComponent):
+    """mailbox: of the Listener. lease: nothing starts while it may have lapsed, so that nobody else runs it,
+    too. on_ended: takes requests that are not to run. make_pool: is called with refill(), and makes
+    the pool, since each of the two calls the other."""
+
+    name = "mediator"
+    timeout = WAIT_SECONDS
+    """The longest wait of a step, in seconds."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        on_crash: Callable[[str, BaseException], None],
+        ready: ReadyQueue,
+        mailbox: Mailbox[SettlementOrder],
+        lease: WorkerLease,
+        on_ended: OnEnded,
+        make_pool: Callable[[OnRoom], TaskPool],
+    ) -> None:
+        super().__init__(clock, on_crash)
+        self.early = EarlyAcks(mailbox, ready)
+        self._ready = ready
+        self._mailbox = mailbox
+        self._lease = lease
+        self._on_ended = on_ended
+        self._quiet = False  # written by quiet(), a flag
+        self._turn = threading.Lock()
+        """Who moves requests from the ready queue to the pool, so that none overtakes another on the way."""
+        self._expected: str | None = None
+        """Under _turn: the task that the next request is probably of: of the first that was refused, or else
+        the last that was taken. None when nothing waits."""
+        self.pool = make_pool(self.refill)
+
+    def step(self, now: float) -> float | None:
+        if self._quiet:
+            return WAIT_SECONDS
+        seen = self._ready.changes
+        with self._turn:
+            moved = self._move()
+        if not moved:
+            self._ready.wait(self.timeout, seen)
+        return 0
+
+    def refill(self) -> None:
+        """Give the pool, which has room now, what is ready. The pool's thread calls: while short tasks
+        stream, it saves a change of threads for every frame, and the pool need not look again before long."""
+        if not self._turn.acquire(blocking=False):
+            self._ready.wake()  # who has the turn may have counted the slots before
+            return
+        try:
+            moved = self._move()
+        finally:
+            self._turn.release()
+        if moved >= BATCH:
+            self._ready.wake()  # there may be more, which is the mediator's work
+
+    def _move(self) -> int:
+        """Move the best requests to free slots, for who has the turn; return how many were taken."""
+        if self._quiet:
+            return 0
+        ready, pool = self._ready, self.pool
+        # Asked anew each time: what was unknown, or long when it was cold, may turn out short.
+        expected = self._expected
+        slots = pool.free_slots_for(pool.expected_runtime(expected)) if expected else pool.free_slots()
+        slots = Slots(min(slots.sync, BATCH), min(slots.asynchronous, BATCH))
+        acked: list[Request] = []
+        if self.early:
+            acked, kept = self.early.take(), self.early.held
+            slots = Slots(
+                max(0, slots.sync - kept.sync - sum(not request.is_async for request in acked)),
+                max(0, slots.asynchronous - kept.asynchronous - sum(request.is_async for request in acked)),
+            )
+        held = self._lease.standing()
+        requests = [] if held is None else ready.get_many(slots)
+        runnable, back = self._runnable([*acked, *requests] if acked else requests, held)
+        plain = [request.name for request in requests if not request.is_async]
+        if len(plain) < slots.sync:
+            self._expected = None
+        elif plain:
+            self._expected = plain[-1]
+        if back:
+            ready.put_back(back, tell=False)
+            self._expect(back)
+        if runnable:
+            if CRASHING:
+                crash_point("dispatching")
+            refused = pool.submit(runnable)
+            if CRASHING:
+                crash_point("dispatched")
+            if any(request.is_async for request in runnable):
+                self._mailbox.wake()  # they run beside whatever comes next
+            if refused:
+                ready.put_back(refused)
+                self._expect(refused)
+        return len(acked) + len(requests) - len(back)
+
+    def _expect(self, waiting: Sequence[Request]) -> None:
+        """Note what the first of *waiting* is that wants a process."""
+        best = next((request for request in waiting if not request.is_async), None)
+        if best is not None:
+            self._expected = best.name
+
+    def offer(self, requests: list[Request]) -> list[Request]:
+        """Give *requests* to idle processes at once; return those that have to go the long way, by the ready
+        queue.
+
+        The Listener's thread calls. It saves who calls an idle worker a change of threads. Nobody is
+        overtaken, for it does nothing while anything is waiting, in somebody's hand or in want of a token.
+        """
+        ready = self._ready
+        if ready.limits or len(ready) or not self._turn.acquire(blocking=False):
+            return requests
+        try:
+            if self._quiet:
+                return requests
+            idle = self.pool.free_slots_for(None).sync
+            if len(ready) or len(requests) > idle or any(request.is_async for request in requests):
+                return requests
+            held = self._lease.standing()
+            if held is None:
+                return requests
+            runnable, back = self._runnable(requests, held)
+            if CRASHING:
+                crash_point("offering")
+            return [*self.pool.submit(runnable), *back]
+        finally:
+            self._turn.release()
+
+    def _runnable(self, requests: list[Request], held: Held | None) -> tuple[list[Request], list[Request]]:
+        """Those of *requests* that are to run now, and those that have to wait for a place; the others go
+        where they belong. held: what the lease stood for when it was asked.
+
+        Should we be frozen from here to the start of one, that is too late for it: the pool gives it back.
+        """
+        wall = self.clock.now()
+        generation, until = held or NOTHING
+        runnable: list[Request] = []
+        early: list[Request] = []
+        back: list[Request] = []
+        places: _Places | None = None
+        for request in requests:
+            if not request.acked:
+                if request.generation != generation:  # it was on its way when the lease was lost
+                    self._on_ended([(request, Outcome(LAPSED))])
+                    continue
+                request.starts_before = until
+            if request.failing is not None:
+                runnable.append(request)
+            elif request.revocation is not None:
+                self._on_ended([(request, Outcome(REVOKED, text="revoked"))])
+            elif request.expires is not None and request.expires <= wall:
+                self._on_ended([(request, Outcome(EXPIRED, text="expired"))])
+            elif request.acked or (places is None and request.acks_late and not self.early):
+                runnable.append(request)
+            else:
+                if places is None:
+                    places = _Places(self.pool, self.early, runnable)
+                if not places.take(request):
+                    back.append(request)
+                elif request.acks_late:
+                    runnable.append(request)
+                else:
+                    early.append(request)
+        if early and places is not None:
+            self.early.ask(early, places.seconds)
+        return runnable, back
+
+    def quiet(self) -> None:
+        """Move nothing more; return when nothing is in anybody's hand."""
+        self._quiet = True
+        self._ready.wake()
+        with self._turn:
+            pass  # who had the turn
+
+    def stop(self, deadline: float = 0.0) -> None:
+        self.quiet()
+        super().stop(deadline)
+
+
+class _Places:
+    """How many places are left in the pool, where some are kept for what is acked before it runs.
+
+    early: what has a place already; so have those that are *taken* now.
+    """
+
+    def __init__(self, pool: TaskPool, early: EarlyAcks, taken: Sequence[Request]) -> None:
+        self._pool = pool
+        held = early.held
+        asynchronous = sum(request.is_async for request in taken)
+        self._taken = [held.sync + len(taken) - asynchronous, held.asynchronous + asynchronous]
+        self._full = [False, False]
+        self._known: float | None = None
+        self._slots = Slots(0, 0)
+        self.seconds = early.longest
+        """That the longest of those with a place is expected to take."""
+
+    def take(self, request: Request) -> bool:
+        """Take a place for *request*; False when there is none, nor for any of its kind that come after
+        it."""
+        kind = int(request.is_async)
+        if self._full[kind]:
+            return False
+        seconds = self.seconds
+        if not kind:
+            expected = self._pool.expected_runtime(request.name)
+            seconds = max(seconds, math.inf if expected is None else expected)
+        if seconds != self._known:
+            self._known = seconds
+            self._slots = self._pool.free_slots_for(None if seconds == math.inf else seconds)
+        if self._taken[kind] >= self._slots[kind]:
+            self._full[kind] = True
+            return False
+        self._taken[kind] += 1
+        self.seconds = seconds
+        return True

@@ -1,0 +1,436 @@
+"""SpoolAdmin: a spool directory for people who look after it: see, remove, retry, move.
+
+Comes from:  the command line.
+Goes to:     the files, each changed under its lock, so that none is touched that somebody runs.
+Thread:      any; one at a time.
+
+A job is named by its path in the directory: the name of its file, and its priority before it when it has one.
+No link is followed on the way to it.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from qworker.errors import InvalidPacket, SpoolError
+from qworker.process.crash_points import CRASHING, crash_point
+from qworker.safe_repr import safe_repr
+from qworker.spooler.files.attempts import Attempts, Note, note_name, read_note, returns_of
+from qworker.spooler.files.locks import FileLock, Locked, best_lock
+from qworker.spooler.files.packet import (
+    DEAD,
+    HEADER,
+    LARGEST,
+    PREFIX,
+    TEMPORARY,
+    Packet,
+    decode,
+    job_name,
+    job_path,
+    natural_key,
+    priority_name,
+    read_whole,
+)
+from qworker.spooler.files.place import existing
+from qworker.spooler.watching.scanning import scan_in_order
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Examined(NamedTuple):
+    """A job with what its file says. note: why it was set aside; None when it was not."""
+
+    job: Waiting
+    content: Content
+    note: Note | None
+
+
+class _Held(NamedTuple):
+    """A file that is locked: its descriptor, that of its folder, and its name there."""
+
+    file: int
+    folder: int
+    name: str
+
+
+class SpoolAdmin:
+    """path: a directory that is there, ConfigurationError otherwise. writable: whether it is to be changed.
+    lock: None for the best that the system has.
+
+    Whatever cannot be done with a job is a SpoolError, and then nothing of the job has changed.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, writable: bool = True, lock: FileLock | None = None
+    ) -> None:
+        self.path = existing(path, writable=writable)
+        self._directory = os.open(self.path, _DIRECTORY)
+        self._lock = best_lock(self.path) if lock is None else lock
+        self._attempts = Attempts(self._directory)
+        self._returns = returns_of(self._directory)
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
+
+    def waiting(self) -> Iterator[Waiting]:
+        """The jobs that wait or are run, in the order in which a spooler that keeps one would run them."""
+        try:
+            yield from waiting(self.path, self._directory, self._attempts, self._lock)
+        except OSError as error:
+            raise self._failed(self.path, error) from error
+
+    def set_aside(self) -> Iterator[Aside]:
+        """The jobs that were set aside."""
+        try:
+            yield from aside(self.path, self._directory)
+        except OSError as error:
+            raise self._failed(DEAD, error) from error
+
+    def set_aside_names(self) -> list[str]:
+        """The names of those; none of the files is looked at."""
+        try:
+            return aside_names(self.path)
+        except OSError as error:
+            raise self._failed(DEAD, error) from error
+
+    def examine(self, name: str) -> Examined:
+        """What one job is and says, whether it waits, is run, or was set aside."""
+        path = job_path(name)
+        own = _own(path)
+        note = None
+        if not self._is_there(path) and self._is_there(f"{DEAD}/{own}"):
+            path, note = f"{DEAD}/{own}", read_note(self._directory, own)
+        try:
+            job = look(self.path, path, self._directory, self._attempts, self._lock)
+            with self._folder(path) as folder:
+                flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+                file = os.open(own, flags, dir_fd=folder)
+            try:
+                found = content(file)
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise self._failed(path, error) from error
+        if note is not None:
+            job = job._replace(path=own, attempts=note.attempts)
+        return Examined(job, found, note)
+
+    def remove(self, name: str, *, dead: bool = False) -> None:
+        """Remove a job that waits. dead: one that was set aside, with its note."""
+        path = job_path(name)
+        own = _own(path)
+        if dead:
+            path = f"{DEAD}/{own}"
+        with self._held(path) as held:
+            os.unlink(own, dir_fd=held.folder)
+            if dead:
+                self._remove_note(own)
+            else:
+                self._never_tried(held.file, own)
+
+    def set_due(self, name: str, due: float) -> None:
+        """Have a job that waits be due at that time, epoch seconds."""
+        with self._held(job_path(name)) as held:
+            os.utime(held.file, (due, due))
+
+    def read_set_aside(self, name: str) -> tuple[int, Packet]:
+        """The inode of the file of a job that was set aside, and all that it says. InvalidPacket when it is
+        none."""
+        path = f"{DEAD}/{_own(job_path(name))}"
+        with self._folder(path) as folder:
+            try:
+                file = os.open(
+                    name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder
+                )
+            except OSError as error:
+                raise self._failed(path, error) from error
+            try:
+                return os.fstat(file).st_ino, read_whole(file)
+            finally:
+                os.close(file)
+
+    def retry(self, name: str, *, due: float | None = None, returns: int = 0) -> str:
+        """Have a job run now, as if it had never been tried, and return its path: one that waits, or one that
+        was set aside, which goes back to where it was.
+
+        due: the time that its file gets; None for now. returns: how often it counts as given back.
+        """
+        times = None if due is None else (due, due)
+        path = job_path(name)
+        own = _own(path)
+        if self._is_there(path):
+            with self._held(path) as held:
+                self._never_tried(held.file, own, returns)
+                os.utime(held.file, times)
+            return path
+        if not self._is_there(f"{DEAD}/{own}"):
+            raise self._failed(path, FileNotFoundError())
+        with self._held(f"{DEAD}/{own}") as held:
+            path = read_note(self._directory, own).path
+            with self._room_for(path) as folder:
+                self._never_tried(held.file, own, returns)
+                os.utime(held.file, times)
+                os.rename(own, own, src_dir_fd=held.folder, dst_dir_fd=folder)
+            if CRASHING:
+                crash_point("spool job put back")
+            self._remove_note(own)
+        return path
+
+    def move(self, name: str, to: SpoolAdmin, priority: str | None = None) -> str:
+        """Move a job that waits to another spool directory, or to another priority, and return its path.
+        priority: '' for none, None for the one that it has.
+
+        Within one file system that is one step. From one to another the job is complete there before it is
+        removed here, and here nobody runs it meanwhile; who loses power between has it in both.
+        """
+        path = job_path(name)
+        own = _own(path)
+        folder_name = path.rpartition("/")[0] if priority is None else priority_name(priority)
+        target = f"{folder_name}/{own}" if folder_name else own
+        with self._held(path) as held, to._room_for(target) as folder:
+            begun = self._attempts.read(held.file, own)
+            try:
+                os.rename(own, own, src_dir_fd=held.folder, dst_dir_fd=folder)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                copy(held.file, folder, own, to._attempts, begun)
+                os.unlink(own, dir_fd=held.folder)
+            else:
+                if begun and to.path != self.path:
+                    to._attempts.write(held.file, own, begun)
+            if to.path != self.path:
+                self._attempts.forget(own)
+        return target
+
+    @contextmanager
+    def _held(self, path: str) -> Iterator[_Held]:
+        """The file *path* under its lock: nobody runs it meanwhile."""
+        called = path.removeprefix(f"{DEAD}/")
+        name = _own(path)
+        try:
+            with self._folder(path) as folder:
+                file = self._lock.acquire(name, folder)
+                try:
+                    status = os.fstat(file)
+                    if not os.path.samestat(status, os.stat(name, dir_fd=folder, follow_symlinks=False)):
+                        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+                    if not stat.S_ISREG(status.st_mode):
+                        raise SpoolError(f"{safe_repr(called)} is not a plain file, and is left alone")
+                    yield _Held(file, folder, name)
+                finally:
+                    self._lock.release(file)
+        except Locked:
+            raise SpoolError(
+                f"{safe_repr(called)} is being run, and is left alone: wait until it has ended"
+            ) from None
+        except OSError as error:
+            raise self._failed(path, error) from error
+
+    @contextmanager
+    def _folder(self, path: str, *, make: bool = False) -> Iterator[int]:
+        """A descriptor of the folder in which *path* lies. make: with what is missing of it."""
+        folder = os.dup(self._directory)
+        try:
+            for part in path.split("/")[:-1]:
+                if make:
+                    with suppress(FileExistsError):
+                        os.mkdir(part, stat.S_IMODE(os.fstat(folder).st_mode), dir_fd=folder)
+                inner = os.open(part, _DIRECTORY, dir_fd=folder)
+                os.close(folder)
+                folder = inner
+            yield folder
+        finally:
+            os.close(folder)
+
+    @contextmanager
+    def _room_for(self, path: str) -> Iterator[int]:
+        """A descriptor of the folder that *path* will lie in, made when it is missing; the name is free."""
+        with self._folder(path, make=True) as folder:
+            # Names hold a random number: that somebody makes the same one now is not to be feared.
+            with suppress(FileNotFoundError):
+                os.stat(_own(path), dir_fd=folder, follow_symlinks=False)
+                raise SpoolError(
+                    f"{safe_repr(path)} is in {safe_repr(self.path)} already: remove one of them"
+                )
+            yield folder
+
+    def _never_tried(self, file: int, name: str, returns: int = 0) -> None:
+        self._attempts.reset(file, name)
+        self._returns.reset(file, name)
+        if returns:
+            self._returns.write(file, name, returns)
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            with self._folder(path) as folder:
+                os.stat(_own(path), dir_fd=folder, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
+    def _remove_note(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(note_name(name), dir_fd=self._directory)
+
+    def _failed(self, path: str, error: OSError) -> SpoolError:
+        called = safe_repr(path.removeprefix(f"{DEAD}/"))
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            return SpoolError(f"{called} in {safe_repr(self.path)} is left alone: {error.strerror}")
+        if path.startswith(DEAD):
+            return SpoolError(f"no job {called} was set aside: see `qworker spool ls --all`")
+        if self._is_there(f"{DEAD}/{_own(path)}"):
+            return SpoolError(f"{called} does not wait, it was set aside: retry it, or remove it with --dead")
+        return SpoolError(f"there is no job {called}: see `qworker spool ls`")
+
+
+def _own(path: str) -> str:
+    """The name of a file without its folders."""
+    return path.rpartition("/")[2]
+
+
+# -- Copying: a spool file goes to another file system, whole or not at all --
+
+
+def copy(file: int, folder: int, name: str, attempts: Attempts, begun: int) -> None:
+    """Write what the opened *file* holds as *name* in the directory whose descriptor is *folder*, as a job
+    that was *begun* so often. It has its name when it is complete, and then survives a loss of power, too.
+    OSError when that cannot be done; then it has no name there, unless only the name could not be synced."""
+    status = os.fstat(file)
+    temporary = TEMPORARY + job_name(time.time())
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    written = os.open(temporary, flags, 0o600, dir_fd=folder)
+    try:
+        os.lseek(file, 0, os.SEEK_SET)
+        with open(file, "rb", closefd=False) as source, open(written, "wb", closefd=False) as target:
+            shutil.copyfileobj(source, target)
+        with suppress(PermissionError):  # only root gives files away
+            os.fchown(written, status.st_uid, status.st_gid)
+        os.fchmod(written, status.st_mode & 0o777)
+        if begun:
+            attempts.write(written, name, begun)
+        os.utime(written, ns=(status.st_atime_ns, status.st_mtime_ns))
+        os.fsync(written)
+        if CRASHING:
+            crash_point("spool copy written")
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        os.unlink(temporary, dir_fd=folder)
+        raise
+    finally:
+        os.close(written)
+    os.fsync(folder)
+    if CRASHING:
+        crash_point("spool copy named")
+
+
+# -- Examining: what one spool file says, for people, whoever runs it --
+
+BEGINNING = 4096
+"""Bytes of a body that are read."""
+
+
+class Content(NamedTuple):
+    """pairs: in the order of the file. beginning: of the body, which has body_length bytes. damage: why it is
+    no packet; '' when it is one."""
+
+    pairs: dict[bytes, bytes]
+    beginning: bytes
+    body_length: int
+    damage: str = ""
+
+
+def content(file: int) -> Content:
+    """What the opened file says. SpoolError when it is not a plain file, OSError when it cannot be read."""
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode):
+        raise SpoolError("it is not a plain file")
+    image = os.pread(file, HEADER + LARGEST + BEGINNING, 0)
+    try:
+        pairs, body = decode(image)
+    except InvalidPacket as error:
+        return Content({}, b"", 0, str(error))
+    return Content(pairs, body[:BEGINNING], status.st_size - (len(image) - len(body)))
+
+
+# -- Listing --
+# Listing: what lies in a spool directory, for people: the jobs that wait, and those that were set
+# aside.
+
+
+class Waiting(NamedTuple):
+    """A job that waits or is run. path: its name, with its priority before it. due: epoch seconds. running:
+    whether somebody has its lock; None when its file may not be opened."""
+
+    path: str
+    size: int
+    due: float
+    attempts: int
+    running: bool | None
+
+    @property
+    def priority(self) -> str:
+        """The directory that it lies in; '' for none."""
+        return self.path.rpartition("/")[0]
+
+
+class Aside(NamedTuple):
+    """A job that was set aside."""
+
+    name: str
+    size: int
+    note: Note
+
+
+def waiting(place: str, directory: int, attempts: Attempts, lock: FileLock) -> Iterator[Waiting]:
+    """The jobs in the spool directory *place*, and in its priorities, in natural order."""
+    for path, _ in scan_in_order(place, math.inf, lambda folder: None):
+        with suppress(FileNotFoundError):  # it has just been done
+            yield look(place, path, directory, attempts, lock)
+
+
+def look(place: str, path: str, directory: int, attempts: Attempts, lock: FileLock) -> Waiting:
+    """One of them. OSError when it is not there."""
+    status = os.stat(path, dir_fd=directory, follow_symlinks=False)
+    try:
+        running: bool | None = lock.is_held(path, directory)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        running = None
+    begun = attempts.read(f"{place}/{path}", path.rpartition("/")[2])
+    return Waiting(path, status.st_size, status.st_mtime, begun, running)
+
+
+def aside(place: str, directory: int) -> Iterator[Aside]:
+    """The jobs that were set aside there, in natural order. OSError when that cannot be read."""
+    for name in sorted(aside_names(place), key=natural_key):
+        with suppress(FileNotFoundError):  # it has just gone
+            status = os.stat(f"{DEAD}/{name}", dir_fd=directory, follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode):
+                yield Aside(name, status.st_size, read_note(directory, name))
+
+
+def aside_names(place: str) -> list[str]:
+    """Their names, in no order; none is looked at."""
+    try:
+        names = set(os.listdir(f"{place}/{DEAD}"))
+    except FileNotFoundError:
+        return []
+    # The note may be older than its file, or be left; a job whose own name ends so has a note besides.
+    return [
+        name
+        for name in names
+        if name.startswith(PREFIX) and (not name.endswith(".json") or f"{name}.json" in names)
+    ]

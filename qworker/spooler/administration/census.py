@@ -1,0 +1,199 @@
+"""Census: how many jobs a spool directory has of each kind, and how many come and go.
+
+Comes from:  `qworker spool watch`.
+Goes to:     the directory, of which names, times and locks are looked at; no packet is read, nothing changes.
+Thread:      any; one at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.spooler.administration.admin import aside_names
+from qworker.spooler.files.locks import FileLock, best_lock
+from qworker.spooler.files.packet import PREFIX, is_priority
+from qworker.spooler.watching import inotify
+from qworker.spooler.watching.inotify import Inotify
+from qworker.spooler.watching.scanning import Entry
+
+LOCKS = 2000
+"""Of so many jobs the locks are asked for, each time. Of more it would take longer than it is worth."""
+
+_COMES = inotify.MOVED_TO | inotify.CREATE
+_GOES = inotify.MOVED_FROM | inotify.DELETE
+_HOW = inotify.ONLY_DIRECTORY | inotify.NO_LINK
+
+
+class Counts(NamedTuple):
+    """What is there.
+
+    - due: jobs that nobody runs, and that could be run. running: jobs whose lock somebody has.
+    - delayed: jobs that are due later. dead: those that were set aside; None when they may not be seen.
+    - oldest: since when the job is due that is due for longest; next_due: when the next delayed one is. Epoch
+      seconds; None without such a job.
+    - complete: whether the locks of all due jobs were asked for; some that count as due are run otherwise.
+    """
+
+    due: int
+    running: int
+    delayed: int
+    dead: int | None
+    oldest: float | None
+    next_due: float | None
+    complete: bool
+
+
+class Flow(NamedTuple):
+    """Jobs that came and went in the last *seconds*. complete: False when some may not have been counted."""
+
+    came: int
+    went: int
+    seconds: float
+    complete: bool
+
+
+class Census:
+    """path: a directory, which may vanish and come back. lock: None for the best that the system has."""
+
+    def __init__(self, path: str, *, lock: FileLock | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.path = path
+        self._lock = best_lock(path) if lock is None else lock
+        self._clock = clock
+        self._inotify: Inotify | None = None
+        with suppress(OSError):
+            self._inotify = Inotify()
+        self._watched: set[int] = set()
+        self._came = self._went = 0
+        self._lost = False
+        self._names: set[str] | None = None
+        self._since: float | None = None
+
+    def fileno(self) -> int:
+        """What can be read when something has come or gone; -1 when nothing is told of."""
+        return -1 if self._inotify is None else self._inotify.fileno()
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        if self._inotify is not None:
+            self._inotify.close()
+            self._inotify = None
+
+    def listen(self) -> None:
+        """Count what was told of since the last time. Never waits. To be called when there is something: the
+        system keeps some ten thousand events."""
+        if self._inotify is None:
+            return
+        while events := self._inotify.read():
+            for watch, mask, name in events:
+                if mask & inotify.OVERFLOW:
+                    self._lost = True
+                elif name.startswith(PREFIX) and watch in self._watched:
+                    if mask & _COMES:
+                        self._came += 1
+                    elif mask & _GOES:
+                        self._went += 1
+
+    def look(self) -> tuple[Counts, Flow | None]:
+        """What is there, and what came and went since the last look; None at the first one.
+
+        OSError when the directory cannot be read. The next look is a first one then.
+        """
+        try:
+            return self._look()
+        except OSError:
+            self._since = self._names = None
+            raise
+
+    def _look(self) -> tuple[Counts, Flow | None]:
+        moment = time.monotonic()
+        before, self._watched = self._watched, set()
+        entries = list(self._everything())
+        # What came into a priority that is new, before it was watched, was not told of.
+        self._lost = self._lost or not self._watched <= before
+        counts = self._counted(entries)
+        self.listen()
+        names = {entry.path for entry in entries}
+        flow = None
+        if self._since is not None:
+            came, went, complete = self._came, self._went, not self._lost
+            if self._inotify is None and self._names is not None:
+                # What came and went between two looks is not seen.
+                came, went = len(names - self._names), len(self._names - names)
+                complete = False
+            flow = Flow(came, went, moment - self._since, complete)
+        self._came = self._went = 0
+        self._since, self._lost = moment, False
+        self._names = names if self._inotify is None else None
+        return counts, flow
+
+    def _everything(self) -> Iterator[Entry]:
+        """The jobs in the directory and in its priorities, which are watched from now on."""
+        folders = [""]
+        for folder in folders:  # grows meanwhile
+            place = f"{self.path}/{folder}" if folder else self.path
+            before = f"{folder}/" if folder else ""
+            self._watch(place)
+            try:
+                found = os.scandir(place)
+            except OSError:
+                if not folder:
+                    raise
+                continue  # a priority that has just gone, or that we may not see
+            with found:
+                for entry in found:
+                    is_job = entry.name.startswith(PREFIX)
+                    if not is_job and not is_priority(entry.name):
+                        continue
+                    with suppress(FileNotFoundError):  # it has just gone
+                        if is_job and entry.is_file(follow_symlinks=False):
+                            due = entry.stat(follow_symlinks=False).st_mtime
+                            yield Entry(before + entry.name, due)
+                        elif not is_job and entry.is_dir(follow_symlinks=False):
+                            folders.append(before + entry.name)
+
+    def _watch(self, place: str) -> None:
+        """Each time, as another directory may have come in its place; else it is the same watch."""
+        if self._inotify is None:
+            return
+        try:
+            self._watched.add(self._inotify.add(place, _COMES | _GOES | _HOW))
+        except OSError:
+            self._lost = True
+
+    def _counted(self, entries: list[Entry]) -> Counts:
+        now = self._clock.now()
+        due = [entry for entry in entries if entry.due <= now]
+        running = 0
+        with suppress(FileNotFoundError):
+            directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                running = sum(self._is_held(entry.path, directory) for entry in due[:LOCKS])
+            finally:
+                os.close(directory)
+        later = [entry.due for entry in entries if entry.due > now]
+        return Counts(
+            len(due) - running,
+            running,
+            len(later),
+            self._dead(),
+            min((entry.due for entry in due), default=None),
+            min(later, default=None),
+            len(due) <= LOCKS,
+        )
+
+    def _is_held(self, path: str, directory: int) -> bool:
+        try:
+            return self._lock.is_held(path, directory)
+        except OSError:  # it has just gone, or we may not ask
+            return False
+
+    def _dead(self) -> int | None:
+        try:
+            return len(aside_names(self.path))
+        except OSError:
+            return None

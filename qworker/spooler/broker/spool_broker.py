@@ -1,0 +1,441 @@
+"""SpoolBroker: a spool directory as the broker of an app, ``spool:///dir``.
+
+Comes from:  ``broker_url``.
+Goes to:     a directory for each queue below ``.qw-queues``, with a file for each message.
+Thread:      the sender and the administration any; the consumer the listener's.
+
+It is for one machine, and needs nothing but a file system. Jobs that uWSGI writes lie in the spool directory
+itself: a worker runs them with ``--spooler``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import BrokerUnavailable, ConfigurationError, InvalidPacket, SpoolError
+from qworker.spooler.administration.admin import Aside, SpoolAdmin, Waiting
+from qworker.spooler.broker.message_files import (
+    AT_ONCE,
+    QUEUES,
+    from_file,
+    queue_folder,
+    queue_of,
+    sent_at,
+    stamp,
+    tag_of,
+    to_job,
+)
+from qworker.spooler.files.claiming import Claim as FileClaim
+from qworker.spooler.files.place import prepared
+from qworker.spooler.files.writing import NewJob, Sync, Writer, write_together
+from qworker.spooler.running.consumer import DirectoryConsumer, Lane, Order
+from qworker.spooler.watching.directory import SpoolDirectory
+from qworker.transports.capabilities import capabilities_of
+from qworker.transports.connect_errors import refuse_parameters, refuse_setting
+from qworker.transports.lease import (
+    Ack,
+    Admin,
+    Broker,
+    Dead,
+    DeadLetter,
+    Envelope,
+    Leased,
+    QueueInfo,
+    Release,
+    Sender,
+)
+from qworker.transports.presence import Presence
+
+if TYPE_CHECKING:
+    from qworker.conf import Settings
+
+# -- MessageConsumer: the messages of ``spool://``, claimed by the worker that runs them --
+
+logger = logging.getLogger(__name__)
+
+LATEST = 2.0**53
+"""The epoch second before which every time of a file is."""
+
+
+class _Held(NamedTuple):
+    claim: FileClaim
+    leased: Leased
+
+
+class MessageConsumer(DirectoryConsumer[Lane]):
+    """Holds the locks of what it has given out."""
+
+    def __init__(
+        self, open_lanes: Callable[[Sequence[str]], list[Lane]], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        super().__init__(open_lanes, clock)
+        self._held: dict[int, _Held] = {}
+        self._stuck: list[FileClaim] = []
+        """What has ended, and could not be settled."""
+
+    def _forget(self) -> None:
+        for held in self._held.values():
+            held.claim.let_go()
+        self._held.clear()
+        self._stuck.clear()
+
+    def offer_again(self) -> None:
+        """Nothing: whoever consumes this broker alone keeps what it has."""
+
+    def _take(self, lane: Lane, limit: int) -> list[Leased]:
+        while (claim := lane.directory.next()) is not None:
+            try:
+                leased = self._read(claim)
+            except InvalidPacket as error:
+                try:
+                    claim.set_aside(str(error))
+                except OSError as problem:
+                    claim.decline()
+                    logger.error("%s cannot be set aside, and is left alone: %s", claim.path, problem)
+                continue
+            self._held[leased.tag] = _Held(claim, leased)
+            return [leased]
+        return []
+
+    def _read(self, claim: FileClaim) -> Leased:
+        deliveries = claim.attempts
+        requeued, redelivered = divmod(claim.returns, 2)
+        return from_file(
+            claim.pairs,
+            claim.body,
+            self._tag(claim),
+            due=claim.due(),
+            deliveries=deliveries,
+            requeued=requeued,
+            redelivered=bool(redelivered or deliveries),
+        )
+
+    def _tag(self, claim: FileClaim) -> int:
+        tag = tag_of(claim.name, claim.inode)
+        while tag in self._held:  # two processes sent within the same microsecond
+            tag += 1
+        return tag
+
+    def settle_held(self, orders: Sequence[Order]) -> set[int]:
+        for order in orders:  # all or none of them: what is refused is told apart by settling it alone
+            if isinstance(order, Release) and order.due is not None and not abs(order.due) < LATEST:
+                raise ValueError(f"no file can be due at {order.due!r}")
+        lost: set[int] = set()
+        for order in orders:
+            held = self._held.pop(order.tag, None)
+            if held is None:
+                lost.add(order.tag)
+                continue
+            try:
+                self._settle(held.claim, held.leased, order)
+            except OSError as error:
+                # It has ended, and must not run again: it stays locked as long as this process lives.
+                self._stuck.append(held.claim)
+                logger.error("%s cannot be settled, and stays locked: %s", held.claim.path, error)
+        return lost
+
+    def _settle(self, claim: FileClaim, leased: Leased, order: Order) -> None:
+        if isinstance(order, Ack):
+            claim.finish()
+            return
+        if order.counted:
+            claim.begin()
+        if isinstance(order, DeadLetter):
+            claim.set_aside(str(order.reason))
+            return
+        if order.redelivered or order.requeued:
+            claim.note_returns(
+                (leased.requeued + order.requeued) * 2 + (order.redelivered or claim.returns % 2)
+            )
+        due = AT_ONCE if order.due is None else order.due
+        if order.due is None and leased.due is not None:
+            due = leased.due
+        claim.give_back_for(due)
+
+
+SWEEP_AT_A_TIME = 1000
+"""Dead letters of a queue that are deleted in one step."""
+
+
+class _Place:
+    """The directories of the queues of the spool directory *path*, each made when it is needed."""
+
+    def __init__(self, path: str, clock: Clock) -> None:
+        self.path = path
+        self.clock = clock
+
+    def queue(self, name: str) -> str:
+        """The directory of a queue."""
+        base = prepared(self.path)
+        folder = f"{base}/{QUEUES}/{queue_folder(name)}"
+        for each in (f"{base}/{QUEUES}", folder):  # here, since it is no news that a queue has a directory
+            with suppress(OSError):
+                os.mkdir(each, 0o750)
+        return prepared(folder)
+
+    def known(self) -> list[str]:
+        """The queues that have a directory, by name."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return sorted(map(queue_of, os.listdir(f"{self.path}/{QUEUES}")))
+        return []
+
+    def lanes(self, queues: Sequence[str]) -> list[Lane]:
+        """Queues, to be consumed."""
+        lanes = [
+            Lane(
+                queue,
+                SpoolDirectory(self.queue(queue), ordered=True, times_of_priorities=False, clock=self.clock),
+            )
+            for queue in queues
+        ]
+        for lane in lanes:
+            lane.directory.read_through()
+            lane.drained = True
+        return lanes
+
+
+class SpoolSender(Sender):
+    """sync: what has reached the disk when push() returns."""
+
+    def __init__(self, place: _Place, sync: Sync) -> None:
+        self._place = place
+        self._sync = sync
+        self._writers: dict[str, Writer] = {}
+        self._lock = threading.Lock()
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        jobs: dict[str, list[NewJob]] = {}
+        sent = stamp(self._place.clock.now())
+        for index, envelope in enumerate(envelopes):
+            if not isinstance(envelope.body, bytes):
+                raise TypeError(f"the type of a body is bytes, not {type(envelope.body).__name__}")
+            jobs.setdefault(envelope.queue, []).append(to_job(envelope, sent.name(index)))
+        try:
+            write_together([(self._writer(queue), several) for queue, several in jobs.items()])
+        except (SpoolError, OSError) as error:
+            with self._lock:
+                for queue in jobs:
+                    self._writers.pop(queue, None)  # its directory may have gone
+            raise BrokerUnavailable(f"the spool directory takes no message: {error}") from error
+
+    def _writer(self, queue: str) -> Writer:
+        with self._lock:
+            writer = self._writers.get(queue)
+            if writer is None:
+                writer = self._writers[queue] = Writer(
+                    self._place.queue(queue),
+                    sync=self._sync,
+                    exact=True,
+                    clock=self._place.clock,
+                )
+            return writer
+
+
+class SpoolQueues(Admin):
+    """The queues of a spool directory, for people and tools. A dead letter has the tag of its message."""
+
+    def __init__(self, place: _Place) -> None:
+        self._place = place
+
+    def queues(self) -> list[QueueInfo]:
+        infos = [self._info(queue) for queue in self._place.known()]
+        return [info for info in infos if info.ready or info.delayed or info.leased or info.dead]
+
+    def next_due(self, queues: Sequence[str]) -> float | None:
+        now = self._place.clock.now()
+        dues = [
+            job.due for queue in queues for job in self._waiting(queue) if job.due > now and not job.running
+        ]
+        return min(dues, default=None)
+
+    def purge(self, queue: str) -> int:
+        return self._each(queue, lambda admin, job: admin.remove(job.path))
+
+    def flush_delayed(self, queue: str) -> int:
+        now = self._place.clock.now()
+        return self._each(
+            queue, lambda admin, job: admin.set_due(job.path, AT_ONCE), only=lambda job: job.due > now
+        )
+
+    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
+        letters = [letter for letter, _, _ in self._dead(queue)]
+        return sorted(letters, key=lambda letter: (-letter.died_at, -letter.tag))[:limit]
+
+    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
+        return self._each_dead(tags, lambda admin, name: admin.retry(name, due=AT_ONCE, returns=1))
+
+    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
+        return self._each_dead(tags, lambda admin, name: admin.remove(name, dead=True))
+
+    def workers(self) -> list[Presence]:
+        return []
+
+    def _admin(self, queue: str) -> closing[SpoolAdmin]:
+        return closing(SpoolAdmin(self._place.queue(queue)))
+
+    def _info(self, queue: str) -> QueueInfo:
+        ready = delayed = leased = 0
+        oldest: float | None = None
+        now = self._place.clock.now()
+        for job in self._waiting(queue):
+            if job.running:
+                leased += 1
+            elif job.due > now:
+                delayed += 1
+            else:
+                ready += 1
+                sent = sent_at(job.path.rpartition("/")[2])
+                oldest = sent if oldest is None or (sent is not None and sent < oldest) else oldest
+        with self._admin(queue) as admin:
+            dead = len(admin.set_aside_names())
+        return QueueInfo(queue, ready, delayed, leased, dead, oldest)
+
+    def _waiting(self, queue: str) -> list[Waiting]:
+        """What is in a queue; [] when there is no such queue."""
+        if queue not in self._place.known():
+            return []
+        with self._admin(queue) as admin:
+            return list(admin.waiting())
+
+    def _each(
+        self,
+        queue: str,
+        act: Callable[[SpoolAdmin, Waiting], object],
+        only: Callable[[Waiting], bool] = lambda job: True,
+    ) -> int:
+        """Act on what waits in *queue* and is not being run; return on how many."""
+        number = 0
+        if queue in self._place.known():
+            with self._admin(queue) as admin:
+                for job in list(admin.waiting()):
+                    if not job.running and only(job):
+                        with suppress(SpoolError):  # it has just been taken
+                            act(admin, job)
+                            number += 1
+        return number
+
+    def _dead(self, queue: str | None) -> Iterator[tuple[Dead, str, str]]:
+        """The dead letters of *queue* (None: of all), each with its queue and the name of its file."""
+        for known in self._place.known():
+            if queue not in (None, known):
+                continue
+            with self._admin(known) as admin:
+                for letter in admin.set_aside():
+                    dead = _dead_letter(admin, letter, known)
+                    if dead is not None:
+                        yield dead, known, letter.name
+
+    def _each_dead(self, tags: Sequence[int] | None, act: Callable[[SpoolAdmin, str], object]) -> int:
+        number = 0
+        chosen = [(queue, name) for dead, queue, name in self._dead(None) if tags is None or dead.tag in tags]
+        for queue, name in chosen:
+            with self._admin(queue) as admin, suppress(SpoolError):
+                act(admin, name)
+                number += 1
+        return number
+
+
+def _dead_letter(admin: SpoolAdmin, letter: Aside, queue: str) -> Dead | None:
+    """None when it has just gone."""
+    try:
+        inode, (pairs, body) = admin.read_set_aside(letter.name)
+    except InvalidPacket:
+        inode, pairs, body = 0, {}, b""
+    except SpoolError:
+        return None
+    note, tag = letter.note, tag_of(letter.name, inode)
+    try:
+        found = from_file(pairs, body, tag, due=AT_ONCE)
+    except InvalidPacket:
+        found = Leased(tag, queue, 0, None, 0, False, 0, "{}", None, body)
+    return Dead(
+        tag, found.queue, note.reason, note.at, note.attempts, found.headers, found.properties, found.body
+    )
+
+
+class _Consumer(MessageConsumer):
+    """Consumes the queues of a place, and deletes its old dead letters."""
+
+    def __init__(self, place: _Place) -> None:
+        super().__init__(place.lanes, place.clock)
+        self._place = place
+
+    def sweep(self, dead_expires: float, dead_max: int) -> int:
+        return sum(self._sweep(queue, dead_expires, dead_max) for queue in self._place.known())
+
+    def _sweep(self, queue: str, dead_expires: float, dead_max: int) -> int:
+        with closing(SpoolAdmin(self._place.queue(queue))) as admin:
+            if not admin.set_aside_names():
+                return 0
+            letters = sorted(admin.set_aside(), key=lambda letter: -letter.note.at)
+            latest = self._clock.now() - dead_expires
+            old = [
+                letter.name for n, letter in enumerate(letters) if n >= dead_max or letter.note.at < latest
+            ]
+            removed = 0
+            for name in old[:SWEEP_AT_A_TIME]:
+                with suppress(SpoolError):
+                    admin.remove(name, dead=True)
+                    removed += 1
+            return removed
+
+
+class SpoolBroker(Broker):
+    """directory: of the spool. sync: see Writer."""
+
+    sender: SpoolSender
+    consumer: MessageConsumer
+    admin: SpoolQueues
+
+    def __init__(self, directory: str, *, sync: Sync = Sync.DIRECTORY, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.url = f"spool://{directory}"
+        self.lacks = capabilities_of(self.url).lacks
+        self._directory = directory
+        place = _Place(directory, clock)
+        self.sender = SpoolSender(place, sync)
+        self.consumer = _Consumer(place)
+        self.admin = SpoolQueues(place)
+
+    @property
+    def missing(self) -> str | None:
+        return None if os.path.lexists(self._directory) else self._directory
+
+    def close(self) -> None:
+        self.consumer.deregister()
+
+
+def open_broker(url: str | None, conf: Settings) -> SpoolBroker:
+    """The broker at *url*, ``spool:///dir``; nothing is made before it is used.
+
+    The only option (``broker_transport_options``) is ``sync``: nothing, file or directory.
+    """
+    refuse_parameters(url or "", "broker_url")
+    refuse_setting(conf.broker_use_ssl, "a spool is a directory of this machine: take it out")
+    parts = urlsplit(url or "")
+    directory = unquote(parts.path)
+    if parts.netloc or not directory.startswith("/") or not directory.strip("/"):
+        raise ConfigurationError(
+            "broker_url names a spool directory as spool:///var/spool/jobs: three slashes, and a whole path",
+            setting="broker_url",
+        )
+    options = dict(conf.broker_transport_options)
+    if unknown := sorted(set(options) - {"sync"}):
+        raise ConfigurationError(
+            f"broker_transport_options: spool:// has the option sync, and not {unknown[0]!r}",
+            setting="broker_transport_options",
+        )
+    try:
+        sync = Sync(options.get("sync", Sync.DIRECTORY.value))
+    except ValueError:
+        raise ConfigurationError(
+            f"sync is {options['sync']!r:.40}, and not one of: {', '.join(each.value for each in Sync)}",
+            setting="broker_transport_options",
+        ) from None
+    return SpoolBroker(os.path.realpath(directory), sync=sync)

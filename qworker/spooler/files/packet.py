@@ -1,0 +1,280 @@
+"""The packet: pairs of bytes in the form that uWSGI gives them, in a spool file or on a socket.
+
+    byte 0        modifier1: 17, "for the spooler"
+    bytes 1, 2    how many bytes the pairs take, little-endian
+    byte 3        modifier2: 0
+    the pairs     length of the key (2 bytes, little-endian), key, length of the value, value; and so on
+    the body      of a file: whatever follows, up to its end.
+
+Comes from:  ``writing``, which has the pairs of a new job; ``claiming``, which has read a file.
+Goes to:     the bytes of a spool file; the pairs and the body of a job.
+Thread:      any; nothing is kept.
+
+A reader looks at neither modifier, as uWSGI's does not. A length is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from itertools import count
+from typing import NamedTuple, TypeAlias
+
+from qworker.errors import InvalidPacket, SpoolError
+from qworker.safe_repr import safe_repr
+
+MODIFIER1 = 17
+HEADER = 4
+"""Bytes before the pairs."""
+LARGEST = 65_535
+"""Bytes that the pairs of one packet may take, with their lengths."""
+
+_SHORT = tuple(length.to_bytes(2, "little") for length in range(256))
+"""Most lengths, as they stand in a packet."""
+
+Text: TypeAlias = "str | bytes | bytearray | memoryview"
+Pairs: TypeAlias = "Mapping[str | bytes, Text | int]"
+"""What a caller may write: text is encoded as UTF-8, and a number is written in decimal."""
+
+
+class Packet(NamedTuple):
+    """What was read. Of a key that was there twice, ``pairs`` has the last value."""
+
+    pairs: dict[bytes, bytes]
+    body: bytes
+
+
+def encode(pairs: Pairs) -> bytes:
+    """The packet of *pairs*, which may be empty; a body is written after it.
+
+    SpoolError when a key is empty, when a key or value is neither text, bytes nor a whole number, and when
+    the pairs take more than 65,535 bytes. Nothing is ever cut.
+    """
+    plain: dict[bytes, bytes] = {}
+    for name, content in pairs.items():
+        key = name if name.__class__ is bytes else _bytes(name, "key", name)
+        plain[key] = content if content.__class__ is bytes else _bytes(content, "value", name)
+    parts = [b""]
+    size = 0
+    for key, value in plain.items():
+        if not key:
+            raise SpoolError("a pair has an empty key, which no spooler reads: give it a name")
+        in_key, in_value = len(key), len(value)
+        size += 4 + in_key + in_value
+        if size > LARGEST:
+            raise SpoolError(
+                f"the pairs take more than {LARGEST:,} bytes, from the one of {safe_repr(key)} on "
+                f"({len(value):,} bytes): pass what is large as the body, which has no limit"
+            )
+        parts += (
+            _SHORT[in_key] if in_key < 256 else in_key.to_bytes(2, "little"),
+            key,
+            _SHORT[in_value] if in_value < 256 else in_value.to_bytes(2, "little"),
+            value,
+        )
+    parts[0] = bytes((MODIFIER1, size & 255, size >> 8, 0))
+    return b"".join(parts)
+
+
+def _bytes(value: object, part: str, key: object) -> bytes:
+    """*value* as it stands in a packet; *part* of the pair of *key* it is, for the error."""
+    if value.__class__ is bytes:
+        return value
+    try:
+        if isinstance(value, str):
+            return value.encode()
+        if isinstance(value, int) and not isinstance(value, bool):
+            return b"%d" % value
+    except ValueError as error:  # a lone surrogate, or thousands of digits
+        raise SpoolError(f"the {part} of the pair {safe_repr(key)} cannot be written: {error}") from None
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    hint = ": leave the pair out, or pass an empty text" if value is None else ""
+    raise SpoolError(
+        f"the {part} of the pair {safe_repr(key)} is of type {type(value).__name__}; "
+        f"only text, bytes and whole numbers can be written{hint}"
+    )
+
+
+def decode(image: bytes) -> Packet:
+    """The packet at the beginning of *image*, the bytes of a whole spool file, and the body after it.
+
+    InvalidPacket when it ends before its own lengths say, or has an empty key. It may be a file that
+    somebody is still writing.
+    """
+    if len(image) < HEADER:
+        raise InvalidPacket(f"it ends at byte {len(image)}, inside of the header's {HEADER}")
+    end = HEADER + (image[1] | image[2] << 8)
+    if len(image) < end:
+        raise InvalidPacket(f"it ends at byte {len(image)}, and its header says that the pairs go to {end}")
+    pairs: dict[bytes, bytes] = {}
+    position = HEADER
+    try:
+        # Each step goes forward, so all were within the pairs if the last one ends where these end.
+        while position < end:
+            key_begin = position + 2
+            key_end = key_begin + (image[position] | image[position + 1] << 8)
+            value_begin = key_end + 2
+            position = value_begin + (image[key_end] | image[key_end + 1] << 8)
+            pairs[image[key_begin:key_end]] = image[value_begin:position]
+    except IndexError:
+        position = -1
+    if position != end or b"" in pairs:
+        raise _invalid(image, end)
+    return Packet(pairs, image[end:])
+
+
+def plain(packet: bytes) -> bytes:
+    """A packet that came over a socket, as it stands in a spool file: its modifiers are the file's."""
+    head = bytes((MODIFIER1, packet[1], packet[2], 0))
+    return packet if packet.startswith(head) else head + packet[HEADER:]
+
+
+def _invalid(image: bytes, end: int) -> InvalidPacket:
+    """What is wrong with the pairs of *image*, which are to go to *end*."""
+    position = HEADER
+    while True:
+        key_begin = position + 2
+        if key_begin > end:
+            return InvalidPacket(f"the pairs end at byte {end}, inside of a key's length")
+        key_end = key_begin + (image[position] | image[position + 1] << 8)
+        value_begin = key_end + 2
+        if key_end == key_begin:
+            return InvalidPacket(f"the key at byte {key_begin} is empty")
+        if value_begin > end:
+            return InvalidPacket(f"the key at byte {key_begin} goes to {key_end}, and the pairs end at {end}")
+        position = value_begin + (image[key_end] | image[key_end + 1] << 8)
+        if position > end:
+            return InvalidPacket(
+                f"the value at byte {value_begin} goes to {position}, and the pairs end at {end}"
+            )
+
+
+# -- Names: of spool files, of priorities, and the order in which names are worked off --
+# The natural order is that of versions: runs of digits compare as numbers, and a run that begins with a
+# zero as the digits of a fraction do, so 000, 00, 01, 010, 09, 0, 1, 9, 10. It is uWSGI's, when it is
+# told to keep an order.
+
+PREFIX = "uwsgi_spoolfile_on_"
+"""How the name of every job begins. Whatever begins otherwise is no job, and is left alone."""
+TEMPORARY = ".qw-tmp-"
+"""How the name of a file begins that is being written."""
+DEAD = ".qw-dead"
+"""The directory within a spool directory for what was set aside."""
+LONGEST = 255
+"""Bytes in a file name."""
+
+_counter = count(1)  # next() of it is one step: no two threads get the same number
+_digits = re.compile(rb"[0-9]+")
+
+
+def job_name(now: float) -> str:
+    """A name for a new job: host, process, number in this process, a random number, seconds, microseconds."""
+    chance = int.from_bytes(os.urandom(4), "little") >> 1
+    seconds, microseconds = divmod(int(now * 1_000_000), 1_000_000)
+    return f"{_beginning(os.getpid())}{next(_counter)}_{chance}_{seconds}_{microseconds}"
+
+
+@lru_cache(maxsize=1)
+def _beginning(process: int) -> str:
+    """Prefix, host and process: the same for all jobs of a process, and another one in its children."""
+    return f"{PREFIX}{os.uname().nodename.replace('/', '_')}_{process}_"
+
+
+def natural_key(name: str) -> bytes:
+    """A key to sort *name* by, in natural order."""
+    return _digits.sub(_number_key, os.fsencode(name))
+
+
+def _number_key(match: re.Match[bytes]) -> bytes:
+    digits = match[0]
+    if digits[0] != 48:
+        return b"1" + len(digits).to_bytes(2, "big") + digits  # the longer number is the larger
+    # A run of zeros alone comes after those that go on; ":" is the byte after "9".
+    return digits if digits.strip(b"0") else digits + b":"
+
+
+def path_key(path: str) -> tuple[bytes, ...]:
+    """The same for a path within a spool directory: a directory is worked off where its name sorts."""
+    return tuple(map(natural_key, path.split("/")))
+
+
+def is_priority(name: str) -> bool:
+    """Whether a directory of this name is entered when an order is kept: digits and nothing else."""
+    return name.isascii() and name.isdigit()
+
+
+def job_path(name: str) -> str:
+    """The path of a job within its spool directory, as a person names it: the name of its file, with its
+    priority and a slash before it when it has one. It leads nowhere else.
+
+    SpoolError when it is no such name.
+    """
+    *folders, own = name.split("/")
+    fits = own.startswith(PREFIX) and all(map(is_priority, folders)) and "\0" not in name
+    if not fits or any(len(os.fsencode(part)) > LONGEST for part in (*folders, own)):
+        raise SpoolError(
+            f"{safe_repr(name)} is not the name of a job, such as {PREFIX}HOST_1_2 or, with its priority, "
+            f"10/{PREFIX}HOST_1_2: take what `qworker spool ls` shows"
+        )
+    return name
+
+
+def priority_name(priority: str | bytes | int, *, words: bool = False) -> str:
+    """The directory for jobs of *priority*; '' for none. words: a name that is no number is allowed, too.
+
+    SpoolError when it is not allowed, or could lead anywhere else.
+    """
+    name = os.fsdecode(priority) if isinstance(priority, bytes) else str(priority)
+    if not name or is_priority(name):
+        fits = len(name) <= LONGEST
+    else:
+        fits = (
+            words
+            and not name.startswith((".", PREFIX))
+            and "/" not in name
+            and "\0" not in name
+            and len(name.encode(errors="surrogateescape")) <= LONGEST
+        )
+    if not fits:
+        allowed = "a plain name without '/' that begins with no dot" if words else "digits, such as 1 or 10"
+        raise SpoolError(f"a priority is the name of a directory: {allowed}, not {safe_repr(name)}")
+    return name
+
+
+# -- Reading: what an opened spool file says, a large body only when it is asked for --
+
+HEAD_BYTES = HEADER + LARGEST
+"""No packet is longer; what follows is body."""
+
+
+class Head(NamedTuple):
+    """pairs. start: byte at which the body begins. body: all of it; None when it was not read."""
+
+    pairs: dict[bytes, bytes]
+    start: int
+    body: bytes | None
+
+
+def read_head(file: int, size: int) -> Head:
+    """What the file of *size* bytes begins with. InvalidPacket when that is no packet."""
+    image = os.pread(file, min(size, HEAD_BYTES), 0)
+    pairs, body = decode(image)
+    return Head(pairs, len(image) - len(body), body if len(image) >= size else None)
+
+
+def read_body(file: int, start: int) -> bytes:
+    """The file from byte *start* to its end."""
+    parts: list[bytes] = []
+    while part := os.pread(file, 1 << 24, start):  # a system reads 2 GB at a time
+        parts.append(part)
+        start += len(part)
+    return b"".join(parts)
+
+
+def read_whole(file: int) -> Packet:
+    """All of the file. InvalidPacket when it is none."""
+    head = read_head(file, os.fstat(file).st_size)
+    return Packet(head.pairs, read_body(file, head.start) if head.body is None else head.body)

@@ -1,0 +1,89 @@
+"""A spool directory as a place: made, or checked, before anything is written or claimed there.
+
+Comes from:  ``writing`` and ``directory``; ``administration``, which makes none.
+Goes to:     its path without links, under which it is known from then on.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+
+from qworker.errors import ConfigurationError
+from qworker.safe_repr import safe_repr
+from qworker.spooler.files.packet import PREFIX, is_priority
+
+logger = logging.getLogger(__name__)
+
+
+def prepared(path: str | os.PathLike[str], *, shared: bool = False) -> str:
+    """The absolute path of the spool directory *path*, which is made (mode 0750) when only it is missing.
+
+    ConfigurationError when it cannot be made or used, and when everybody may write there and remove what is
+    others': whoever can write a job has it run. shared: they may.
+    """
+    place = os.path.realpath(path)
+    try:
+        os.mkdir(place, 0o750)
+        logger.warning("made the spool directory %s, which was not there", place)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"the spool directory {place} cannot be made: {error.strerror}. Make it, or name another"
+        ) from error
+    mode = os.stat(place).st_mode
+    if not stat.S_ISDIR(mode):
+        raise ConfigurationError(f"{place} is not a directory: name another as the spool directory")
+    if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            f"the spool directory {place} must be readable, writable and searchable for user {os.getuid()}"
+        )
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX and not shared:
+        raise ConfigurationError(
+            f"everybody may write to the spool directory {place}, and so have code run: chmod o-w {place}"
+        )
+    return place
+
+
+def existing(path: str | os.PathLike[str], *, writable: bool = True) -> str:
+    """The absolute path of the spool directory *path*, which somebody wants to look at, or to change.
+
+    ConfigurationError when it is not there or may not be used, and when other things lie there and nothing
+    of a spooler's: it is another directory than the one that was meant.
+    """
+    try:
+        place = os.path.realpath(path)
+        mode = os.stat(place).st_mode
+    except (OSError, ValueError) as error:  # a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigurationError(
+            f"the spool directory {safe_repr(os.fspath(path))} cannot be opened: {reason}. Name one that is "
+            "there"
+        ) from None
+    shown = safe_repr(place)
+    if not stat.S_ISDIR(mode):
+        raise ConfigurationError(f"{shown} is not a directory: name the directory that has the spool files")
+    needed, words = (os.R_OK | os.X_OK, "read") if not writable else (os.R_OK | os.W_OK | os.X_OK, "change")
+    if not os.access(place, needed):
+        raise ConfigurationError(
+            f"user {os.getuid()} may not {words} the spool directory {shown}: do this as its spooler's user"
+        )
+    if _holds_only_others(place):
+        raise ConfigurationError(
+            f"{shown} holds other files and nothing of a spooler: name the spool directory itself"
+        )
+    return place
+
+
+def _holds_only_others(place: str) -> bool:
+    """Whether there are files, and none is a spooler's. One may be empty, or have hidden ones."""
+    others = False
+    with os.scandir(place) as entries:
+        for entry in entries:
+            if entry.name.startswith((PREFIX, ".qw-")) or is_priority(entry.name):
+                return False
+            others = others or not entry.name.startswith(".")
+    return others

@@ -1,0 +1,306 @@
+"""Beside: spool directories beside an app's own broker, as one broker for a worker.
+
+Comes from:  ``runner``, which gives it to the app of a worker that works off spool directories.
+Goes to:     the app's broker, and the directories: what is sent goes to the former, what is taken comes from
+             both.
+Thread:      that of each part; the watch of the files has one of its own, which only wakes.
+
+Messages of the directories have negative tags. Where results are kept with the broker, that of a job is
+stored before its file is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Collection, Sequence
+from contextlib import closing
+
+from qworker.clock import Clock
+from qworker.process.wakeup import WakeupPipe
+from qworker.spooler.administration.census import Census
+from qworker.spooler.running.consumer import Order
+from qworker.spooler.running.dispatch import JobDispatch
+from qworker.spooler.running.job_messages import queue_name
+from qworker.transports.capabilities import capabilities_of
+from qworker.transports.lease import (
+    Ack,
+    Admin,
+    Broker,
+    Claim,
+    Consumer,
+    Dead,
+    DeadLetter,
+    Peeked,
+    QueueInfo,
+    Reclaimed,
+    Revocation,
+    Settlement,
+    Standing,
+    Store,
+)
+from qworker.transports.presence import Presence
+
+POLL_SECONDS = 5.0
+"""The longest sleep of the watch."""
+
+
+class SpoolBeside(Broker):
+    """broker: of the app. spool: what takes jobs from directories. admin: of both."""
+
+    def __init__(self, broker: Broker, spool: JobDispatch, admin: Admin) -> None:
+        self.url = broker.url
+        self.sender = broker.sender
+        self.admin = admin
+        self.consumer = self._both = _Both(broker.consumer, spool)
+        self.lacks = broker.lacks
+        self.lowest_first = broker.lowest_first
+        self.silent_seconds = broker.silent_seconds
+        self.failed = broker.failed
+        self.registry = broker.registry
+        self._broker = broker
+
+    @property
+    def missing(self) -> str | None:
+        return self._broker.missing
+
+    def close(self) -> None:
+        try:
+            self._both.close()
+        finally:
+            self._broker.close()
+
+
+class SpoolInstead(Broker):
+    """The same, but that nothing is taken from the app's own broker: the worker has the directories alone.
+    Their jobs are set aside and not kept as failed tasks, and kombu's users have the app's broker."""
+
+    def __init__(self, broker: Broker, spool: JobDispatch, admin: Admin) -> None:
+        self.url = broker.url
+        self.sender = broker.sender
+        self.admin = admin
+        self.consumer = spool
+        # Results have a store of their own, whatever the app's broker would do with them.
+        self.lacks = capabilities_of("spool:").lacks
+        self._broker = broker
+
+    @property
+    def missing(self) -> str | None:
+        return self._broker.missing
+
+    def close(self) -> None:
+        try:
+            self.consumer.deregister()
+        finally:
+            self._broker.close()
+
+
+class _Watch:
+    """Wakes a consumer when a file can be read for which it waits. Its thread begins with the first wait."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._armed: list[int] = []  # handed over whole
+        self._pipe = WakeupPipe()
+        self._thread: threading.Thread | None = None
+        self._over = False
+
+    def arm(self, files: Sequence[int]) -> None:
+        """Wake the consumer as soon as one of *files* can be read, once."""
+        if self._thread is None:
+            self._pipe.open()
+            self._over = False
+            self._thread = threading.Thread(target=self._run, name="spool watch", daemon=True)
+            self._thread.start()
+        self._armed = list(files)
+        self._pipe.wake()
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._over = True
+            self._pipe.wake()
+            thread.join(POLL_SECONDS)
+            self._pipe.close()
+
+    def _run(self) -> None:
+        while not self._over:
+            armed = self._armed
+            with contextlib.suppress(OSError, ValueError):  # a directory was closed meanwhile
+                _, ready = self._pipe.sleep(POLL_SECONDS, *armed)
+                if ready and armed is self._armed:
+                    self._armed = []
+                    self._consumer.wake()
+
+
+class _Both(Consumer):
+    """A broker's consumer, and that of the directories."""
+
+    def __init__(self, own: Consumer, spool: JobDispatch) -> None:
+        self._own = own
+        self._spool = spool
+        self._watch = _Watch(own)
+        self._registered = False
+        self._spool_first = False
+
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+        generation = self._own.register(name, queues, concurrency)
+        if self._registered:
+            self._spool.offer_again()  # the lease that was lost is not of the files
+        else:
+            self._spool.register(name, (), concurrency)
+            self._registered = True
+        return generation
+
+    def present(self, text: str) -> None:
+        self._own.present(text)
+
+    def lease(
+        self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
+    ) -> Claim:
+        # Each has the first choice in turn, so that neither keeps the other waiting for ever.
+        self._spool_first = not self._spool_first
+        own_limit = limit // 2 if self._spool_first else limit
+        claim = self._own.lease(queues, own_limit, delayed_limit, eta_window)
+        left = max(0, limit - len(claim.messages))
+        jobs = self._spool.lease((), left, delayed_limit, eta_window)
+        messages = [*claim.messages, *(leased._replace(tag=-leased.tag) for leased in jobs.messages)]
+        dues = [due for due in (claim.next_due, jobs.next_due) if due is not None]
+        return Claim(messages, min(dues, default=None), claim.last_revocation)
+
+    def look(self, queue: str) -> Claim:
+        return self._own.look(queue)
+
+    def unbind(self, queue: str) -> None:
+        self._own.unbind(queue)
+
+    @property
+    def prefetched(self) -> bool:
+        return self._own.prefetched
+
+    def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+        own: list[Settlement] = []
+        jobs: list[Order] = []
+        for settlement in settlements:
+            if isinstance(settlement, Store) or settlement.tag >= 0:
+                own.append(settlement)
+                continue
+            jobs.append(settlement._replace(tag=-settlement.tag))
+            if isinstance(settlement, Ack | DeadLetter) and (settlement.row or settlement.parts):
+                own.append(Store(settlement.row, settlement.parts))
+        lost = self._own.settle(generation, own) if own else set()
+        return lost | {-tag for tag in self._spool.settle_held(jobs)}
+
+    def settled_before(self, tags: Collection[int]) -> Collection[int]:
+        own = [tag for tag in tags if tag >= 0]
+        return self._own.settled_before(own) if own else ()
+
+    def confirm(self) -> None:
+        self._own.confirm()
+
+    def extend(self) -> None:
+        self._own.extend()
+
+    def reclaim(self, silent: bool = True) -> list[Reclaimed]:
+        return self._own.reclaim(silent)
+
+    def wait(self, timeout: float, prefetch: int = 0) -> bool:
+        if self._spool.has_news():
+            return True
+        self._watch.arm(self._spool.files())
+        told = self._own.wait(min(timeout, self._spool.rest()), prefetch)
+        return self._spool.has_news() or told
+
+    def wake(self) -> None:
+        self._own.wake()
+
+    def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
+        return self._own.revoked_since(cursor)
+
+    def sweep(self, dead_expires: float, dead_max: int) -> int:
+        return self._own.sweep(dead_expires, dead_max)
+
+    def sweep_failed(self, expires: float, most: int) -> int:
+        return self._own.sweep_failed(expires, most)
+
+    def running_path(self) -> str | None:
+        return self._own.running_path()
+
+    def deregister(self) -> None:
+        try:
+            self._own.deregister()
+        finally:
+            self._watch.close()
+            self._spool.deregister()
+            self._registered = False
+
+    def close(self) -> None:
+        """Let go of the files, too."""
+        self._watch.close()
+        self._spool.deregister()
+
+
+# -- SpoolDepths: the administration of an app's broker, which counts the jobs of spool directories, too --
+
+
+class SpoolDepths(Admin):
+    """own: of the app's broker. directories: whose jobs are counted with every answer about depths."""
+
+    def __init__(self, own: Admin, directories: Sequence[str], clock: Clock) -> None:
+        self._own = own
+        self._directories = tuple(directories)
+        self._clock = clock
+
+    def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
+        jobs = [self._count(directory) for directory in self._directories]
+        names = {info.queue for info in jobs}
+        others = [queue for queue in queues if queue not in names]
+        return [*(self._own.depths(others) if others else ()), *jobs]
+
+    def _count(self, directory: str) -> QueueInfo:
+        with closing(Census(directory, clock=self._clock)) as census:
+            try:
+                counts, _ = census.look()
+            except OSError:
+                return QueueInfo(queue_name(directory))
+        return QueueInfo(
+            queue_name(directory), counts.due, counts.delayed, counts.running, counts.dead or 0, counts.oldest
+        )
+
+    def queues(self) -> list[QueueInfo]:
+        return self._own.queues()
+
+    def next_due(self, queues: Sequence[str]) -> float | None:
+        return self._own.next_due(queues)
+
+    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
+        return self._own.peek(queue, standing, limit)
+
+    def may_have_due_joins(self, now: float) -> bool:
+        return self._own.may_have_due_joins(now)
+
+    @property
+    def purges_leased(self) -> bool:
+        return self._own.purges_leased
+
+    def purge(self, queue: str) -> int:
+        return self._own.purge(queue)
+
+    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
+        return self._own.dead(queue, limit)
+
+    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
+        return self._own.dead_retry(tags)
+
+    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
+        return self._own.dead_discard(tags)
+
+    def push_dead(self, letters: Sequence[Dead]) -> None:
+        self._own.push_dead(letters)
+
+    def flush_delayed(self, queue: str) -> int:
+        return self._own.flush_delayed(queue)
+
+    def workers(self) -> list[Presence]:
+        return self._own.workers()

@@ -1,0 +1,254 @@
+"""DirectoryConsumer: what the consumers of spool directories share: lanes, turns, and the waiting.
+
+Comes from:  the Listener, by the promise of ``transports/lease.py``.
+Goes to:     ``dispatch`` (jobs, which children claim) and ``messages`` (``spool://``, claimed here).
+Thread:      listener only, but for wake().
+
+The kernel frees a lock with the process that has it, so what a dead worker held is free at once: there is
+nothing to renew, to lose and to take back. A worker that is frozen keeps what it has.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Generic, TypeVar
+
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import LeaseLost
+from qworker.process.forked import forgetful
+from qworker.process.wakeup import WakeupPipe
+from qworker.spooler.watching.directory import SpoolDirectory
+from qworker.transports.lease import (
+    MAX_LEASE_BYTES,
+    Ack,
+    Claim,
+    Consumer,
+    DeadLetter,
+    Leased,
+    Reclaimed,
+    Release,
+    Revocation,
+    Settlement,
+    Store,
+)
+
+Order = Ack | Release | DeadLetter
+"""A settlement of a message."""
+
+_consumers = forgetful()
+_guard = threading.Lock()
+_latest = 0  # under _guard
+
+
+def _next_generation(now: float) -> int:
+    """No other consumer of this process has it."""
+    global _latest
+    with _guard:
+        _latest = max(int(now * 1e6), _latest + 1)
+        return _latest
+
+
+class Lane:
+    """A directory of which messages are made. queue: for whose consumers; "": for all."""
+
+    def __init__(self, queue: str, directory: SpoolDirectory) -> None:
+        self.queue = queue
+        self.directory = directory
+        self.drained = False
+        """Whether all that was there has been taken, and nothing was told of since."""
+
+
+L = TypeVar("L", bound=Lane)
+
+
+class DirectoryConsumer(Consumer, Generic[L]):
+    """open_lanes: called with the queues that are asked for, when this registers and later."""
+
+    deaf_seconds = 0.0
+    """For how long nothing is heard of the directories after they had nothing new to tell; 0: whatever they
+    tell is news."""
+
+    def __init__(self, open_lanes: Callable[[Sequence[str]], list[L]], clock: Clock = SYSTEM_CLOCK) -> None:
+        self._open_lanes = open_lanes
+        self._clock = clock
+        self._lanes: list[L] = []
+        self._queues: set[str] = set()
+        """For which lanes were opened."""
+        self._generation = 0
+        self._tags = count(1)
+        self._turn = 0
+        self._concurrency = 1
+        self._more = False
+        """Whether the last lease() has left what it had room for, so that what it took can begin."""
+        self._deaf_until = -math.inf
+        """On the monotonic clock."""
+        self._wakeup = WakeupPipe()
+        _consumers.add(self)
+
+    def _after_fork(self) -> None:
+        """In a forked child: close what would keep the parent's locks after its death."""
+        self._forget()
+        self._close_lanes()
+        self._wakeup = WakeupPipe()
+        self._generation = 0
+
+    # -- what each does in its own way --
+
+    @abstractmethod
+    def _take(self, lane: L, limit: int) -> list[Leased]:
+        """Up to *limit* messages of *lane*; [] when nothing is left there."""
+
+    @abstractmethod
+    def settle_held(self, orders: Sequence[Order]) -> set[int]:
+        """Carry out *orders*; return the tags that are held no longer."""
+
+    @abstractmethod
+    def offer_again(self) -> None:
+        """Have all that is held given out once more: who had it knows nothing of it any more, or is asked."""
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Let go of everything that is held, as if it had never been taken."""
+
+    # -- the promise --
+
+    def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
+        self._forget()
+        self._close_lanes()
+        self._wakeup.open()
+        self._lanes = self._open_lanes(queues)
+        self._queues = set(queues)
+        self._concurrency = max(1, concurrency)
+        self._generation = _next_generation(self._clock.now())
+        return self._generation
+
+    def lease(
+        self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
+    ) -> Claim:
+        self._require()
+        messages = self._offered(limit)
+        size = sum(len(leased.body) for leased in messages)
+        if unknown := [queue for queue in queues if queue not in self._queues]:
+            self._lanes += self._open_lanes(unknown)
+            self._queues.update(unknown)
+        lanes = self._in_turn(queues)
+        most = min(limit, self._most_at_once())
+        for lane in lanes:
+            lane.directory.look()
+            lane.drained = False
+            while not lane.drained and len(messages) < most and size < MAX_LEASE_BYTES:
+                taken = self._take(lane, most - len(messages))
+                lane.drained = not taken
+                messages += taken
+                size += sum(len(leased.body) for leased in taken)
+        self._more = most <= len(messages) < limit
+        due = min((lane.directory.next_due() for lane in lanes), default=math.inf)
+        # Nothing is taken ahead of its time, so that others may have it: who asks for what is due soon is to
+        # come back when it is due.
+        ahead = eta_window if delayed_limit > 0 else 0.0
+        return Claim(messages, None if due == math.inf else due + ahead)
+
+    def _most_at_once(self) -> int:
+        """How many messages one lease() may take, however many are asked for: they begin when it returns. It
+        is told of the others at once."""
+        return sys.maxsize
+
+    def _offered(self, limit: int) -> list[Leased]:
+        """What offer_again() has said is to be given out; and of what no lane has, up to *limit* messages."""
+        return []
+
+    def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+        orders = [each for each in settlements if not isinstance(each, Store)]
+        if generation != self._generation:
+            return {order.tag for order in orders}
+        return self.settle_held(orders)
+
+    def extend(self) -> None:
+        self._require()
+
+    def reclaim(self, silent: bool = True) -> list[Reclaimed]:
+        return []
+
+    def wait(self, timeout: float, prefetch: int = 0) -> bool:
+        _, ready = self._wakeup.sleep(min(timeout, self.rest()), *self.files())
+        return self._heard(ready)
+
+    def _heard(self, ready: set[int]) -> bool:
+        """Take in what those of files() tell that can be read; whether there may be something to lease."""
+        news, self._more = self._more, False
+        told = False
+        for lane in self._lanes:
+            if lane.directory.fileno() in ready:
+                lane.directory.take_in()
+                told = True
+                if not self.deaf_seconds:
+                    lane.drained, news = False, True
+            if lane.drained and lane.directory.rest() <= 0.0:
+                lane.drained = False  # told once: who has no room for it is not told again
+                news = True
+        if told and not news:
+            self._deaf_until = self._clock.monotonic() + self.deaf_seconds
+        return news
+
+    def wake(self) -> None:
+        self._wakeup.wake()
+
+    def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
+        return cursor, []
+
+    def sweep(self, dead_expires: float, dead_max: int) -> int:
+        return 0  # what was set aside is for people
+
+    def running_path(self) -> str | None:
+        return None
+
+    def deregister(self) -> None:
+        self._forget()
+        self._close_lanes()
+        self._wakeup.close()
+        self._generation = 0
+
+    # -- for who waits for other things, too --
+
+    def files(self) -> list[int]:
+        """What can be read when there may be something to lease."""
+        if self._deaf_for() > 0.0:
+            return []
+        return [lane.directory.fileno() for lane in self._lanes]
+
+    def rest(self) -> float:
+        """Seconds for which there is nothing new to lease, unless one of files() can be read."""
+        if self._more:
+            return 0.0
+        rest = min((lane.directory.rest() for lane in self._lanes if lane.drained), default=math.inf)
+        return min(rest, self._deaf_for() or math.inf)
+
+    def has_news(self) -> bool:
+        """Whether there may be something that was not known at the last lease(); said once. Never waits."""
+        return self.wait(0.0)
+
+    # -- inside --
+
+    def _deaf_for(self) -> float:
+        """Seconds for which nothing is heard of the directories; 0.0 when all is."""
+        return max(0.0, self._deaf_until - self._clock.monotonic())
+
+    def _require(self) -> None:
+        if not self._generation:
+            raise LeaseLost("this process takes nothing: register first")
+
+    def _in_turn(self, queues: Sequence[str]) -> list[L]:
+        lanes = [lane for lane in self._lanes if not lane.queue or lane.queue in queues]
+        self._turn += 1
+        first = self._turn % len(lanes) if lanes else 0
+        return lanes[first:] + lanes[:first]
+
+    def _close_lanes(self) -> None:
+        for lane in self._lanes:
+            lane.directory.close()
+        self._lanes = []

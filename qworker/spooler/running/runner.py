@@ -1,0 +1,120 @@
+"""Runner: a worker that works off spool directories, alone or beside the queues of its app.
+
+Comes from:  ``qworker spool run`` and ``qworker start --spooler``, with the options of the spooler.
+Goes to:     the app, which gets the directories as (part of) its broker and the task that runs jobs.
+Thread:      main, before the worker starts.
+
+The jobs run in the processes of the worker's own pool, with its time limits and its healing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from qworker import signals
+from qworker.clock import Clock
+from qworker.errors import ConfigurationError
+from qworker.spooler import uwsgi_api
+from qworker.spooler.files.place import prepared
+from qworker.spooler.files.sweeping import sweep_all
+from qworker.spooler.files.writing import Writer
+from qworker.spooler.options import SpoolerOptions
+from qworker.spooler.running.beside import SpoolBeside, SpoolDepths, SpoolInstead
+from qworker.spooler.running.dispatch import MOST, JobDispatch, JobLane
+from qworker.spooler.running.job_messages import SHOWN, job_messages
+from qworker.spooler.running.jobs import add_spool_tasks
+from qworker.spooler.uwsgi import job_context
+from qworker.spooler.uwsgi.clockwork import SignalSource
+from qworker.spooler.uwsgi.runtime import frequency_of
+from qworker.spooler.watching.directory import SpoolDirectory
+
+if TYPE_CHECKING:
+    from qworker.app import QWorker
+    from qworker.components.assembly import MakeComponent, OnCrash
+    from qworker.components.component import Component
+
+
+class Attached(NamedTuple):
+    """besides: make the parts of the worker that are needed. rescan: has all directories read through; any
+    thread, and signal handlers."""
+
+    besides: list[MakeComponent]
+    rescan: Callable[[], None]
+
+
+def attach(app: QWorker, options: SpoolerOptions, *, alone: bool) -> Attached:
+    """Have a worker of *app* work off the directories of *options*, which are made when they are missing.
+
+    alone: it takes nothing from the app's own broker; what jobs send still goes there.
+    ConfigurationError when there is no directory, or one cannot be used.
+    """
+    if not options.directories:
+        raise ConfigurationError("there is no spool directory to work off: name one", setting="spooler")
+    places = _distinct(options.directories)
+    sweep_all(places)
+    source = SignalSource(places, uwsgi_api.signal_table)
+    consumer = JobDispatch(lambda queues: [_lane(place, options) for place in places], app.clock, source)
+    add_spool_tasks(app, options, results=options.results)
+    own = app.broker
+    depths = SpoolDepths(own.admin, places, app.clock)
+    app.stores.use_broker((SpoolInstead if alone else SpoolBeside)(own, consumer, depths))
+    logging.getLogger("qworker.components.ending.outcomes").addFilter(_tells_nothing)
+    signals.worker_process_init.connect(partial(_begin_process, alone), weak=False, dispatch_uid=__name__)
+    return Attached([partial(_server, options, app.clock)] if options.sockets else [], consumer.rescan)
+
+
+def _server(options: SpoolerOptions, clock: Clock, on_crash: OnCrash) -> Component:
+    """What takes jobs of the network, for all the directories."""
+    from qworker.spooler.network.framing import Limits
+    from qworker.spooler.network.peers import Access
+    from qworker.spooler.network.server import SpoolServer
+
+    keys = tuple(key.encode() for key in options.socket_key)
+    named = dict.fromkeys(
+        (*([options.default] if options.default else []), *options.directories, *options.external)
+    )
+    return SpoolServer(
+        options.sockets,
+        [Writer(place, clock=clock) for place in named],
+        limits=Limits(
+            buffer_size=options.buffer_size,
+            max_body=options.body_max,
+            timeout=options.socket_timeout,
+            extension=options.body_max > 0,
+        ),
+        access=Access(options.socket_allow, key=keys[0] if keys else None, older_keys=keys[1:]),
+        clock=clock,
+        on_crash=on_crash,
+    )
+
+
+def _begin_process(alone: bool, *_: object, **more: object) -> None:
+    """In a process that is to run jobs."""
+    if alone:
+        job_context.become_spooler()
+    uwsgi_api.run_post_fork()
+
+
+def _tells_nothing(record: logging.LogRecord) -> bool:
+    """Jobs have lines of their own; that a message of some is done says nothing."""
+    return not (
+        record.levelno < logging.ERROR and isinstance(record.args, tuple) and record.args[:1] == (SHOWN,)
+    )
+
+
+def _lane(place: str, options: SpoolerOptions) -> JobLane:
+    frequency = partial(frequency_of, place, options.frequency)
+    directory = SpoolDirectory(place, ordered=options.ordered, frequency=frequency)
+    message = job_messages(directory.path, options.harakiri, results=options.results)
+    # What each job returns is a result of its own, and a process that ends after some jobs counts messages.
+    # Where there is an order, what is left of a message after a while would come after the next message.
+    most = 1 if options.results or options.max_tasks or options.ordered else MOST
+    return JobLane(directory, message, most, has_results=options.results)
+
+
+def _distinct(directories: Sequence[str]) -> list[str]:
+    """Each place once, however it is spelled."""
+    return list(dict.fromkeys(map(prepared, directories)))

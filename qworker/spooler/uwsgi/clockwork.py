@@ -1,0 +1,198 @@
+"""Clockwork: which signals are due, by the timers, crons and file monitors of a table.
+
+Comes from:  the runner's thread, with the time.
+Goes to:     that thread: signals for a spooler, and when to ask again.
+Thread:      that of the runner; the clock is what it is told.
+
+It keeps what it has fired in memory: as with uWSGI a restart within the minute of a cron fires it again. What
+was missed while nobody asked fires once. Each runner has its own, so two of them both fire.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from qworker.errors import SpoolError
+from qworker.spooler.uwsgi import runtime
+from qworker.spooler.uwsgi.signal_socket import SignalSocket
+from qworker.spooler.uwsgi.signal_table import SPOOLER, Cron, Handler, Monitor, SignalTable, Timer
+
+logger = logging.getLogger(__name__)
+
+CRON_SECONDS = 60
+"""A cron that has fired is silent for so long, or it would fire all through its minute."""
+MONITOR_SECONDS = 1.0
+"""How often the files are looked at that are monitored."""
+Stamp: TypeAlias = "tuple[int, ...]"
+
+
+class Due(NamedTuple):
+    """A signal that is to be delivered. target: 'spooler', or the absolute path of a spool directory."""
+
+    signum: int
+    target: str
+
+
+class _Running:
+    """A source and what has become of it."""
+
+    __slots__ = ("fired", "last", "next", "source", "stamp")
+
+    def __init__(self, source: Timer | Cron | Monitor) -> None:
+        self.source = source
+        self.next = math.nan
+        self.last = -math.inf
+        self.fired = 0
+        self.stamp: Stamp | None = None
+
+
+class Clockwork:
+    """local: the local time of an instant. stamp: what changes when the file at a path does."""
+
+    def __init__(
+        self,
+        table: SignalTable,
+        *,
+        local: Callable[[float], time.struct_time] = time.localtime,
+        stamp: Callable[[str], Stamp] | None = None,
+    ) -> None:
+        self._table = table
+        self._local = local
+        self._stamp = stamp or stamp_of
+        self._running: list[_Running] = []
+
+    def due(self, now: float) -> list[Due]:
+        """The signals that are due at *now*, epoch seconds, in order. A timer begins when it is seen."""
+        found = []
+        for source in self._table.sources[len(self._running) :]:
+            self._running.append(_Running(source))
+        for running in self._running:
+            if self._fires(running, now):
+                handler: Handler | None = self._table.handlers.get(running.source.signum)
+                if handler is not None and handler.is_for_spooler:
+                    found.append(Due(running.source.signum, handler.target))
+        return found
+
+    def next_time(self, now: float) -> float:
+        """When to ask again, if nothing is registered meanwhile; infinity for never."""
+        if len(self._running) < len(self._table.sources):
+            return now
+        return min((self._next(running, now) for running in self._running), default=math.inf)
+
+    def _fires(self, running: _Running, now: float) -> bool:
+        source = running.source
+        if isinstance(source, Timer):
+            return _timer_fires(running, source, now)
+        if isinstance(source, Cron):
+            second = math.floor(now)
+            # A clock that was set back must not silence it until it is there again.
+            if 0 <= second - running.last < CRON_SECONDS or not source.fields.matches(self._local(now)):
+                return False
+            running.last = second
+            return True
+        if 0 <= now - running.last < MONITOR_SECONDS:
+            return False
+        before, running.stamp = running.stamp, self._stamp(source.path)
+        running.last = now
+        return before is not None and before != running.stamp
+
+    def _next(self, running: _Running, now: float) -> float:
+        source = running.source
+        if isinstance(source, Timer):
+            return running.next
+        if isinstance(source, Monitor):
+            return running.last + MONITOR_SECONDS
+        minute = math.floor(now / 60) * 60 + 60.0
+        if source.fields.matches(self._local(now)):
+            return min(minute, max(running.last + CRON_SECONDS, now))
+        return minute
+
+
+def _timer_fires(running: _Running, timer: Timer, now: float) -> bool:
+    if math.isnan(running.next):
+        running.next = now + timer.seconds
+    if timer.seconds < running.next - now < math.inf:
+        running.next = now + timer.seconds  # the clock was set back
+    if running.next > now:
+        return False
+    running.fired += 1
+    if running.fired == timer.iterations:
+        running.next = math.inf
+        return True
+    running.next += timer.seconds
+    if running.next <= now:
+        running.next = now + timer.seconds
+    return True
+
+
+def stamp_of(path: str) -> Stamp:
+    """What changes when the file does; () when there is none."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+# -- SignalSource: every signal that a runner has to deliver, whoever raised it --
+
+
+class SignalSource:
+    """For who works off *directories*, one at least. start() and stop() may be called twice.
+
+    clockwork: None for one that goes by the local time.
+    """
+
+    def __init__(
+        self, directories: Sequence[str], table: SignalTable, *, clockwork: Clockwork | None = None
+    ) -> None:
+        self._directories = tuple(map(os.path.realpath, directories))
+        self._table = table
+        self._clockwork = Clockwork(table) if clockwork is None else clockwork
+        self._sockets: dict[str, SignalSocket] = {}
+
+    def start(self) -> None:
+        """Announce this process, and receive signals. Where that cannot be done, the log says so, and jobs
+        are run all the same."""
+        for directory in self._directories:
+            if directory not in self._sockets:
+                try:
+                    runtime.announce(directory)
+                    self._sockets[directory] = SignalSocket(directory)
+                except SpoolError as error:
+                    logger.warning("no signals from other processes for %s: %s", directory, error)
+
+    def stop(self) -> None:
+        """Be announced no more, and receive nothing."""
+        for directory, receiver in self._sockets.items():
+            receiver.close()
+            runtime.withdraw(directory)
+        self._sockets.clear()
+
+    def filenos(self) -> list[int]:
+        """What can be read when another process has raised a signal."""
+        return [receiver.fileno() for receiver in self._sockets.values()]
+
+    def due(self, now: float) -> list[Due]:
+        """The signals to deliver now, each with the directory whose spooler is to run it, one of these. Never
+        waits."""
+        found = [
+            Due(signum, self._directories[0] if target == SPOOLER else os.path.realpath(target))
+            for signum, target in self._clockwork.due(now)
+        ]
+        for directory, receiver in self._sockets.items():
+            for signum in receiver.read():
+                if self._table.is_registered(signum):
+                    found.append(Due(signum, directory))
+                else:
+                    logger.warning("signal %d came for %s, and nothing has registered it", signum, directory)
+        return [due for due in found if due.target in self._directories]
+
+    def next_time(self, now: float) -> float:
+        """When to ask again if nothing can be read before; infinity for never."""
+        return self._clockwork.next_time(now)

@@ -1,0 +1,109 @@
+"""Enqueuer: a job as ``uwsgi.spool()`` is given it, in any spelling, becomes a spool file.
+
+Comes from:  ``uwsgi_api``, with a dictionary of text, bytes and whole numbers.
+Goes to:     ``writing``, in one of the directories that are configured.
+Thread:      any.
+
+Four keys mean something: ``spooler`` (the directory), ``at`` (when it is due), ``priority`` and ``body``. As
+with uWSGI the first three stay in the job, and the body does not.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from qworker.clock import to_epoch
+from qworker.errors import SpoolError
+from qworker.safe_repr import safe_repr
+from qworker.spooler.files.writing import Writer
+from qworker.spooler.options import SpoolerOptions
+
+_DECIMAL = re.compile(r"[+-]?[0-9]{1,20}(\.[0-9]*)?")
+
+
+class Enqueuer:
+    """The spool directories of *options*, of which there must be one, for who writes.
+
+    directories: all of them, absolute and without links, those that are worked off first.
+    default: where jobs go that name none.
+    """
+
+    def __init__(self, options: SpoolerOptions) -> None:
+        places = (*options.directories, *options.external)
+        self.directories = tuple(dict.fromkeys(map(os.path.realpath, places)))
+        named: str | None = options.default
+        self.default = self.directories[0] if named is None else os.path.realpath(named)
+        self._writers: dict[str, Writer] = {}
+
+    def enqueue(self, message: Mapping[Any, Any]) -> str:
+        """Write one job and return the path of its file. *message* is not changed.
+
+        SpoolError when it cannot be written; then nothing is there.
+        """
+        pairs = {key.encode() if isinstance(key, str) else key: value for key, value in message.items()}
+        body = as_body(pairs.pop(b"body", b""))
+        at = pairs.get(b"at")
+        due = epoch(at)
+        if isinstance(at, float | datetime):
+            pairs[b"at"] = math.ceil(due)
+        priority = pairs.get(b"priority", "")
+        if priority.__class__ not in (str, bytes, int):
+            raise SpoolError(f"a priority is a number, such as 1 or 10, not {safe_repr(priority)}")
+        return self._writer(pairs.get(b"spooler")).write(pairs, body, at=due, priority=priority)
+
+    def _writer(self, named: object) -> Writer:
+        place = self.default if named is None else self._place(named)
+        writer = self._writers.get(place)
+        if writer is None:
+            writer = self._writers[place] = Writer(place)
+        return writer
+
+    def _place(self, named: object) -> str:
+        """The configured directory that a job names. A link to one, or a slash at its end, does no harm."""
+        if isinstance(named, str | bytes):
+            path = os.fsdecode(named)
+            if os.path.isabs(path) and "\0" not in path and os.path.realpath(path) in self.directories:
+                return os.path.realpath(path)
+        raise SpoolError(
+            f"a job names the spool directory {safe_repr(named)}; here it is the absolute path of one of "
+            f"those that are configured, {', '.join(self.directories)}: add it as an external one"
+        )
+
+
+def epoch(at: object) -> float:
+    """When a job is due, in epoch seconds; 0 for at once. *at*: a number, a decimal as text or bytes, or a
+    datetime. SpoolError when it is no time."""
+    if at is None:
+        return 0
+    if isinstance(at, bytes | bytearray | memoryview):
+        at = bytes(at).decode("ascii", "replace")
+    try:
+        if isinstance(at, str):
+            return float(at) if _DECIMAL.fullmatch(at) else _nothing(at)
+        if isinstance(at, int | float | datetime) and not isinstance(at, bool):
+            due = to_epoch(at)
+            if math.isfinite(due):
+                return due
+    except (ValueError, OverflowError):
+        pass
+    raise SpoolError(f"a job is due at a time, epoch seconds or a datetime, not {safe_repr(at)}")
+
+
+def _nothing(at: str) -> float:
+    if at:
+        raise ValueError(at)
+    return 0
+
+
+def as_body(body: object) -> bytes:
+    """The body as bytes; text is written as UTF-8."""
+    if isinstance(body, str):
+        return body.encode()
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    raise SpoolError(f"the body of a job is bytes or text, not of type {type(body).__name__}")

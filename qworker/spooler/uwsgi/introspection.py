@@ -1,0 +1,80 @@
+"""Introspection: the jobs that wait, as uWSGI's interface tells of them.
+
+Comes from:  ``uwsgi_api``.
+Goes to:     the directories; nothing is changed, and no lock is lost.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from qworker.errors import InvalidPacket, SpoolError
+from qworker.spooler.files.locks import best_lock
+from qworker.spooler.files.packet import decode, job_path
+from qworker.spooler.uwsgi.job_context import own_task
+from qworker.spooler.watching.scanning import scan_in_order
+
+
+def jobs(directories: Sequence[str]) -> list[bytes]:
+    """The absolute paths of all jobs that wait or are run, those with a priority, too. uWSGI only looks into
+    the first directory, and into no priority."""
+    found = []
+    for directory in directories:
+        with suppress(OSError):  # not made yet
+            for path, _ in scan_in_order(directory, math.inf, lambda folder: None):
+                found.append(os.fsencode(f"{directory}/{path}"))
+    return found
+
+
+def task(directories: Sequence[str], path: str | bytes) -> dict[Any, Any] | None:
+    """What a job that waits says, as its function will be given it, with its path as ``spooler_task_name``.
+
+    None when there is no such job in the directories, when it cannot be read or is none, and when somebody
+    runs it; the job that asks is told of itself.
+    """
+    name = os.fsdecode(path)
+    if "\0" in name:
+        return None
+    found = own_task(name)
+    if found is not None:
+        return {**found, "spooler_task_name": os.fsencode(name)}
+    try:
+        image = _image(directories, name)
+    except (OSError, SpoolError):
+        return None
+    if image is None:
+        return None
+    try:
+        pairs, body = decode(image)
+    except InvalidPacket:
+        return None
+    env: dict[Any, Any] = {"spooler_task_name": os.fsencode(name), **pairs}
+    if body:
+        env["body"] = body
+    return env
+
+
+def _image(directories: Sequence[str], name: str) -> bytes | None:
+    """The bytes of the file when nobody runs it. SpoolError when its name is none of a job."""
+    for directory in directories:
+        folder = os.path.realpath(os.path.dirname(name))
+        if folder == directory or folder.startswith(directory + "/"):
+            own = job_path(os.path.relpath(f"{folder}/{os.path.basename(name)}", directory))
+            place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                if not stat.S_ISREG(os.stat(own, dir_fd=place, follow_symlinks=False).st_mode):
+                    return None
+                if best_lock().is_held(own, place):
+                    return None
+                file = os.open(own, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
+            finally:
+                os.close(place)
+            with open(file, "rb") as stream:
+                return stream.read()
+    return None

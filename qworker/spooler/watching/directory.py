@@ -1,0 +1,305 @@
+"""SpoolDirectory: the jobs of one spool directory, for a process that runs them.
+
+Comes from:  a directory that anybody may write to, ours and uWSGI's spoolers beside us.
+Goes to:     claims, each of one job that is due.
+Thread:      one, which calls everything here; a Claim may end in any thread, which posts that and wakes this
+             one.
+
+What comes is learned in three ways: the system tells of files that are written, a heap has the times at which
+others are due, and a scan, now and then, finds what neither knew. A scan goes on in small steps, between
+which new files are looked for, so that many that are not due keep no new one waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.process.wakeup import WakeupPipe
+from qworker.spooler.files.claiming import GRACE_SECONDS, Claim, ClaimedPlace, Reason, Refusal
+from qworker.spooler.files.locks import FileLock, best_lock
+from qworker.spooler.files.place import prepared
+from qworker.spooler.options import FREQUENCY_SECONDS
+from qworker.spooler.watching.candidates import WHOLE, Candidates, Share
+from qworker.spooler.watching.scanning import Entry, scan, scan_in_order
+from qworker.spooler.watching.watcher import NOTHING, Told, Watcher
+
+logger = logging.getLogger(__name__)
+
+STEP = 100
+"""Entries of a scan that are looked at before new files are looked for."""
+MOST_READS = 64
+"""Of what the system tells, while nothing of it is a file to try."""
+LONGEST_SLEEP = 3600.0
+COARSE = 0.05
+"""Seconds by which the clock of a file system may be behind."""
+CLAIMS_BETWEEN = 32
+"""Files that are tried before new files are looked for."""
+
+
+class SpoolDirectory:
+    """A spool directory, for who claims there, or has others claim.
+
+    - path: made when it is missing.
+    - ordered: work off in natural order, with priorities.
+    - frequency: seconds between two scans, or what says them before each.
+    - lock: None for the best that the system has.
+    - owners: user ids whose jobs are run; None for our own and root.
+    - shared: everybody may write there.
+    - share: which files are tried first, without an order.
+    - times_of_priorities: a priority is passed over until the time of its directory, as with uWSGI.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        ordered: bool = False,
+        frequency: float | Callable[[], float] = FREQUENCY_SECONDS,
+        grace: float = GRACE_SECONDS,
+        lock: FileLock | None = None,
+        owners: Collection[int] | None = None,
+        shared: bool = False,
+        share: Share = WHOLE,
+        times_of_priorities: bool = True,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.path = prepared(path, shared=shared)
+        self._frequency = frequency if callable(frequency) else lambda: frequency
+        self._ordered = ordered
+        self._times_of_priorities = times_of_priorities
+        self._clock = clock
+        self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._ended: deque[tuple[str, Refusal | None]] = deque()
+        self._claims = ClaimedPlace(
+            self._directory,
+            lock=best_lock(self.path) if lock is None else lock,
+            owners={os.getuid(), 0} if owners is None else owners,
+            grace=grace,
+            clock=clock,
+            ended=self._end,
+        )
+        self._candidates = Candidates(clock, ordered=ordered, share=share)
+        self._wakeup = WakeupPipe()
+        self._wakeup.open()
+        self._watcher = Watcher(self.path, ordered=ordered)
+        self._scanning: Iterator[Entry] | None = None
+        self._scanned_to = ""
+        self._next_scan = -math.inf
+        self._again = False
+        self._tried = 0
+        self._asleep = False
+
+    def next(self) -> Claim | None:
+        """Claim the next job that is due; None when there is none. Never waits. The caller ends the claim."""
+        while (path := self.next_path()) is not None:
+            found = self._claims.claim(path)
+            if isinstance(found, Claim):
+                return found
+            self._candidates.refuse(path, found)
+        return None
+
+    def next_path(self) -> str | None:
+        """The file that is to be tried next, for who has another process claim it; None when there is none.
+        Never waits. The caller ends that with tried()."""
+        candidates = self._candidates
+        while True:
+            if self._tried <= 0 or not candidates:
+                self._look_for_new()
+            if self._scanning is not None and self._is_to_scan():
+                self._scan_on()
+                continue
+            path = candidates.take()
+            if path is None:
+                return None
+            self._tried -= 1
+            known = candidates.refused(path)
+            if known is None or (still := self._claims.look(path, known)) is None:
+                return path
+            candidates.refuse(path, still)
+
+    def tried(self, paths: Iterable[str], since: float, *, at_once: bool = False) -> None:
+        """What next_path() gave was tried, since epoch second *since*; the files themselves tell what came of
+        it. at_once: they may not have been tried at all, so those that are still due come again at once."""
+        is_there, done, directory = os.access, self._candidates.done, self._directory
+        for path in paths:
+            # Most are gone, and to hear that by an exception takes as long again.
+            if is_there(path, os.F_OK, dir_fd=directory):
+                self._tried_in_vain(path, since, at_once)
+            else:
+                done(path)
+
+    def holds(self, path: str) -> bool:
+        """Whether there is such a file."""
+        return os.access(path, os.F_OK, dir_fd=self._directory)
+
+    def gone(self, paths: Iterable[str]) -> None:
+        """What next_path() gave was tried, and these files are no more, says who has tried."""
+        done = self._candidates.done
+        for path in paths:
+            done(path)
+
+    def _tried_in_vain(self, path: str, since: float, at_once: bool) -> None:
+        try:
+            due = os.stat(path, dir_fd=self._directory, follow_symlinks=False).st_mtime
+        except OSError:
+            self._candidates.done(path)
+            return
+        if due >= since or at_once:  # given back; its time was set for that
+            self._candidates.refuse(path, Refusal(Reason.NOT_DUE, due))
+        else:
+            self._candidates.leave(path)
+
+    def uncount(self, path: str, since: float) -> None:
+        """A run of this file that was begun since epoch second *since* was ended with its process, by us: it
+        counts no attempt. Nothing is done when somebody has the file."""
+        found = self._claims.claim(path)
+        if isinstance(found, Claim):
+            attempts = found.attempts
+            begun = attempts > found.returns and found.changed() >= since - COARSE
+            found.let_go(attempts - 1 if begun else None)
+
+    def wait(self, most: float = math.inf) -> None:
+        """Return when there may be a job, when wake() is called, or after *most* seconds."""
+        self._asleep = True  # from here on, who ends a claim wakes us
+        self._wakeup.sleep(min(most, self.rest()), self.fileno())
+        self._asleep = False
+        self.look()
+
+    def fileno(self) -> int:
+        """What can be read when there may be a job, for who waits for other files, too; -1: nothing is
+        told."""
+        return self._watcher.fileno()
+
+    def rest(self) -> float:
+        """Seconds for which there is no job, unless fileno() can be read."""
+        self._mind_attributes()
+        if self._candidates or self._scanning is not None or self._ended or self._again:
+            return 0.0
+        until_due = self.next_due() - self._clock.now()
+        until_scan = self._next_scan - self._clock.monotonic()
+        return max(0.0, min(until_due, until_scan, LONGEST_SLEEP))
+
+    def next_due(self) -> float:
+        """When a file that rests is to be tried, epoch seconds; infinity when none rests."""
+        return self._candidates.next_time()
+
+    def look(self) -> None:
+        """Have next() look first for what is new."""
+        self._tried = 0
+
+    def take_in(self) -> None:
+        """Take in what can be read from fileno()."""
+        self._look_for_new()
+
+    def read_through(self) -> None:
+        """Read all names now, so that rest() says from the beginning what there is."""
+        self._look_for_new()
+        while self._scanning is not None:
+            self._scan_on()
+
+    def wake(self) -> None:
+        """End a wait. Any thread, and signal handlers."""
+        self._wakeup.wake()
+
+    def rescan(self) -> None:
+        """Have everything looked at again, at the next call of next(). Any thread, and signal handlers."""
+        self._again = True
+
+    def close(self) -> None:
+        """Claims that are still held can end no more. Safe to call twice."""
+        if self._directory >= 0:
+            self._watcher.close()
+            self._wakeup.close()
+            os.close(self._directory)
+            self._directory = -1
+
+    def _look_for_new(self) -> None:
+        """Take in what was told since the last time, and begin a scan when one is due."""
+        self._tried = CLAIMS_BETWEEN
+        while self._ended:
+            path, refusal = self._ended.popleft()
+            if refusal is None:
+                self._candidates.done(path)
+            else:
+                self._candidates.refuse(path, refusal)
+        self._mind_attributes()
+        for _ in range(MOST_READS):
+            told = self._watcher.told()
+            self._take_in(told)
+            if told is NOTHING or self._candidates:
+                break
+        if self._scanning is None and (self._again or self._clock.monotonic() >= self._next_scan):
+            self._begin_scan()
+
+    def _mind_attributes(self) -> None:
+        """Have the system tell that attributes change while a file rests here, whose time may be set anew."""
+        rests = self._candidates.have_refused
+        if self._watcher.mind_attributes(rests) and rests:
+            self._candidates.touch_all()  # they may have changed before that
+
+    def _take_in(self, told: Told) -> None:
+        for path in told.written:
+            self._candidates.offer(path)
+        for path in told.touched:
+            self._candidates.touch(path)
+        for folder in told.folders:
+            with suppress(OSError):  # it has just gone
+                self._candidates.seen(self._in_order(folder))
+        self._again = self._again or told.rescan
+
+    def _begin_scan(self) -> None:
+        self._again = False
+        self._next_scan = self._clock.monotonic() + self._frequency()
+        self._follow()
+        self._watcher.watch()
+        self._candidates.begin_scan()
+        self._scanned_to = ""
+        self._scanning = self._in_order("") if self._ordered else scan(self.path)
+
+    def _in_order(self, folder: str) -> Iterator[Entry]:
+        now = self._clock.now() if self._times_of_priorities else math.inf
+        return scan_in_order(self.path, now, self._watcher.watch, folder)
+
+    def _follow(self) -> None:
+        """If another directory has the path now, it is the one to look after."""
+        try:
+            there = os.stat(self.path)
+            if not os.path.samestat(there, os.fstat(self._directory)):
+                other = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                os.dup2(other, self._directory, inheritable=False)
+                os.close(other)
+        except OSError:
+            return  # there is none at the moment, and the scan says so
+
+    def _is_to_scan(self) -> bool:
+        """Of a scan: whether the next step is its; nothing is ready, or what it may find comes first."""
+        return not self._candidates or not self._candidates.precede(self._scanned_to)
+
+    def _scan_on(self) -> None:
+        assert self._scanning is not None
+        try:
+            entries = list(islice(self._scanning, STEP))
+        except OSError as error:
+            logger.warning("the spool directory %s cannot be read: %s", self.path, error.strerror)
+            self._scanning = None
+            return
+        self._candidates.seen(entries)
+        if len(entries) < STEP:
+            self._scanning = None
+            self._candidates.end_scan()
+        else:
+            self._scanned_to = entries[-1].path
+        self._tried = 0
+
+    def _end(self, path: str, refusal: Refusal | None) -> None:
+        """A claim has ended. Any thread."""
+        self._ended.append((path, refusal))
+        if self._asleep:
+            self._wakeup.wake()

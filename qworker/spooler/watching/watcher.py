@@ -1,0 +1,111 @@
+"""Watcher: turns what the system tells of a spool directory into names of files worth a try.
+
+Comes from:  ``inotify``; where there is none, nothing comes, and all is left to the scans.
+Goes to:     ``directory``.
+Thread:      that of the SpoolDirectory.
+
+Every spooler that fails to get a lock closes a file that it opened for writing, and so does every one that
+counts an attempt or gives a job back. What is told is therefore only that a name may be worth a look. That
+attributes change is of use only to a file that was refused: while there is none, nobody pays for being told.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from qworker.spooler.files.packet import PREFIX, is_priority
+from qworker.spooler.watching import inotify
+from qworker.spooler.watching.inotify import Inotify
+
+logger = logging.getLogger(__name__)
+
+_FILES = inotify.CLOSE_WRITE | inotify.MOVED_TO
+_ITSELF = inotify.DELETE_SELF | inotify.MOVE_SELF
+_HOW = inotify.ONLY_DIRECTORY | inotify.NO_LINK | inotify.NOT_UNLINKED
+_LOST = inotify.OVERFLOW | inotify.IGNORED | inotify.DELETE_SELF | inotify.MOVE_SELF
+
+
+class Told(NamedTuple):
+    """written: files that were completed or came by a name. touched: files of which only the attributes
+    changed. folders: priorities that are new. rescan: something was missed."""
+
+    written: list[str]
+    touched: list[str]
+    folders: list[str]
+    rescan: bool
+
+
+NOTHING = Told([], [], [], False)
+
+
+class Watcher:
+    """Watches *place* and, when an order is kept, the priorities that it is told of."""
+
+    def __init__(self, place: str, *, ordered: bool) -> None:
+        self._place = place
+        self._ordered = ordered
+        self._folders: dict[int, str] = {}
+        self._attributes = False
+        try:
+            self._inotify: Inotify | None = Inotify()
+        except OSError as error:
+            logger.warning("%s is only looked at from time to time: %s", place, error)
+            self._inotify = None
+
+    def fileno(self) -> int:
+        """What can be read when there is something to be told; -1 when nothing is ever told."""
+        return -1 if self._inotify is None else self._inotify.fileno()
+
+    def watch(self, folder: str = "") -> None:
+        """Watch this folder of the place, '' for itself, if that can be. May be said again."""
+        if self._inotify is None:
+            return
+        mask = _FILES | _ITSELF | _HOW
+        mask |= (inotify.CREATE if self._ordered else 0) | (inotify.ATTRIB if self._attributes else 0)
+        try:
+            self._folders[self._inotify.add(f"{self._place}/{folder}", mask)] = folder
+        except OSError as error:
+            logger.warning("%s/%s is only looked at from time to time: %s", self._place, folder, error)
+
+    def mind_attributes(self, mind: bool) -> bool:
+        """Be told of attributes that change, or not. Return whether that is new."""
+        if mind == self._attributes:
+            return False
+        self._attributes = mind
+        for folder in list(self._folders.values()):
+            self.watch(folder)
+        return True
+
+    def told(self) -> Told:
+        """What has happened since the last time. Never waits."""
+        events = [] if self._inotify is None else self._inotify.read()
+        if not events:
+            return NOTHING
+        lost = False
+        written: list[str] = []
+        touched: list[str] = []
+        folders: list[str] = []
+        for watch, mask, name in events:
+            lost = lost or bool(mask & _LOST)
+            folder = self._folders.get(watch)
+            if mask & inotify.IGNORED:
+                self._folders.pop(watch, None)
+            elif folder is None:
+                continue
+            elif mask & inotify.IS_DIRECTORY:
+                if self._ordered and is_priority(name) and not mask & inotify.ATTRIB:
+                    folders.append(_path(folder, name))
+            elif name.startswith(PREFIX) and not mask & inotify.CREATE:
+                (touched if mask & inotify.ATTRIB else written).append(_path(folder, name))
+        return Told(written, touched, folders, lost)
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        if self._inotify is not None:
+            self._inotify.close()
+            self._inotify = None
+
+
+def _path(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
