@@ -270,3 +270,18 @@ def test_every_page_is_reached_from_the_index() -> None:
             if str(page.relative_to(leading.parent)) not in leading.read_text(encoding="utf-8"):
                 missing.append(str(page.relative_to(docs)))
     assert not missing
+
+
+def test_the_readme_shows_the_first_steps_in_their_order() -> None:
+    """Its blocks are run one by one, which does not see whether each stands below the sentence that it is for."""
+    steps = (
+        "$ pip install",
+        "# tasks.py",
+        "$ qworker start",
+        ">>> add.delay",
+        "$ qworker call",
+        "$ make demo",
+    )
+    blocks = re.findall(r"```.*?```", (REPOSITORY / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(blocks) == len(steps)
+    assert [step for step, block in zip(steps, blocks, strict=True) if step not in block] == []
