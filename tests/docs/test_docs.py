@@ -273,7 +273,7 @@ def test_every_page_is_reached_from_the_index() -> None:
 
 
 def test_the_readme_shows_the_first_steps_in_their_order() -> None:
-    """Its blocks are run one by one, which does not see whether each stands below the sentence that it is for."""
+    """Running its blocks does not show whether each of them is below its sentence."""
     steps = (
         "$ pip install",
         "# tasks.py",
