@@ -102,7 +102,7 @@ class Seen:
 
     def _loses(self, fault: Fault) -> bool:
         known = not self.case.world.stores.startswith("kombu")  # whether the broker tells what it has heard
-        answer_lost = fault.kind in ("before", "after") and fault.method in OF_LISTENERS
+        answer_lost = fault.kind in ("before", "after", "stall") and fault.method in OF_LISTENERS
         return fault.kind not in LOSES_NOTHING and not (known and answer_lost)
 
     @property
@@ -295,7 +295,7 @@ class Running:
             return
         if fault.kind == "kill" and node is not None:
             self._replace(node, kill=True)
-        elif fault.kind == "restart" and node is not None and node.process.alive:
+        elif fault.kind == "restart" and node is not None and node.process.alive and not node.process.amid:
             with suppress(Killed):
                 node.stop()
             node.process.die()
@@ -373,7 +373,10 @@ class Running:
     def go(self) -> Seen:
         time, seen = self.time, self.seen
         time.actors.append(Actor("world", "supervisor", self._mind))
-        time.pauses = 0.0 if self.case.django is not None else self.case.world.pauses  # in no transaction
+        if (
+            self.case.django is None and self.case.schedules is None
+        ):  # a transaction may be open; edits are made in turn
+            time.pauses = self.case.world.pauses
         try:
             since = None
             while True:

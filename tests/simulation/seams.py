@@ -87,6 +87,8 @@ class Process:
         """Stores that do not answer."""
         self.full: set[str] = set()
         """Stores that take nothing."""
+        self.amid = False
+        """Whether it stands still in the midst of a step."""
         self.forge: Callable[[Any], object] = lambda joins: None
         """A stranger writes into these joins."""
         self.errors: dict[str, type[Exception]] = {"broker": BrokerUnavailable}
@@ -101,8 +103,10 @@ class Process:
 
     def pause(self, seconds: float) -> None:
         """Stand still in the midst of a step, in which others go on."""
+        self.amid = True
         self.time.frozen[self.name] = self.time.now + seconds
         self.time.pump(self.time.now + seconds)
+        self.amid = False
         if not self.alive:
             raise Killed(self.name)
 
