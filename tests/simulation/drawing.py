@@ -421,7 +421,7 @@ def lossless(random: Random, workers: int, orders: Sequence[Order]) -> Fault:
     """What lets nobody lose a task that is acknowledged first, while one of *orders* is at work."""
     kind, node = random.choice(("restart", "freeze", "stall")), f"worker{random.randrange(workers)}"
     if kind == "stall":
-        method = random.choice(("lease", "settle", "extend"))
+        method = random.choice(("lease", "extend"))
         return Fault(kind, node, method, random.choice((1, 2, 3, 5, 8, 13)), seconds=6.0)
     seconds = random.choice((3.0, 6.0, 15.0)) if kind == "freeze" else 0.0
     at = round(random.choice(orders).at + random.choice((0.001, 0.002, 0.004, 0.01)), 3)

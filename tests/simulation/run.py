@@ -102,7 +102,8 @@ class Seen:
 
     def _loses(self, fault: Fault) -> bool:
         known = not self.case.world.stores.startswith("kombu")  # whether the broker tells what it has heard
-        answer_lost = fault.kind in ("before", "after", "stall") and fault.method in OF_LISTENERS
+        answer_lost = fault.kind in ("before", "after") and fault.method in OF_LISTENERS
+        answer_lost |= fault.kind == "stall" and fault.method in ("lease", "extend")
         return fault.kind not in LOSES_NOTHING and not (known and answer_lost)
 
     @property
