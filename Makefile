@@ -2,6 +2,7 @@
 #
 #   make demo    set up, then run the demo (under a minute)
 #   make test    set up, then run the whole test suite
+#   make quick   the unit tests that import a package: ROOM=components, or ROOM=beat.crontab
 #   make check   lint, types, unit and architecture tests: the quick proof of a change
 #   make docs    build the documentation into docs/_build and run its code blocks
 #   make simulate  look for faults in simulated fleets: MINUTES=30, SEED=… for the same cases again, REAL=all on real servers
@@ -20,7 +21,7 @@ MINUTES ?= 1
 SEED ?=
 FIND_PYTHON := .ci/find-python
 
-.PHONY: demo test test-brokers test-cases simulate check docs bench clean
+.PHONY: demo test quick test-brokers test-cases simulate check docs bench clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -57,6 +58,11 @@ test-brokers: $(VENV)/.ready-test
 
 test-cases: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -n $(JOBS) -m more_cases $(ARGS)
+
+quick: $(VENV)/.ready-test
+	@test -n "$(ROOM)" || { echo "Say which package: make quick ROOM=components"; exit 2; }
+	@files=$$(grep -rlE --include='*.py' "(from|import) qworker\.$(subst .,\.,$(ROOM))([ .]|$$)" tests/unit) || { echo "No unit test imports qworker.$(ROOM)"; exit 2; }; \
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $$files $(ARGS)
 
 simulate: $(VENV)/.ready-test
 	$(BIN)/python -m tests.simulation --minutes $(MINUTES) --jobs $(CORES) $(if $(SEED),--seed $(SEED)) $(if $(REAL),--real $(REAL)) $(ARGS)
