@@ -16,7 +16,7 @@ from qworker.cli.celery_options import celery_options
 from qworker.cli.discovery import AppChoice, load_tasks
 from qworker.cli.options import QUEUE_NAMES, Checked, SettingValue, app_option, open_app, process_options
 from qworker.cli.reload import Reloader, start_again
-from qworker.cli.spool.spooler_options import SpoolerGiven, spooler_options
+from qworker.cli.spool.spooler_options import SpoolerGiven, SpoolerHelpApart, spooler_options
 from qworker.cli.worker_process import Process, run_worker
 from qworker.conf import mask_urls
 from qworker.conf.absent import OPTIONS_WITHOUT_EFFECT, WORKER_OPTIONS
@@ -37,12 +37,13 @@ def _setting(name: str) -> SettingValue:
 
 
 @click.command(
+    cls=SpoolerHelpApart,
     epilog="One TERM or INT stops after the running tasks, or puts them back when --shutdown-timeout is "
     "over; a second "
     "one puts them back at once. Exit codes: 0 stopped, and every running task had ended; 1 could not start, "
     "or a part "
     "of the worker failed; 3 tasks were cut short, or the broker could not be told how they ended: they run "
-    "again."
+    "again.",
 )
 @click.argument("named", metavar="[APP]", required=False)
 @app_option

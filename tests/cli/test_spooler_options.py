@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,14 @@ def test_an_ini_file(tmp_path: Path) -> None:
 )
 def test_wrong_usage(arguments: tuple[str, ...], said: str) -> None:
     assert said in refused(*arguments)
+
+
+def test_the_help_of_start_has_a_page_for_spool_directories(run):
+    worker, spooler = run("start", "--help").stdout, run("start", "--help-spooler").stdout
+    assert "--concurrency" in worker
+    assert "--help-spooler" in worker
+    assert not re.findall(r"--spooler|--ini", worker)
+    assert "--spooler-harakiri" in spooler
+    assert "--ini" in spooler
+    assert "--concurrency" not in spooler
+    assert "--spooler-harakiri" in run("spool", "run", "--help").stdout

@@ -28,6 +28,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _PREFIX = "spooler_"
 _ORDER = "qworker.spooler.named"
 """Where in the context it is kept which directory was named first."""
+_HELP = "qworker.spooler.help"
+"""Where in the context it is kept that the help is about the spooler."""
 
 
 class SpoolerGiven(NamedTuple):
@@ -139,6 +141,35 @@ def spooler_options(command: _F) -> _F:
         decorated = option(decorated)
     result: _F = decorated
     return result
+
+
+class SpoolerHelpApart(click.Command):
+    """A command whose --help leaves the options of the spooler to --help-spooler."""
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        shown = click.Option(
+            ["--help-spooler"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_spooler_help,
+            help="Show the options for spool directories and exit.",
+        )
+        self.params.append(shown)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        spooler = ctx.meta.get(_HELP, False)
+        params = [each for each in self.get_params(ctx) if (each.name or "").startswith(_PREFIX) == spooler]
+        with formatter.section("Options for spool directories" if spooler else "Options"):
+            formatter.write_dl([row for each in params if (row := each.get_help_record(ctx)) is not None])
+
+
+def _show_spooler_help(context: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        context.meta[_HELP] = True
+        click.echo(context.get_help(), color=context.color)
+        context.exit()
 
 
 def _given(own: dict[str, Any]) -> SpoolerGiven:
