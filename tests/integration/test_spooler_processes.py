@@ -68,7 +68,7 @@ def test_the_web_sees_the_spooler_and_sets_its_frequency(place: Path) -> None:
 def test_a_spooler_that_was_killed_is_told_of_no_more(place: Path) -> None:
     code = f"""
         import os, signal
-        from qworker.spooler import runtime
+        from qworker.spooler.uwsgi import runtime
         from qworker.spooler.uwsgi.signal_socket import SignalSocket
         socket = SignalSocket({str(place)!r})
         runtime.announce({str(place)!r})
