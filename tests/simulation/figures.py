@@ -100,7 +100,9 @@ def wrong(figures: Figures, asked: Sequence[Asked], record: Record) -> Iterator[
             )
             if part.does not in UNTOLD and told != {state: want[state] for state in TOLD if want[state]}:
                 yield f"{each.name}: {number} has ended as {ended}, and signals tell {told}"
-            killed += ran[number] if part.does == "hard" else 0  # which are not counted as failures
+            killed += (
+                ran[number] if part.does == "hard" and not part.fails else 0
+            )  # which are not counted as failures
     if not any(each.revoked for each in asked):
         for state, how in TOLD.items():
             count = sum(count for (_, end), count in figures.ended.items() if end == state)

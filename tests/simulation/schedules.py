@@ -108,13 +108,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Done:
-    """What became of an edit. error: "" for none; of which an unsure one may have been made."""
+    """What became of an edit. error: "" for none; of which an unsure one may have been made. place: where it
+    stands among others, which may begin before it ends."""
 
     edit: Edit
     at: float
     error: str = ""
     unsure: bool = False
     result: Any = None
+    place: int = 0
 
 
 @dataclass
@@ -265,7 +267,7 @@ class Schedules:
     def _edit(self, edit: Edit, caller: Caller) -> None:
         schedules, base, at = caller.app.schedules, self.story.base, self.time.now
         result = None
-        before = len(self.running.seen.fired)
+        before, began = len(self.running.seen.fired), len(self.time.log)
         try:
             if edit.what == "stranger":
                 self._write(edit, caller)
@@ -286,10 +288,21 @@ class Schedules:
                 result = getattr(schedules, edit.what)(edit.name)
         except Exception as error:  # noqa: BLE001 - what it means is for the checks
             unsure = len(self.running.seen.fired) > before or bool(caller.process.away)
-            self.story.edits.append(Done(edit, at, type(error).__name__, unsure))
+            done = Done(edit, at, type(error).__name__, unsure, place=self._place(began, caller))
         else:
-            self.story.edits.append(Done(edit, at, result=getattr(result, "id", None)))
-        self.time.note(caller.name, edit.what, edit.name, self.story.edits[-1].error or "done")
+            done = Done(edit, at, result=getattr(result, "id", None), place=self._place(began, caller))
+        self.story.edits.append(done)
+        self.story.edits.sort(key=lambda each: each.place)
+        self.time.note(caller.name, edit.what, edit.name, done.error or "done")
+
+    def _place(self, began: int, caller: Caller) -> int:
+        """Where the log has the last that an edit of *caller* has written, or else read, since *began*."""
+        lines = list(enumerate(self.time.log[began:], began))
+        for what in ("beat.edit", "beat."):
+            for place, line in reversed(lines):
+                if f" {caller.name} {what}" in line:
+                    return place
+        return began + len(lines)
 
     def _write(self, edit: Edit, caller: Caller) -> None:
         """Write a row as somebody does who has no key."""

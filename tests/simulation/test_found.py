@@ -392,3 +392,18 @@ def test_a_call_that_waits_for_the_broker_counts() -> None:
     were made."""
     table = Timetable(1, "other", entries=(Entry(when=("every", 4.0), fields={"max_runs": 5}),))
     assert problems(run(Case(faults=(Fault("away", "broker", seconds=10.0),), schedules=table))) == []
+
+
+def test_an_edit_begins_before_another_has_ended() -> None:
+    """The oracle took them in the order in which they ended."""
+    table = Timetable(
+        1,
+        entries=(Entry(),),
+        edits=(Edit("remove"), Edit("add", entry=Entry(when=("every", 2.5), source="hand"))),
+    )
+    assert problems(run(Case(World("sqlite", pauses=0.5), seed=9, schedules=table))) == []
+
+
+def test_a_task_fails_before_its_process_would_be_killed() -> None:
+    """The oracle took it for killed, which metrics do not count among failures."""
+    assert problems(run(case_of(Call(fails=True, does="hard")))) == []
