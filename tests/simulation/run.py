@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,7 +28,10 @@ from qworker.backends.joins import PUSH_SECONDS, Join
 from qworker.errors import BackendError, QWorkerError
 from qworker.publishing import workflows
 from qworker.publishing.transactions import holding_back
+from qworker.testing import MemoryStore
 from qworker.transports.lease import DeadLetter, Envelope, Part
+from qworker.transports.sqlite.broker import SQLiteBroker
+from qworker.transports.transfer import move
 from tests.simulation.case import Case, Fault, Order
 from tests.simulation.nodes import Asked, Caller, Node, WorkerNode, is_ready, value_of
 from tests.simulation.program import THEIRS, Record
@@ -39,11 +43,12 @@ from tests.simulation.world import Actor, Killed, Stuck, Time, determined
 from tests.support.flows import is_line, parts_of
 
 OF_OPERATORS = ("stranger", "retry failed", "retry dead")
-HAPPENINGS = ("kill", "freeze", "away", "full", "jump", "restart", "crash", *OF_OPERATORS)
+HAPPENINGS = ("kill", "freeze", "away", "full", "jump", "restart", "crash", "move", *OF_OPERATORS)
 """Faults that come at a time: a worker is killed, stands still, is stopped and started; a store does not
 answer, or is full; a wall clock is set; the machine dies, and the stores forget their last seconds; a
-stranger writes; an operator sends failed tasks or dead letters again."""
-LOSES_NOTHING = frozenset({"freeze", "jump", "restart", "retry dead", "stranger"})
+stranger writes; an operator moves what waits to another broker and back, or sends failed tasks or dead
+letters again."""
+LOSES_NOTHING = frozenset({"freeze", "jump", "move", "restart", "retry dead", "stranger"})
 """Faults after which whoever has acknowledged a task first still runs it."""
 OF_LISTENERS = frozenset({"confirm", "extend", "lease", "reclaim", "settle"})
 """Calls of the broker that a listener makes again when no answer has come."""
@@ -311,10 +316,28 @@ class Running:
             self._at(time.now + fault.seconds, "world", lambda: self._back(fault.node))
         elif fault.kind == "crash":
             self._crash()
+        elif fault.kind == "move":
+            self._move()
         elif fault.kind in OF_OPERATORS:
             if fault.kind == "retry failed":
                 fail_as_stranger(self.observer.app, time.note)
             meddle(fault.kind, self.observer.app, time.note)
+
+    def _move(self) -> None:
+        """Move what waits to another broker, and back."""
+        here, clock, ticks = self.observer.app.broker, self.observer.clock, count()
+        file = f"sqlite:///{self.directory}/elsewhere/q.db"
+        there: Any = MemoryStore(clock)
+        if isinstance(here, MemoryStore):  # it takes a while to tell two of one kind from one
+            there = SQLiteBroker(file, synchronous="OFF", clock=clock)
+        try:
+            for source, target in ((here, there), (there, here)):
+                moved = move(source, target, monotonic=lambda: float(next(ticks))).moved
+                self.time.note("moved", moved)
+        except QWorkerError as error:
+            self.time.note("cannot move", type(error).__name__)
+        finally:
+            there.close()
 
     def _remember(self) -> None:
         self.restore = self.stores.snapshot()

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qworker.components.status.counters import Counters
+from qworker.transports import transfer
 from tests.simulation import case as cases
 from tests.simulation import drawing
 from tests.simulation.case import Call, Case, Chain, Chord, Errback, Fault, Group, Order, World
@@ -186,6 +187,17 @@ def test_figures_that_do_not_add_up_are_noticed(monkeypatch: pytest.MonkeyPatch)
     assert problems(run(case)) == ["metrics count 0 as success, and signals 1"]
     monkeypatch.setattr(Figures, "_tells", lambda *_: lambda **_: None)
     assert "f0: 0 has ended as {'SUCCESS': 1}, and signals tell {}" in problems(run(case))
+
+
+@pytest.mark.parametrize("stores", ["memory", "sqlite", "kombu+memory"])
+def test_a_move_that_leaves_messages_in_both_places_is_noticed(
+    stores: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = tuple(Order(Call(number=0)) for _ in range(8))
+    case = Case(World(stores, workers=1, concurrency=1, prefetch=1), orders, (Fault("move"),))
+    assert problems(run(case)) == []
+    monkeypatch.setattr(transfer, "_acknowledge", lambda *_: 0)
+    assert "f0: ran {0: 2}, not {0: 1}" in problems(run(case))
 
 
 def test_an_order_that_the_simulator_cannot_carry_out_is_told() -> None:
