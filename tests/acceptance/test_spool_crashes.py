@@ -75,7 +75,7 @@ HELD = ["spool file claimed", "spool job begun"]
 CALL = re.compile(r"""crash_point\("([^"]+)"\)""")
 POINTS = {
     name
-    for path in (REPOSITORY / "qworker" / "spooler").glob("*.py")
+    for path in (REPOSITORY / "qworker" / "spooler").rglob("*.py")
     for name in CALL.findall(path.read_text(encoding="utf-8"))
 }
 ENDS = [

@@ -24,8 +24,7 @@ STEPS = ["spool file claimed", "spool job begun", "spool file removed", "spool f
 """In the process that runs a job."""
 WORKER = [
     name
-    for folder in ("components", "components/pool")
-    for path in sorted((REPOSITORY / "qworker" / folder).glob("*.py"))
+    for path in sorted((REPOSITORY / "qworker" / "components").rglob("*.py"))
     for name in CALL.findall(path.read_text(encoding="utf-8"))
     if name not in ("acked first", "join-claimed", "body-made", "heap push", "started")
 ]
