@@ -27,7 +27,7 @@ EVERYTHING = [
 SOURCES = [
     path
     for path in EVERYTHING
-    if path.name not in ("join_rows.py", "joiner.py", "replacement.py", "workflows.py")
+    if path.name not in ("join_rows.py", "joiner.py", "joins.py", "replacement.py", "workflows.py")
     and not path.name.endswith("_joins.py")
     and not {"beat", "django", "spooler"} & set(path.parts)
     and ("transports" not in path.parts or path.parent.name == "sqlite")
