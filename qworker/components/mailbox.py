@@ -20,7 +20,7 @@ class SettlementOrder(NamedTuple):
 
     final: the worker is done with the request. starts: it runs once this is known to be done, not before.
     anew: its message is gone, since it was acked before its run, and it is not to run here: it is sent once
-    more.
+    more. after_others: results that end along with it have to be stored before its message is settled.
     """
 
     request: Request | None
@@ -28,6 +28,7 @@ class SettlementOrder(NamedTuple):
     final: bool = True
     starts: bool = False
     anew: bool = False
+    after_others: bool = False
 
 
 class Mailbox(Generic[T]):

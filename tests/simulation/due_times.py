@@ -359,10 +359,14 @@ class Oracle:
         for number, due in enumerate(dues):
             second = due - self.story.base
             says = list(self._says(life, second))
-            if not any(_within(each, second) for each in says):
+            if not any(_within(each, second) for each in says) or any(
+                _at_bound(each, second) for each in says
+            ):
                 continue
             entry, sure = says[0], len(says) == 1
             jitter = entry.fields.get("jitter", 0.0) if sure else 0.0
+            # An edit before the call is made holds for it.
+            sure &= not any(second < since <= second + jitter + TOLERANCE for since, _ in life.says)
             expires = entry.fields.get("expires")
             if due + jitter + TOLERANCE >= end or (jitter and expires is not None and expires <= jitter):
                 continue
@@ -489,6 +493,14 @@ def _within(entry: Entry, second: float) -> bool:
     """Whether a due time is not before the start and after the end."""
     start, end = entry.fields.get("start"), entry.fields.get("end")
     return (start is None or second >= start - TOLERANCE) and (end is None or second <= end + TOLERANCE)
+
+
+def _at_bound(entry: Entry, second: float) -> bool:
+    """Whether *second* is so close to the start or the end that rounding decides on which side it is."""
+    return any(
+        bound is not None and 1e-7 < abs(second - bound) < TOLERANCE
+        for bound in (entry.fields.get("start"), entry.fields.get("end"))
+    )
 
 
 def _merged(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:

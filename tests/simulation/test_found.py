@@ -407,3 +407,23 @@ def test_an_edit_begins_before_another_has_ended() -> None:
 def test_a_task_fails_before_its_process_would_be_killed() -> None:
     """The oracle took it for killed, which metrics do not count among failures."""
     assert problems(run(case_of(Call(fails=True, does="hard")))) == []
+
+
+def test_a_worker_is_killed_before_the_rest_of_a_failed_chain_is_stored() -> None:
+    """Its message was settled first, so the results of the calls after it never ended."""
+    failed = Group([Call(), Mapping(1, fails=True)])
+    case = case_of(
+        Chain(
+            [failed, Chain([Chord([], Chain([Call(errbacks=[Errback()])])), Chain([Chunks(2, 1), Call()])])]
+        ),
+        faults=(Fault("kill after", "worker1", "settle"),),
+        seed=7,
+    )
+    assert problems(run(case)) == []
+
+
+def test_a_schedule_begins_later_by_an_edit_while_its_call_waits_for_its_jitter() -> None:
+    entry = Entry("e1", ("cron", "* * * * *", ""), fields={"jitter": 3.0})
+    edit = Edit("set", "e1", 3.0, fields={"start": 9.5})
+    timetable = Timetable(store="other", start=12415598.0, entries=(entry,), edits=(edit,))
+    assert problems(run(Case(schedules=timetable))) == []

@@ -266,3 +266,18 @@ def test_a_task_acked_before_it_ran_never_comes_again() -> None:
     settlement = desk.order.settlement
     assert isinstance(settlement, Store)
     assert desk.status(settlement.row) == ("FAILURE", "WorkerLostError")
+
+
+@pytest.mark.parametrize("acked", [False, True])
+def test_a_message_is_settled_once_the_results_that_end_along_are_stored(acked: bool) -> None:
+    """They would be lost if the worker died in between."""
+    desk = Desk(foreign=True)
+    assert desk.writer is not None
+    one = desk.rooms.request(1)
+    one.acked = acked
+    desk.settler.ended([(one, Outcome(SUCCESS, follow=((ROW, ()),)))])
+    assert desk.orders == []
+    desk.writer.step(0.0)
+    along, order = desk.orders
+    assert (along.request, along.settlement) == (None, None)
+    assert (order.request, order.settlement) == (one, None if acked else Ack(1))

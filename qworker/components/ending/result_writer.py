@@ -267,20 +267,15 @@ class ResultWriter(ThreadComponent):
 
 def carries_result(order: SettlementOrder) -> bool:
     """Whether there is a result to store, or a part to record, before *order* is carried out."""
-    settlement = order.settlement
-    return isinstance(settlement, Ack | DeadLetter | Store) and (
-        settlement.row is not None or bool(settlement.parts)
-    )
+    return order.after_others or _row(order) is not None or bool(_parts(order))
 
 
 def _row(order: SettlementOrder) -> ResultRow | None:
-    row: ResultRow | None = order.settlement.row  # type: ignore[union-attr]  # see carries_result
-    return row
+    return getattr(order.settlement, "row", None)
 
 
 def _parts(order: SettlementOrder) -> tuple[Part, ...]:
-    parts: tuple[Part, ...] = order.settlement.parts  # type: ignore[union-attr]  # see carries_result
-    return parts
+    return getattr(order.settlement, "parts", ())
 
 
 def _shown(error: Exception) -> str:
@@ -302,4 +297,4 @@ def _stripped(order: SettlementOrder) -> SettlementOrder:
     settlement = order.settlement
     if isinstance(settlement, Ack | DeadLetter):
         return order._replace(settlement=settlement._replace(row=None, parts=()))
-    return order._replace(settlement=None)
+    return order._replace(settlement=None) if isinstance(settlement, Store) else order

@@ -90,7 +90,8 @@ class Settler:
                 waiting.append(request)
             else:
                 orders += [_along(row, parts) for row, parts in outcome.follow]
-                orders.append(_order(request, settlement))
+                order = _order(request, settlement)
+                orders.append(order._replace(after_others=True) if outcome.follow else order)
         if self._counters is not None:
             self._counters.count(_runs(told))
         if waiting:
