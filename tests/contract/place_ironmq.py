@@ -19,9 +19,9 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.testing.contract import Assumption, Place
 from qworker.testing.contract.patient import patient
 from qworker.transports.capabilities import ETA
+from qworker.transports.held.broker import remote_broker
 from qworker.transports.ironmq.server import LEASE_SECONDS, IronServer
 from qworker.transports.kombu.broker import KombuBroker
-from qworker.transports.visibility.broker import remote_broker
 from tests.contract.place_kombu import LACKS
 from tests.support.ironmq_server import TOKEN, IronMQ
 

@@ -22,10 +22,10 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.testing.contract import Assumption, Place
 from qworker.testing.contract.patient import patient
 from qworker.transports.capabilities import ETA
+from qworker.transports.held.broker import remote_broker
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.kombu.server import DEAD
 from qworker.transports.sqs.server import LEASE_SECONDS, SqsServer
-from qworker.transports.visibility.broker import remote_broker
 from tests.acceptance.sqs_server import REGION, Sqs
 from tests.contract.place_kombu import LACKS
 

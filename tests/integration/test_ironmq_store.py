@@ -20,12 +20,12 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
 from qworker.transports import open_broker
+from qworker.transports.held.renewal import Renewal
 from qworker.transports.ironmq.address import HOST, address_of
 from qworker.transports.ironmq.client import MOST_ANSWER, Client
 from qworker.transports.ironmq.queue import IronQueue
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.lease import Ack, Broker, DeadLetter, Envelope, Release
-from qworker.transports.visibility.renewal import Renewal
 from tests.certificates import Certificates
 from tests.support.ironmq_server import TOKEN, IronMQ
 from tests.support.messages import envelope, ids

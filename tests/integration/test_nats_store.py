@@ -22,11 +22,11 @@ from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
 from qworker.testing.contract.patient import patient
 from qworker.transports import open_broker
+from qworker.transports.held.queue import RemoteQueue
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
 from qworker.transports.nats.direct import Connection, Post
 from qworker.transports.nats.queue import BATCH, NatsQueue
-from qworker.transports.visibility.queue import RemoteQueue
 from tests.acceptance.nats_server import Nats
 from tests.acceptance.private_servers import free_port, serving
 from tests.acceptance.proxy import REFUSE, Proxy

@@ -22,12 +22,12 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
 from qworker.transports import open_broker
+from qworker.transports.held.queue import Entry, Received
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.kombu.messages import Outgoing, of_envelope
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
 from qworker.transports.sqs.queue import SqsQueue
 from qworker.transports.sqs.server import SqsServer
-from qworker.transports.visibility.queue import Entry, Received
 from tests.acceptance.sqs_server import REGION, Sqs
 from tests.support.messages import envelope, ids
 from tests.support.receiving import receive

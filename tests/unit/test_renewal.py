@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from qworker.transports.visibility.queue import Count, Entry, Received, RemoteQueue
-from qworker.transports.visibility.renewal import LOOK_SECONDS, Renewal
+from qworker.transports.held.queue import Count, Entry, Received, RemoteQueue
+from qworker.transports.held.renewal import LOOK_SECONDS, Renewal
 
 LEASE_SECONDS = 30.0
 

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from qworker.testing.contract.waiting import until
+from qworker.transports.held.consumer import RemoteConsumer
+from qworker.transports.held.queue import RemoteQueue
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.lease import Claim, Leased
-from qworker.transports.visibility.consumer import RemoteConsumer
-from qworker.transports.visibility.queue import RemoteQueue
 
 LOOK_SECONDS = 0.5
 """Between looks of who has not leased yet, and so has no polls under way."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qworker.transports.disque.queue import counts, every_node
+from qworker.transports.held.admin import RemoteAdmin
 from qworker.transports.kombu.server import DEAD
 from qworker.transports.lease import QueueInfo
-from qworker.transports.visibility.admin import RemoteAdmin
 
 
 class DisqueAdmin(RemoteAdmin):

@@ -1,7 +1,7 @@
 """Disque: jobs in queues on several nodes, acknowledged by who did them.
 
 Comes from:  ``broker_url = "disque://[:password@]node1[:port],node2[:port]"``.
-Goes to:     ``transports/visibility/``, with the server and the queues beside this module.
+Goes to:     ``transports/held/``, with the server and the queues beside this module.
 Thread:      any.
 """
 
@@ -16,8 +16,8 @@ from qworker.transports.connect_errors import refuse_setting
 from qworker.transports.disque.admin import DisqueAdmin
 from qworker.transports.disque.queue import Options
 from qworker.transports.disque.server import WAIT_SECONDS, DisqueServer
+from qworker.transports.held.broker import remote_broker
 from qworker.transports.kombu.broker import KombuBroker
-from qworker.transports.visibility.broker import remote_broker
 
 if TYPE_CHECKING:
     from qworker.conf import Settings

@@ -26,7 +26,7 @@ from qworker.transports.disque.job import Hold, fields, once, waits
 from qworker.transports.disque.link import Command, Refusal
 from qworker.transports.disque.nodes import Answer, Cluster, refused
 from qworker.transports.disque.url import Address
-from qworker.transports.visibility.queue import Count, Entry, NotAll, Received, RemoteQueue, Source, by_lease
+from qworker.transports.held.queue import Count, Entry, NotAll, Received, RemoteQueue, Source, by_lease
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from qworker.transports.disque.nodes import Cluster
 from qworker.transports.disque.queue import AllQueues, DisqueQueue, Options
 from qworker.transports.disque.url import parsed
+from qworker.transports.held.queue import RemoteQueue
+from qworker.transports.held.server import RemoteServer
 from qworker.transports.kombu.server import DEAD
-from qworker.transports.visibility.queue import RemoteQueue
-from qworker.transports.visibility.server import RemoteServer
 
 SHELF_SECONDS = 120
 """For how long a dead letter is hidden that somebody looks at."""

@@ -1,7 +1,7 @@
 """IronMQ as a broker.
 
 Comes from:  ``broker_url = "ironmq://…"``.
-Goes to:     ``transports/visibility/``, with the server and the queues beside this module.
+Goes to:     ``transports/held/``, with the server and the queues beside this module.
 Thread:      any.
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from qworker.transports.held.broker import remote_broker
 from qworker.transports.ironmq.server import LEASE_SECONDS, IronServer
 from qworker.transports.kombu.broker import KombuBroker
-from qworker.transports.visibility.broker import remote_broker
 
 if TYPE_CHECKING:
     from qworker.conf import Settings

@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 from qworker.errors import PublishError
 from qworker.interrupts import let_pass
+from qworker.transports.held.queue import Count, Entry, NotAll, Received, RemoteQueue
 from qworker.transports.ironmq.client import Client, HTTPError, IronError
-from qworker.transports.visibility.queue import Count, Entry, NotAll, Received, RemoteQueue
 
 LONGEST_DELAY = 604_800
 """Seconds for which IronMQ keeps a message to itself, at most, and any message at all unless it is told

@@ -15,11 +15,11 @@ from typing import Any
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports.connect_errors import IRONMQ as SPELLING
 from qworker.transports.connect_errors import explained
+from qworker.transports.held.server import QueueGone, RemoteServer
 from qworker.transports.ironmq.address import address_of, tls_to
 from qworker.transports.ironmq.client import Client, HTTPError, IronError
 from qworker.transports.ironmq.queue import IronQueue
 from qworker.transports.kombu.server import DEAD
-from qworker.transports.visibility.server import QueueGone, RemoteServer
 
 LEASE_SECONDS = 30
 """For how long messages are hidden, if not for longer; IronMQ hides none for less."""

@@ -1,7 +1,7 @@
 """NATS JetStream: the sides beside this module, put together; and its row of capabilities.
 
 Comes from:  ``broker_url = "nats://…"``, by the entry point.
-Goes to:     ``transports/visibility/``, with what is beside this module.
+Goes to:     ``transports/held/``, with what is beside this module.
 Thread:      any.
 """
 
@@ -17,6 +17,12 @@ from qworker.errors import ConfigurationError
 from qworker.naming import task_ids
 from qworker.process.wakeup import WakeupPipe
 from qworker.transports.capabilities import Capabilities, Capability
+from qworker.transports.held.admin import RemoteAdmin
+from qworker.transports.held.consumer import RemoteConsumer
+from qworker.transports.held.failed import RemoteFailed
+from qworker.transports.held.queue import batches
+from qworker.transports.held.sender import RemoteSender
+from qworker.transports.held.server import QueueGone
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.kombu.consumer import NEWS
 from qworker.transports.kombu.server import close
@@ -26,12 +32,6 @@ from qworker.transports.nats.queue import BATCH, publish
 from qworker.transports.nats.revocations import encoded
 from qworker.transports.nats.server import Keeping, NatsServer
 from qworker.transports.nats.url import Layout, read_url, token
-from qworker.transports.visibility.admin import RemoteAdmin
-from qworker.transports.visibility.consumer import RemoteConsumer
-from qworker.transports.visibility.failed import RemoteFailed
-from qworker.transports.visibility.queue import batches
-from qworker.transports.visibility.sender import RemoteSender
-from qworker.transports.visibility.server import QueueGone
 
 if TYPE_CHECKING:
     from qworker.conf import Settings

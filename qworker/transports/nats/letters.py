@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from qworker.transports.held.queue import Count, Entry, Received, RemoteQueue
+from qworker.transports.held.text import content
 from qworker.transports.nats.direct import Asked, Post, Refused, read_answer
 from qworker.transports.nats.queue import BATCH, publish, written
 from qworker.transports.nats.reading import Reading
 from qworker.transports.nats.url import Layout
 from qworker.transports.own_headers import QUEUE
-from qworker.transports.visibility.queue import Count, Entry, Received, RemoteQueue
-from qworker.transports.visibility.text import content
 
 NO_MESSAGE = frozenset({10037, 10043, 10057})
 """What JetStream says when it is to delete what is not there."""

@@ -20,8 +20,8 @@ from weakref import WeakValueDictionary
 
 from qworker.errors import PublishError
 from qworker.interrupts import let_pass
+from qworker.transports.held.queue import Count, Entry, NotAll, Received, RemoteQueue, by_lease
 from qworker.transports.nats.direct import Asked, Inbox, Post, Pulled, Refused, read_answer
-from qworker.transports.visibility.queue import Count, Entry, NotAll, Received, RemoteQueue, by_lease
 
 ACK, RENEW = b"+ACK", b"+WPI"
 LONGEST_RETURN = 365 * 86400

@@ -15,11 +15,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from qworker.transports.held.server import Heard
 from qworker.transports.lease import Revocation
 from qworker.transports.nats.direct import Connection
 from qworker.transports.nats.reading import Entry, Reading
 from qworker.transports.nats.url import Layout
-from qworker.transports.visibility.server import Heard
 
 
 def encoded(id: str, terminate: bool, signal: str) -> bytes:

@@ -16,14 +16,14 @@ from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.interrupts import let_pass
 from qworker.naming import install_command
 from qworker.transports.connect_errors import NATS, explained, while_connecting
+from qworker.transports.held.queue import RemoteQueue, Source
+from qworker.transports.held.server import QueueGone, RemoteServer
 from qworker.transports.kombu.server import FAILED
 from qworker.transports.nats.direct import Asked, Connection, DirectConnection, Loop, Refused
 from qworker.transports.nats.letters import LetterQueue
 from qworker.transports.nats.queue import NatsQueue
 from qworker.transports.nats.revocations import Revocations
 from qworker.transports.nats.url import LETTERS, Layout, Place
-from qworker.transports.visibility.queue import RemoteQueue, Source
-from qworker.transports.visibility.server import QueueGone, RemoteServer
 
 try:
     from nats import errors as nats_errors

@@ -1,7 +1,7 @@
 """Amazon SQS: messages as kombu's transport has them, sent, received, kept and deleted by us.
 
 Comes from:  ``broker_url = "sqs://…"``.
-Goes to:     ``transports/visibility/``, with the server and the queues beside this module.
+Goes to:     ``transports/held/``, with the server and the queues beside this module.
 Thread:      any.
 """
 
@@ -11,9 +11,9 @@ import math
 from typing import TYPE_CHECKING
 
 from qworker.transports.connect_errors import refuse_parameters, refuse_setting
+from qworker.transports.held.broker import remote_broker
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.sqs.server import LEASE_SECONDS, SqsServer
-from qworker.transports.visibility.broker import remote_broker
 
 if TYPE_CHECKING:
     from qworker.conf import Settings

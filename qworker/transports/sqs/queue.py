@@ -16,8 +16,8 @@ from typing import Any
 from botocore.exceptions import ClientError, ParamValidationError
 
 from qworker.errors import PublishError
+from qworker.transports.held.queue import Count, Entry, NotAll, Received, RemoteQueue, by_lease
 from qworker.transports.kombu.messages import Outgoing
-from qworker.transports.visibility.queue import Count, Entry, NotAll, Received, RemoteQueue, by_lease
 
 FIFO = ".fifo"
 """How the names of queues end that keep an order; they delay no single message."""

@@ -13,8 +13,8 @@ from typing import Any
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.naming import install_command
+from qworker.transports.held.server import QueueGone, RemoteServer
 from qworker.transports.kombu.server import DEAD, KombuServer
-from qworker.transports.visibility.server import QueueGone, RemoteServer
 
 try:
     from botocore.exceptions import (

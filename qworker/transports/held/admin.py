@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from qworker.interrupts import undisturbed
+from qworker.transports.held.queue import Received, RemoteQueue, by_queue
 from qworker.transports.kombu.admin import KombuAdmin
 from qworker.transports.kombu.messages import Outgoing, dead, outgoing, read
 from qworker.transports.kombu.server import DEAD
 from qworker.transports.lease import Dead, QueueInfo
 from qworker.transports.own_headers import DELIVERIES, DIED, QUEUE, REASON
-from qworker.transports.visibility.queue import Received, RemoteQueue, by_queue
 
 
 class RemoteAdmin(KombuAdmin):

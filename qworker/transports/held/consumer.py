@@ -21,17 +21,17 @@ from typing import Any
 from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
 from qworker.process.wakeup import WakeupPipe
+from qworker.transports.held.long_poll import Polls
+from qworker.transports.held.parting import Parting, give_all_back, goes_back, part, partings_of
+from qworker.transports.held.queue import Received, RemoteQueue
+from qworker.transports.held.renewal import Renewal
+from qworker.transports.held.server import Heard, QueueGone, RemoteServer
 from qworker.transports.kombu.consumer import NEWS, End, KombuConsumer, dead_lettered, released
 from qworker.transports.kombu.holdings import Held
 from qworker.transports.kombu.messages import of_leased, packed
 from qworker.transports.kombu.sender import KombuSender
 from qworker.transports.lease import Ack, Claim, DeadLetter, Release, Revocation
 from qworker.transports.own_headers import DUE
-from qworker.transports.visibility.long_poll import Polls
-from qworker.transports.visibility.parting import Parting, give_all_back, goes_back, part, partings_of
-from qworker.transports.visibility.queue import Received, RemoteQueue
-from qworker.transports.visibility.renewal import Renewal
-from qworker.transports.visibility.server import Heard, QueueGone, RemoteServer
 
 logger = logging.getLogger(__name__)
 

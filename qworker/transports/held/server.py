@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qworker.errors import BrokerUnavailable
+from qworker.transports.held.queue import RemoteQueue, Source
 from qworker.transports.kombu.server import DEAD, Server
 from qworker.transports.lease import Revocation
-from qworker.transports.visibility.queue import RemoteQueue, Source
 
 
 class QueueGone(BrokerUnavailable):

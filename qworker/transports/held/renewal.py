@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from qworker.transports.visibility.queue import NotAll, Received, by_queue
+from qworker.transports.held.queue import NotAll, Received, by_queue
 
 LOOK_SECONDS = 0.5
 """Between looks at what is held: it may be a lot, and a consumer's turns come quickly."""

@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from qworker.transports.held.queue import NotAll, Received, RemoteQueue, by_queue
 from qworker.transports.kombu.consumer import End
 from qworker.transports.kombu.holdings import Held
 from qworker.transports.lease import Release
 from qworker.transports.own_headers import DUE
-from qworker.transports.visibility.queue import NotAll, Received, RemoteQueue, by_queue
 
 
 def whole_seconds(until: float, now: float) -> int:

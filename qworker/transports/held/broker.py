@@ -12,12 +12,12 @@ from functools import partial
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.process.wakeup import WakeupPipe
+from qworker.transports.held.admin import RemoteAdmin
+from qworker.transports.held.consumer import RemoteConsumer
+from qworker.transports.held.sender import RemoteSender
+from qworker.transports.held.server import RemoteServer
 from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.kombu.consumer import NEWS
-from qworker.transports.visibility.admin import RemoteAdmin
-from qworker.transports.visibility.consumer import RemoteConsumer
-from qworker.transports.visibility.sender import RemoteSender
-from qworker.transports.visibility.server import RemoteServer
 
 
 def remote_broker(

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from qworker.errors import BrokerUnavailable
 from qworker.interrupts import let_pass
 from qworker.naming import task_ids
+from qworker.transports.held.queue import Entry, NotAll, RemoteQueue, portions
+from qworker.transports.held.server import QueueGone
 from qworker.transports.kombu.messages import Outgoing
 from qworker.transports.kombu.sender import KombuSender
 from qworker.transports.own_headers import DUE
-from qworker.transports.visibility.queue import Entry, NotAll, RemoteQueue, portions
-from qworker.transports.visibility.server import QueueGone
 
 LONGEST_PAUSE = 2.0
 """Seconds between two tries of a portion."""

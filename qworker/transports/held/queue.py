@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
+from qworker.transports.held.text import content, written
 from qworker.transports.kombu.messages import Outgoing
-from qworker.transports.visibility.text import content, written
 
 Item = TypeVar("Item")
 

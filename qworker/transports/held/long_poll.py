@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from qworker.transports.visibility.parting import give_all_back
-from qworker.transports.visibility.queue import Received, RemoteQueue, Source
+from qworker.transports.held.parting import give_all_back
+from qworker.transports.held.queue import Received, RemoteQueue, Source
 
 logger = logging.getLogger(__name__)
 
