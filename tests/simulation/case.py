@@ -23,9 +23,9 @@ __all__ = [
 
 @dataclass(frozen=True, repr=False)
 class World(Short):
-    """The dimensions of a world. stores: see ``stores.STORES``. key: "", "signed", or "late" (set when the
-    first half of the orders has been called). segment: so many steps of a chain go into one message.
-    pauses: how often others step between two calls of a store."""
+    """The dimensions of a world. stores: see ``stores.STORES``. key: "", "signed", or "late" (all
+    processes are started anew with it when the first half of the orders has been called). segment: so many
+    steps of a chain go into one message. pauses: how often others step between two calls of a store."""
 
     stores: str = "memory"
     workers: int = 2

@@ -33,6 +33,8 @@ LOSSES = frozenset(
     {"pending", "WorkerLost", "ChordError", "BackendError", "BrokerUnavailable", "TimeLimitExceeded"}
 )
 """Errors of tasks that were acknowledged first, and that a fault cut short; or whose time is over."""
+UNREAD = frozenset({"DamagedResult", "ChordError"})
+"""Errors of results that are not signed, and of the joins that wait for these."""
 HARMLESS = frozenset({"jump", "move", "stranger", "retry dead"})
 """Faults after which nothing may run twice."""
 PROMPT = 3.0
@@ -61,6 +63,9 @@ def problems(seen: Seen) -> list[str]:
     moved = any(fault.kind == "move" for fault in seen.fired)
     dead = range(1)  # how many dead letters there may be: a task that is revoked need not run
     for asked in seen.asked:
+        if asked.name in seen.record.unsigned:
+            found += [f"{asked.name}: {text}" for text in _unsigned(seen, asked)]
+            continue
         want = expected(asked.order.flow, asked.order.given, seen.case.world.acks_late)
         found += [
             f"{asked.name}: {text}"
@@ -78,8 +83,8 @@ def problems(seen: Seen) -> list[str]:
             seen.case, seen.schedules, list(zip(seen.fired_at, seen.fired, strict=True))
         ).problems()
     found += seen.record.wrong
-    if seen.case.world.key and seen.record.runs["stranger"]:
-        found.append("a stranger's call ran")
+    revoked = any(asked.revoked for asked in seen.asked)
+    dead = range(dead.start + (0 if revoked else seen.unsigned), dead.stop + seen.unsigned)
     if (
         exact
         and len(seen.left["dead"]) not in dead
@@ -99,7 +104,8 @@ def problems(seen: Seen) -> list[str]:
         found += [
             f"the log has an error that nothing explains: {text}"
             for text in seen.errors
-            if seen.schedules is None or not text.startswith(OF_ENTRIES)
+            if not (seen.schedules is not None and text.startswith(OF_ENTRIES))
+            and not (seen.case.world.key == "late" and "not signed" in text)
         ]
     return found
 
@@ -190,6 +196,25 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     if calls == 1 and exact:
         found += _order_kept(seen, asked, want)
     return found
+
+
+def _unsigned(seen: Seen, asked: Asked) -> Iterator[str]:
+    """What is wrong with what was called before there was a key: nothing of it runs any more, see Record, and
+    nothing of it can be read; what has failed since then has a signed result."""
+    want = expected(asked.order.flow, asked.order.given, seen.case.world.acks_late)
+    yield from (
+        f"{number} ran, which must not"
+        for number in seen.record.ran(asked.name)
+        if want.refused or number not in want.runs
+    )
+    values = seen.values.get(asked.name, ()) if asked.order.how != "eager" else ()
+    yield from (f"{value!r} is read of it, and is not signed" for value in values if not _is_unread(value))
+
+
+def _is_unread(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_unread, value))
+    return value in (None, PENDING) or (isinstance(value, Failed) and value.error in UNREAD)
 
 
 def _puts_back(flow: Any) -> bool:

@@ -22,7 +22,7 @@ from qworker.components.pool.contract import OnRoom
 from qworker.components.request import Request
 from qworker.components.status.counters import Counters
 from qworker.components.waiting.mediator import WAIT_SECONDS
-from qworker.errors import BackendError, BrokerUnavailable
+from qworker.errors import BackendError, BrokerUnavailable, DamagedResult
 from qworker.results.graph_result import GraphResult
 from qworker.results.group_result import GroupResult
 from qworker.results.result import result_from_tuple
@@ -186,6 +186,8 @@ class WorkerNode(Node):
     """A worker whose parts step when the world says so."""
 
     queues: Any = QUEUES
+    built = False
+    """Whether its parts may step: others do while it registers."""
 
     def __init__(
         self,
@@ -220,6 +222,7 @@ class WorkerNode(Node):
         for part in (parts.schedule, parts.writer, parts.joiner, *self._more_parts()):
             if part is not None:
                 part._woken = self._actor(part.name, partial(self._part, part))
+        self.built = True
 
     def _actor(self, name: str, step: Callable[[], float | None]) -> Bell:
         """Have *step* done as a part of the worker; return what wakes it."""
@@ -255,6 +258,8 @@ class WorkerNode(Node):
         def turn() -> float | None:
             if not process.alive:
                 raise Killed(self.name)
+            if not self.built:
+                return AT_ONCE
             rest = step()
             if not process.alive:
                 raise Killed(self.name)
@@ -426,15 +431,19 @@ def elsewhere(result: Any, app: QWorker) -> Any:
 
 
 def value_of(result: Any, app: QWorker | None = None) -> Any:
-    """What get() says, with a Failed for each error; as *app* sees it now, where one is given."""
+    """What get() says, with a Failed for each error; as *app* sees it now, where one is given. Failed, too,
+    for one that cannot be read."""
     if isinstance(result, GroupResult):
         return [value_of(each, app) for each in result.results]
     if getattr(result, "ignored", False):
         return None
     seen = result if app is None or isinstance(result, EagerResult) else app.AsyncResult(result.id)
-    if app is not None and not seen.ready():
-        return PENDING
-    value = seen.get(propagate=False)
+    try:
+        if app is not None and not seen.ready():
+            return PENDING
+        value = seen.get(propagate=False)
+    except DamagedResult as error:
+        return Failed.by(error)
     return Failed.by(value) if isinstance(value, BaseException) else without_ids(value)
 
 
@@ -449,6 +458,6 @@ def is_ready(result: Any, app: QWorker) -> bool:
             waiting += each.results
         elif isinstance(each, EagerResult):
             continue
-        elif not getattr(each, "ignored", False) and not app.AsyncResult(each.id).ready():
+        elif not getattr(each, "ignored", False) and value_of(each, app) == PENDING:
             return False
     return True

@@ -78,6 +78,8 @@ class Record:
         self.jobs: dict[str, Any] = {}
         self.wrong: list[str] = []
         """What a task saw that it must not see."""
+        self.unsigned = {"stranger"}
+        """What was called without the key, by a stranger or before it was set."""
         self.figures = Figures()
         self.equip: Callable[[QWorker, Process], None] = lambda app, process: None
         """Gives each app what else it has."""
@@ -235,7 +237,13 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
     if kind is Hooked:  # this process's own
         kind = of_coroutines = type("Hooked", (Hooked,), {"look": staticmethod(look_back)})
 
+    def refuse(flow: str, number: int) -> None:
+        """Complain of what was called without the key, where there is one."""
+        if flow in record.unsigned and app.signer is not None:
+            record.complain(f"{flow}: {number} ran, or was told, and is not signed")
+
     def run(task: Any, given: Any, flow: str, number: int, fails: bool, retries: int) -> Any:
+        refuse(flow, number)
         process.time.note(process.name, "runs", flow, number)
         with record.running(flow, number):
             known, request = record.of(flow), task.request
@@ -315,6 +323,7 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
 
     @app.task(base=kind, name="star")
     def star(flow: str, number: int, place: int, fails: bool) -> str:
+        refuse(flow, number)
         with record.running(flow, number):
             if fails:
                 raise ValueError(number)
@@ -322,11 +331,13 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
 
     @app.task(base=kind, name="told")
     def told(failed: str, *, flow: str, number: int) -> None:
+        refuse(flow, number)
         look(flow, failed, states.FAILURE)
         record.tell(flow, number)
 
     @app.task(base=kind, name="told_now")
     def told_now(request: Any, error: Any, traceback: Any, *, flow: str, number: int) -> None:
         process.step()
+        refuse(flow, number)
         look(flow, request.id, states.FAILURE)
         record.tell(flow, number)

@@ -53,6 +53,8 @@ LOSES_NOTHING = frozenset({"freeze", "jump", "move", "restart", "retry dead", "s
 OF_LISTENERS = frozenset({"confirm", "extend", "lease", "reclaim", "settle"})
 """Calls of the broker that a listener makes again when no answer has come."""
 CALLERS = ("caller0", "caller1")
+AMID = 0.003
+"""Seconds after a call at which the key is set: some of its tasks have run."""
 PATIENCE = 400.0
 """Virtual seconds after the last fault and call within which everything is quiet."""
 SETTLED = PUSH_SECONDS + 2 * LEASE_SECONDS
@@ -97,6 +99,8 @@ class Seen:
     rested: float = 0.0
     """Virtual seconds from the last call, and all that is due later, until everything was quiet."""
     schedules: Story | None = None
+    unsigned: int = 0
+    """How many messages, and dead letters, there were when the key was set late."""
 
     @property
     def may_lose(self) -> bool:
@@ -119,6 +123,7 @@ class Seen:
             asked.refused
             or asked.revoked
             or asked.forgotten
+            or asked.name in self.record.unsigned
             or (asked.rolled_back and self.case.world.stores != "sqlite")  # nobody knows that it was
             or (self.fired and _calls_joins(getattr(asked.order, "flow", None)))  # a job has none
             for asked in self.asked
@@ -200,8 +205,9 @@ class Running:
         if self.schedules is not None:
             self.seen.record.equip = self.schedules.equip
             self.seen.schedules = self.schedules.story
-        self.callers = [self._node(self.caller_class, name, bool(case.world.key)) for name in CALLERS]
-        self.observer = self._node(self.caller_class, "observer", bool(case.world.key))
+        self.keyed = case.world.key == "signed"
+        self.callers = [self._node(self.caller_class, name) for name in CALLERS]
+        self.observer = self._node(self.caller_class, "observer")
         for number in range(case.world.workers):
             self._start_worker(f"worker{number}")
         self.seen.record.keeps_all = not (self.stores.disabled or case.world.forgets)
@@ -227,22 +233,25 @@ class Running:
             asked = Asked(order, f"f{number}")
             self.seen.asked.append(asked)
             self._at(order.at, CALLERS[number % 2], lambda asked=asked: self._order(asked), True)
+        if self.case.world.key == "late":
+            called = sorted(order.at for order in orders)[: (len(orders) + 1) // 2]
+            self._at(max(called, default=0.0) + AMID, "world", self._set_key)
         return max((order.at + delays_of(order) + (order.revoke_at or 0.0) for order in orders), default=0.0)
 
-    def _node(self, kind: Any, name: str, key: bool) -> Any:
+    def _node(self, kind: Any, name: str) -> Any:
         world = self.case.world
         skew = world.skew * (len(self.processes) - 1)
         if self.case.schedules is not None:
             skew = self.case.schedules.start
         process = Process(name, self.time, self.to_come, self.seen.fired)
         process.forge = lambda joins: forge(self.observer.app, joins)
-        node = kind(process, self.time, self.stores, world, self.seen.record, key, skew)
+        node = kind(process, self.time, self.stores, world, self.seen.record, self.keyed, skew)
         self.processes[name] = node
         return node
 
     def _start_worker(self, name: str) -> None:
         try:
-            self.workers[name] = self._node(self.worker_class, name, bool(self.case.world.key))
+            self.workers[name] = self._node(self.worker_class, name)
         except Killed:
             self._at(self.time.now + 1.0, "world", lambda: self._start_worker(name))
             return
@@ -270,7 +279,7 @@ class Running:
             caller.call(asked)
             asked.called = True
             self.open -= 1
-            if not self.stores.disabled and not self.case.world.forgets and not self._is_forgotten_soon():
+            if not (self.stores.disabled or self.case.world.forgets or self._is_forgotten_soon()):
                 caller.ask(asked, self.callers[1 - number])
         except Stuck as error:
             if not asked.forgotten:
@@ -278,8 +287,38 @@ class Running:
         except BackendError as error:  # the first look tells at once that the store is away
             self.time.note(caller.name, "cannot ask", asked.name, error)
 
+    def _set_key(self) -> None:
+        """Start all processes anew, with the key. Nobody is in the midst of a call then."""
+        calling = any(asked.begun and not asked.called for asked in self.seen.asked)
+        if calling or any(node.process.amid for node in self.processes.values()):
+            self._at(self.time.now + AMID, "world", self._set_key)
+            return
+        self.time.note("the key is set")
+        self.keyed = True
+        self.seen.record.unsigned |= {asked.name for asked in self.seen.asked if asked.begun}
+        for worker in self.workers.values():
+            if worker not in self.removed:
+                self._restart(worker)
+        for caller in (*self.callers, self.observer):
+            caller.process.alive = False  # what is to be called later is called by the next one
+        self.callers = [self._node(self.caller_class, name) for name in CALLERS]
+        self.observer = self._node(self.caller_class, "observer")
+        admin = self.observer.app.broker.admin
+        waiting = sum(info.ready + info.delayed + info.leased for info in admin.queues())
+        self.seen.unsigned = waiting + len(admin.dead(None, 1000))
+
+    def _restart(self, node: WorkerNode) -> None:
+        if node.process.alive:
+            with suppress(Killed):
+                node.stop()
+            node.process.die()
+        self._replace(node, kill=False)
+
     def _is_forgotten_soon(self) -> bool:
-        """Whether a crash is to come that takes the stores back to before now."""
+        """Whether nobody is to wait: a crash is to come that takes the stores back to before now, or this
+        process is to be started anew."""
+        if self.case.world.key == "late" and not self.keyed:
+            return True
         crashes = [fault for fault in self.case.faults if fault.kind == "crash"]
         return any(fault.at <= self.time.now <= fault.at + fault.seconds for fault in crashes)
 
@@ -302,10 +341,7 @@ class Running:
         if fault.kind == "kill" and node is not None:
             self._replace(node, kill=True)
         elif fault.kind == "restart" and node is not None and node.process.alive and not node.process.amid:
-            with suppress(Killed):
-                node.stop()
-            node.process.die()
-            self._replace(node, kill=False)
+            self._restart(node)
         elif fault.kind == "freeze":
             time.frozen[fault.node] = time.now + fault.seconds
         elif fault.kind == "jump" and fault.node in self.processes:

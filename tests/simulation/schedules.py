@@ -221,7 +221,7 @@ class Schedules:
     def _start_beat(self, name: str) -> None:
         if self.over:
             return
-        node = self.running._node(BeatNode, name, bool(self.running.case.world.key))
+        node = self.running._node(BeatNode, name)
         self.beats[name] = node
         node.begin(self.store(node))
         self.story.shared = node.beat.store.shared

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qworker.components.status.counters import Counters
+from qworker.message.signing import Signer
 from qworker.transports import transfer
 from tests.simulation import case as cases
 from tests.simulation import drawing
@@ -34,7 +35,7 @@ from tests.simulation.seams import FORGETS
 from tests.simulation.search import trace
 from tests.simulation.shrinking import as_test, kind_of, shrunk, written
 from tests.simulation.tracing import Trace
-from tests.support.flows import numbered
+from tests.support.flows import PENDING, numbered
 
 CASES = 20
 """In each chunk of seeds."""
@@ -162,6 +163,20 @@ def test_a_stranger_gets_nothing_run(stores: str, kind: str) -> None:
     seen = run(Case(World(stores, key="signed"), (Order(flow),), (fault,)))
     assert problems(seen) == []
     assert seen.fired == [fault]
+
+
+@pytest.mark.parametrize("stores", ["memory", "sqlite", "kombu+memory"])
+def test_what_was_sent_before_there_was_a_key_is_refused(
+    stores: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = numbered(Chain([Call(), Call(options={"countdown": 0.5})]))
+    case = Case(World(stores, key="late"), (Order(flow), Order(flow, at=1.0)))
+    seen = run(case)
+    assert problems(seen) == []
+    assert (seen.unsigned, seen.values["f0"], seen.record.ran("f0")) == (1, [PENDING], {0: 1})
+    assert seen.record.ran("f1") == {0: 1, 1: 1}
+    monkeypatch.setattr(Signer, "verify", lambda *_: None)
+    assert "f0: 1 ran, or was told, and is not signed" in problems(run(case))
 
 
 @pytest.mark.parametrize("stores", [each for each in CHOICES["stores"] if "disabled" not in each])

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from tests.simulation.case import Case, Edit, Entry, Fault, Order, Timetable, replace
-from tests.simulation.drawing import CALL_FAULTS, callable_in, fault, order, world
+from tests.simulation.drawing import CALL_FAULTS, callable_in, early_key, fault, order, world
 from tests.simulation.schedules import SCHEDULES, WRONG
 from tests.simulation.world import START
 
@@ -169,7 +169,9 @@ def besides(random: Random) -> Order:
 def scheduled(random: Random) -> Case:
     """A case with schedules, and sometimes orders besides."""
     table = timetable(random)
-    made = replace(world(random), stores=random.choice(STORES), workers=random.choice((1, 1, 2)), skew=0.0)
+    made = replace(
+        early_key(world(random)), stores=random.choice(STORES), workers=random.choice((1, 1, 2)), skew=0.0
+    )
     faults: list[Fault] = []
     if random.random() < 0.6:
         faults = [
