@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import NamedTuple
 
 from qworker.beat.catalog import Listed, marked, said
-from qworker.beat.entry import SKIP, Entry
+from qworker.beat.entry import ALLOW, SKIP, Entry
 from qworker.beat.kinds import told
 from qworker.beat.schedules import schedule
 from qworker.beat.store import State
@@ -167,7 +167,8 @@ class Agenda:
         entry, state = plan.entry, plan.state
         base = _base(state)
         dues: list[float] = []
-        wanted = entry.catch_up if isinstance(entry.catch_up, int) else 1
+        # Calls made up for at once would overlap.
+        wanted = entry.catch_up if isinstance(entry.catch_up, int) and entry.overlap == ALLOW else 1
         if entry.max_runs is not None:
             wanted = min(wanted, entry.max_runs - state.runs)
         # In UTC: what is added to a time that comes twice leads to its first coming.

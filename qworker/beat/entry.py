@@ -47,7 +47,8 @@ class Entry:
     - jitter (seconds): each call is made so much later at most, by a share that is the same for who looks
       again.
     - catch_up: what becomes of due times that were missed while nobody looked: "latest" calls once for all of
-      them, "skip" calls for none that is a minute late, a number calls for as many of the last.
+      them, "skip" calls for none that is a minute late, a number calls for as many of the last,
+      and for one only where calls may not overlap.
     - overlap: what becomes of a due time while the call before has not ended: "allow", "skip", or "replace",
       which ends that call, also while it runs.
     """

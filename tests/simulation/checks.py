@@ -188,10 +188,11 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         )  # each second they try again
         # When a worker dies before it has settled a chain of messages, each comes again and sends the next
         # again: the n-th runs up to n + 1 times more. Calls before a call have lower numbers.
+        earlier = {number: sum(runs[each] for each in runs if each < number) for number in runs}
         found += [
             f"{number} ran {ran[number]} times, not {count}, which {faults} faults do not explain"
             for number, count in runs.items()
-            if ran[number] > count * (1 + max(3, number + 1) * faults + away)
+            if ran[number] > count * (1 + max(3, 1 + earlier[number]) * faults + away)
         ]
     if calls == 1 and exact:
         found += _order_kept(seen, asked, want)

@@ -384,7 +384,8 @@ class Oracle:
         for (start, until), missed in open_.items():
             last = next((entry for _, entry in reversed(missed) if entry is not None), Entry())
             catch_up = last.fields.get("catch_up", "latest")
-            count = catch_up if isinstance(catch_up, int) else 1
+            alone = last.fields.get("overlap", "allow") != "allow"
+            count = catch_up if isinstance(catch_up, int) and not alone else 1
             for due, said in missed[-count:]:  # also what need not be made up for takes a place
                 if said is None:
                     continue

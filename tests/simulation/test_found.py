@@ -427,3 +427,11 @@ def test_a_schedule_begins_later_by_an_edit_while_its_call_waits_for_its_jitter(
     edit = Edit("set", "e1", 3.0, fields={"start": 9.5})
     timetable = Timetable(store="other", start=12415598.0, entries=(entry,), edits=(edit,))
     assert problems(run(Case(schedules=timetable))) == []
+
+
+def test_missed_calls_that_may_not_overlap_are_made_up_for_by_one() -> None:
+    """As many as catch_up says were made at once."""
+    entry = Entry(when=("every", 2.0), fields={"jitter": 3.0, "catch_up": 2, "overlap": "skip"})
+    frozen = Fault("freeze", "beat1", at=12.6, seconds=6.0)
+    table = Timetable(store="other", start=-3912202.0, entries=(entry,))
+    assert problems(run(Case(World(workers=1), faults=(frozen,), schedules=table, seed=2820040155))) == []

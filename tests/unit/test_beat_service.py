@@ -660,6 +660,16 @@ def test_while_the_call_before_lives(overlap: str, called: int) -> None:
     assert state.last_due == FIRST + HOUR
 
 
+@pytest.mark.parametrize(("overlap", "called"), [("allow", 3), ("skip", 1), ("replace", 1)])
+def test_missed_calls_that_may_not_overlap_are_made_up_for_by_one(overlap: str, called: int) -> None:
+    bench = Bench({"a": hourly(overlap=overlap, catch_up=5)})
+    bench.at(FIRST - 1)
+    bench.clock.advance(2 * HOUR + 2)
+    bench.turn()
+    bench.turn()
+    assert [due for _, due in bench.calls] == [FIRST + n * HOUR for n in range(3)][-called:]
+
+
 def test_what_is_replaced_is_revoked_when_its_replacement_is_sure() -> None:
     """Else nothing would run while the store is away."""
     bench = Bench({"a": hourly(overlap="replace")})
