@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import count, islice
 from random import SystemRandom
 from typing import Any
@@ -82,10 +82,8 @@ class Drawing:
                 yield -seed
 
     def case(self, seed: int) -> Case:
-        if seed >= 0:
-            return case_of(seed, self.orders, **dict(self.world))
-        case = scheduled_of(-seed)
-        return replace(case, world=replace(case.world, **dict(self.world)))
+        dimensions = dict(self.world)
+        return case_of(seed, self.orders, **dimensions) if seed >= 0 else scheduled_of(-seed, **dimensions)
 
 
 class TooLong(BaseException):

@@ -6,7 +6,9 @@ import pytest
 
 from tests.simulation.case import Case, Entry, Fault, Timetable, World
 from tests.simulation.checks import problems
+from tests.simulation.nodes import IN_TRANSACTIONS
 from tests.simulation.run import run
+from tests.simulation.search import Drawing
 from tests.simulation.timetables import scheduled_of
 
 SEEDS = 15
@@ -17,6 +19,12 @@ def test_what_is_due_is_called_once(seed: int) -> None:
     case = scheduled_of(seed)
     found = problems(run(case))
     assert not found, f"{case!r}\n" + "\n".join(found)
+
+
+def test_no_order_is_made_in_a_transaction_where_the_world_is_given_no_database() -> None:
+    case = Drawing((("stores", "memory"),)).case(-21)
+    assert scheduled_of(21).orders[0].how in IN_TRANSACTIONS
+    assert problems(run(case)) == []
 
 
 def test_a_case_with_schedules_runs_the_same_way_each_time() -> None:

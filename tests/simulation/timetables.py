@@ -166,12 +166,11 @@ def besides(random: Random) -> Order:
     return made if made.how in ("eager", "rollback") else replace(made, ask=random.choice(("later", "then")))
 
 
-def scheduled(random: Random) -> Case:
-    """A case with schedules, and sometimes orders besides."""
+def scheduled(random: Random, **dimensions: Any) -> Case:
+    """A case with schedules, and sometimes orders besides; in a world with these *dimensions*."""
     table = timetable(random)
-    made = replace(
-        early_key(world(random)), stores=random.choice(STORES), workers=random.choice((1, 1, 2)), skew=0.0
-    )
+    made = replace(world(random), stores=random.choice(STORES), workers=random.choice((1, 1, 2)), skew=0.0)
+    made = early_key(replace(made, **dimensions))
     faults: list[Fault] = []
     if random.random() < 0.6:
         faults = [
@@ -189,6 +188,6 @@ def scheduled(random: Random) -> Case:
     return Case(made, orders, tuple(faults), random.getrandbits(32), schedules=table)
 
 
-def scheduled_of(seed: int) -> Case:
-    """The case with schedules of *seed*."""
-    return scheduled(Random(seed))
+def scheduled_of(seed: int, **dimensions: Any) -> Case:
+    """The case with schedules of *seed*; of its world with these *dimensions*."""
+    return scheduled(Random(seed), **dimensions)
