@@ -10,8 +10,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
@@ -32,7 +33,7 @@ from tests.simulation.drawing import BLOCK, CHOICES, case_of
 from tests.simulation.figures import Figures
 from tests.simulation.run import run
 from tests.simulation.seams import FORGETS
-from tests.simulation.search import trace
+from tests.simulation.search import Drawing, find, report, trace
 from tests.simulation.shrinking import as_test, kind_of, shrunk, written
 from tests.simulation.tracing import Trace
 from tests.support.flows import PENDING, numbered
@@ -40,6 +41,11 @@ from tests.support.flows import PENDING, numbered
 CASES = 20
 """In each chunk of seeds."""
 FRESH = SystemRandom()
+FRESH_CASES = 20
+SHRINKING = 20.0
+"""Seconds for making a case smaller that failed."""
+DRAWING = Drawing()
+MORE = pytest.mark.more_cases
 
 
 def failing(seeds: range) -> dict[str, list[str]]:
@@ -48,16 +54,38 @@ def failing(seeds: range) -> dict[str, list[str]]:
     return {command: texts for command, texts in found.items() if texts}
 
 
-@pytest.mark.parametrize("chunk", range(8))
+@pytest.mark.parametrize("chunk", range(BLOCK // CASES))
 def test_the_same_seeds_each_time(chunk: int) -> None:
     assert failing(range(chunk * CASES, (chunk + 1) * CASES)) == {}
 
 
-@pytest.mark.more_cases  # while such seeds find something now and then; then they belong to `make test`
-@pytest.mark.parametrize("chunk", range(8))
-def test_other_seeds_each_time(chunk: int) -> None:
-    start = FRESH.randrange(10**9)
-    assert failing(range(start, start + CASES)) == {}
+@pytest.mark.parametrize("chunk", [*range(6), *(pytest.param(each, marks=MORE) for each in range(6, 20))])
+def test_fresh_seeds_each_time(chunk: int, pytestconfig: pytest.Config) -> None:
+    """A seed that failed comes first the next time, so that a run that repeats failures finds it again."""
+    cache, place = pytestconfig.cache, f"simulation/failed/{chunk}"
+    before = cache.get(place, []) if cache else []
+    told = told_of([*before, *islice(DRAWING.seeds(FRESH.randrange(10**9)), FRESH_CASES)])
+    if cache:
+        cache.set(place, list(told))
+    if told:
+        pytest.fail("\n".join(told.values()), pytrace=False)
+
+
+def told_of(seeds: Iterable[int]) -> dict[int, str]:
+    """The first of *seeds* whose case fails, with what somebody needs to know of it; {} when none does."""
+    for seed in seeds:
+        if (found := find(DRAWING, seed)).problems:
+            command = f"seed {seed} fails: python -m tests.simulation --case {seed}"
+            return {seed: f"{command}\n{report(DRAWING, found, SHRINKING)}"}
+    return {}
+
+
+def test_a_seed_that_fails_is_told_with_its_case_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counters, "count", lambda *_: None)
+    ((seed, text),) = told_of(range(100)).items()
+    assert text.startswith(f"seed {seed} fails: python -m tests.simulation --case {seed}\n")
+    assert "--- made smaller by " in text
+    assert f"def test_seed_{seed}() -> None:\n    case = Case(" in text
 
 
 @pytest.mark.parametrize("chunk", range(2))
