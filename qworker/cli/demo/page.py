@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,40 +21,6 @@ LABEL = 170
 LANE = 46
 PACKAGES_SHOWN = 20
 TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
-
-STYLE = """
-:root
-{ color-scheme: light dark; --ink: #1c1d22; --soft: #6a6d78; --line: #e3e4ea; --paper: #fff; --panel: #f7f7fa;
-  --analyse: #4f6bed; --digest: #12a594; --notify: #d97706; --mark: #d6336c; }
-@media (prefers-color-scheme: dark) { :root
-{ --ink: #ececf1; --soft: #9a9ca8; --line: #2e3038; --paper: #15161a;
-  --panel: #1d1f25; --analyse: #7c93ff; --digest: #2dd4bf; --notify: #f5a524; --mark: #ff6b9d; } }
-* { box-sizing: border-box; }
-body
-{ margin: 0 auto; max-width: 1040px; padding: 40px 40px 64px; background: var(--paper); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
-h1 { font-size: 26px; letter-spacing: -0.01em; margin: 0 0 4px; }
-h2 { font-size: 16px; margin: 40px 0 4px; }
-p { margin: 0 0 12px; color: var(--soft); max-width: 72ch; }
-.tiles
-{ display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 12px; margin: 24px 0 0; }
-.tile { background: var(--panel); border-radius: 10px; padding: 12px 16px; }
-.tile b { display: block; font-size: 22px; font-weight: 600; font-variant-numeric: tabular-nums; }
-.tile span { color: var(--soft); font-size: 13px; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th { text-align: left; font-weight: 500; color: var(--soft); font-size: 13px; }
-th, td { padding: 6px 12px 6px 0; border-bottom: 1px solid var(--line); }
-.number { text-align: right; }
-svg { display: block; width: 100%; height: auto; margin-top: 8px; }
-svg text { fill: var(--ink); font-size: 12px; }
-svg .soft { fill: var(--soft); }
-svg .grid { stroke: var(--line); }
-.analyse { fill: var(--analyse); } .digest { fill: var(--digest); } .notify { fill: var(--notify); }
-.mark { fill: var(--mark); }
-.key { display: flex; flex-wrap: wrap; gap: 18px; font-size: 13px; color: var(--soft); }
-.key svg { display: inline-block; width: 10px; height: 10px; margin: 0 6px 0 0; }
-ul { padding-left: 18px; color: var(--soft); font-size: 13px; } code { font-size: 12px; }
-"""
 
 
 def write(report: Report, path: Path) -> None:
@@ -100,9 +67,10 @@ def page(report: Report) -> str:
         sections.append(f"<h2>Not Python of this version ({len(report.failures)})</h2><ul>")
         sections += [f"<li><code>{escape(short_path(failure))}</code></li>" for failure in report.failures]
         sections.append("</ul>")
+    style = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>qworker demo</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>\n'
+        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head><body>\n'
         + "\n".join(sections)
         + "\n</body></html>\n"
     )

@@ -52,7 +52,7 @@ def init(kind: str | None, app: str | None, write: bool, force: bool) -> None:
         return
     example = TEMPLATES[kind]
     target, conf = _app(app) if example.needs_app else ("tasks", Settings())
-    text, kept_out = fill_in(example, target, conf)
+    text, kept_out = fill_in(kind, target, conf)
     if example.needs_app and kept_out:
         says_how = example.variables is not None and example.variables.how
         advice = "The file says how to set them." if says_how else "Set them where it runs."

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from qworker.cli.discovery import DJANGO_APP
-from qworker.cli.init.templates import Example, Variables
+from qworker.cli.init.templates import TEMPLATES, Variables, text_of
 from qworker.components.shutdown import INTERRUPTED_SECONDS, KILL_SECONDS
 from qworker.conf import Settings
 from qworker.conf.compat import understand
@@ -45,34 +45,34 @@ class Volume(NamedTuple):
     variables: Mapping[str, str] = {}
 
 
-def fill_in(example: Example, target: str, conf: Settings) -> tuple[str, list[str]]:
+def fill_in(kind: str, target: str, conf: Settings) -> tuple[str, list[str]]:
     """Return the text of a file, and the environment variables of ours that it should have had and has not.
 
+    - kind (text): see TEMPLATES.
     - target (text): what -A is to say.
     - conf: the app's settings.
 
     Raises ConfigurationError for a Django project and a file of containers.
     """
-    volume = broker_volume(conf)
+    example, volume = TEMPLATES[kind], broker_volume(conf)
     given = dict(_environment())
-    in_container = bool(example.on_server)
-    if in_container:
+    if example.in_container:
         given.pop(f"{ENVIRONMENT_PREFIX}WORKER_HTTP_ADDRESS", None)  # the file has one of its own
         given |= volume.variables if volume else {}
     environment, kept_out = _set(example.variables, given)
-    parts = {**(example.on_disk if volume else example.on_server), "environment": environment}
-    if kept_out or f"{ENVIRONMENT_PREFIX}BROKER_URL" in given:
-        parts["secret"] = ""  # the example of a variable that is a secret
-    text = example.text
+    sections = {"file"} if volume else {"server"}
+    if not (volume or kept_out or f"{ENVIRONMENT_PREFIX}BROKER_URL" in given):
+        sections.add("secret")
+    text = text_of(kind, sections)
     if target == DJANGO_APP:
-        if in_container:
+        if example.in_container:
             raise ConfigurationError(
                 "this is a Django project: `manage.py qcluster` runs its tasks and its schedules. "
                 "docs/how-to/django-production.md says how in a container"
             )
         text = text.replace("$qworker start -A $app", "$interpreter manage.py qcluster")
         text = text.replace("qworker start -A $app", "python manage.py qcluster")
-    text = Template(text).safe_substitute(parts)
+    text = text.replace("$environment\n", environment)
     values = {
         "name": project_name(),
         "app": target,
