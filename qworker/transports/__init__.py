@@ -8,9 +8,9 @@ Modules, in reading order: ``lease`` (what a broker promises), ``presence`` (wha
 ``capabilities`` (what it may lack), ``registered`` (brokers of other packages),
 ``lease_consumer`` (what consumers share), ``failover`` (one after another), ``connect_errors``, ``tls``,
 ``own_headers`` (what is beside a message), ``join_parts`` (what a message is of a workflow), ``recent``,
-``transfer`` (from one broker to another). Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``kombu``,
-``held`` (what servers share that hide what they give out), ``sqs``, ``ironmq``, ``disque``, ``nats``,
-``mongodb``; the table of the architecture says which of them know another. ``as_kombu`` is all of them for
+``transfer`` (from one broker to another). Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``mongodb``,
+``held`` (the brokers of servers that reserve what they give out), ``kombu``, ``sqs``, ``ironmq``, ``disque``,
+``nats``; the table of the architecture says which of them know another. ``as_kombu`` is all of them for
 kombu's users, ``registry`` what it keeps there.
 """
 

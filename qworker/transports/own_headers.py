@@ -2,7 +2,7 @@
 
 Comes from:  nothing; names.
 Goes to:     the transports that keep such things in headers: ``transports/amqp/codec.py``,
-             ``transports/kombu/messages.py``.
+             ``transports/held/messages.py``.
 Thread:      any; pure.
 
 All other headers belong to whoever sent the message, whatever they begin with, and arrive.

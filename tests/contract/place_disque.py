@@ -19,11 +19,10 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.testing.contract import Assumption, Place
 from qworker.testing.contract.patient import patient
 from qworker.transports.capabilities import ETA
-from qworker.transports.disque.broker import disque_broker
 from qworker.transports.disque.queue import Options
 from qworker.transports.disque.server import DisqueServer as Server
-from qworker.transports.kombu.broker import KombuBroker
-from qworker.transports.kombu.server import DEAD
+from qworker.transports.held.broker import HeldBroker, held_broker
+from qworker.transports.held.port import DEAD
 from tests.contract.place_kombu import LACKS
 from tests.support.disque_server import DisqueServer
 
@@ -52,9 +51,9 @@ class DisqueLeasePlace(Place):
     def __init__(self, directory: Path) -> None:
         self.url = os.environ[URL]
 
-    def open(self, **options: Any) -> KombuBroker:
+    def open(self, **options: Any) -> HeldBroker:
         server = Server(self.url, OPTIONS, 4.0, wait_seconds=0)
-        return patient(disque_broker(server, options.get("clock", SYSTEM_CLOCK)))
+        return patient(held_broker(server.url, server, clock=options.get("clock", SYSTEM_CLOCK)))
 
     def _ask(self, *words: str) -> Any:
         port = int(self.url.rpartition(":")[2])

@@ -19,9 +19,8 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.testing.contract import Assumption, Place
 from qworker.testing.contract.patient import patient
 from qworker.transports.capabilities import ETA
-from qworker.transports.held.broker import remote_broker
+from qworker.transports.held.broker import HeldBroker, held_broker
 from qworker.transports.ironmq.server import LEASE_SECONDS, IronServer
-from qworker.transports.kombu.broker import KombuBroker
 from tests.contract.place_kombu import LACKS
 from tests.support.ironmq_server import TOKEN, IronMQ
 
@@ -57,9 +56,9 @@ class IronPlace(Place):
         self.project = f"p{hashlib.sha1(str(directory).encode()).hexdigest()[:12]}"
         self.url = f"ironmq+http://{self.project}:{TOKEN}@127.0.0.1:{self.port}"
 
-    def open(self, **options: Any) -> KombuBroker:
+    def open(self, **options: Any) -> HeldBroker:
         server = IronServer(self.url, {"wait_time_seconds": 0}, LEASE_SECONDS, 4.0)
-        return patient(remote_broker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK)))
+        return patient(held_broker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK)))
 
     def count(self) -> int:
         return sum(RUNNING[self.port].size(self.project, name) for name in ("q", "r"))

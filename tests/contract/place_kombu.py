@@ -12,8 +12,9 @@ from typing import Any
 
 from qworker.testing.contract import Assumption, Place
 from qworker.transports.capabilities import DEAD_LETTERS, Capability
-from qworker.transports.kombu.broker import KombuBroker, kombu_broker
-from qworker.transports.kombu.server import DEAD
+from qworker.transports.held.broker import HeldBroker
+from qworker.transports.held.port import DEAD
+from qworker.transports.kombu.broker import kombu_broker
 
 LACKS = frozenset(Capability) - {DEAD_LETTERS} | {
     Assumption.ANY_QUEUE,
@@ -35,10 +36,10 @@ class KombuLeasePlace(Place):
     lacks = LACKS | {Assumption.OTHER_PROCESSES}
 
     def __init__(self, directory: Path) -> None:
-        self.opened: list[KombuBroker] = []
+        self.opened: list[HeldBroker] = []
         self.client = self.open()
 
-    def open(self, **options: Any) -> KombuBroker:
+    def open(self, **options: Any) -> HeldBroker:
         given = {name: value for name, value in options.items() if name == "clock"}
         store = kombu_broker("memory://", poll=0.02, **given)
         self.opened.append(store)

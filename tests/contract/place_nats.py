@@ -17,8 +17,7 @@ from qworker.testing.contract import Assumption, Place
 from qworker.testing.contract.patient import patient
 from qworker.testing.contract.waiting import until
 from qworker.transports.capabilities import ETA, FAILED_TASKS, FANOUT
-from qworker.transports.kombu.broker import KombuBroker
-from qworker.transports.nats.broker import nats_broker
+from qworker.transports.held.broker import HeldBroker, held_broker
 from qworker.transports.nats.direct import Connection, Refused
 from qworker.transports.nats.server import Keeping, NatsServer
 from qworker.transports.nats.url import LETTERS, Layout, read_url
@@ -66,10 +65,10 @@ class NatsPlace(Place):
         url = url or self.url
         return NatsServer(url, read_url(url), self.layout, Keeping(**keeping), LEASE_SECONDS, timeout)
 
-    def open(self, **options: Any) -> KombuBroker:
+    def open(self, **options: Any) -> HeldBroker:
         keeping = {"revoke_seconds": options["revoke_expires"]} if "revoke_expires" in options else {}
         server = self.server(**keeping)
-        store = nats_broker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK))
+        store = held_broker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK))
         return patient(store, self._on_its_way)
 
     def _on_its_way(self, queue: Any) -> bool:

@@ -22,9 +22,8 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.testing.contract import Assumption, Place
 from qworker.testing.contract.patient import patient
 from qworker.transports.capabilities import ETA
-from qworker.transports.held.broker import remote_broker
-from qworker.transports.kombu.broker import KombuBroker
-from qworker.transports.kombu.server import DEAD
+from qworker.transports.held.broker import HeldBroker, held_broker
+from qworker.transports.held.port import DEAD
 from qworker.transports.sqs.server import LEASE_SECONDS, SqsServer
 from tests.acceptance.sqs_server import REGION, Sqs
 from tests.contract.place_kombu import LACKS
@@ -87,10 +86,10 @@ class SqsLeasePlace(Place):
         self.client = _client(self.url)
         self._known: list[str] = []
 
-    def open(self, **options: Any) -> KombuBroker:
+    def open(self, **options: Any) -> HeldBroker:
         transport = {"region": REGION, "queue_name_prefix": self.prefix, "wait_time_seconds": 0}
         server = SqsServer(self.url, transport, LEASE_SECONDS, 4.0)
-        return patient(remote_broker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK)))
+        return patient(held_broker(self.url, server, clock=options.get("clock", SYSTEM_CLOCK)))
 
     def _urls(self) -> list[str]:
         if len(self._known) < len(("q", "r", DEAD)):

@@ -16,7 +16,7 @@ from qworker.errors import BrokerUnavailable, PublishError
 from qworker.transports import open_broker
 from qworker.transports.disque.link import BROKEN, Link
 from qworker.transports.disque.url import Address
-from qworker.transports.kombu.broker import KombuBroker
+from qworker.transports.held.broker import HeldBroker
 from qworker.transports.lease import Ack, DeadLetter, Leased, Release
 from tests.support.disque_server import DisqueServer
 from tests.support.messages import message
@@ -31,20 +31,20 @@ def server() -> Iterator[DisqueServer]:
         yield server
 
 
-def opened(url: str, **options: Any) -> KombuBroker:
+def opened(url: str, **options: Any) -> HeldBroker:
     transport = {"wait_time_seconds": 1, "retry": 2, **options}
     broker = open_broker(url, Settings({"broker_transport_options": transport, "worker_lease_seconds": 1.0}))
-    assert isinstance(broker, KombuBroker)
+    assert isinstance(broker, HeldBroker)
     return broker
 
 
 @pytest.fixture
-def store(server: DisqueServer) -> Iterator[KombuBroker]:
+def store(server: DisqueServer) -> Iterator[HeldBroker]:
     with closing(opened(server.url)) as store:
         yield store
 
 
-def got(store: KombuBroker, count: int, limit: int = 100, seconds: float = 10.0) -> list[Leased]:
+def got(store: HeldBroker, count: int, limit: int = 100, seconds: float = 10.0) -> list[Leased]:
     found: list[Leased] = []
     end = time.monotonic() + seconds
     while len(found) < count and time.monotonic() < end:
@@ -54,7 +54,7 @@ def got(store: KombuBroker, count: int, limit: int = 100, seconds: float = 10.0)
     return found
 
 
-def test_calls_for_each_task(server: DisqueServer, store: KombuBroker) -> None:
+def test_calls_for_each_task(server: DisqueServer, store: HeldBroker) -> None:
     """A worker at load asks for many jobs, says that it has them, and ends them, each in one exchange."""
     before = server.trips()
     for _ in range(10):
@@ -71,7 +71,7 @@ def test_calls_for_each_task(server: DisqueServer, store: KombuBroker) -> None:
     assert trips < 0.2
 
 
-def test_a_strangers_job_is_kept(server: DisqueServer, store: KombuBroker) -> None:
+def test_a_strangers_job_is_kept(server: DisqueServer, store: HeldBroker) -> None:
     """Nobody says when it is queued again but WORKING, which is asked at once."""
     generation = store.consumer.register("w@test", ["q"], 2)
     server.ask("ADDJOB", "q", "not ours", "0", "RETRY", "2")
@@ -85,7 +85,7 @@ def test_a_strangers_job_is_kept(server: DisqueServer, store: KombuBroker) -> No
     assert server.ask("JSCAN")[1] == []
 
 
-def test_what_waited_for_longer_than_its_retry_is_kept(server: DisqueServer, store: KombuBroker) -> None:
+def test_what_waited_for_longer_than_its_retry_is_kept(server: DisqueServer, store: HeldBroker) -> None:
     """Its retry has run since it was queued: a second worker must not get it while the first lives."""
     store.sender.push([message(f"m{number}", "q") for number in range(8)])
     time.sleep(3.4)  # of two times 2 s
@@ -103,7 +103,7 @@ def test_what_waited_for_longer_than_its_retry_is_kept(server: DisqueServer, sto
     assert server.ask("JSCAN")[1] == []
 
 
-def test_what_is_too_old_to_be_kept_is_replaced(server: DisqueServer, store: KombuBroker) -> None:
+def test_what_is_too_old_to_be_kept_is_replaced(server: DisqueServer, store: HeldBroker) -> None:
     """One is too old when it comes, and the other becomes so; Disque would have forgotten both at the end."""
     generation = store.consumer.register("w@test", ["q"], 2)
     server.ask("ADDJOB", "q", "old", "0", "RETRY", "2", "TTL", "3")
@@ -137,7 +137,7 @@ def test_a_dead_letter_lasts_for_its_ttl_from_when_it_was_last_looked_at(server:
 
 
 def test_what_is_not_kept_in_time_comes_again_and_nobody_died_of_it(
-    server: DisqueServer, store: KombuBroker
+    server: DisqueServer, store: HeldBroker
 ) -> None:
     """A worker that is gone may merely have held it: no death is laid at its door."""
     store.sender.push([message("m", "q")])
@@ -150,7 +150,7 @@ def test_what_is_not_kept_in_time_comes_again_and_nobody_died_of_it(
         assert second.deliveries == first.deliveries == 0
 
 
-def test_who_leaves_gives_back_what_is_run_once_at_most(server: DisqueServer, store: KombuBroker) -> None:
+def test_who_leaves_gives_back_what_is_run_once_at_most(server: DisqueServer, store: HeldBroker) -> None:
     store.consumer.register("w@test", ["q"], 2)
     server.ask("ADDJOB", "q", "once", "0", "RETRY", "0")
     assert len(got(store, 1)) == 1
@@ -175,7 +175,7 @@ def test_what_may_have_been_given_back_is_not_given_back_again(server: DisqueSer
         assert [info.ready for info in other.admin.queues()] == [0]
 
 
-def test_who_asks_often_has_no_job_looked_at(server: DisqueServer, store: KombuBroker) -> None:
+def test_who_asks_often_has_no_job_looked_at(server: DisqueServer, store: HeldBroker) -> None:
     """depths() asks for the length of each queue, and queues() for all jobs, once."""
     store.sender.push([message("m", "q"), message("n", "q"), message("o", "r")])
     store.consumer.register("w@test", ["q"], 2)
@@ -188,7 +188,7 @@ def test_who_asks_often_has_no_job_looked_at(server: DisqueServer, store: KombuB
     assert server.calls("jscan") == 1
 
 
-def test_what_is_due_later_waits_in_disque(server: DisqueServer, store: KombuBroker) -> None:
+def test_what_is_due_later_waits_in_disque(server: DisqueServer, store: HeldBroker) -> None:
     store.sender.push([message("m", "q", due=time.time() + 3.0)])
     with closing(opened(server.url)) as other:  # which has never heard of the queue
         (info,) = other.admin.queues()
@@ -206,14 +206,14 @@ def test_what_is_due_later_waits_in_disque(server: DisqueServer, store: KombuBro
     ],
 )
 def test_what_is_refused_is_said(
-    server: DisqueServer, store: KombuBroker, refusal: str, error: type[Exception]
+    server: DisqueServer, store: HeldBroker, refusal: str, error: type[Exception]
 ) -> None:
     server.fault(refuse=5, text=refusal)
     with pytest.raises(error, match=refusal.removeprefix("ERR ")):
         store.sender.push([message("m", "q")])
 
 
-def test_of_many_only_what_was_refused_is_added_again(server: DisqueServer, store: KombuBroker) -> None:
+def test_of_many_only_what_was_refused_is_added_again(server: DisqueServer, store: HeldBroker) -> None:
     """As where a node fills up in the midst of them."""
     store.sender.push([message("first", "q")])
     server.fault(refuse=2, text="PAUSED Queue paused in input, try later")
@@ -263,7 +263,7 @@ def test_a_node_that_leaves_is_left() -> None:
             server.ask("CLUSTER", "LEAVING", "no", node=node)
 
 
-def test_what_others_have_is_ours_no_more(server: DisqueServer, store: KombuBroker) -> None:
+def test_what_others_have_is_ours_no_more(server: DisqueServer, store: HeldBroker) -> None:
     """It is not to start here, where it is acknowledged first."""
     own = store.consumer.register("w@test", ["q"], 2)
     store.sender.push([message("m", "q")])

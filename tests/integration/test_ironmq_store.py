@@ -20,11 +20,11 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
 from qworker.transports import open_broker
+from qworker.transports.held.broker import HeldBroker
 from qworker.transports.held.renewal import Renewal
 from qworker.transports.ironmq.address import HOST, address_of
 from qworker.transports.ironmq.client import MOST_ANSWER, Client
 from qworker.transports.ironmq.queue import IronQueue
-from qworker.transports.kombu.broker import KombuBroker
 from qworker.transports.lease import Ack, Broker, DeadLetter, Envelope, Release
 from tests.certificates import Certificates
 from tests.support.ironmq_server import TOKEN, IronMQ
@@ -33,7 +33,7 @@ from tests.support.receiving import receive
 from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
-Open = Callable[..., KombuBroker]
+Open = Callable[..., HeldBroker]
 
 
 MESSAGES = {"messages": [{"body": "a"}, {"body": "b", "delay": 9}]}
@@ -61,14 +61,14 @@ def server(clock: Time) -> Iterator[IronMQ]:
 
 @pytest.fixture
 def open_(server: IronMQ) -> Iterator[Open]:
-    opened: list[KombuBroker] = []
+    opened: list[HeldBroker] = []
 
-    def open_one(url: str | None = None, **options: Any) -> KombuBroker:
+    def open_one(url: str | None = None, **options: Any) -> HeldBroker:
         conf = Settings({
             "broker_transport_options": {"wait_time_seconds": 1, **options}, "broker_connection_timeout": 1.0,
         })  # fmt: skip
         store = open_broker(url or server.url(), conf)
-        assert isinstance(store, KombuBroker)
+        assert isinstance(store, HeldBroker)
         opened.append(store)
         return store
 

@@ -22,13 +22,14 @@ from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, NotSupported
 from qworker.testing.clock import FakeClock
 from qworker.transports import SCHEMES, open_broker
-from qworker.transports.kombu.broker import KombuBroker, kombu_broker
+from qworker.transports.held.broker import HeldBroker
+from qworker.transports.kombu.broker import kombu_broker
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
 from tests.support.messages import envelope, ids
 from tests.support.receiving import receive
 
 pytestmark = pytest.mark.integration
-Open = Callable[..., KombuBroker]
+Open = Callable[..., HeldBroker]
 
 
 @pytest.fixture
@@ -44,12 +45,12 @@ def queue() -> str:
 
 @pytest.fixture(params=["memory", "filesystem"])
 def open_(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Iterator[Open]:
-    opened: list[KombuBroker] = []
+    opened: list[HeldBroker] = []
     options = {
         f"data_folder_{way}": str(tmp_path / "messages") for way in ("in", "out")
     } | {"control_folder": str(tmp_path / "control")}  # fmt: skip
 
-    def open_one(**more: Any) -> KombuBroker:
+    def open_one(**more: Any) -> HeldBroker:
         given = options if request.param == "filesystem" else {}
         store = kombu_broker(f"{request.param}://", options=dict(given), clock=clock, **more)
         opened.append(store)
@@ -183,7 +184,7 @@ def test_a_look_at_dead_letters_waits_for_another_that_has_them(open_: Open, que
     (leased,) = store.consumer.lease([queue], 1).messages
     store.consumer.settle(own, [DeadLetter(leased.tag, "why")])
     with ThreadPoolExecutor(1) as other:
-        with store.admin.letters("qworker.dead"):
+        with store.admin._dead_letters.taken():
             look = other.submit(store.admin.dead)
             with pytest.raises(TimeoutError):
                 look.result(0.1)
@@ -246,8 +247,8 @@ def test_what_it_cannot_do_is_said(open_: Open) -> None:
 
 def test_every_scheme_of_kombus_is_a_broker() -> None:
     conf = Settings()
-    assert isinstance(open_broker("memory://", conf), KombuBroker)
-    assert isinstance(open_broker("sqla+sqlite:///x", conf), KombuBroker)
+    assert isinstance(open_broker("memory://", conf), HeldBroker)
+    assert isinstance(open_broker("sqla+sqlite:///x", conf), HeldBroker)
     with pytest.raises(ConfigurationError, match="did you mean"):
         open_broker("amqpx://", conf)
 

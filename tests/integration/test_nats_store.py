@@ -22,8 +22,8 @@ from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
 from qworker.testing.contract.patient import patient
 from qworker.transports import open_broker
-from qworker.transports.held.queue import RemoteQueue
-from qworker.transports.kombu.broker import KombuBroker
+from qworker.transports.held.broker import HeldBroker
+from qworker.transports.held.port import ServerQueue
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
 from qworker.transports.nats.direct import Connection, Post
 from qworker.transports.nats.queue import BATCH, NatsQueue
@@ -36,7 +36,7 @@ from tests.support.receiving import receive
 from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.integration
-Open = Callable[..., KombuBroker]
+Open = Callable[..., HeldBroker]
 
 
 @pytest.fixture
@@ -48,17 +48,17 @@ def place(tmp_path: Path) -> Iterator[NatsPlace]:
 
 @pytest.fixture
 def open_(place: NatsPlace) -> Iterator[Open]:
-    opened: list[KombuBroker] = []
+    opened: list[HeldBroker] = []
 
     def open_one(
         url: str | None = None, lease: float = 15.0, timeout: float = 2.0, **settings: object
-    ) -> KombuBroker:
+    ) -> HeldBroker:
         conf = Settings({
             "broker_transport_options": {"stream": place.layout.stream}, "worker_lease_seconds": lease,
             "broker_connection_timeout": timeout, **settings,
         })  # fmt: skip
         store = open_broker(url or place.url, conf)
-        assert isinstance(store, KombuBroker)
+        assert isinstance(store, HeldBroker)
         opened.append(store)
         return store
 
@@ -153,7 +153,7 @@ def test_the_suite_waits_for_what_is_stored_and_not_given_out_yet(
     """JetStream may answer that there is nothing for a millisecond more."""
     told: list[str] = []
 
-    def on_its_way(queue: RemoteQueue) -> bool:
+    def on_its_way(queue: ServerQueue) -> bool:
         told.append(queue.name)
         if len(told) == 1:
             anybody.exchange([Post(place.layout.subject("q"), b"late")])
@@ -291,19 +291,19 @@ def test_a_lease_is_reckoned_from_the_request_that_a_message_was_given_to(
         server = place.server(at(place.url, proxy.port), timeout=1.0)
         connection = server.connect()
         queue = server.declare(connection, "q")
-        assert queue.receive(1, 0.0) == []
+        assert queue.take(1, 0.0) == []
         proxy.down.hold_when(lambda: True)
         open_().sender.push([envelope("late", "q")])
         before = time.monotonic()
         with suppress(TimeoutError):
-            queue.receive(1, 0.0)
+            queue.take(1, 0.0)
         asked_again = time.monotonic()
         proxy.heal()
-        (late,) = poll(lambda: queue.receive(1, 0.0))
+        (late,) = poll(lambda: queue.take(1, 0.0))
         assert before <= late.expires - late.lease_seconds < asked_again
         open_().sender.push([envelope("new", "q")])
         now = time.monotonic()
-        (new,) = poll(lambda: queue.receive(1, 0.0))
+        (new,) = poll(lambda: queue.take(1, 0.0))
         assert new.expires - new.lease_seconds >= now
         connection.release()
 
@@ -320,7 +320,7 @@ def poll(receive: Callable[[], list[Any]]) -> list[Any]:
     return found
 
 
-def _waits(queue: RemoteQueue) -> bool:
+def _waits(queue: ServerQueue) -> bool:
     """Whether somebody waits for a message of *queue*."""
     assert isinstance(queue, NatsQueue)
     found = queue._connection.ask(f"CONSUMER.INFO.{queue._stream}.{queue._consumer}")

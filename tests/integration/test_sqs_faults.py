@@ -15,7 +15,7 @@ from qworker import QWorker
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports import open_broker
-from qworker.transports.kombu.broker import KombuBroker
+from qworker.transports.held.broker import HeldBroker
 from qworker.transports.lease import Ack, Release
 from tests.acceptance.sqs_server import REGION, Sqs
 from tests.support.messages import envelope, ids
@@ -23,7 +23,7 @@ from tests.support.receiving import receive
 from tests.support.sqs_faults import SqsFaults
 
 pytestmark = pytest.mark.integration
-Open = Callable[..., KombuBroker]
+Open = Callable[..., HeldBroker]
 BATCH = 10
 FOR_EVER = 1000
 MOMENTARY = ["throttled", "request-throttled", "503", "drop"]
@@ -57,13 +57,13 @@ def queue() -> str:
 
 @pytest.fixture
 def open_(faults: SqsFaults, caplog: pytest.LogCaptureFixture) -> Iterator[Open]:
-    opened: list[KombuBroker] = []
+    opened: list[HeldBroker] = []
     caplog.set_level(logging.DEBUG, logger="qworker")
 
-    def open_one(url: str | None = None, **options: Any) -> KombuBroker:
+    def open_one(url: str | None = None, **options: Any) -> HeldBroker:
         transport = {"region": REGION, "wait_time_seconds": 1, **options}
         store = open_broker(url or faults.url, Settings({"broker_transport_options": transport}))
-        assert isinstance(store, KombuBroker)
+        assert isinstance(store, HeldBroker)
         opened.append(store)
         return store
 

@@ -22,9 +22,9 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
 from qworker.transports import open_broker
-from qworker.transports.held.queue import Entry, Received
-from qworker.transports.kombu.broker import KombuBroker
-from qworker.transports.kombu.messages import Outgoing, of_envelope
+from qworker.transports.held.broker import HeldBroker
+from qworker.transports.held.messages import Outgoing, of_envelope
+from qworker.transports.held.port import Entry, Received
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
 from qworker.transports.sqs.queue import SqsQueue
 from qworker.transports.sqs.server import SqsServer
@@ -34,7 +34,7 @@ from tests.support.receiving import receive
 from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
-Open = Callable[..., KombuBroker]
+Open = Callable[..., HeldBroker]
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +50,14 @@ def queue() -> str:
 
 @pytest.fixture
 def open_(server: Sqs) -> Iterator[Open]:
-    opened: list[KombuBroker] = []
+    opened: list[HeldBroker] = []
     server.reset()
 
-    def open_one(url: str | None = None, lease: float = 15.0, **options: Any) -> KombuBroker:
+    def open_one(url: str | None = None, lease: float = 15.0, **options: Any) -> HeldBroker:
         transport = {"region": REGION, "wait_time_seconds": 2, **options}
         conf = Settings({"broker_transport_options": transport, "worker_lease_seconds": lease})
         store = open_broker(url or server.url, conf)
-        assert isinstance(store, KombuBroker)
+        assert isinstance(store, HeldBroker)
         opened.append(store)
         return store
 
@@ -66,7 +66,7 @@ def open_(server: Sqs) -> Iterator[Open]:
         store.close()
 
 
-def send_undelayed(store: KombuBroker, messages: Sequence[Outgoing]) -> None:
+def send_undelayed(store: HeldBroker, messages: Sequence[Outgoing]) -> None:
     """As they come when SQS has kept them for as long as it can."""
     queues = store.consumer._bound
     for message in messages:
@@ -209,7 +209,7 @@ def test_what_was_settled_before_sqs_went_away_is_not_lost(
         raise OSError("away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SqsQueue, "delete", away)
+        patch.setattr(SqsQueue, "finish", away)
         for _ in range(2):
             with pytest.raises(BrokerUnavailable):
                 store.consumer.settle(own, batch)
@@ -384,7 +384,7 @@ def test_keys_that_are_refused(open_: Open, queue: str) -> None:
 
 def test_tls_is_said_by_the_scheme() -> None:
     store = open_broker("sqs+https://key:secret@sqs.example/", Settings())
-    assert isinstance(store, KombuBroker)
+    assert isinstance(store, HeldBroker)
     server = store.sender._server
     assert isinstance(server, SqsServer)
     assert (store.url, server._kombu._options["is_secure"]) == ("sqs://key:secret@sqs.example/", True)

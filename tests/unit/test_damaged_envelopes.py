@@ -19,8 +19,8 @@ from qworker.message.protocol import receive
 from qworker.transports.amqp.codec import Delivery
 from qworker.transports.amqp.inbox import Inbox, Prefetch
 from qworker.transports.amqp.table import table
+from qworker.transports.held.messages import dead, leased, read
 from qworker.transports.kombu.broker import kombu_broker
-from qworker.transports.kombu.messages import dead, leased, read
 from qworker.transports.lease import DeadLetter, Envelope, Leased, Release
 from qworker.transports.own_headers import LATEST, MOST_COUNT
 

@@ -37,7 +37,7 @@ from qworker.tasks import execution
 from qworker.transports.amqp.codec import Delivery, read_content
 from qworker.transports.amqp.table import read_table
 from qworker.transports.connect_errors import explained, while_connecting
-from qworker.transports.kombu.messages import read as read_plain
+from qworker.transports.held.messages import read as read_plain
 
 # A regular expression is tried for up to 16 s of the processor, of which a busy machine gives us a part.
 pytestmark = [pytest.mark.timeout(900), pytest.mark.one_python]

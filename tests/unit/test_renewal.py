@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from qworker.transports.held.queue import Count, Entry, Received, RemoteQueue
+from qworker.transports.held.port import Count, Entry, Received, ServerQueue
 from qworker.transports.held.renewal import LOOK_SECONDS, Renewal
 
 LEASE_SECONDS = 30.0
 
 
-class Queue(RemoteQueue):
+class Queue(ServerQueue):
     """One that notes what is renewed. gone: the ids of those that others have."""
 
     batch = 2
@@ -23,7 +23,7 @@ class Queue(RemoteQueue):
         self.gone: set[str] = set()
         self.away = False
 
-    def renew(self, messages: Sequence[Received]) -> list[Received]:
+    def extend(self, messages: Sequence[Received]) -> list[Received]:
         if self.away:
             raise OSError("away")
         self.renewed.append([one.delivery_tag for one in messages])
@@ -37,13 +37,13 @@ class Queue(RemoteQueue):
     def send(self, entries: Sequence[Entry]) -> None:
         raise NotImplementedError
 
-    def receive(self, count: int, seconds: float) -> list[Received]:
+    def take(self, count: int, seconds: float) -> list[Received]:
         raise NotImplementedError
 
     def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
         raise NotImplementedError
 
-    def delete(self, messages: Sequence[Received]) -> list[Received]:
+    def finish(self, messages: Sequence[Received]) -> list[Received]:
         raise NotImplementedError
 
     def count(self) -> Count:

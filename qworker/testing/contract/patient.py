@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from qworker.testing.contract.waiting import until
-from qworker.transports.held.consumer import RemoteConsumer
-from qworker.transports.held.queue import RemoteQueue
-from qworker.transports.kombu.broker import KombuBroker
+from qworker.transports.held.broker import HeldBroker
+from qworker.transports.held.consumer import HeldConsumer
+from qworker.transports.held.port import ServerQueue
 from qworker.transports.lease import Claim, Leased
 
 LOOK_SECONDS = 0.5
@@ -31,7 +31,7 @@ LAG_SECONDS = 2.0
 """How long a lease() asks for what is on its way inside the server."""
 
 
-def nothing_is_on_its_way(queue: RemoteQueue) -> bool:
+def nothing_is_on_its_way(queue: ServerQueue) -> bool:
     """Of a server that gives out what it has stored as soon as it has said so."""
     return False
 
@@ -40,7 +40,7 @@ class PatientConsumer:
     """*plain*, which it asks at once, and until it has no more, before it answers. Only wait() has the server
     wait: a poll under way cannot be ended, and every test would wait for that in the end."""
 
-    def __init__(self, plain: RemoteConsumer, on_its_way: Callable[[RemoteQueue], bool]) -> None:
+    def __init__(self, plain: HeldConsumer, on_its_way: Callable[[ServerQueue], bool]) -> None:
         self._plain = plain
         self._on_its_way = on_its_way
 
@@ -100,10 +100,10 @@ class PatientConsumer:
 
 
 def patient(
-    store: KombuBroker, on_its_way: Callable[[RemoteQueue], bool] = nothing_is_on_its_way
-) -> KombuBroker:
+    store: HeldBroker, on_its_way: Callable[[ServerQueue], bool] = nothing_is_on_its_way
+) -> HeldBroker:
     """*store*, with a consumer that is patient. on_its_way: whether the server has messages of a queue that
     it has given to nobody."""
-    assert isinstance(store.consumer, RemoteConsumer)
-    store.consumer = cast(RemoteConsumer, PatientConsumer(store.consumer, on_its_way))
+    assert isinstance(store.consumer, HeldConsumer)
+    store.consumer = cast(HeldConsumer, PatientConsumer(store.consumer, on_its_way))
     return store

@@ -10,14 +10,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import ConfigurationError
 from qworker.transports.connect_errors import refuse_setting
-from qworker.transports.disque.admin import DisqueAdmin
 from qworker.transports.disque.queue import Options
 from qworker.transports.disque.server import WAIT_SECONDS, DisqueServer
-from qworker.transports.held.broker import remote_broker
-from qworker.transports.kombu.broker import KombuBroker
+from qworker.transports.held.broker import HeldBroker, held_broker
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
@@ -27,14 +24,7 @@ TTL_SECONDS = 30 * 86400
 """Disque forgets a job after that, whether it was done or not."""
 
 
-def disque_broker(server: DisqueServer, clock: Clock = SYSTEM_CLOCK, **more: Any) -> KombuBroker:
-    """The broker that *server* is. more: as remote_broker() has it."""
-    broker = remote_broker(server.url, server, clock=clock, **more)
-    broker.admin = DisqueAdmin(server, broker.sender, more.get("known", ()))
-    return broker
-
-
-def open_broker(url: str | None, conf: Settings) -> KombuBroker:
+def open_broker(url: str | None, conf: Settings) -> HeldBroker:
     """The broker at *url* with the settings *conf*; it is connected to at the first use."""
     refuse_setting(conf.broker_use_ssl, "Disque speaks no TLS; reach it through a tunnel")
     given = dict(conf.broker_transport_options)
@@ -46,7 +36,8 @@ def open_broker(url: str | None, conf: Settings) -> KombuBroker:
         conf.broker_connection_timeout,
         float(given.get("wait_time_seconds") or WAIT_SECONDS),
     )
-    return disque_broker(
+    return held_broker(
+        server.url,
         server,
         known=(conf.task_default_queue, *conf.task_queues),
         eta_limit=conf.worker_eta_task_limit,

@@ -1,6 +1,6 @@
 """Jobs as Disque's nodes tell of them.
 
-Comes from:  ``queue.py`` and ``admin.py``, with replies.
+Comes from:  ``queue.py``, with replies.
 Goes to:     the same.
 Thread:      any; pure.
 """

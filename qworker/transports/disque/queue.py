@@ -2,7 +2,7 @@
 
 Comes from:  ``server.py``.
 Goes to:     ``nodes.py``.
-Thread:      see RemoteQueue; AllQueues has connections of its own.
+Thread:      see ServerQueue; AllQueues has connections of its own.
 
 Disque queues a job again some seconds (its RETRY, as its publisher said) after it was *queued*, or last said
 to be WORKING on; giving it out changes nothing. So what comes out of a long queue may have no time left, and
@@ -26,7 +26,7 @@ from qworker.transports.disque.job import Hold, fields, once, waits
 from qworker.transports.disque.link import Command, Refusal
 from qworker.transports.disque.nodes import Answer, Cluster, refused
 from qworker.transports.disque.url import Address
-from qworker.transports.held.queue import Count, Entry, NotAll, Received, RemoteQueue, Source, by_lease
+from qworker.transports.held.port import Count, Entry, NotAll, Received, ServerQueue, Source, by_lease
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def _way(options: Options, delay: int) -> list[str | int]:
     return way
 
 
-class DisqueQueue(RemoteQueue):
+class DisqueQueue(ServerQueue):
     """The queue *name*. Disque makes it with its first job."""
 
     batch = BATCH
@@ -123,12 +123,12 @@ class DisqueQueue(RemoteQueue):
             raise PublishError(text)
         raise NotAll([place for place, _ in failed], BrokerUnavailable(text))
 
-    def receive(self, count: int, seconds: float) -> list[Received]:
+    def take(self, count: int, seconds: float) -> list[Received]:
         return received(self._cluster, {self.name.encode(): self}, count, seconds)
 
     # -- what was received --
 
-    def renew(self, messages: Sequence[Received]) -> list[Received]:
+    def extend(self, messages: Sequence[Received]) -> list[Received]:
         """Those whose time is over, others may have by now, and so are not asked for."""
         now = time.monotonic()
         late = [one for one in messages if one.receipt.until < now]
@@ -156,7 +156,7 @@ class DisqueQueue(RemoteQueue):
                     raise refused.reason from refused.reason.__cause__
                 self._cluster.ask([("FASTACK", job["id"])])
 
-    def delete(self, messages: Sequence[Received]) -> list[Received]:
+    def finish(self, messages: Sequence[Received]) -> list[Received]:
         """Disque ends also what somebody else has by now, so it is not asked to."""
         ours, gone = by_lease(messages)
         command = "FASTACK" if self._options.fastack else "ACKJOB"
@@ -198,7 +198,7 @@ class AllQueues(Source):
     def serves(self, queue: str) -> bool:
         return queue.encode() in self._queues
 
-    def receive(self, count: int, seconds: float) -> list[Received]:
+    def take(self, count: int, seconds: float) -> list[Received]:
         return received(self._cluster, self._queues, count, seconds)
 
     def interrupt(self) -> None:

@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from qworker.transports.disque.nodes import Cluster
-from qworker.transports.disque.queue import AllQueues, DisqueQueue, Options
+from qworker.transports.disque.queue import AllQueues, DisqueQueue, Options, counts, every_node
 from qworker.transports.disque.url import parsed
-from qworker.transports.held.queue import RemoteQueue
-from qworker.transports.held.server import RemoteServer
-from qworker.transports.kombu.server import DEAD
+from qworker.transports.held.port import DEAD, Server, ServerQueue
+from qworker.transports.lease import QueueInfo
 
 SHELF_SECONDS = 120
 """For how long a dead letter is hidden that somebody looks at."""
@@ -34,7 +33,7 @@ class Connection(NamedTuple):
         self.waiting.release()
 
 
-class DisqueServer(RemoteServer):
+class DisqueServer(Server):
     """options: of the jobs that are added. wait_seconds: of one question for jobs."""
 
     def __init__(
@@ -61,5 +60,14 @@ class DisqueServer(RemoteServer):
             options = options._replace(retry=SHELF_SECONDS, maxlen=None)
         return DisqueQueue(connection.asking, queue, options)
 
-    def sources(self, connection: Connection, queues: Sequence[RemoteQueue]) -> Sequence[AllQueues]:
+    def names(self, connection: Connection) -> set[str]:
+        """Those that others have made, too."""
+        answers = every_node(connection.asking, ("QSCAN", "BUSYLOOP"))
+        return {name.decode("utf-8", "replace") for answer in answers for name in answer.replies[0][1]}
+
+    def standing(self, connection: Connection, queues: Sequence[str]) -> list[QueueInfo]:
+        found = counts(connection.asking)
+        return [QueueInfo(name, *count) for name, count in found.items() if name != DEAD]
+
+    def sources(self, connection: Connection, queues: Sequence[ServerQueue]) -> Sequence[AllQueues]:
         return [AllQueues(connection.waiting, [one for one in queues if isinstance(one, DisqueQueue)])]

@@ -1,7 +1,7 @@
-"""Administration of a server that hides what it gives out, and counts what is delayed and leased as well.
+"""Administration of a server that reserves messages, and counts what is delayed and leased where it can tell.
 
 Comes from:  people and tools, by ``Broker.admin``.
-Goes to:     ``RemoteQueue``, on a connection for each question.
+Goes to:     ``Server`` and ``ServerQueue``, on a connection for each question; ``letters.py``.
 Thread:      any.
 """
 
@@ -10,23 +10,46 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from qworker.interrupts import undisturbed
-from qworker.transports.held.queue import Received, RemoteQueue, by_queue
-from qworker.transports.kombu.admin import KombuAdmin
-from qworker.transports.kombu.messages import Outgoing, dead, outgoing, read
-from qworker.transports.kombu.server import DEAD
-from qworker.transports.lease import Dead, QueueInfo
-from qworker.transports.own_headers import DELIVERIES, DIED, QUEUE, REASON
+from qworker.transports.held.letters import HeldLetters
+from qworker.transports.held.port import DEAD, FAILED, Server, close, depths
+from qworker.transports.held.sender import HeldSender
+from qworker.transports.lease import Admin, Dead, QueueInfo
+from qworker.transports.presence import Presence
 
 
-class RemoteAdmin(KombuAdmin):
-    """See KombuAdmin."""
+class HeldAdmin(Admin):
+    """known: queues to be listed, besides those that *sender* has published to and those that the server
+    knows of."""
+
+    def __init__(
+        self, server: Server, sender: HeldSender, known: Sequence[str], dead_letters: HeldLetters
+    ) -> None:
+        self._server = server
+        self._sender = sender
+        self._known = frozenset(known)
+        self._dead_letters = dead_letters
+
+    @property
+    def purges_leased(self) -> bool:
+        return self._server.purges_leased
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        connection = self._server.connect()
+        try:
+            with self._server.errors(connection):
+                yield connection
+        finally:
+            close(connection)
 
     @undisturbed
     def queues(self) -> list[QueueInfo]:
-        names = sorted(self._names())
-        standing = {info.queue: info for info in self._standing(names)}
+        with self._connected() as connection:
+            names = {*self._known, *self._sender.known, *self._server.names(connection)} - {DEAD, FAILED}
+            standing = {info.queue: info for info in self._server.standing(connection, sorted(names))}
         dead = Counter(letter.queue for letter in self.dead(None, 2**31))
         found = [
             standing.get(name, QueueInfo(name))._replace(dead=dead[name])
@@ -34,39 +57,32 @@ class RemoteAdmin(KombuAdmin):
         ]
         return [info for info in found if info.ready or info.delayed or info.leased or info.dead]
 
-    def _standing(self, queues: Sequence[str]) -> list[QueueInfo]:
-        """As depths(), with all that the server tells only when it is asked for each message; it may be of
-        other queues, too."""
-        return self.depths(queues)
+    def next_due(self, queues: Sequence[str]) -> float | None:
+        """Always None: such servers do not tell (see ``lacks``)."""
+        return None
 
     @undisturbed
     def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
-        with self._administrating() as find:
-            counts = [(name, find(name).count()) for name in queues]
-        return [QueueInfo(name, count.ready, count.delayed, count.leased) for name, count in counts]
+        with self._connected() as connection:
+            return depths(self._server, connection, queues)
 
     @undisturbed
+    def purge(self, queue: str) -> int:
+        with self._connected() as connection:
+            return self._server.declare(connection, queue).purge()
+
+    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
+        return self._dead_letters.kept(queue, limit)
+
+    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
+        return self._dead_letters.retry(tags)
+
+    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
+        return self._dead_letters.discard(tags)
+
     def push_dead(self, letters: Sequence[Dead]) -> None:
-        self._sender.send([_written(letter) for letter in letters])
+        self._dead_letters.push(letters)
 
-    @contextmanager
-    def _taken(self, kind: str) -> Iterator[list[tuple[Received, Dead]]]:
-        """As KombuAdmin's, in batches."""
-        taken: list[tuple[Received, Dead]] = []
-        with self._administrating() as find:
-            letters: RemoteQueue = find(kind)
-            try:
-                while found := letters.receive(letters.batch, letters.look_seconds):
-                    taken += [(message, dead(read(message))) for message in found]
-                yield taken
-            finally:
-                done = [message for message, _ in taken if message.acknowledged]
-                for queue, batch in by_queue(done):
-                    queue.delete(batch)
-                for queue, batch in by_queue(message for message, _ in taken if not message.acknowledged):
-                    queue.give_back(batch)
-
-
-def _written(letter: Dead) -> Outgoing:
-    own = {QUEUE: letter.queue, REASON: letter.reason, DIED: letter.died_at, DELIVERIES: letter.deliveries}
-    return outgoing(DEAD, letter.headers, letter.properties, letter.body, 0, own)
+    def workers(self) -> list[Presence]:
+        """Always []: such servers do not tell (see ``lacks``)."""
+        return []

@@ -1,8 +1,10 @@
-"""The broker of a server that hides what it gives out: the sides beside this module, put together.
+"""The broker of a server that reserves messages: the sides beside this module, put together.
 
 Comes from:  the ``open_broker`` of each such transport.
-Goes to:     the sender, the consumer and the administration beside this module.
-Thread:      any.
+Goes to:     the sender, the consumer, the administration and the letters beside this module.
+Thread:      any; one connection publishes, in turn, one belongs to the listener; neither crosses a fork.
+
+It promises what the server does (see ``transports/capabilities.py``).
 """
 
 from __future__ import annotations
@@ -11,26 +13,60 @@ from collections.abc import Sequence
 from functools import partial
 
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.process.forked import forgetful
 from qworker.process.wakeup import WakeupPipe
-from qworker.transports.held.admin import RemoteAdmin
-from qworker.transports.held.consumer import RemoteConsumer
-from qworker.transports.held.sender import RemoteSender
-from qworker.transports.held.server import RemoteServer
-from qworker.transports.kombu.broker import KombuBroker
-from qworker.transports.kombu.consumer import NEWS
+from qworker.transports.capabilities import capabilities_of
+from qworker.transports.held.admin import HeldAdmin
+from qworker.transports.held.consumer import NEWS, HeldConsumer
+from qworker.transports.held.letters import HeldLetters
+from qworker.transports.held.port import DEAD, FAILED, Server
+from qworker.transports.held.sender import HeldSender
+from qworker.transports.lease import Broker
+
+_brokers = forgetful()
 
 
-def remote_broker(
+class HeldBroker(Broker):
+    """sender, consumer, admin: of one server. Connects at the first use, not before."""
+
+    sender: HeldSender
+    consumer: HeldConsumer
+    admin: HeldAdmin
+    failed: HeldLetters | None
+
+    def __init__(self, url: str, server: Server, known: Sequence[str], eta_limit: int, clock: Clock) -> None:
+        wakeup = WakeupPipe()
+        self.url = url
+        self.lacks = capabilities_of(url).lacks
+        self.sender = HeldSender(server, clock, partial(wakeup.wake, NEWS))
+        self.consumer = HeldConsumer(server, self.sender, wakeup, clock, eta_limit)
+        self._letters = {kind: HeldLetters(server, self.sender, kind) for kind in (DEAD, *server.letters)}
+        self.admin = HeldAdmin(server, self.sender, known, self._letters[DEAD])
+        self.failed = self._letters.get(FAILED)
+        _brokers.add(self)
+
+    def _after_fork(self) -> None:
+        self.sender.after_fork()
+        self.consumer.after_fork()
+        for letters in self._letters.values():
+            letters.after_fork()
+
+    def close(self) -> None:
+        try:
+            self.consumer.deregister()
+        finally:
+            self.sender.close()
+            self.consumer.close()
+
+
+def held_broker(
     url: str,
-    server: RemoteServer,
+    server: Server,
     *,
     known: Sequence[str] = (),
     eta_limit: int = 1000,
     clock: Clock = SYSTEM_CLOCK,
-) -> KombuBroker:
+) -> HeldBroker:
     """The broker at *url*, which is *server*. known: queues to be listed. eta_limit: how many messages that
     are not due yet a worker holds."""
-    wakeup = WakeupPipe()
-    sender = RemoteSender(server, clock, partial(wakeup.wake, NEWS))
-    consumer = RemoteConsumer(server, sender, wakeup, clock, eta_limit)
-    return KombuBroker(url, sender, consumer, RemoteAdmin(server, sender, known))
+    return HeldBroker(url, server, known, eta_limit, clock)

@@ -1,90 +1,152 @@
-"""The consumer of servers that hide what they give out: it is hidden for as long as this worker lives.
+"""The consumer of servers that reserve messages: what is here stays reserved as long as this worker lives.
 
 Comes from:  the Listener, by ``Broker.consumer``.
-Goes to:     ``queue.py``; each source has a thread that waits for its messages (``long_poll.py``).
-Thread:      the listener's, but for wake().
+Goes to:     ``Server`` and ``ServerQueue``; by ``long_poll.py``, which waits for messages, ``holdings.py``,
+             for what is here, and ``renewal.py``, which keeps it ours.
+Thread:      the listener's, but for wake() and notify().
 
-The server hides a message that it gave to somebody for some seconds. That is our lease: it is renewed for as
-long as this worker lives, so no task is too long for it. What is due later waits in the server, as long as
-that can delay a message: it is given back with a delay, or sent anew with one, until it is due.
+The server gives what it gave to somebody to nobody else for some seconds. That is our lease: it is extended
+for as long as this worker lives, so no task is too long for it. What is due later waits in the server, as
+long as that can delay a message: it is given back with a delay, or sent anew with one, until it is due. Where
+the server cannot, it is kept here, up to a limit; what comes beyond that goes to the end of its queue, and
+nothing more is taken for a moment.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
 from qworker.process.wakeup import WakeupPipe
-from qworker.transports.held.long_poll import Polls
-from qworker.transports.held.parting import Parting, give_all_back, goes_back, part, partings_of
-from qworker.transports.held.queue import Received, RemoteQueue
+from qworker.transports.held.holdings import End, Held, Holdings, carry_out, give_all_back, whole_seconds
+from qworker.transports.held.long_poll import Looks, Polls
+from qworker.transports.held.messages import Outgoing, of_leased, packed
+from qworker.transports.held.port import (
+    DEAD,
+    FAILED,
+    ConnectionGone,
+    Heard,
+    QueueGone,
+    Received,
+    Server,
+    ServerQueue,
+    close,
+)
 from qworker.transports.held.renewal import Renewal
-from qworker.transports.held.server import Heard, QueueGone, RemoteServer
-from qworker.transports.kombu.consumer import NEWS, End, KombuConsumer, dead_lettered, released
-from qworker.transports.kombu.holdings import Held
-from qworker.transports.kombu.messages import of_leased, packed
-from qworker.transports.kombu.sender import KombuSender
-from qworker.transports.lease import Ack, Claim, DeadLetter, Release, Revocation
-from qworker.transports.own_headers import DUE
+from qworker.transports.held.sender import HeldSender
+from qworker.transports.lease import (
+    MAX_LEASE_BYTES,
+    Ack,
+    Claim,
+    Consumer,
+    DeadLetter,
+    Reclaimed,
+    Release,
+    Revocation,
+    Settlement,
+    Store,
+)
+from qworker.transports.own_headers import DELIVERIES, DIED, DUE, QUEUE, REASON, REDELIVERED, REQUEUED
 
 logger = logging.getLogger(__name__)
 
+NEWS = b"n"
+"""What wakes those for whom something was pushed here."""
+GENERATIONS = count(1)
 AHEAD_SECONDS = 30.0
-"""What is due sooner is kept here."""
-LOOK_SECONDS = 5.0
+"""What is due sooner is kept here, though the server could."""
 
 
-class RemoteConsumer(KombuConsumer):
-    """See KombuConsumer."""
-
-    _server: RemoteServer
+class HeldConsumer(Consumer):
+    """sender: for what goes back changed. wakeup: what wait() sleeps by. eta_limit: how many messages that
+    are not due yet are kept here."""
 
     def __init__(
-        self, server: RemoteServer, sender: KombuSender, wakeup: WakeupPipe, clock: Clock, eta_limit: int
+        self, server: Server, sender: HeldSender, wakeup: WakeupPipe, clock: Clock, eta_limit: int
     ) -> None:
-        super().__init__(server, sender, wakeup, clock, eta_limit, LOOK_SECONDS)
+        self._server = server
+        self._sender = sender
+        self._clock = clock
+        self._poll_seconds = server.poll_seconds
+        self._wakeup = wakeup
         self._notify = partial(wakeup.wake, NEWS)
-        self._polls = Polls()  # listener only, as all below
-        self._heard = Heard()
-        self._partings: dict[int, Parting] = {}
-        """What came before its time, and is not ours to keep; by the identity of the message."""
+        self._connection: Any = None  # listener only, as all below
+        self._bound: dict[str, ServerQueue] = {}
+        self._generation = 0
+        self._holdings = Holdings(eta_limit, clock.monotonic)
+        self._polls = self._no_polls()
         self._renewal = Renewal()
+        self._heard = Heard()
+        self._leaving: dict[int, End] = {}
+        """What came before its time, and is not ours to keep; by the identity of the message."""
+        self._first_queue = 0
 
-    # -- leasing --
+    def _no_polls(self) -> Polls | Looks:
+        return Looks() if self._server.wait_seconds is None else Polls()
+
+    def after_fork(self) -> None:
+        """In a forked child: the parent's leases are not ours."""
+        self._connection = None
+        self._generation = 0
+        self._forget_all()
+        self._wakeup.close()
+
+    def _forget_all(self) -> None:
+        self._bound = {}
+        self._holdings.forget()
+        self._polls = self._no_polls()
+        self._heard = Heard()
+        self._leaving = {}
 
     @contextmanager
     def _leasing(self) -> Iterator[Any]:
-        """The connection. What is held stays ours when the server does not answer for a while."""
+        """The connection. LeaseLost when what is held is not ours any more; it is when the server does not
+        answer for a while."""
         connection = self._connection
         if connection is None:
             raise LeaseLost("there is no connection to the broker: what was held goes to others")
         try:
             with self._server.errors(connection):
                 yield connection
+        except ConnectionGone as error:
+            self._let_go()
+            raise LeaseLost(f"{error}; what was held goes to others") from error
         except QueueGone as error:
             self._let_go()
             raise LeaseLost(f"{error}; a queue was deleted") from error
 
+    # -- leasing --
+
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
-        generation = super().register(name, queues, concurrency)
-        connection = self._connection
+        self._let_go()
+        self._wakeup.open()
+        connection = self._server.connect()
+        try:
+            with self._server.errors(connection):
+                self._bind(connection, queues)
+        except BaseException:
+            close(connection)
+            raise
+        self._connection = connection
+        self._generation = next(GENERATIONS)
         with self._server.errors(connection):
-            for kind in self._server.letters:  # said now, and not at the first letter
-                self._server.declare(connection, kind)
+            self._server.declare_letters(connection)
             self._heard = self._server.revocations(connection, self._notify)
-        return generation
+        return self._generation
 
     def _bind(self, connection: Any, queues: Sequence[str]) -> None:
-        super()._bind(connection, queues)
+        """Be a consumer of *queues*, too."""
         if queues:
-            sources = self._server.sources(connection, [self._bound[queue] for queue in queues])
-            self._polls.add(sources, self._server.wait_seconds, self._notify)
+            bound = {queue: self._server.declare(connection, queue) for queue in queues}
+            self._bound.update(bound)
+            sources = self._server.sources(connection, list(bound.values()))
+            self._polls.add(sources, self._server.wait_seconds or 0.0, self._notify)
 
     def lease(
         self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
@@ -92,10 +154,7 @@ class RemoteConsumer(KombuConsumer):
         with self._leasing():
             self._renew()
             self._polls.collect(limit)
-        claim = super().lease(queues, limit, delayed_limit, eta_window)
-        # If it fails the next turn does it: what was taken must not be forgotten here.
-        with suppress(BrokerUnavailable), self._leasing():
-            self._part_with_the_early()
+        claim = self._take(queues, limit, delayed_limit, eta_window)
         room = limit - len(claim.messages)
         if room > 0 and not self._holdings.full:
             self._polls.ask(room, queues)
@@ -106,24 +165,54 @@ class RemoteConsumer(KombuConsumer):
             self._bind(connection, [] if queue in self._bound else [queue])
             self._renew()
             self._polls.look(queue)
-        claim = super().lease([queue], 1)
-        with suppress(BrokerUnavailable), self._leasing():
-            self._part_with_the_early()
-        return claim
+        return self._take([queue], 1, 0, 0.0)
 
     def unbind(self, queue: str) -> None:
         with self._leasing():
             for name in self._polls.unbind(queue, list(self._bound)):
                 del self._bound[name]
 
-    def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        if self._connection is None:
-            return cursor, []
-        with self._leasing():
-            return self._heard.since(cursor)
+    def _take(self, queues: Sequence[str], limit: int, delayed_limit: int, eta_window: float) -> Claim:
+        """Give out what is here, and is due."""
+        now = self._clock.now()
+        holdings = self._holdings
+        taken: list[Held] = []
+        try:
+            with self._leasing() as connection:
+                self._bind(connection, [queue for queue in queues if queue not in self._bound])
+                taken += holdings.take_due(now, limit, now + eta_window, delayed_limit)
+                limit -= sum(held.leased.due is None or held.leased.due <= now for held in taken)
+                if not holdings.full:
+                    self._get_some(queues, limit, now, taken)
+        except BaseException:
+            for held in taken:  # the next lease gives them out, unless they are lost with the connection
+                holdings.wait_until(held.leased.due or now, held)
+            raise
+        taken.sort(key=lambda held: -held.leased.priority)
+        holdings.leased.update((held.leased.tag, held) for held in taken)
+        # If it fails the next turn does it: what was taken must not be forgotten here.
+        with suppress(BrokerUnavailable), self._leasing():
+            self._part_with_the_early()
+        return Claim([held.leased for held in taken], holdings.next_due, last_revocation=0)
 
-    def _fetch(self, queue: str) -> Received | None:
-        return self._polls.get(queue)
+    def _get_some(self, queues: Sequence[str], limit: int, now: float, taken: list[Held]) -> None:
+        """Add to *taken* up to *limit* messages that are due; those that are not are kept."""
+        size = 0
+        first = self._first_queue = (self._first_queue + 1) % max(1, len(queues))
+        for queue in (*queues[first:], *queues[:first]):
+            while limit > 0 and size < MAX_LEASE_BYTES:
+                message = self._polls.get(queue)
+                if message is None:
+                    break
+                held = self._holdings.of(message, queue)
+                if held.leased.due is not None and held.leased.due > now:
+                    self._keep(held, held.leased.due)
+                    if self._holdings.full:
+                        break
+                    continue
+                limit -= 1
+                size += len(held.leased.body)
+                taken.append(held)
 
     def extend(self) -> None:
         with self._leasing():
@@ -139,70 +228,163 @@ class RemoteConsumer(KombuConsumer):
     def _everything(self) -> Iterator[Received]:
         return chain((held.message for held in self._holdings.everything()), self._polls.arrived)
 
-    # -- what goes back --
+    def reclaim(self, silent: bool = True) -> list[Reclaimed]:
+        with self._leasing():
+            return []
+
+    def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
+        if self._connection is None:
+            return cursor, []
+        with self._leasing():
+            return self._heard.since(cursor)
+
+    def sweep(self, dead_expires: float, dead_max: int) -> int:
+        """Dead letters stay until somebody looks after them, or the server drops them."""
+        return 0
+
+    def running_path(self) -> str | None:
+        return None
+
+    # -- what is due later --
 
     def _keep(self, held: Held, due: float) -> None:
-        queue: RemoteQueue = held.message.queue
+        """Keep *held* until *due*: here, in the server, or at the end of its queue."""
+        longest_return = held.message.queue.longest_return
         delay: int | None = None
         if self._stays(held, due):
             self._holdings.wait_until(due, held)
             return
-        if queue.longest_return:  # it says itself when it is due, should it come before that
-            delay = max(0, min(queue.longest_return, int(due - self._clock.now())))
+        if longest_return:  # it says itself when it is due, should it come before that
+            delay = max(0, min(longest_return, int(due - self._clock.now())))
         else:
             self._sender.send([of_leased(held.leased, {**held.own, DUE: due}, held.message_id)])
-        self._partings[id(held.message)] = Parting(held, delay)
+        self._leaving[id(held.message)] = End(held, delay=delay)
         self._holdings.end(held)
 
     def _stays(self, held: Held, due: float, besides: int = 0) -> bool:
-        queue: RemoteQueue = held.message.queue
+        """Whether *held* is kept here until *due*, with so many others that are about to be."""
+        queue = held.message.queue
         waits = max(queue.longest_delay, queue.longest_return)
         near = not waits or due - self._clock.now() <= AHEAD_SECONDS
-        return near and super()._stays(held, due, besides)
-
-    def _prepare(self, settlement: Ack | DeadLetter | Release, kept: int) -> End:
-        if isinstance(settlement, Release):
-            held = self._holdings.leased[settlement.tag]
-            if goes_back(held, settlement, self._clock.now()) and not self._stays(
-                held, settlement.due or 0.0, kept
-            ):
-                return End(held, settlement.due, back=True)
-        try:
-            return super()._prepare(settlement, kept)
-        except PublishError:
-            if isinstance(settlement, Release) and settlement.due is not None and not settlement.counted:
-                held = self._holdings.leased[settlement.tag]  # it is too large to be sent on, and so it stays
-                return End(released(held, settlement), settlement.due)
-            raise
-
-    def _dead_letter(self, held: Held, dead_letter: DeadLetter) -> None:
-        try:
-            super()._dead_letter(held, dead_letter)
-        except PublishError:  # with its reason it is larger than what the server took before
-            self._sender.send([dead_lettered(held, dead_letter, self._clock.now(), packed)])
-
-    def _finish(self, ends: Mapping[int, End]) -> None:
-        for tag, (held, due, back) in ends.items():
-            if due is not None and not back:
-                self._holdings.wait_until(due, held)
-                del self._holdings.leased[tag]
-        partings = partings_of(ends.values(), self._clock.now())
-        for parting, late in part(partings):  # where it raises, what is left will be settled again
-            self._holdings.end(parting.held)
-            if late:
-                self._holdings.late.add(parting.held.leased.tag)
-        self._part_with_the_early()
+        return near and self._holdings.has_room(besides)
 
     def _part_with_the_early(self) -> None:
-        for parting, _ in part(list(self._partings.values())):
-            del self._partings[id(parting.held.message)]
+        for end, _ in carry_out(list(self._leaving.values())):
+            del self._leaving[id(end.held.message)]
+
+    # -- settling --
+
+    def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
+        """All that must be sent is sent before anything is finished. When this raises, call it again with the
+        same, as a whole or in parts: what was sent by then is not sent twice, and what was settled is not
+        lost."""
+        lost: set[int] = set()
+        again: set[int] = set()
+        ends: dict[int, End] = {}
+        kept = 0
+        with self._leasing():
+            for settlement in settlements:
+                if isinstance(settlement, Store):
+                    continue  # results are kept elsewhere
+                tag = settlement.tag
+                if generation == self._generation and tag in self._holdings.leased and tag not in ends:
+                    end = ends[tag] = self._prepare(settlement, kept)
+                    kept += end.due is not None
+                elif generation == self._generation and tag in self._holdings.ended:
+                    again.add(tag)
+                else:
+                    lost.add(tag)
+            try:
+                self._finish(ends)
+            except BaseException:
+                self._holdings.ended |= ends.keys() - self._holdings.leased.keys()
+                raise
+            self._holdings.ended -= again
+            late = self._holdings.late & (ends.keys() | again)
+            self._holdings.late -= late
+        return lost | late
+
+    def _prepare(self, settlement: Ack | DeadLetter | Release, kept: int) -> End:
+        """Send what the end of a message wants sent. kept: how many are about to be kept here."""
+        held = self._holdings.leased[settlement.tag]
+        if held.sent or isinstance(settlement, Ack):
+            return End(held)
+        if isinstance(settlement, DeadLetter):
+            self._dead_letter(held, settlement)
+        elif (end := self._release(held, settlement, kept)) is not None:
+            return end
+        held = self._holdings.leased[settlement.tag] = held._replace(sent=True)
+        return End(held)
+
+    def _release(self, held: Held, release: Release, kept: int) -> End | None:
+        """How *held* goes back. None: it was sent anew, because something about it has changed, or nobody
+        else keeps it until it is due."""
+        now, due = self._clock.now(), release.due
+        after = released(held, release)
+        changed = release.counted or release.requeued or release.redelivered
+        if due is not None and due > now:
+            # Given back or sent anew only if that is worth keeping beyond this worker's life.
+            if self._stays(after, due, kept):
+                return End(after, due)
+            if not changed and _may_return(held, due, now):
+                return End(held, delay=whole_seconds(due, now))
+            after.own[DUE] = due
+        elif not changed:
+            return End(held, delay=0)
+        try:
+            self._sender.send([of_leased(after.leased, after.own, held.message_id)])
+        except PublishError:
+            if due is None or release.counted:
+                raise
+            return End(released(held, release), due)  # it is too large to be sent on, and so it stays
+        return None
+
+    def _dead_letter(self, held: Held, dead_letter: DeadLetter) -> None:
+        now = self._clock.now()
+        try:
+            self._sender.send([dead_lettered(held, dead_letter, now, of_leased)])
+        except PublishError:  # with its reason it is larger than what the server took before
+            self._sender.send([dead_lettered(held, dead_letter, now, packed)])
+
+    def _finish(self, ends: Mapping[int, End]) -> None:
+        leaving: list[End] = []
+        for tag, end in ends.items():
+            if end.due is None:
+                leaving.append(end)
+            else:
+                self._holdings.wait_until(end.due, end.held)
+                del self._holdings.leased[tag]
+        for end, late in carry_out(leaving):  # where it raises, what is left will be settled again
+            self._holdings.end(end.held)
+            if late:
+                self._holdings.late.add(end.held.leased.tag)
+        self._part_with_the_early()
+
+    # -- waiting --
+
+    def wait(self, timeout: float, prefetch: int = 0) -> bool:
+        """True when something was pushed here, or it is time to look."""
+        if self._connection is None:
+            raise LeaseLost("this process holds no leases: register first")
+        words, _ = self._wakeup.sleep(min(timeout, self._poll_seconds))
+        if words:
+            return NEWS in words
+        return timeout >= self._poll_seconds
+
+    def wake(self) -> None:
+        self._wakeup.wake()
 
     # -- the end --
 
+    def deregister(self) -> None:
+        self._let_go()
+        self._generation = 0
+
     def _let_go(self) -> None:
-        polls, connection = self._polls, self._connection
+        """Give back what is held."""
+        polls, connection, self._connection = self._polls, self._connection, None
         if connection is None:
-            super()._let_go()
+            self._forget_all()
             return
         polls.close()
         held = list(self._everything())
@@ -210,16 +392,53 @@ class RemoteConsumer(KombuConsumer):
         with suppress(BrokerUnavailable), self._server.errors(connection):
             self._part_with_the_early()
             give_all_back(held)
-        self._polls = Polls()
         self._forget_all()
-        polls.see_off({message.queue for message in held})
-        super()._let_go()
+        polls.drain({message.queue for message in held})
+        close(connection)
 
-    def _forget_all(self) -> None:
-        super()._forget_all()
-        self._heard = Heard()
-        self._partings = {}
+    def close(self) -> None:
+        """Close what deregister() leaves open."""
+        self._wakeup.close()
 
-    def after_fork(self) -> None:
-        self._polls = Polls()
-        super().after_fork()
+
+# -- What a message looks like that goes back changed, or to the dead letters or the failed tasks --
+
+
+def _may_return(held: Held, due: float, now: float) -> bool:
+    """Whether the server can keep *held* until it is *due* again, as it is."""
+    says = held.own.get(DUE, 0.0)
+    return (
+        type(says) in (int, float)
+        and says <= due
+        and whole_seconds(due, now) <= held.message.queue.longest_return
+    )
+
+
+def released(held: Held, release: Release) -> Held:
+    """*held* as it goes on after *release*."""
+    own, old = dict(held.own), held.leased
+    if release.counted:
+        own[DELIVERIES] = old.deliveries + 1
+    if release.requeued:
+        own[REQUEUED] = old.requeued + 1
+    if release.counted or release.redelivered or old.redelivered:
+        own[REDELIVERED] = True
+    own.pop(DUE, None)
+    after = old._replace(
+        due=release.due,
+        deliveries=own.get(DELIVERIES, 0),
+        requeued=own.get(REQUEUED, 0),
+        redelivered=REDELIVERED in own,
+    )
+    return Held(held.message, after, own, held.message_id)
+
+
+def dead_lettered(held: Held, dead_letter: DeadLetter, now: float, make: Callable[..., Outgoing]) -> Outgoing:
+    """*held* as a dead letter, or as a failed task. make: ``messages.of_leased`` or ``messages.packed``."""
+    own = {
+        QUEUE: held.leased.queue,
+        REASON: dead_letter.reason,
+        DIED: now,
+        DELIVERIES: held.leased.deliveries + dead_letter.counted,
+    }
+    return make(held.leased, own, held.message_id, FAILED if dead_letter.failed else DEAD)

@@ -1,7 +1,8 @@
-"""LongPoll: a thread that waits for the messages of a server, and does nothing else.
+"""LongPoll: a thread that waits for the messages of a server, and does nothing else. And Looks, for servers
+that cannot wait.
 
 Comes from:  the consumer, which asks and collects.
-Goes to:     ``Source.receive``.
+Goes to:     ``Source.take``.
 Thread:      the listener's, but for _run().
 """
 
@@ -15,12 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from qworker.transports.held.parting import give_all_back
-from qworker.transports.held.queue import Received, RemoteQueue, Source
+from qworker.transports.held.holdings import give_all_back
+from qworker.transports.held.port import Received, ServerQueue, Source
 
 logger = logging.getLogger(__name__)
 
-FAREWELL_SECONDS = 1.0
+DRAIN_SECONDS = 1.0
 """How long the end waits for messages that are on their way to us."""
 LOOK_SECONDS = 1.0
 """How long the first poll after a failure waits for messages."""
@@ -142,7 +143,7 @@ class LongPoll:
             answer: list[Received] | Exception
             asked = time.monotonic()
             try:
-                answer = self.source.receive(room, seconds)
+                answer = self.source.take(room, seconds)
                 hidden = _hidden_from(asked, seconds, time.monotonic())
                 for message in answer:  # a source may know better
                     message.hidden_from(min(hidden, message.expires - message.lease_seconds))
@@ -230,16 +231,50 @@ class Polls:
             poll.close()
         _join(self._polls)
 
-    def see_off(self, queues: set[RemoteQueue]) -> None:
+    def drain(self, queues: set[ServerQueue]) -> None:
         """After close(), when messages of *queues* were given back: a poll that was under way has got some of
         them at once, and gives them back, too. Wait for that."""
         _join([
             poll for poll in self._polls
-            if (poll.source in queues if isinstance(poll.source, RemoteQueue) else queues)
+            if (poll.source in queues if isinstance(poll.source, ServerQueue) else queues)
         ])  # fmt: skip
 
 
+class Looks:
+    """In the place of Polls, for sources that cannot wait: each is asked in the consumer's thread, for one
+    message at a time, and so nothing is here that nobody has got."""
+
+    arrived: Sequence[Received] = ()
+
+    def __init__(self) -> None:
+        self._sources: dict[str, Source] = {}
+
+    def add(self, sources: Iterable[Source], seconds: float, ring: Callable[[], None]) -> None:
+        """Look at *sources*, too."""
+        self._sources.update((source.name, source) for source in sources)
+
+    def __iter__(self) -> Iterator[LongPoll]:
+        return iter(())
+
+    def get(self, queue: str) -> Received | None:
+        """A message of *queue*; None when there is none."""
+        asked = time.monotonic()
+        for message in self._sources[queue].take(1, 0.0) if queue in self._sources else ():
+            message.hidden_from(asked)
+            return message
+        return None
+
+    def unbind(self, queue: str, bound: Iterable[str]) -> list[str]:
+        """Nobody waits for any of *bound*."""
+        return []
+
+    def _nothing(self, *given: object) -> None:
+        """Nothing is under way."""
+
+    ask = look = collect = lose = close = drain = _nothing
+
+
 def _join(polls: Sequence[LongPoll]) -> None:
-    end = time.monotonic() + FAREWELL_SECONDS
+    end = time.monotonic() + DRAIN_SECONDS
     for poll in polls:
         poll.join(end - time.monotonic())

@@ -1,7 +1,7 @@
 """Renewal: what a worker has is hidden from others for longer, before its time is over.
 
 Comes from:  the consumer, at each of its turns.
-Goes to:     ``RemoteQueue.renew``.
+Goes to:     ``ServerQueue.extend``.
 Thread:      the listener's.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from qworker.transports.held.queue import NotAll, Received, by_queue
+from qworker.transports.held.port import NotAll, Received, by_queue
 
 LOOK_SECONDS = 0.5
 """Between looks at what is held: it may be a lot, and a consumer's turns come quickly."""
@@ -34,7 +34,7 @@ class Renewal:
         stale_ones = (one for one in messages if now >= one.renew_at and not one.is_in_doubt)
         for queue, stale in by_queue(stale_ones):
             try:
-                gone.update(map(id, queue.renew(stale)))
+                gone.update(map(id, queue.extend(stale)))
             except NotAll as error:
                 _hidden(error.divide(stale)[0], now)
                 raise error.reason from error.reason.__cause__

@@ -1,30 +1,67 @@
 """Publishing in portions, with a delay for what is due later.
 
-Comes from:  any thread, by ``Broker.sender``; the consumer, for what goes on.
-Goes to:     ``RemoteQueue.send``, on a connection of its own.
-Thread:      any, in turn.
+Comes from:  any thread, by ``Broker.sender``; the consumer and the letters, for what they send anew.
+Goes to:     ``ServerQueue.send``, on a connection of its own.
+Thread:      any, in turn; neither the connection nor the turn crosses a fork.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from qworker.errors import BrokerUnavailable
-from qworker.interrupts import let_pass
+from qworker.clock import Clock
+from qworker.errors import BrokerUnavailable, NotSupported
+from qworker.interrupts import NotOurTurn, apart, in_turn, let_pass
 from qworker.naming import task_ids
-from qworker.transports.held.queue import Entry, NotAll, RemoteQueue, portions
-from qworker.transports.held.server import QueueGone
-from qworker.transports.kombu.messages import Outgoing
-from qworker.transports.kombu.sender import KombuSender
+from qworker.transports.held.messages import Outgoing, of_envelope
+from qworker.transports.held.port import (
+    ConnectionGone,
+    Entry,
+    NotAll,
+    QueueGone,
+    Server,
+    ServerQueue,
+    close,
+    portions,
+)
+from qworker.transports.lease import Envelope, Sender
 from qworker.transports.own_headers import DUE
 
 LONGEST_PAUSE = 2.0
 """Seconds between two tries of a portion."""
+REVOKE_SECONDS = 10.0
 
 
-class RemoteSender(KombuSender):
-    """See KombuSender."""
+class HeldSender(Sender):
+    """notify: called when something was sent, for a consumer of this process that waits."""
+
+    def __init__(self, server: Server, clock: Clock, notify: Callable[[], None]) -> None:
+        self._server = server
+        self._clock = clock
+        self._notify = notify
+        self._turn = threading.Lock()
+        self._connection: Any = None  # under the turn, as all below
+        self._declared: dict[str, ServerQueue] = {}
+
+    def after_fork(self) -> None:
+        """In a forked child: the parent's connection is not ours."""
+        self._turn = threading.Lock()
+        self._connection = None
+
+    @property
+    def known(self) -> set[str]:
+        """The queues that were published to on this connection."""
+        return set(self._declared)
+
+    def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
+        now = self._clock.now()
+        messages = [of_envelope(envelope, now) for envelope in envelopes]
+        if self._server.told_of_interrupts:
+            self.send(messages, timeout)
+        else:
+            apart(lambda: self.send(messages, timeout))  # what a library locks is not ours to give back
 
     def send(self, messages: Sequence[Outgoing], timeout: float = 10.0) -> None:
         """Send *messages*, a portion at a time. Raises BrokerUnavailable when the first was not taken at
@@ -33,6 +70,52 @@ class RemoteSender(KombuSender):
         if messages:
             self._in_turn(timeout, lambda: self._send_portions(messages, timeout))
             self._notify()
+
+    def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
+        if not self._server.spreads_revocations:
+            raise NotSupported(
+                f"{self._server.shown} has no way to tell all workers: tasks cannot be revoked with this "
+                "broker"
+            )
+
+        def revoke() -> None:
+            with self._server.errors(self._connection):
+                self._server.revoke(self._connection, ids, terminate, signal)
+
+        self._in_turn(REVOKE_SECONDS, revoke)
+        self._notify()
+
+    # -- a turn at the connection --
+
+    def _in_turn(self, timeout: float, work: Callable[[], None]) -> None:
+        """Do *work* in our turn to publish, with a connection; after whatever error the next has another."""
+        try:
+            in_turn(self._turn, timeout, self._connected, work)
+        except NotOurTurn:
+            raise BrokerUnavailable(f"{self._server.shown} took no message within {timeout:g} s") from None
+
+    def _connected(self, work: Callable[[], None]) -> None:
+        try:
+            if self._connection is None:
+                connection = self._server.connect_to_send()
+                self._declared = {}
+                self._connection = connection
+            work()
+        except BaseException:
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            close(connection)
+
+    def close(self) -> None:
+        """Let go of the connection; the next use opens another."""
+        with self._turn:
+            self._drop()
+
+    # -- portions --
 
     def _send_portions(self, messages: Sequence[Outgoing], timeout: float) -> None:
         taken = 0
@@ -49,16 +132,15 @@ class RemoteSender(KombuSender):
                 self._send(name, portion, timeout, taken, len(messages))
                 taken += len(portion)
 
-    def _queue(self, name: str) -> RemoteQueue:
+    def _queue(self, name: str) -> ServerQueue:
         if name not in self._declared:
             self._declared[name] = self._server.declare(self._connection, name)
-        queue: RemoteQueue = self._declared[name]
-        return queue
+        return self._declared[name]
 
     def _send(self, name: str, portion: Sequence[Entry], seconds: float, taken: int, total: int) -> None:
         """Have the queue take *portion*. When the server has *taken* some of the *total*, and be it of this
         portion, the rest is tried again for so many *seconds*."""
-        end, pause = time.monotonic() + seconds, 0.1
+        end, pause = self._clock.monotonic() + seconds, 0.1
         while True:
             try:
                 with self._server.errors(self._connection):
@@ -70,17 +152,17 @@ class RemoteSender(KombuSender):
                         raise refused.reason from refused.reason.__cause__
             except BrokerUnavailable as error:
                 let_pass(error)
-                if not taken:
+                if not taken or isinstance(error, ConnectionGone):
                     raise
-                if time.monotonic() + pause > end:
+                if self._clock.monotonic() + pause > end:
                     text = f"{error}; it had taken {taken} of {total} messages"
                     raise BrokerUnavailable(text) from error
                 if isinstance(error, QueueGone):
                     del self._declared[name]
-            time.sleep(pause)
+            self._clock.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _delay(self, message: Outgoing, queue: RemoteQueue) -> int:
+    def _delay(self, message: Outgoing, queue: ServerQueue) -> int:
         """For how many seconds the server is to keep *message* to itself."""
         due = message.options["headers"].get(DUE)
         return 0 if due is None else max(0, min(queue.longest_delay, int(due - self._clock.now())))

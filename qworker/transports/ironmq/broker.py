@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from qworker.transports.held.broker import remote_broker
+from qworker.transports.held.broker import HeldBroker, held_broker
 from qworker.transports.ironmq.server import LEASE_SECONDS, IronServer
-from qworker.transports.kombu.broker import KombuBroker
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
 
 
-def open_broker(url: str | None, conf: Settings) -> KombuBroker:
+def open_broker(url: str | None, conf: Settings) -> HeldBroker:
     """The broker at *url* with the settings *conf*; it is connected to at the first use."""
     url = url or "ironmq://"
     options = dict(conf.broker_transport_options)
@@ -26,7 +25,7 @@ def open_broker(url: str | None, conf: Settings) -> KombuBroker:
     visibility = max(
         int(options.get("visibility_timeout") or LEASE_SECONDS), math.ceil(conf.worker_lease_seconds)
     )
-    return remote_broker(
+    return held_broker(
         url,
         IronServer(url, options, visibility, conf.broker_connection_timeout, conf.broker_use_ssl),
         known=(conf.task_default_queue, *conf.task_queues),

@@ -2,7 +2,7 @@
 
 Comes from:  ``server.py``.
 Goes to:     ``client.py``.
-Thread:      see RemoteQueue; a client serves several.
+Thread:      see ServerQueue; a client serves several.
 
 A message that was reserved is known by its id and the reservation's, which a touch replaces.
 """
@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from qworker.errors import PublishError
 from qworker.interrupts import let_pass
-from qworker.transports.held.queue import Count, Entry, NotAll, Received, RemoteQueue
+from qworker.transports.held.port import Count, Entry, NotAll, Received, ServerQueue
 from qworker.transports.ironmq.client import Client, HTTPError, IronError
 
 LONGEST_DELAY = 604_800
@@ -27,7 +27,7 @@ UNFIT = frozenset({400, 406, 413, 422})
 """What it says of messages that it will never take."""
 
 
-class IronQueue(RemoteQueue):
+class IronQueue(ServerQueue):
     """The queue *name*, which is made if there is none. hidden: seconds for which others do not get what was
     received or renewed, 30 to 86400."""
 
@@ -63,7 +63,7 @@ class IronQueue(RemoteQueue):
         if not isinstance(ids, list) or len(ids) != len(messages):
             raise IronError(0, f"it does not say that it took {len(messages)} messages")
 
-    def receive(self, count: int, seconds: float) -> list[Received]:
+    def take(self, count: int, seconds: float) -> list[Received]:
         wait = int(seconds)
         asked = {"n": count, "timeout": self.hidden, "wait": wait}
         answer = self._client.call("POST", f"{self._path}/reservations", asked, wait=wait)
@@ -80,7 +80,7 @@ class IronQueue(RemoteQueue):
             redelivered=found.get("reserved_count") not in (None, 1),
         )
 
-    def renew(self, messages: Sequence[Received]) -> list[Received]:
+    def extend(self, messages: Sequence[Received]) -> list[Received]:
         gone = []
         for message, answer in self._each(messages, "touch", {"timeout": self.hidden}):
             if answer is None:
@@ -109,7 +109,7 @@ class IronQueue(RemoteQueue):
     def _message(self, message: Received) -> str:
         return f"{self._path}/messages/{quote(message.delivery_tag, safe='')}"
 
-    def delete(self, messages: Sequence[Received]) -> list[Received]:
+    def finish(self, messages: Sequence[Received]) -> list[Received]:
         ids = [{"id": one.delivery_tag, "reservation_id": one.receipt} for one in messages]
         try:
             self._client.call("DELETE", f"{self._path}/messages", {"ids": ids})

@@ -15,11 +15,10 @@ from typing import Any
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports.connect_errors import IRONMQ as SPELLING
 from qworker.transports.connect_errors import explained
-from qworker.transports.held.server import QueueGone, RemoteServer
+from qworker.transports.held.port import DEAD, QueueGone, Server
 from qworker.transports.ironmq.address import address_of, tls_to
 from qworker.transports.ironmq.client import Client, HTTPError, IronError
 from qworker.transports.ironmq.queue import IronQueue
-from qworker.transports.kombu.server import DEAD
 
 LEASE_SECONDS = 30
 """For how long messages are hidden, if not for longer; IronMQ hides none for less."""
@@ -30,7 +29,7 @@ WAIT_SECONDS = 20
 LONGEST_WAIT = 30
 
 
-class IronServer(RemoteServer):
+class IronServer(Server):
     """visibility: seconds after which a dead worker's messages come back. options: ``wait_time_seconds``, of
     one long poll. use_ssl: as the setting broker_use_ssl."""
 

@@ -1,5 +1,4 @@
 """Any broker that kombu has a transport for.
 
-Modules, in reading order: ``messages``, ``server`` (connecting), ``sender``, ``holdings`` (what was got),
-``consumer``, ``admin``, ``broker``.
+Modules, in reading order: ``queue`` (one queue, message by message), ``server`` (connecting), ``broker``.
 """

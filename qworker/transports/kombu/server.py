@@ -1,5 +1,4 @@
-"""Server: how a broker is connected to, what its errors are, and how its queues are made. And of the brokers
-that kombu has a transport for.
+"""Server: how a broker that kombu has a transport for is connected to, and what its errors are.
 
 Comes from:  the URL of the broker and ``broker_transport_options``.
 Goes to:     kombu; the sender, the consumer and the administration each open a connection of their own by it.
@@ -8,26 +7,20 @@ Thread:      any; it holds nothing that changes.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 import kombu as untyped_kombu
 
-from qworker.conf.secrets import mask_urls
-from qworker.errors import BrokerUnavailable, ConfigurationError
+from qworker.errors import ConfigurationError
 from qworker.interrupts import let_pass
 from qworker.transports.connect_errors import explained
-from qworker.transports.kombu.messages import take_anything
+from qworker.transports.held.port import ConnectionGone, Server
+from qworker.transports.kombu.queue import KombuQueue, take_anything
 
 kombu: Any = untyped_kombu
-
-DEAD = "qworker.dead"
-"""The queue of dead letters."""
-FAILED = "qworker.failed"
-"""That of failed tasks, where the server keeps it within limits."""
 
 EXTRAS = {"kafka": "confluentkafka", "sqla": "sqlalchemy", "pyro": "pyro4"}
 """Of kombu's, where they have another name than the scheme."""
@@ -39,35 +32,17 @@ UNKNOWN_URL = "ArgumentError"
 """What SQLAlchemy's are, by whatever version: it is not imported here."""
 
 
-class Server(ABC):
-    """What the sender, the consumer and the administration ask. timeout: seconds for connecting."""
-
-    def __init__(self, url: str, timeout: float) -> None:
-        self.url = url
-        self.shown = mask_urls(url)
-        """The URL without what is secret."""
-        self.timeout = timeout
-
-    @abstractmethod
-    def connect(self) -> Any:
-        """A connection, which has release(). Raises BrokerUnavailable, or ConfigurationError when a library
-        is missing or the server will not have us."""
-
-    @abstractmethod
-    def errors(self, connection: Any) -> AbstractContextManager[None]:
-        """Makes BrokerUnavailable of the library's own errors."""
-
-    @abstractmethod
-    def declare(self, connection: Any, queue: str) -> Any:
-        """The queue, which there is from now on."""
-
-
 class KombuServer(Server):
-    """url: with a scheme of kombu's. options: transport_options for kombu. use_ssl: as the setting
-    broker_use_ssl."""
+    """url: with a scheme of kombu's. options: transport_options for kombu. poll: seconds between looks.
+    use_ssl: as the setting broker_use_ssl."""
 
-    def __init__(self, url: str, options: dict[str, Any], timeout: float, use_ssl: Any = None) -> None:
+    wait_seconds = None
+
+    def __init__(
+        self, url: str, options: dict[str, Any], timeout: float, use_ssl: Any = None, poll: float = 0.2
+    ) -> None:
         super().__init__(url, timeout)
+        self.poll_seconds = poll
         self._options = options
         self._use_ssl = use_ssl
 
@@ -119,18 +94,19 @@ class KombuServer(Server):
             kombu.exceptions.OperationalError,
             OSError,
         ) as error:
-            raise BrokerUnavailable(
-                f"{self.shown}: {explained(f'{type(error).__name__}: {error}')}"
-            ) from error
+            raise ConnectionGone(f"{self.shown}: {explained(f'{type(error).__name__}: {error}')}") from error
 
-    def declare(self, connection: Any, queue: str) -> Any:
+    def declare_letters(self, connection: Any) -> None:
+        """Not before there is one: to declare a queue is to make a topic or a subscription somewhere."""
+
+    def declare(self, connection: Any, queue: str) -> KombuQueue:
         bound = kombu.Queue(queue, exchange=kombu.Exchange(""), routing_key=queue, durable=True)(
             connection.default_channel
         )
         with self._usable():
             bound.queue_declare()
         take_anything(connection.default_channel)
-        return bound
+        return KombuQueue(bound)
 
 
 def _missing(url: str, error: Exception) -> ConfigurationError:
@@ -153,11 +129,3 @@ def _missing(url: str, error: Exception) -> ConfigurationError:
 def _name_of(url: str) -> str:
     """What kombu calls the transport of *url*."""
     return url.partition(":")[0].partition("+")[0].lower()
-
-
-def close(connection: Any) -> None:
-    """Let go of *connection*, in whatever state it is."""
-    try:
-        connection.release()
-    except Exception as error:  # noqa: BLE001 - whatever the transport raises: it is given up
-        let_pass(error)

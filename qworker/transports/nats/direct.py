@@ -1,6 +1,6 @@
 """A connection to NATS that publishes and waits for the answers in the thread that asks for it.
 
-Comes from:  ``server.py`` (connect_directly), for ``broker.py``.
+Comes from:  ``server.py`` (connect_to_send), for ``broker.py``.
 Goes to:     a socket.
 Thread:      one at a time.
 

@@ -2,7 +2,7 @@
 
 Comes from:  ``server.py``.
 Goes to:     ``direct.py``.
-Thread:      see RemoteQueue.
+Thread:      see ServerQueue.
 
 Nobody takes letters out by looking at them: they are read, and deleted by their numbers.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qworker.transports.held.queue import Count, Entry, Received, RemoteQueue
-from qworker.transports.held.text import content
+from qworker.transports.held.messages import parsed
+from qworker.transports.held.port import Count, Entry, Received, ServerQueue
 from qworker.transports.nats.direct import Asked, Post, Refused, read_answer
 from qworker.transports.nats.queue import BATCH, publish, written
 from qworker.transports.nats.reading import Reading
@@ -23,8 +23,8 @@ NO_MESSAGE = frozenset({10037, 10043, 10057})
 """What JetStream says when it is to delete what is not there."""
 
 
-class LetterQueue(RemoteQueue):
-    """See NatsQueue. name: the kind of the letters: DEAD, FAILED. A receive() goes on where the last one
+class LetterQueue(ServerQueue):
+    """See NatsQueue. name: the kind of the letters: DEAD, FAILED. A take() goes on where the last one
     ended; who wants to begin anew declares the queue anew."""
 
     batch = BATCH
@@ -39,13 +39,13 @@ class LetterQueue(RemoteQueue):
     def send(self, entries: Sequence[Entry]) -> None:
         posts = []
         for text, *_ in entries:
-            queue = str(content(text).headers.get(QUEUE, ""))
+            queue = str(parsed(text).headers.get(QUEUE, ""))
             posts.append(
                 Post(self._layout.letter_subject(self.name, queue), text.encode("utf-8", "surrogatepass"))
             )
         publish(self._connection, self._stream, posts, [entry.id for entry in entries])
 
-    def receive(self, count: int, seconds: float) -> list[Received]:
+    def take(self, count: int, seconds: float) -> list[Received]:
         if self._reading is None:
             self._reading = Reading(self._connection, self._stream)
         return [
@@ -60,13 +60,13 @@ class LetterQueue(RemoteQueue):
             for found in self._reading.read(count)
         ]
 
-    def renew(self, messages: Sequence[Received]) -> list[Received]:
+    def extend(self, messages: Sequence[Received]) -> list[Received]:
         return []
 
     def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
         """They are where they were."""
 
-    def delete(self, messages: Sequence[Received]) -> list[Received]:
+    def finish(self, messages: Sequence[Received]) -> list[Received]:
         subject = f"{self._connection.api}.STREAM.MSG.DELETE.{self._stream}"
         posts = [Post(subject, written({"seq": one.receipt, "no_erase": True})) for one in messages]
         return [

@@ -2,7 +2,7 @@
 
 Comes from:  ``server.py``.
 Goes to:     ``direct.py``.
-Thread:      see RemoteQueue; receive() has an inbox of its own.
+Thread:      see ServerQueue; take() has an inbox of its own.
 
 JetStream takes any acknowledgement or renewal for the last one's to whom it gave the message, so whose lease
 has run out must not send any: that is known here, by the time of the last renewal, and the server is not
@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from qworker.errors import PublishError
 from qworker.interrupts import let_pass
-from qworker.transports.held.queue import Count, Entry, NotAll, Received, RemoteQueue, by_lease
+from qworker.transports.held.port import Count, Entry, NotAll, Received, ServerQueue, by_lease
 from qworker.transports.nats.direct import Asked, Inbox, Post, Pulled, Refused, read_answer
 
 ACK, RENEW = b"+ACK", b"+WPI"
@@ -40,7 +40,7 @@ class Delivery(Received):
     __slots__ = ("__weakref__",)
 
 
-class NatsQueue(RemoteQueue):
+class NatsQueue(ServerQueue):
     """The queue *name*: messages of *subject* in *stream*, given out by *consumer*. lease_seconds: the
     ack_wait of that."""
 
@@ -75,7 +75,7 @@ class NatsQueue(RemoteQueue):
             [entry.id for entry in entries],
         )
 
-    def receive(self, count: int, seconds: float) -> list[Received]:
+    def take(self, count: int, seconds: float) -> list[Received]:
         next_message = f"{self._connection.api}.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
         received = map(self._received, self._inbox.pull(next_message, count, seconds))
         if self._inbox.silent:
@@ -106,7 +106,7 @@ class NatsQueue(RemoteQueue):
         self._held[id] = delivery
         return delivery
 
-    def renew(self, messages: Sequence[Received]) -> list[Received]:
+    def extend(self, messages: Sequence[Received]) -> list[Received]:
         ours, gone = by_lease(messages)
         self._tell(ours, RENEW)
         return gone
@@ -120,7 +120,7 @@ class NatsQueue(RemoteQueue):
             let_pass(error)
             raise NotAll(range(len(messages)), error) from None  # nothing was sent
 
-    def delete(self, messages: Sequence[Received]) -> list[Received]:
+    def finish(self, messages: Sequence[Received]) -> list[Received]:
         ours, gone = by_lease(messages)
         self._tell(ours, ACK)
         self._forget(messages)

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from qworker.transports.held.server import Heard
+from qworker.transports.held.port import Heard
 from qworker.transports.lease import Revocation
 from qworker.transports.nats.direct import Connection
 from qworker.transports.nats.reading import Entry, Reading

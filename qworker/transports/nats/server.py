@@ -14,15 +14,13 @@ from typing import Any, NamedTuple
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.interrupts import let_pass
-from qworker.naming import install_command
+from qworker.naming import install_command, task_ids
 from qworker.transports.connect_errors import NATS, explained, while_connecting
-from qworker.transports.held.queue import RemoteQueue, Source
-from qworker.transports.held.server import QueueGone, RemoteServer
-from qworker.transports.kombu.server import FAILED
-from qworker.transports.nats.direct import Asked, Connection, DirectConnection, Loop, Refused
+from qworker.transports.held.port import FAILED, QueueGone, Server, ServerQueue, Source, batches
+from qworker.transports.nats.direct import Asked, Connection, DirectConnection, Loop, Post, Refused
 from qworker.transports.nats.letters import LetterQueue
-from qworker.transports.nats.queue import NatsQueue
-from qworker.transports.nats.revocations import Revocations
+from qworker.transports.nats.queue import BATCH, NatsQueue, publish
+from qworker.transports.nats.revocations import Revocations, encoded
 from qworker.transports.nats.url import LETTERS, Layout, Place
 
 try:
@@ -70,10 +68,11 @@ class Keeping(NamedTuple):
         return self.dead_seconds, self.dead_max
 
 
-class NatsServer(RemoteServer):
+class NatsServer(Server):
     """lease_seconds: after which a dead worker's messages come back, when its consumer declares the queue."""
 
     letters = tuple(LETTERS)
+    told_of_interrupts = spreads_revocations = purges_leased = True
 
     def __init__(
         self, url: str, place: Place, layout: Layout, keeping: Keeping, lease_seconds: float, timeout: float
@@ -104,7 +103,7 @@ class NatsServer(RemoteServer):
         self._answered = True
         return Connection(self._loop, begun, client, self.timeout)
 
-    def connect_directly(self) -> DirectConnection:
+    def connect_to_send(self) -> DirectConnection:
         """A connection that only publishes and asks. Raises as connect() does."""
         try:
             connection = DirectConnection(self._place, self.timeout)
@@ -169,7 +168,7 @@ class NatsServer(RemoteServer):
 
     # -- declaring --
 
-    def declare(self, connection: Asked, queue: str) -> RemoteQueue:
+    def declare(self, connection: Asked, queue: str) -> ServerQueue:
         layout, keeping = self.layout, self.keeping
         if queue in LETTERS:
             seconds, most = keeping.of(queue)
@@ -192,12 +191,36 @@ class NatsServer(RemoteServer):
             lease_seconds=seconds,
         )
 
-    def sources(self, connection: Asked, queues: Sequence[RemoteQueue]) -> Sequence[Source]:
+    def sources(self, connection: Asked, queues: Sequence[ServerQueue]) -> Sequence[Source]:
         """The queues, whose leases are from now on as long as this worker's."""
         for queue in queues:
             assert isinstance(queue, NatsQueue)
             queue.lease_seconds, _ = self._declare_consumer(connection, queue.name, change=True)
         return queues
+
+    def names(self, connection: Asked) -> set[str]:
+        """Each queue has a consumer, which says what it is called."""
+        found: set[str] = set()
+        total, seen = 1, 0
+        while seen < total:
+            try:
+                answer = connection.ask(f"CONSUMER.LIST.{self.layout.stream}", {"offset": seen})
+            except Refused as error:
+                if error.code not in GONE:
+                    raise
+                break
+            consumers = answer.get("consumers") or []
+            total, seen = int(answer["total"]), seen + len(consumers)
+            found.update(str(one["config"].get("description") or one["name"]) for one in consumers)
+            if not consumers:
+                break
+        return found
+
+    def revoke(self, connection: Asked, ids: Sequence[str], terminate: bool, signal: str) -> None:
+        self.declare_revocations(connection)
+        posts = (Post(self.layout.revoked_subject, encoded(id, terminate, signal)) for id in ids)
+        for batch in batches(posts, BATCH):
+            publish(connection, self.layout.revoked_stream, batch, task_ids())
 
     def revocations(self, connection: Connection, ring: Callable[[], None]) -> Revocations:
         self.declare_revocations(connection)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 from qworker.errors import ConfigurationError
-from qworker.transports.kombu.server import DEAD, FAILED
+from qworker.transports.held.port import DEAD, FAILED
 from qworker.transports.tls import Tls, divided, tls_of
 
 PORT = 4222

@@ -11,15 +11,14 @@ import math
 from typing import TYPE_CHECKING
 
 from qworker.transports.connect_errors import refuse_parameters, refuse_setting
-from qworker.transports.held.broker import remote_broker
-from qworker.transports.kombu.broker import KombuBroker
+from qworker.transports.held.broker import HeldBroker, held_broker
 from qworker.transports.sqs.server import LEASE_SECONDS, SqsServer
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
 
 
-def open_broker(url: str | None, conf: Settings) -> KombuBroker:
+def open_broker(url: str | None, conf: Settings) -> HeldBroker:
     """The broker at *url* with the settings *conf*; it is connected to at the first use."""
     refuse_setting(
         conf.broker_use_ssl,
@@ -36,7 +35,7 @@ def open_broker(url: str | None, conf: Settings) -> KombuBroker:
         int(options.get("visibility_timeout") or LEASE_SECONDS), math.ceil(conf.worker_lease_seconds)
     )
     server = SqsServer(f"sqs://{rest}", options, visibility, conf.broker_connection_timeout)
-    return remote_broker(
+    return held_broker(
         server.url,
         server,
         known=(conf.task_default_queue, *conf.task_queues),

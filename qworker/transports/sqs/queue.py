@@ -2,7 +2,7 @@
 
 Comes from:  ``server.py``.
 Goes to:     the boto client of kombu's channel.
-Thread:      see RemoteQueue; boto's clients serve several.
+Thread:      see ServerQueue; boto's clients serve several.
 
 kombu's transport sends and gets one message at a time, and does nothing else while it waits for one.
 """
@@ -16,8 +16,8 @@ from typing import Any
 from botocore.exceptions import ClientError, ParamValidationError
 
 from qworker.errors import PublishError
-from qworker.transports.held.queue import Count, Entry, NotAll, Received, RemoteQueue, by_lease
-from qworker.transports.kombu.messages import Outgoing
+from qworker.transports.held.messages import Outgoing
+from qworker.transports.held.port import Count, Entry, NotAll, Received, ServerQueue, by_lease
 
 FIFO = ".fifo"
 """How the names of queues end that keep an order; they delay no single message."""
@@ -32,7 +32,7 @@ UNFIT = frozenset({"BatchRequestTooLong", "InvalidParameterValue", "InvalidMessa
 NONSENSE = "the answer is not one of SQS"
 
 
-class SqsQueue(RemoteQueue):
+class SqsQueue(ServerQueue):
     """The queue *name*, which is made if there is none. hidden: seconds for which others do not get what was
     received. visibility: the same for what was renewed."""
 
@@ -80,7 +80,7 @@ class SqsQueue(RemoteQueue):
             return {"MessageGroupId": "default", "MessageDeduplicationId": entry.id}
         return {"DelaySeconds": entry.delay}
 
-    def receive(self, count: int, seconds: float) -> list[Received]:
+    def take(self, count: int, seconds: float) -> list[Received]:
         answer = self.client.receive_message(
             QueueUrl=self.url,
             MaxNumberOfMessages=count,
@@ -102,7 +102,7 @@ class SqsQueue(RemoteQueue):
             redelivered=times != "1",
         )
 
-    def renew(self, messages: Sequence[Received]) -> list[Received]:
+    def extend(self, messages: Sequence[Received]) -> list[Received]:
         gone = self._hide(messages, self.visibility)
         for one in messages:
             one.lease_seconds = self.visibility
@@ -111,7 +111,7 @@ class SqsQueue(RemoteQueue):
     def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
         self._hide(messages, delay)
 
-    def delete(self, messages: Sequence[Received]) -> list[Received]:
+    def finish(self, messages: Sequence[Received]) -> list[Received]:
         """SQS deletes by an old receipt, too, what somebody else has by now, so it is not asked to."""
         ours, gone = by_lease(messages)
         return gone + (self._do("delete_message_batch", ours) if ours else [])

@@ -13,8 +13,8 @@ from typing import Any
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.naming import install_command
-from qworker.transports.held.server import QueueGone, RemoteServer
-from qworker.transports.kombu.server import DEAD, KombuServer
+from qworker.transports.held.port import DEAD, QueueGone, Server
+from qworker.transports.kombu.server import KombuServer
 
 try:
     from botocore.exceptions import (
@@ -47,7 +47,7 @@ REFUSED = frozenset({
 })  # fmt: skip
 
 
-class SqsServer(RemoteServer):
+class SqsServer(Server):
     """options: those of kombu's transport. visibility: seconds after which a dead worker's messages come
     back."""
 

@@ -1,7 +1,7 @@
-"""Messages as kombu's channels carry them, to our three columns and back.
+"""Messages as kombu's transports carry them: from our three columns, and back.
 
-Comes from:  ``broker.py``.
-Goes to:     kombu's Producer and Message.
+Comes from:  the sender; what servers give.
+Goes to:     servers, as ``Outgoing`` or as text; the consumer and the letters, as ``Leased`` and ``Dead``.
 Thread:      any; pure.
 """
 
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from base64 import b85decode, b85encode
+from base64 import b64decode, b64encode, b85decode, b85encode
 from collections.abc import Mapping
 from hashlib import blake2b
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from qworker.message.kombu_json import rewritten
@@ -35,8 +34,6 @@ from qworker.transports.own_headers import (
     outline,
 )
 
-virtual: Any = import_module("kombu.transport.virtual")  # which has no types
-COMPRESSION = "compression"
 MOST_UNPACKED = 64 * 1024**2
 _NAMED = frozenset({str})
 _GIVEN = ("correlation_id", "reply_to", "timestamp", "type", "app_id", "user_id")
@@ -142,36 +139,36 @@ def _unpacked(content: Read) -> tuple[str, bytes]:
 
 def read(message: Any) -> Read:
     """What kombu's *message* says."""
-    headers = _mapping(message.headers)
+    headers = mapping(message.headers)
     own = {
         name: headers.pop(name) for name in [name for name in headers if name[:2] == "x-"] if is_apart(name)
     }
-    given = _mapping(message.properties)
+    given = mapping(message.properties)
     found: dict[str, Any] = {
         "content_type": message.content_type or JSON,
         "content_encoding": message.content_encoding or "utf-8",
         **{name: given[name] for name in _NAMES if given.get(name) is not None},
     }
     message_id = found.pop("message_id", None)
-    info = _mapping(message.delivery_info)
+    info = mapping(message.delivery_info)
     if info.get("exchange"):
         found["delivery_info"] = {name: info.get(name) or "" for name in ("exchange", "routing_key")}
     text = own.get(TEXT)
     if not isinstance(text, str):
-        text = _text(headers)
+        text = as_text(headers)
     plain = {"content_type": JSON, "content_encoding": "utf-8"}
     if headers.get("id") is not None:
         plain["correlation_id"] = headers["id"]
     body = message.body
     if not isinstance(body, bytes | bytearray | memoryview):
-        body = (body if isinstance(body, str) else _text(body)).encode("utf-8", "surrogatepass")
+        body = (body if isinstance(body, str) else as_text(body)).encode("utf-8", "surrogatepass")
     identity = str(message_id or message.delivery_tag)
     digest = blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     priority = given.get("priority")
     return Read(
         int.from_bytes(digest) >> 1 or 1,
         text,
-        None if found == plain else _text(found),
+        None if found == plain else as_text(found),
         bytes(body),
         count(priority),
         bool(info.get("redelivered")),
@@ -180,84 +177,14 @@ def read(message: Any) -> Read:
     )
 
 
-def take_anything(channel: Any) -> None:
-    """Have *channel*, of a transport of kombu's own, make a message of whatever lies in a queue, which it has
-    taken out by then: what kombu cannot read comes as a body without headers, for the dead letters. And as
-    keep_compressed()."""
-    _make_messages_of(channel, _Anything)
-
-
-def keep_compressed(channel: Any) -> None:
-    """Have *channel* leave a body compressed that is: that is what was signed, and workers know how large it
-    may become."""
-    _make_messages_of(channel, _Compressed)
-
-
-def _make_messages_of(channel: Any, behaviour: type) -> None:
-    kind = channel.Message
-    if issubclass(kind, virtual.Message) and not issubclass(kind, behaviour):
-        channel.Message = type(kind.__name__, (behaviour, kind), {})
-
-
-class _Compressed:
-    """kombu opens a body that its headers say is compressed, and forgets that it was."""
-
-    headers: Any
-
-    def __init__(self, payload: Any, channel: Any = None, **more: Any) -> None:
-        make: Any = super().__init__
-        compression = _mapping(_mapping(payload).get("headers")).get(COMPRESSION)
-        if compression is None:
-            make(payload, channel=channel, **more)
-            return
-        headers = {name: value for name, value in payload["headers"].items() if name != COMPRESSION}
-        make({**payload, "headers": headers}, channel=channel, **more)
-        self.headers = {**self.headers, COMPRESSION: compression}
-
-    def serializable(self) -> Any:
-        """As it is written when it goes back."""
-        origin: Any = super()
-        written = origin.serializable()
-        if COMPRESSION in self.headers:
-            written["headers"] = {**written["headers"], COMPRESSION: self.headers[COMPRESSION]}
-        return written
-
-
-class _Anything(_Compressed):
-    delivery_tag: Any
-
-    def __init__(self, payload: Any, channel: Any = None, **more: Any) -> None:
-        make: Any = super().__init__
-        try:
-            make(payload, channel=channel, **more)
-            if not isinstance(self.headers, dict) or not isinstance(self.delivery_tag, str | int):
-                raise TypeError("no message")
-        except Exception:  # noqa: BLE001 - anybody may send anything
-            raw = {"body": _text(payload), "properties": {"delivery_tag": task_id()}}
-            make(raw, channel=channel, **more)
-
-
-def with_way_back(message: Any, queue: str) -> Any:
-    """*message* of kombu's, which can be put back into *queue* where it does not say itself where it came
-    from."""
-    info = message.delivery_info
-    if not (
-        isinstance(info, Mapping)
-        and isinstance(info.get("exchange"), str)
-        and isinstance(info.get("routing_key"), str)
-    ):
-        message.delivery_info = {**_mapping(info), "exchange": "", "routing_key": queue}
-    return message
-
-
-def _mapping(value: Any) -> dict[str, Any]:
+def mapping(value: Any) -> dict[str, Any]:
     """*value* as a dict of its own, with names; an empty one for what is none."""
     if type(value) is dict and {*map(type, value)} <= _NAMED:  # as JSON has it
         return value.copy()
     return {str(name): item for name, item in value.items()} if isinstance(value, Mapping) else {}
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """*value* as JSON; what cannot be written so the worker is to refuse, and say why."""
     try:
         return rewritten(value)
@@ -295,3 +222,66 @@ def dead(content: Read) -> Dead:
         content.properties,
         body,
     )
+
+
+# -- A message as text, as kombu's transports write it: JSON, with the body in base64 --
+
+
+class Content(NamedTuple):
+    """What is in a text, by the names of kombu's Message. body: bytes, or what a stranger put there."""
+
+    headers: dict[str, Any]
+    properties: dict[str, Any]
+    content_type: Any
+    content_encoding: Any
+    body: Any
+    delivery_info: dict[str, Any]
+
+
+def written(message: Outgoing) -> str:
+    """*message* as kombu's transport would write it."""
+    options = dict(message.options)
+    headers = options.pop("headers")
+    if PACKED in headers:  # it is text, and as small as can be
+        body, encoding = message.body.decode("ascii"), None
+    else:
+        body, encoding = b64encode(message.body).decode("ascii"), "base64"
+    return rewritten(
+        {
+            "body": body,
+            "content-encoding": options.pop("content_encoding"),
+            "content-type": options.pop("content_type"),
+            "headers": headers,
+            "properties": {
+                "delivery_mode": 2,
+                **options,
+                "body_encoding": encoding,
+                "delivery_tag": options["message_id"],
+                "delivery_info": {"exchange": "", "routing_key": message.queue},
+            },
+        }
+    )
+
+
+def parsed(text: str) -> Content:
+    """What kombu, or written(), put into *text*, as it is or in base64; or else all of it as the body: it is
+    for others to say what is wrong with it."""
+    try:
+        payload = json.loads(text if text.lstrip()[:1] == "{" else b64decode(text, validate=True))
+        properties = dict(payload["properties"])
+        body = payload.get("body")
+        encoding = str(properties.get("body_encoding") or "utf-8").lower()
+        if body and encoding != "utf-8":
+            if encoding != "base64":
+                raise ValueError(encoding)
+            body = b64decode(body, validate=True)
+        return Content(
+            dict(payload.get("headers") or {}),
+            properties,
+            payload.get("content-type"),
+            payload.get("content-encoding"),
+            body.encode() if isinstance(body, str) else body,
+            dict(properties.get("delivery_info") or {}),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # anybody may send anything
+        return Content({}, {}, None, None, text, {})

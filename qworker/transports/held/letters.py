@@ -1,0 +1,113 @@
+"""Dead letters and failed tasks in a queue of their own: looked at, sent again, discarded.
+
+Comes from:  people and tools, by ``Broker.admin`` and ``Broker.failed``; the consumer puts them there.
+Goes to:     ``ServerQueue``, on a connection for each question; the sender, for what runs again.
+Thread:      any.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from qworker.interrupts import undisturbed
+from qworker.transports.held.messages import Outgoing, dead, outgoing, read
+from qworker.transports.held.port import Received, Server, by_queue, close
+from qworker.transports.held.sender import HeldSender
+from qworker.transports.lease import Again, Dead, FailedTasks
+from qworker.transports.own_headers import DELIVERIES, DIED, QUEUE, REASON, REDELIVERED
+
+
+class HeldLetters(FailedTasks):
+    """kind: the queue of the letters, DEAD or FAILED. sender: of this process."""
+
+    def __init__(self, server: Server, sender: HeldSender, kind: str) -> None:
+        self._server = server
+        self._sender = sender
+        self._kind = kind
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a forked child: whoever has the turn is in the parent."""
+        self._turn = threading.Lock()
+
+    @contextmanager
+    def taken(self) -> Iterator[list[tuple[Received, Dead]]]:
+        """All letters with their messages; what is not acknowledged goes back. One reader at a time: while
+        one has them, others would find none."""
+        taken: list[tuple[Received, Dead]] = []
+        with self._turn:
+            connection = self._server.connect()
+            try:
+                with self._server.errors(connection):
+                    queue = self._server.declare(connection, self._kind)
+                    try:
+                        while found := queue.take(queue.batch, queue.look_seconds):
+                            taken += [(message, dead(read(message))) for message in found]
+                        yield taken
+                    finally:
+                        for _, batch in by_queue(message for message, _ in taken if message.acknowledged):
+                            queue.finish(batch)
+                        for _, batch in by_queue(one for one, _ in taken if not one.acknowledged):
+                            queue.give_back(batch)
+            finally:
+                close(connection)
+
+    @undisturbed
+    def kept(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
+        with self.taken() as taken:
+            letters = [letter for _, letter in taken if queue is None or letter.queue == queue]
+        letters.sort(key=lambda letter: -letter.died_at)
+        return letters[:limit]
+
+    @undisturbed
+    def retry(self, tags: Sequence[int] | None = None) -> int:
+        """Send those with *tags* (None: all) back to their queues as they came, with a clean count; return
+        how many."""
+        count, chosen = 0, None if tags is None else set(tags)
+        with self.taken() as taken:
+            for message, letter in taken:
+                if chosen is None or letter.tag in chosen:
+                    same = Again(letter.tag, letter.headers, letter.properties, letter.body)
+                    self._send(message, letter, same, {REDELIVERED: True})
+                    count += 1
+        return count
+
+    @undisturbed
+    def send_again(self, calls: Sequence[Again]) -> int:
+        """As FailedTasks has it, but each in two steps: a crash between them leaves a task sent and kept."""
+        count = 0
+        with self.taken() as taken:
+            kept = {letter.tag: (message, letter) for message, letter in taken}
+            for call in calls:
+                if call.tag in kept:
+                    self._send(*kept.pop(call.tag), call, {})
+                    count += 1
+        return count
+
+    def _send(self, message: Received, letter: Dead, call: Again, own: dict[str, bool]) -> None:
+        """Send *call* in the place of *letter*, which is kept no longer."""
+        priority = read(message).priority
+        self._sender.send([outgoing(letter.queue, call.headers, call.properties, call.body, priority, own)])
+        message.ack()
+
+    @undisturbed
+    def discard(self, tags: Sequence[int] | None = None) -> int:
+        count, chosen = 0, None if tags is None else set(tags)
+        with self.taken() as taken:
+            for message, letter in taken:
+                if chosen is None or letter.tag in chosen:
+                    message.ack()
+                    count += 1
+        return count
+
+    @undisturbed
+    def push(self, letters: Sequence[Dead]) -> None:
+        """Store *letters*, which come from another broker."""
+        self._sender.send([self._written(letter) for letter in letters])
+
+    def _written(self, letter: Dead) -> Outgoing:
+        _, queue, reason, died_at, deliveries, headers, properties, body = letter
+        own = {QUEUE: queue, REASON: reason, DIED: died_at, DELIVERIES: deliveries}
+        return outgoing(self._kind, headers, properties, body, 0, own)

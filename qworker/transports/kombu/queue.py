@@ -1,0 +1,143 @@
+"""One queue of a transport of kombu's, message by message; and what kombu would spoil of them.
+
+Comes from:  ``server.py``.
+Goes to:     kombu's channels.
+Thread:      its user's; all who use it belong to one connection.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import kombu as untyped_kombu
+
+from qworker.naming import task_id
+from qworker.transports.held.messages import Content, Outgoing, as_text, mapping
+from qworker.transports.held.port import Count, Entry, Received, ServerQueue
+
+kombu: Any = untyped_kombu
+virtual: Any = import_module("kombu.transport.virtual")  # which has no types
+COMPRESSION = "compression"
+
+
+class KombuQueue(ServerQueue):
+    """bound: of kombu, on a channel."""
+
+    batch = 1
+
+    def __init__(self, bound: Any) -> None:
+        self.name = bound.name
+        self._bound = bound
+        self._producer: Any = None
+
+    def text(self, message: Outgoing) -> Outgoing:
+        return message  # kombu writes it itself
+
+    def send(self, entries: Sequence[Entry]) -> None:
+        if self._producer is None:
+            self._producer = kombu.Producer(self._bound.channel)
+        for (queue, body, options), _, _ in entries:
+            self._producer.publish(body, exchange="", routing_key=queue, serializer=None, **options)
+
+    def take(self, count: int, seconds: float) -> list[Received]:
+        message = self._bound.get(no_ack=False)
+        return [] if message is None else [self._received(with_way_back(message, self.name))]
+
+    def _received(self, message: Any) -> Received:
+        info = mapping(message.delivery_info)
+        return Received(
+            self,
+            Content(
+                message.headers,
+                message.properties,
+                message.content_type,
+                message.content_encoding,
+                message.body,
+                info,
+            ),
+            id=str(message.delivery_tag),
+            receipt=message,
+            lease_seconds=math.inf,
+            redelivered=bool(info.get("redelivered")),
+        )
+
+    def extend(self, messages: Sequence[Received]) -> list[Received]:
+        return []
+
+    def give_back(self, messages: Sequence[Received], delay: int = 0) -> None:
+        for message in messages:
+            message.receipt.requeue()
+
+    def finish(self, messages: Sequence[Received]) -> list[Received]:
+        for message in messages:
+            message.receipt.ack()
+        return []
+
+    def count(self) -> Count:
+        return Count(int(self._bound.queue_declare(passive=True).message_count or 0))
+
+    def purge(self) -> int:
+        return int(self._bound.purge() or 0)
+
+
+def take_anything(channel: Any) -> None:
+    """Have *channel*, of a transport of kombu's own, make a message of whatever lies in a queue, which it has
+    taken out by then: what kombu cannot read comes as a body without headers, for the dead letters. And have
+    it leave a body compressed that is: that is what was signed, and workers know how large it may become."""
+    kind = channel.Message
+    if issubclass(kind, virtual.Message) and not issubclass(kind, _Anything):
+        channel.Message = type(kind.__name__, (_Anything, kind), {})
+
+
+class _Compressed:
+    """kombu opens a body that its headers say is compressed, and forgets that it was."""
+
+    headers: Any
+
+    def __init__(self, payload: Any, channel: Any = None, **more: Any) -> None:
+        make: Any = super().__init__
+        compression = mapping(mapping(payload).get("headers")).get(COMPRESSION)
+        if compression is None:
+            make(payload, channel=channel, **more)
+            return
+        headers = {name: value for name, value in payload["headers"].items() if name != COMPRESSION}
+        make({**payload, "headers": headers}, channel=channel, **more)
+        self.headers = {**self.headers, COMPRESSION: compression}
+
+    def serializable(self) -> Any:
+        """As it is written when it goes back."""
+        origin: Any = super()
+        written = origin.serializable()
+        if COMPRESSION in self.headers:
+            written["headers"] = {**written["headers"], COMPRESSION: self.headers[COMPRESSION]}
+        return written
+
+
+class _Anything(_Compressed):
+    delivery_tag: Any
+
+    def __init__(self, payload: Any, channel: Any = None, **more: Any) -> None:
+        make: Any = super().__init__
+        try:
+            make(payload, channel=channel, **more)
+            if not isinstance(self.headers, dict) or not isinstance(self.delivery_tag, str | int):
+                raise TypeError("no message")
+        except Exception:  # noqa: BLE001 - anybody may send anything
+            raw = {"body": as_text(payload), "properties": {"delivery_tag": task_id()}}
+            make(raw, channel=channel, **more)
+
+
+def with_way_back(message: Any, queue: str) -> Any:
+    """*message* of kombu's, which can be put back into *queue* where it does not say itself where it came
+    from."""
+    info = message.delivery_info
+    if not (
+        isinstance(info, Mapping)
+        and isinstance(info.get("exchange"), str)
+        and isinstance(info.get("routing_key"), str)
+    ):
+        message.delivery_info = {**mapping(info), "exchange": "", "routing_key": queue}
+    return message
