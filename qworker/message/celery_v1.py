@@ -1,7 +1,7 @@
-"""Celery's protocol 1: messages whose headers are in their body. They are read, and never written.
+"""Celery's protocol 1, whose headers are in the body. It is read, never written.
 
 Comes from:  brokers that Celery 3, or code written for it, sends to.
-Goes to:     headers and a Body as of protocol 2.
+Goes to:     headers and a Body in the form of protocol 2.
 Thread:      any; pure.
 """
 
@@ -25,11 +25,11 @@ def from_v1(
     limit: int = MAX_BYTES,
     compression: str | None = None,
 ) -> tuple[dict[str, Any], Body]:
-    """Return the headers, as of protocol 2, and the Body of a protocol 1 message.
+    """Return the headers, in the form of protocol 2, and the Body of a protocol 1 message.
 
-    - accept: content types that the body may have.
-    - limit: bytes of the body, decompressed.
-    - compression: the header of that name, which kombu puts beside the body.
+    - accept: content types allowed for the body.
+    - limit: maximum size of the decompressed body, in bytes.
+    - compression: the ``compression`` header, which kombu puts beside the body.
 
     Raises InvalidTaskMessage or SecurityError as `decode_body` does. With a `signer` it always raises
     SecurityError, because protocol 1 has no room for a signature.
@@ -53,9 +53,9 @@ def from_v1(
 
 
 def _from_local(text: Any) -> Any:
-    """ISO text with its offset; that of a sender without UTC is naive and taken in our time zone."""
+    """Return ISO text with an offset. A naive time, from a sender without UTC, is in the local time zone."""
     try:
         moment = datetime.fromisoformat(text)
     except (TypeError, ValueError):
-        return text  # check_headers() will say what is wrong with it
+        return text  # check_headers() will report what is wrong
     return text if moment.tzinfo is not None else moment.astimezone().isoformat()

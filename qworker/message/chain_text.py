@@ -1,12 +1,11 @@
-"""The rest of a chain, as the text it came as.
+"""The rest of a chain, kept as unparsed text.
 
-Comes from:  the body of a message that carries a chain, in Celery's format: the calls that are still to come,
-             the last of them first.
-Goes to:     the message of the next call, which carries the same text but for that call.
+Comes from:  the body of a message with a chain, in Celery's format: the remaining calls, last one first.
+Goes to:     the message of the next call: the same text without that call.
 Thread:      any; pure.
 
-To read the rest of a chain in each of its messages, and to write it anew, takes longer than all else that is
-done for the next call. So only that call is read. What is wrong with one after it, its own message tells.
+Parsing and rewriting the rest of a chain in every message costs more than all other work for the next call,
+so only the next call is parsed. An invalid later call is reported when its own message is read.
 """
 
 from collections.abc import Mapping
@@ -18,22 +17,22 @@ from qworker.message.reading import NO_EMBED, Body, body_of, decode_body, decode
 from qworker.message.serialization import JSON, MAX_BYTES
 
 _BEFORE, _, _AFTER = dumps({**NO_EMBED, "chain": []}).partition("[]")
-"""What a body embeds that carries a chain and nothing else, up to its calls and after them."""
+"""The text before and after the calls in a body that embeds a chain and nothing else."""
 _START, _END = f",{_BEFORE}[".encode(), f"]{_AFTER}]".encode()
-"""What stands in such a body between its arguments and the calls, and after these."""
+"""The text between the arguments and the calls, and after the calls."""
 _LAST = b'},{"task":"'
-"""Where the last of several calls begins: not within a text, in which there would be no such quotes."""
+"""The start of the last of several calls. It cannot occur inside a JSON string, where quotes are escaped."""
 MOST_ARGUMENTS = 4096
-"""Bytes of arguments in a body of which the rest is cut out; of longer ones all is read."""
+"""Maximum bytes of arguments for which the rest is cut out; with longer ones the whole body is parsed."""
 
 
 class WrittenCalls(NamedTuple):
-    """Calls that were not read. text: JSON of them, one or more, with commas between them."""
+    """Unparsed calls. text: their JSON, one or more, separated by commas."""
 
     text: str
 
     def read(self) -> list[Any]:
-        """Return the calls. Raises InvalidTaskMessage when they are none."""
+        """Return the calls. Raises InvalidTaskMessage when the text is not a list of calls."""
         written = f"[{self.text}]".encode()
         calls = decode_payload(written, None, parse_properties(None), frozenset({"json"}), len(written))
         chain: list[Any] = body_of((), {}, {"chain": calls}).embed["chain"]
@@ -47,7 +46,8 @@ class CarriedChain(NamedTuple):
     rest: WrittenCalls
 
     def read(self) -> list[Any]:
-        """Return all of its calls, the next one last. Raises InvalidTaskMessage when the rest are none."""
+        """Return all calls, the next one last. Raises InvalidTaskMessage when the rest is not a list of
+        calls."""
         return [*self.rest.read(), self.next]
 
 
@@ -58,10 +58,11 @@ def decode_carrier(
     accept: frozenset[str],
     limit: int = MAX_BYTES,
 ) -> Body:
-    """Do what decode_body() does, but of a chain of several calls in a body of ours make a CarriedChain.
+    """Like decode_body(), but return a CarriedChain for a chain of several calls in a body that qworker
+    wrote.
 
-    Who embeds more than Celery's four fields may have his own words handed on with the rest, which he could
-    have sent himself.
+    A sender that embeds more than Celery's four fields may have its own text passed on with the rest; it
+    could have sent that text itself.
     """
     plain = properties["content_type"] == JSON and properties["content_encoding"] == "utf-8"
     if plain and headers.get("compression") is None and type(body) is bytes and len(body) <= limit:
@@ -70,7 +71,7 @@ def decode_carrier(
             short, rest = divided
             try:
                 args, kwargs, embed = decode_body(short, headers, properties, accept, limit=limit)
-            except InvalidTaskMessage:  # where the last call has such a place within it, too
+            except InvalidTaskMessage:  # the marker also occurs inside the last call
                 pass
             else:
                 chain = embed["chain"]
@@ -80,8 +81,8 @@ def decode_carrier(
 
 
 def _divided(body: bytes) -> tuple[bytes, WrittenCalls] | None:
-    """*body* with no more than the last call of its chain, and the others; None when it is written otherwise
-    or has one call."""
+    """Return *body* reduced to the last call of its chain, and the other calls. None when it has one call or
+    another format."""
     if not body.endswith(_END):
         return None
     start = body.find(_START, 0, MOST_ARGUMENTS + len(_START))
@@ -97,5 +98,5 @@ def _divided(body: bytes) -> tuple[bytes, WrittenCalls] | None:
 
 
 def embedded(calls: WrittenCalls) -> str:
-    """Return JSON of what a body embeds that carries *calls* and nothing else."""
+    """Return the JSON embedded in a body that carries *calls* and nothing else."""
     return f"{_BEFORE}[{calls.text}]{_AFTER}"

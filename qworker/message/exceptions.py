@@ -1,10 +1,10 @@
-"""Exceptions as data: how a failure is stored, in Celery's shape, and raised again elsewhere.
+"""Exceptions as data: stored in Celery's format, and raised again elsewhere.
 
 Comes from:  execution and the worker (``exception_to_dict``), results (``exception_from_dict``).
 Goes to:     the result store; the caller of ``AsyncResult.get``.
 Thread:      any.
 
-A stored result cannot make this import anything, nor call anything but the class of an exception.
+Reading a stored result imports no module and calls nothing but an exception class.
 """
 
 from __future__ import annotations
@@ -20,30 +20,29 @@ from qworker.message.kombu_json import dumps, too_deep
 from qworker.safe_repr import printable, safe_repr
 
 MAX_ARGUMENT = 16 * 1024
-"""Characters of JSON that one argument of an exception may take; longer ones are cut."""
+"""Maximum characters of JSON for one argument of an exception; longer arguments are cut."""
 _LONGEST_NAME = 200
-_MANY = 100  # arguments and notes of one exception, and members of its groups in all, that are kept
-_DEEPEST = 20  # groups within groups
+_MANY = 100  # maximum arguments and notes of one exception, and members of its groups in total
+_DEEPEST = 20  # maximum nesting of groups
 GROUP = "qworker_group"
-"""The key of what only we read of a group: its message and its members."""
+"""Key for a group's message and members. Only qworker reads it."""
 NOTES = "qworker_notes"
-"""The key of what add_note() has added, which only we read."""
+"""Key for notes added with add_note(). Only qworker reads it."""
 
 _OURS = {names: kind for kind, names in errors.CELERY_NAMES.items() if kind is not errors.TaskExpired}
 
 
 def exception_to_dict(exc: BaseException) -> dict[str, Any]:
-    """``{"exc_type": name, "exc_message": [arguments], "exc_module": module}``, all of it JSON (kombu's
-    dialect); and beside that, which Celery passes over, the notes of one that has notes, and of a group its
-    message and its members.
+    """Return ``{"exc_type": name, "exc_message": [arguments], "exc_module": module}`` in kombu's JSON
+    dialect. Notes, and the message and members of a group, have keys of their own, which Celery ignores.
 
-    Arguments that JSON cannot hold, or that are very long, become their bounded representation.
+    Arguments that JSON cannot hold, or that are very long, are replaced by a shortened representation.
     """
     return _described(exc, 0, [_MANY])
 
 
 def _described(exc: BaseException, depth: int, left: list[int]) -> dict[str, Any]:
-    """depth: in how many groups *exc* is. left: how many more members of groups are kept, of all together."""
+    """depth: number of groups around *exc*. left: how many more group members may be kept in total."""
     kind = type(exc)
     name, module = errors.CELERY_NAMES.get(kind) or (kind.__qualname__, kind.__module__)
     try:
@@ -85,16 +84,16 @@ def _argument(value: Any) -> Any:
         if len(text) <= MAX_ARGUMENT and not too_deep(text.encode()):
             return value
     except Exception as error:  # noqa: BLE001
-        # Whatever keeps it from being JSON, its representation is enough.
+        # Whatever prevents it from being JSON: its representation is enough.
         let_pass(error)
     return value[:MAX_ARGUMENT] if type(value) is str else safe_repr(value)
 
 
 def exception_from_dict(stored: Any) -> BaseException:
-    """Return the exception that `stored` (as made by `exception_to_dict`, here or by Celery) describes.
+    """Return the exception described by `stored`, which `exception_to_dict` or Celery made.
 
-    Its class is looked for among the modules that are imported already. When it is not there, or is no class
-    of exceptions, a class of that name stands in. A group comes back with its members. Never raises.
+    The class is looked up in the modules already imported. If it is missing, or not an exception class, a
+    class with the same name replaces it. A group is restored with its members. Never raises.
     """
     if not isinstance(stored, dict):
         return Exception(stored)
@@ -118,11 +117,11 @@ def exception_from_dict(stored: Any) -> BaseException:
 def _group(
     kind: type[BaseException] | None, name: str, module: str, stored: Mapping[str, Any]
 ) -> BaseException | None:
-    """None when *stored* has no members."""
+    """Return None when *stored* has no members."""
     found = stored.get("exceptions")
     if not isinstance(found, list) or not found:
         return None
-    # What is no Exception, such as KeyboardInterrupt, is a stand-in here, so all groups are of Exceptions.
+    # Non-Exceptions, such as KeyboardInterrupt, are stand-ins here, so every group is made of Exceptions.
     members = [each for each in map(exception_from_dict, found) if isinstance(each, Exception)]
     if not members:
         return None
@@ -175,7 +174,7 @@ def _instance(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException
         if isinstance(error, BaseException):
             return error
     except Exception as failure:  # noqa: BLE001
-        # A constructor of the user's, with other parameters than its args.
+        # A user-defined constructor whose parameters differ from its args.
         let_pass(failure)
     try:
         error = kind.__new__(kind, *args)
@@ -187,7 +186,7 @@ def _instance(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException
 
 
 class RemoteTraceback(Exception):
-    """The traceback of the worker, as the cause of the exception that is raised again here."""
+    """The worker's traceback, as the cause of the exception raised again here."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -198,7 +197,7 @@ class RemoteTraceback(Exception):
 
 
 def exception_of(meta: Mapping[str, Any]) -> BaseException:
-    """The exception of a task that failed or was revoked, from its metadata; the worker's traceback is its
+    """Return the exception of a failed or revoked task, from its metadata; the worker's traceback is its
     cause."""
     stored = meta["result"]
     if stored is None and meta["status"] == states.REVOKED:

@@ -1,4 +1,4 @@
-"""What is noted of a failed task beside its message: the error in a line, and the traceback below it.
+"""The record of a failed task, kept beside its message: the error on one line, the traceback below.
 
 Comes from:  ``components/ending/outcomes.py``.
 Goes to:     the reason that a broker keeps with the message; ``control/failed.py`` reads it.
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 LONGEST_ERROR = 1000
 LONGEST_TRACEBACK = 16 * 1024
-"""Characters that are kept of either; of a traceback the beginning and the end."""
+"""Maximum characters kept of each; of a longer traceback the beginning and the end are kept."""
 
 
 def about_failure(error: str, traceback: str | None) -> str:
-    """The text that says both. error: as ``repr()`` has it."""
+    """Return the text for both. error: its ``repr()``."""
     line = " ".join(error.split("\n"))
     line = line if len(line) <= LONGEST_ERROR else f"{line[: LONGEST_ERROR - 1]}…"
     told = traceback or ""
@@ -23,6 +23,6 @@ def about_failure(error: str, traceback: str | None) -> str:
 
 
 def error_and_traceback(text: str) -> tuple[str, str]:
-    """Undo about_failure(); "" for no traceback."""
+    """Split the text of about_failure(); the traceback is "" if there is none."""
     error, _, traceback = text.partition("\n")
     return error, traceback

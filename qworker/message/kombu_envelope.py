@@ -1,7 +1,7 @@
-"""kombu's envelope: the JSON object around a message, where the broker itself has no headers.
+"""kombu's envelope: the JSON object around a message, for brokers without headers.
 
-Comes from:  protocol (re-exported there), transports that are read by kombu channels.
-Goes to:     an EncodedMessage, or the dict that kombu's virtual channels pass about.
+Comes from:  protocol (re-exported there), transports read through kombu channels.
+Goes to:     an EncodedMessage, or the dict used by kombu's virtual channels.
 Thread:      any; pure.
 """
 
@@ -32,10 +32,10 @@ def to_kombu(
     delivery_tag: str | None = None,
     redelivered: bool = False,
 ) -> dict[str, Any]:
-    """The envelope of kombu's virtual channels; json.dumps() of it is what Celery reads from Redis or SQL."""
+    """Return the envelope of kombu's virtual channels; Celery reads its json.dumps() from Redis or SQL."""
     headers = read_object(encoded.headers, "headers")
     properties = parse_properties(encoded.properties)
-    # As it was published, if it went through an exchange.
+    # As published, if it went through an exchange.
     info: dict[str, Any] = {
         "exchange": exchange,
         "routing_key": routing_key,
@@ -62,7 +62,7 @@ def to_kombu(
 
 
 def from_kombu(message: Mapping[str, Any]) -> EncodedMessage:
-    """The message in an envelope of kombu's. Raises InvalidTaskMessage for a malformed one."""
+    """Return the message in a kombu envelope. Raises InvalidTaskMessage for a malformed one."""
     headers = _part(message, "headers")
     theirs = _part(message, "properties")
     body = message.get("body")
@@ -83,11 +83,11 @@ def from_kombu(message: Mapping[str, Any]) -> EncodedMessage:
     is_default = properties == {**_DEFAULT, "correlation_id": headers.get("id")}
     try:
         return EncodedMessage(dumps(headers), None if is_default else dumps(properties), body)
-    except Exception as error:  # an envelope built in this process may hold anything
+    except Exception as error:  # an envelope built in this process may contain any object
         raise InvalidTaskMessage(f"headers of the envelope are not JSON: {safe_repr(error, 200)}") from error
 
 
-# Those of AMQP; priority travels in a column of its own.
+# AMQP properties; priority has a column of its own.
 _KEPT = ("correlation_id", "reply_to", "message_id", "timestamp", "type", "app_id", "user_id", "expiration")
 _DEFAULT = {"content_type": JSON, "content_encoding": "utf-8"}
 

@@ -1,9 +1,10 @@
-"""JSON in kombu's dialect, at C speed: datetime, Decimal, UUID and bytes as ``{"__type__", "__value__"}``.
+"""JSON in kombu's dialect, as fast as plain JSON: datetime, Decimal, UUID and bytes as ``{"__type__",
+"__value__"}``.
 
 Comes from:  serialization, protocol, exceptions.
 Goes to:     message headers and bodies, stored results.
-Thread:      any. Written and read by the C encoder and scanner without importing kombu until a value needs
-             it: kombu costs 50 ms.
+Thread:      any. The C encoder and scanner are used directly, because importing kombu costs 50 ms; it is
+             imported when a value needs it.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from itertools import accumulate
 from json import encoder as _json_encoder
 from typing import Any
 
-MAX_DEPTH = 200  #: of nested lists and objects
+MAX_DEPTH = 200  # : levels of nested lists and objects
 
 
 @lru_cache(1)
 def _dialect() -> tuple[Callable[[Any], Any], Callable[[dict[str, Any]], Any]]:
-    """kombu's (default, object_hook), which know the tagged types and those users register with it."""
+    """Return kombu's (default, object_hook), which know the tagged types and those that users register."""
     from kombu.utils.json import JSONEncoder, object_hook
 
     return JSONEncoder().default, object_hook
 
 
 def as_plain(value: Any) -> Any:
-    """What stands in JSON for a value that it has no type for. TypeError when there is nothing, or whatever a
-    registered encoder raises."""
+    """Return the JSON form of a value that JSON has no type for. TypeError when there is none, or any error
+    of a registered encoder."""
     return _dialect()[0](value)
 
 
@@ -36,22 +37,22 @@ def _build_dumps() -> Callable[[Any], str]:
     make = getattr(_json_encoder, "c_make_encoder", None)
     if make is None:
         return json.JSONEncoder(separators=(",", ":"), default=as_plain).encode
-    # Built once (json.dumps builds one per call). No markers: they would be shared by threads, and a value
-    # that contains itself ends in RecursionError all the same.
+    # Built once; json.dumps() builds one per call. No markers: threads would share them, and a value that
+    # contains itself raises RecursionError anyway.
     chunks = make(None, as_plain, _json_encoder.encode_basestring_ascii, None, ":", ",", False, False, True)
     join = "".join
     return lambda value: join(chunks(value, 0))
 
 
 rewritten = _build_dumps()
-"""dumps() for what was read from JSON, or from a server: whoever made it wrote the tags that are in it."""
+"""dumps() for data read from JSON or from a server: tags in it were written by its sender."""
 TAG = frozenset({"__type__", "__value__"})
-"""The keys of what stands for a value of another type."""
+"""Keys of the object that represents a value of another type."""
 
 
 def dumps(value: Any) -> str:
-    """Compact ASCII JSON text of a value, in kombu's dialect. TypeError, ValueError or RecursionError if
-    impossible; and LooksTagged, a ValueError."""
+    """Return compact ASCII JSON in kombu's dialect. TypeError, ValueError or RecursionError if impossible;
+    LooksTagged, a ValueError, for a dictionary that looks like a tag."""
     text = rewritten(value)
     if '"__type__":' in text:
         refuse_tagged(value)
@@ -59,8 +60,8 @@ def dumps(value: Any) -> str:
 
 
 class LooksTagged(ValueError):
-    """A dictionary that is written as it is, and would be read as a value of another type, or not at all:
-    every reader of kombu's dialect takes it for a tag."""
+    """A dictionary whose JSON would be read as a value of another type, or rejected: every reader of kombu's
+    dialect takes it for a tag."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -70,8 +71,8 @@ class LooksTagged(ValueError):
 
 
 def refuse_tagged(value: Any) -> None:
-    """Raise LooksTagged for a dictionary in *value* that looks like a tag, but for those that dumps() itself
-    writes for a datetime and its like. *value* can be written."""
+    """Raise LooksTagged for a dictionary in *value* that looks like a tag. Tags that dumps() writes itself,
+    for datetime and similar types, are allowed. *value* must be serialisable."""
     if isinstance(value, dict):
         if value.keys() == TAG:
             raise LooksTagged
@@ -87,7 +88,7 @@ def refuse_tagged(value: Any) -> None:
 
 
 _plain = json.JSONDecoder()
-_scan: Callable[[str, int], tuple[Any, int]] = vars(_plain)["scan_once"]  # the C scanner, where there is one
+_scan: Callable[[str, int], tuple[Any, int]] = vars(_plain)["scan_once"]  # the C scanner, if available
 
 
 @lru_cache(1)
@@ -96,8 +97,8 @@ def _tagged_decoder() -> json.JSONDecoder:
 
 
 def loads(text: str) -> Any:
-    """Value of JSON `text`, in kombu's dialect. ValueError or RecursionError (or, of a registered type,
-    whatever its decoder raises) when it is malformed."""
+    """Return the value of JSON `text` in kombu's dialect. ValueError or RecursionError when malformed; any
+    error of a registered decoder."""
     if "__type__" in text:
         return _tagged_decoder().decode(text)
     try:
@@ -109,34 +110,33 @@ def loads(text: str) -> Any:
 
 _STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
 _NEITHER = bytes(code for code in range(256) if code not in b'[]{}"')
-"""All that is neither a bracket nor a quote."""
+"""All bytes except brackets and quotes."""
 _PAIR = b"\x01\xff"
 
 
 def too_deep(data: bytes, limit: int = MAX_DEPTH) -> bool:
-    """Whether JSON `data`, in UTF-8, nests deeper than `limit` (or its brackets do not match). Free for flat
-    data.
+    """Tell whether JSON `data`, in UTF-8, nests deeper than `limit`, or its brackets do not match. Costs
+    nothing for flat data.
 
-    Takes time in proportion to the size of any bytes at all: hostile ones come here before anything else
-    looks at them.
+    Takes linear time for any input: hostile data comes here before it is parsed.
     """
     if data.count(b"[") + data.count(b"{") <= limit:
         return False
     if (
         b"\\" in data
-    ):  # a quote behind an even number of backslashes ends its string; one behind an odd number does not
+    ):  # a quote after an even number of backslashes ends its string; after an odd number it does not
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # A text without brackets is now two quotes. So are the end of one text and the start of the next: these
-    # become one text.
+    # A string without brackets is now two quotes. The end of a string and the start of the next also become
+    # two quotes; both strings are then treated as one.
     nest = data.translate(_STEPS, _NEITHER).replace(b'""', b"")
     nest = b"".join(nest.split(b'"')[::2])
     if nest.count(b"\x01") * 2 != len(nest):
         return True
     levels = 0
     while nest and levels < limit:
-        inner = nest.replace(_PAIR, b"")  # takes away the innermost level
+        inner = nest.replace(_PAIR, b"")  # remove the innermost level
         levels += 1
-        if len(inner) * 2 > len(nest):  # which is little of it: then one look at each bracket is cheaper
+        if len(inner) * 2 > len(nest):  # a small part of it: examining each bracket once is cheaper
             return levels + max(accumulate(memoryview(inner).cast("b"))) > limit
         nest = inner
     return bool(nest)

@@ -1,14 +1,14 @@
-"""Marks: headers of ours, by which a message says what it is in a workflow.
+"""Marks: internal headers that describe the role of a message in a workflow.
 
-Comes from:  the plan of a workflow, replacements, the joiner and beat, which set them.
-Goes to:     the message. The worker reads them there: ``canvas/membership.py``, ``tasks/copies.py``.
+Comes from:  workflow plans, replacements, the joiner and beat, which set them.
+Goes to:     the message. Workers read them: ``canvas/membership.py``, ``tasks/copies.py``.
 Thread:      any; pure.
 
-In the dict of a signature, as messages and joins carry it, marks stand among the ``headers`` of its options.
-There they outlast the headers that are set later (``over``). When the call is made, each becomes an option of
-its own (``apart``), and goes into the message after all code of the user's has seen it: an ``apply_async`` of
-a base class, middleware and signals may say of headers what they like. A task does not see them in
-``request.headers``, so it hands none of them on.
+In the dict of a signature, as in messages and joins, marks are among the ``headers`` of its options, so
+headers set later do not remove them (``over``). When the call is made, each mark becomes a separate option
+(``apart``). It is added to the message after all user code has run: a base class's ``apply_async``,
+middleware and signals may change headers freely. A task does not see marks in ``request.headers``, so it does
+not pass them on.
 """
 
 from __future__ import annotations
@@ -18,61 +18,60 @@ from collections.abc import Mapping
 from typing import Any
 
 JOINS = "qworker_joins"
-"""Of which joins the call is a part: ``[[join id, number], …]``."""
+"""The joins that the call is a member of: ``[[join id, number], …]``."""
 FAILED = "qworker_failed"
-"""Why the call is not to run but to fail: a member of the join before it has failed. Of an errback it is a
-mapping: the call that has failed so, and why."""
+"""Why the call must fail instead of run: a member of the join before it has failed. For an errback, a
+mapping: the call that failed for this reason, and the reason."""
 CAUSE = "qworker_cause"
-"""What a call of a group has besides that is the body of a chord, and is to fail: the error of the member, as
-it is stored. It fails with that, as in Celery; every other body, and one that is run by an older worker, with
-ChordError."""
+"""For the body of a chord that must fail: the stored error of the member. The body fails with that error, as
+in Celery. Other bodies, and those run by an older worker, fail with ChordError."""
 MEMBERS = "qworker_members"
-"""What a body that is to fail has besides: ``{"ids": [of the members, in their order], "given": whether their
-values are its argument}``, so that it can run after all (``control/failed.py``)."""
+"""For a body that must fail: ``{"ids": [of the members, in order], "given": whether their values are its
+argument}``, so that it can be run later (``control/failed.py``)."""
 PUBLICATION = "qworker_publication"
-"""Tells apart the messages of one body: its joiner may have died, and another published it again."""
+"""Identifies one publication of a body: if a joiner dies, another one may publish the body again."""
 RUN = "qworker_run"
-"""Of a call in which ids were settled before it was made, its own or those of what follows it, and of all
-that comes of it: a text that is another each time. It is in the names of joins, so that each time has joins
-of its own. Whoever publishes calls that come of another, as workers and beat do, says of which run they are:
-"" for none."""
+"""For a call with predefined ids (its own or those of following calls), and all calls that result from it: a
+random text for each run. It is part of the names of joins, so that each run has its own joins. Code that
+publishes calls derived from another call, such as workers and beat, passes its run on; "" if there is
+none."""
 KEPT = "qworker_kept"
-"""Of a call for whose value a join waits, and beside it for calls that are held back: how many seconds its
-result is kept longer than others, as the join is."""
+"""For a call whose value a join waits for, also on calls not sent yet: how many seconds longer than usual its
+result is kept. The join is kept as long."""
 MARKS = frozenset([RUN, KEPT, JOINS, FAILED, CAUSE, MEMBERS, PUBLICATION])
 
 
 def marks_in(names: Mapping[str, Any]) -> dict[str, Any]:
-    """The marks among *names*, which are headers, or the options of a call that is being made."""
+    """Return the marks among *names* of headers or call options."""
     return {} if MARKS.isdisjoint(names) else {name: names[name] for name in MARKS & names.keys()}
 
 
 def unmarked(headers: Any) -> Any:
-    """*headers* without marks. What is no mapping is returned as it is."""
+    """Return *headers* without marks; anything but a mapping is returned unchanged."""
     if not isinstance(headers, Mapping) or MARKS.isdisjoint(headers):
         return headers
     return {name: value for name, value in headers.items() if name not in MARKS}
 
 
 def run_in(headers: Any) -> str:
-    """The mark RUN among *headers*; "" for none, and for what is none."""
+    """Return the mark RUN in *headers*; "" if it is missing or invalid."""
     run = headers.get(RUN) if isinstance(headers, Mapping) else None
     return run if isinstance(run, str) and run.isalnum() and len(run) <= 32 else ""
 
 
 def kept_in(headers: Any) -> int:
-    """The mark KEPT among *headers*; 0 where it is missing or invalid."""
+    """Return the mark KEPT in *headers*; 0 if it is missing or invalid."""
     kept = headers.get(KEPT) if isinstance(headers, Mapping) else None
     return kept if type(kept) is int and 0 < kept < 2**40 else 0
 
 
 def new_run() -> str:
-    """A mark RUN that no other call has."""
+    """Return a new, unique mark RUN."""
     return os.urandom(6).hex()
 
 
 def names_ids(options: Mapping[str, Any]) -> bool:
-    """Whether an id is settled among the *options* of a call: its own, or in what follows it."""
+    """Tell whether the *options* of a call set an id: its own, or one of a following call."""
     if options.get("task_id") is not None:
         return True
     waiting: list[Any] = [options[name] for name in _FOLLOWING if options.get(name) is not None]
@@ -86,7 +85,7 @@ def names_ids(options: Mapping[str, Any]) -> bool:
                 if given.get("task_id") is not None:
                     return True
                 waiting += (given[name] for name in _FOLLOWING if given.get(name) is not None)
-            if each.get("subtask_type") is not None:  # its members are among its arguments
+            if each.get("subtask_type") is not None:  # its members are in its arguments
                 waiting += (each.get("args"), each.get("kwargs"))
             elif "task" not in each:
                 waiting += each.values()
@@ -97,7 +96,7 @@ _FOLLOWING = ("link", "link_error", "chain", "chord")
 
 
 def apart(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The *options* of a signature as those of the call that it makes."""
+    """Return the *options* of a signature as the options of the call that it makes."""
     headers = options.get("headers")
     if not isinstance(headers, Mapping) or MARKS.isdisjoint(headers):
         return options
@@ -108,7 +107,7 @@ def apart(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def over(given: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options *given* to a signature as they may replace its *own*: its marks stay."""
+    """Merge *given* options over the *own* options of a signature; its marks stay."""
     if "headers" not in given or not isinstance(mine := own.get("headers"), Mapping):
         return given
     headers = given["headers"] or {}
@@ -118,6 +117,6 @@ def over(given: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def mark(options: dict[str, Any], marks: Mapping[str, Any]) -> None:
-    """Put *marks* into the *options* of a signature."""
+    """Add *marks* to the *options* of a signature."""
     if marks:
         options["headers"] = {**(options.get("headers") or {}), **marks}

@@ -1,11 +1,10 @@
-"""Messages: Celery's protocol 2, written; protocols 2 and 1, read.
+"""Messages: Celery's protocol 2 is written, protocols 2 and 1 are read.
 
-Comes from:  publishing, which encodes a TaskMessage; transports, with what they have stored.
+Comes from:  publishing, which encodes a TaskMessage; transports, with stored messages.
 Goes to:     transports; the listener and the child.
 Thread:      any; pure.
 
-The names of ``reading``, ``celery_v1`` and ``kombu_envelope`` are here too, so that others import from one
-module.
+Re-exports ``reading``, ``celery_v1`` and ``kombu_envelope``, so that others import from one module.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ _EMPTY: Mapping[str, Any] = {}
 
 
 class SupportsSigning(Protocol):
-    """What is asked of a `qworker.message.signing.Signer` here."""
+    """The part of `qworker.message.signing.Signer` used here."""
 
     def sign(
         self, headers: Mapping[str, Any], body: bytes, properties: Mapping[str, Any] | None = None
@@ -79,11 +78,10 @@ class TaskMessage:
 
     - eta, expires: ISO 8601 text, or None.
     - timelimit: (hard, soft) in seconds, None for no limit.
-    - callbacks, errbacks, chain, chord: dicts of signatures.
-    - headers: the caller's own, beside those of the protocol.
-    - root_id, origin, argsrepr, kwargsrepr: None stands for the id, this process, and the repr of the
-      arguments.
-    - priority: for the transport; it is not encoded.
+    - callbacks, errbacks, chain, chord: signatures as dicts.
+    - headers: the caller's own, in addition to those of the protocol.
+    - root_id, origin, argsrepr, kwargsrepr: None means the id, this process, and the repr of the arguments.
+    - priority: for the transport; not encoded.
     """
 
     task: str
@@ -121,7 +119,7 @@ class TaskMessage:
 
 
 def origin() -> str:
-    """Name of this process as a sender, "gen<pid>@<host>"."""
+    """Return the sender name of this process, "gen<pid>@<host>"."""
     return _origin
 
 
@@ -142,10 +140,10 @@ def encode(
 ) -> EncodedMessage:
     """Encode `message`, and sign it if there is a `signer`.
 
-    - limit: the most bytes that a body may have before it is compressed; a receiver refuses a larger one.
+    - limit: maximum bytes of a body before compression; receivers refuse a larger one.
 
-    Raises EncodeError, which names the argument that cannot be serialised, and PublishError, which says what
-    else is wrong.
+    Raises EncodeError, which names the argument that cannot be serialised, and PublishError for any other
+    problem.
     """
     headers = _headers(message)
     body, properties = _body(message)
@@ -167,14 +165,14 @@ def _check_uncompressed(size: int, task: str, limit: int) -> None:
 def encode_parts(
     headers: dict[str, Any], properties: Mapping[str, Any], body: bytes, signer: SupportsSigning | None = None
 ) -> EncodedMessage:
-    """Encode a message of parsed headers and properties and a serialised body; sign it if there is a
+    """Encode a message from parsed headers and properties and a serialised body; sign it if there is a
     `signer`.
 
     Raises PublishError when the receiver would refuse a header.
     """
     headers = _checked(headers)
     if signer is not None:
-        # What is signed is what will be read: what JSON makes of the caller's own headers.
+        # Sign what will be read: the caller's own headers after conversion to JSON.
         as_read = check_headers(read_object(encode_json(headers, {"headers": headers}).decode(), "headers"))
         headers["signature"] = signer.sign(as_read, body, properties)
     text = encode_json(without_empty(headers), {"headers": headers}).decode()
@@ -230,7 +228,7 @@ def _headers(message: TaskMessage) -> dict[str, Any]:
 
 
 def _body(message: TaskMessage) -> tuple[bytes, dict[str, Any]]:
-    """The serialised body and the properties that describe it."""
+    """Return the serialised body and the properties that describe it."""
     embed = {
         "callbacks": message.callbacks,
         "errbacks": message.errbacks,
@@ -265,20 +263,20 @@ def _properties_text(properties: Mapping[str, Any], id: str) -> str | None:
 
 _DEFAULTS = {"content_type": JSON, "content_encoding": "utf-8"}
 _REPLY = f'{dumps(_DEFAULTS)[:-1]},"correlation_id":%s,"reply_to":%s}}'
-"""The properties of a call whose result is to be sent, with holes for its id and the queue."""
-_MARK = task_id()  # stands for what varies in a template; random, so that nothing else in it is the same
+"""The properties of a call that wants its result as a message, with gaps for its id and the queue."""
+_MARK = task_id()  # stands for the varying parts of a template; random, so that it occurs nowhere else
 _MARKED = quote(_MARK)
 NO_EMBED_JSON = dumps(NO_EMBED)
 """The third part of the body of a call that nothing follows."""
 
 
 class HeaderTemplate:
-    """The headers of one task's calls, written once with holes, so that a call costs microseconds.
+    """The headers of one task's calls, written once with gaps, so that encoding a call takes microseconds.
 
-    - prototype: a message with all that is the same for those calls (task, shadow, timelimit, headers…).
-    - limit: as for the function ``encode()``, which gives the same for the same message.
+    - prototype: a message with everything that these calls share (task, shadow, timelimit, headers…).
+    - limit: as for the function ``encode()``, which returns the same for the same message.
 
-    is_plain: bodies are JSON, and nothing is done to them.
+    is_plain: bodies are JSON, neither signed nor compressed.
     """
 
     __slots__ = ("_limit", "_pieces", "is_plain", "prototype")
@@ -299,7 +297,7 @@ class HeaderTemplate:
         )
         _checked(marked)
         text = encode_json(without_empty(marked), {"headers": prototype.headers}).decode()
-        text = text.replace(f',"parent_id":{_MARKED}', _MARKED, 1)  # it may be absent, name and all
+        text = text.replace(f',"parent_id":{_MARKED}', _MARKED, 1)  # it may be absent, including its name
         *self._pieces, tail = text.split(_MARKED)
         self._pieces.append(tail[:-1])
         self.is_plain = (
@@ -321,12 +319,12 @@ class HeaderTemplate:
         embed: str = NO_EMBED_JSON,
         reply_to: str | None = None,
     ) -> EncodedMessage:
-        """Encode one call. Raises EncodeError and PublishError as the function ``encode()`` does.
+        """Encode one call. Raises EncodeError and PublishError like the function ``encode()``.
 
-        - reply_to: the queue that its result is to be sent to; None for the prototype's.
-        - more: text of further headers, each after a comma.
-        - embed: text of the third part of the body, which nests less than MAX_DEPTH deep; only where the
-          template is plain.
+        - reply_to: queue for its result; None for the prototype's.
+        - more: text of additional headers, each after a comma.
+        - embed: text of the third part of the body, nested less than MAX_DEPTH deep. Only for plain
+          templates.
         """
         if not self.is_plain:
             message = replace(
@@ -344,7 +342,7 @@ class HeaderTemplate:
             raise PublishError(f"task_id must be printable text of 1 to {MAX_ID} characters, not {id!r:.80}")
         try:
             arguments = dumps((args, kwargs))
-        except Exception as error:  # __json__ and registered encoders are the user's code
+        except Exception as error:  # __json__ and registered encoders are user code
             let_pass(error)
             raise explain({"args": args, "kwargs": kwargs}, error) from error
         if len(arguments) > MAX_DEPTH and too_deep(arguments.encode()):
@@ -372,14 +370,14 @@ _DROPPED = frozenset({"signature", "redelivered", "x-death", "x-first-death-exch
 def retry_headers(
     headers: Mapping[str, Any], eta: str | float | None, retries: int, parent_id: str | None
 ) -> dict[str, Any]:
-    """Headers of the next attempt: same id, root, group, stamps, limits, `expires` and custom headers.
+    """Return the headers of the next attempt: same id, root, group, stamps, limits, `expires` and custom
+    headers.
 
-    - headers: those of the attempt before. What a broker added to them is left behind, and so is the
-      signature, which no longer holds. ``compression`` stays, so the body may be sent again as it came.
-    - eta: epoch seconds, ISO 8601 text, or None for at once.
-    - retries: how many retries there have been, with this one.
-    - parent_id: the id of the call that makes the attempt, which is the parent of one that has none, as in
-      Celery.
+    - headers: those of the previous attempt. Headers added by a broker and the signature, which is no longer
+      valid, are dropped. ``compression`` stays, so the body can be sent again unchanged.
+    - eta: epoch seconds, ISO 8601 text, or None to run at once.
+    - retries: number of retries, including this one.
+    - parent_id: id of the call that makes the attempt. It becomes the parent if there is none, as in Celery.
     """
     kept = {name: value for name, value in headers.items() if name not in _DROPPED}
     kept["eta"] = isoformat(eta) if isinstance(eta, int | float) else eta
@@ -398,13 +396,13 @@ def rewrite_body(
     limit: int,
     chain: Sequence[Any] | None = None,
 ) -> tuple[bytes, dict[str, Any]]:
-    """Return *body* with other arguments (None: those that it has), and the headers that describe them.
+    """Return *body* with other arguments (None: unchanged), and the headers that describe them.
 
     - headers, properties, accept, limit: as for ``decode_body()``.
-    - chain: another rest of its chain, the last first; None: that which it has.
+    - chain: the new rest of its chain, last call first; None: unchanged.
 
-    Raises InvalidTaskMessage, SecurityError, EncodeError, and PublishError for a body over *limit* that is to
-    be compressed.
+    Raises InvalidTaskMessage, SecurityError, EncodeError, and PublishError for a body over *limit* before
+    compression.
     """
     old = decode_body(body, headers, properties, accept, None, limit)
     new_args = tuple(old.args if args is None else args)
@@ -435,13 +433,13 @@ def receive(
     signer: Verifier | None = None,
     limit: int = MAX_BYTES,
 ) -> tuple[dict[str, Any], dict[str, Any], Body | None]:
-    """Return (headers, properties, None) of a protocol 2 message, whose body stays as it is.
+    """Return (headers, properties, None) of a protocol 2 message. Its body is not decoded.
 
-    The headers of a protocol 1 message are in its body, so the third item is its Body.
+    A protocol 1 message has its headers in the body, so the third item is its decoded Body.
 
     - headers, properties, body: as the broker stores them.
-    - accept: content types that a body may have.
-    - limit: bytes of a body, decompressed.
+    - accept: content types allowed for a body.
+    - limit: maximum bytes of a decompressed body.
 
     Raises InvalidTaskMessage or SecurityError with the reason.
     """
@@ -458,9 +456,9 @@ def receive(
 
 
 def upgrade(headers: dict[str, Any], properties: Mapping[str, Any], body: Body) -> EncodedMessage:
-    """Encode in protocol 2 a protocol 1 message that was received, with the serializer that it came in.
+    """Encode a received protocol 1 message in protocol 2, with the same serializer.
 
-    Raises InvalidTaskMessage when that serializer cannot write what it read.
+    Raises InvalidTaskMessage when that serializer cannot write the values that it read.
     """
     serializer = serializer_of(properties.get("content_type") or JSON)
     try:
@@ -468,4 +466,4 @@ def upgrade(headers: dict[str, Any], properties: Mapping[str, Any], body: Body) 
         content = {"content_type": content_type, "content_encoding": content_encoding}
         return encode_parts(headers, {**properties, **content}, data)
     except QWorkerError as error:
-        raise InvalidTaskMessage(f"protocol 1 message cannot be brought to protocol 2: {error}") from error
+        raise InvalidTaskMessage(f"protocol 1 message cannot be converted to protocol 2: {error}") from error

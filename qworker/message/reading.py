@@ -1,10 +1,11 @@
-"""Reading a message: nothing that arrives is trusted before it has passed here.
+"""Reading a message: everything that arrives is checked here.
 
 Comes from:  transports (three columns: headers text, properties text, body bytes).
-Goes to:     the listener (headers only), the child (body).
+Goes to:     the listener (headers only) and the child (body).
 Thread:      any; pure.
 
-Whatever the bytes are, only InvalidTaskMessage and SecurityError come out, with a reason for the dead letter.
+Whatever the bytes are, the only errors are InvalidTaskMessage and SecurityError, with a reason for the dead
+letter.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ _MAX_COUNT = 2**31
 
 class EncodedMessage(NamedTuple):
     """A message as a broker stores it: `headers` is JSON text; so is `properties`, or None when all are
-    default."""
+    defaults."""
 
     headers: str
     properties: str | None
@@ -33,7 +34,7 @@ class EncodedMessage(NamedTuple):
 
 
 class Body(NamedTuple):
-    """A decoded body. embed: callbacks, errbacks, chain and chord, each None if there is none."""
+    """A decoded body. embed: callbacks, errbacks, chain and chord, None for those that are absent."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -41,19 +42,19 @@ class Body(NamedTuple):
 
 
 class Verifier(Protocol):
-    """What is asked of a `qworker.message.signing.Signer` here."""
+    """The part of `qworker.message.signing.Signer` used here."""
 
     def verify(
         self, headers: Mapping[str, Any], body: bytes, properties: Mapping[str, Any] | None = None
     ) -> None:
-        """SecurityError unless the message is signed with a known key."""
+        """Raise SecurityError unless the message is signed with a known key."""
 
 
 # -- headers --
 
 
 def valid_id(value: object) -> bool:
-    """Whether `value` can be a task name or id: printable text of 1 to 255 characters."""
+    """Tell whether `value` can be a task name or id: printable text of 1 to 255 characters."""
     return type(value) is str and 0 < len(value) <= MAX_ID and value.isprintable()
 
 
@@ -112,8 +113,8 @@ _WORDS: dict[_Check, str] = {
     _table: "an object",
 }
 
-#: the headers of protocol 2 in Celery's order:
-#: name → (check of a value that is not null, value if absent or null)
+# : the headers of protocol 2 in Celery's order: : name → (check for a value other than null, value if absent
+# or null)
 HEADERS: dict[str, tuple[_Check, Any]] = {
     "lang": (_text, "py"),
     "task": (valid_id, None),
@@ -141,17 +142,17 @@ _REPRS = ("argsrepr", "kwargsrepr")
 
 
 def parse_headers(text: str) -> dict[str, Any]:
-    """Return the headers of a protocol 2 message: Celery's 19, checked and always all there, and any others
-    as they came.
+    """Return the headers of a protocol 2 message: Celery's 19, checked and complete, and any others
+    unchanged.
 
-    Raises InvalidTaskMessage when `text` is not a JSON object, has no `task` or `id`, or holds a header of
-    the wrong kind. A message without `task` may be one of protocol 1: see `protocol.receive`.
+    Raises InvalidTaskMessage when `text` is not a JSON object, has no `task` or `id`, or has a header of the
+    wrong type. A message without `task` may be of protocol 1: see `protocol.receive`.
     """
     return check_headers(read_object(text, "headers"))
 
 
 def check_headers(headers: dict[str, Any]) -> dict[str, Any]:
-    """Return `headers`, with absent ones added. Raises InvalidTaskMessage for one of the wrong kind."""
+    """Return `headers`, with absent ones added. Raises InvalidTaskMessage for one of the wrong type."""
     for name, value in headers.items():
         if value is not None and name in HEADERS and not HEADERS[name][0](value):
             words = _WORDS[HEADERS[name][0]]
@@ -164,7 +165,7 @@ def check_headers(headers: dict[str, Any]) -> dict[str, Any]:
     if headers["task"] is None or headers["id"] is None:
         missing = "task" if headers["task"] is None else "id"
         raise InvalidTaskMessage(f"header {missing!r} is missing")
-    for name in _REPRS:  # for people only, so mended rather than refused
+    for name in _REPRS:  # only for display, so corrected instead of refused
         value = headers[name]
         if value is not None and (len(value) > _MAX_REPR or not value.isprintable()):
             headers[name] = printable(value[:_MAX_REPR])
@@ -172,10 +173,10 @@ def check_headers(headers: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_empty(headers: dict[str, Any]) -> dict[str, Any]:
-    """Return `headers` without those that say nothing.
+    """Return `headers` without the empty ones.
 
-    Celery's protocol lets a sender leave them out, and every reader completes them. They are over a third of
-    the text and, on RabbitMQ, a fifth of the server's work.
+    Celery's protocol lets a sender omit them, and every reader adds them. They are over a third of the text
+    and, on RabbitMQ, a fifth of the server's work.
     """
     return {
         name: value
@@ -204,9 +205,10 @@ _PROPERTIES: tuple[tuple[str, _Check], ...] = (
 
 
 def parse_properties(text: str | None) -> dict[str, Any]:
-    """Return the properties. `content_type` and `content_encoding` are always there; None means the defaults.
+    """Return the properties. `content_type` and `content_encoding` are always present; None means the
+    defaults.
 
-    Raises InvalidTaskMessage when `text` is not a JSON object, or a property is of the wrong kind.
+    Raises InvalidTaskMessage when `text` is not a JSON object, or a property has the wrong type.
     """
     if text is None:
         return {"content_type": JSON, "content_encoding": "utf-8"}
@@ -221,7 +223,8 @@ def parse_properties(text: str | None) -> dict[str, Any]:
 
 
 def read_object(text: Any, what: str) -> dict[str, Any]:
-    """Return the JSON object in `text`. Raises InvalidTaskMessage, which calls it `what`, for none."""
+    """Return the JSON object in `text`, called `what` in errors. Raises InvalidTaskMessage for anything
+    else."""
     if type(text) is not str:
         text = _as_text(text, what)
     if len(text) > MAX_HEADERS:
@@ -232,7 +235,7 @@ def read_object(text: Any, what: str) -> dict[str, Any]:
         )
     try:
         value = loads(text)
-    except Exception as error:  # decoders of registered types are the user's code
+    except Exception as error:  # decoders of registered types are user code
         raise InvalidTaskMessage(f"{what} are not valid JSON: {type(error).__name__}") from error
     if type(value) is not dict:
         raise InvalidTaskMessage(f"{what} are {safe_repr(value, 100)}, not an object")
@@ -260,7 +263,7 @@ _EMPTY_EMBEDS = (
 
 
 def may_embed(body: bytes) -> bool:
-    """Whether *body*, which is not decoded, may have calls embedded: False when it certainly has none."""
+    """Tell whether *body*, not decoded, may have embedded calls; False when it certainly has none."""
     return type(body) is not bytes or not body.endswith(_EMPTY_EMBEDS)
 
 
@@ -272,14 +275,13 @@ def decode_body(
     signer: Verifier | None = None,
     limit: int = MAX_BYTES,
 ) -> Body:
-    """Return the arguments and embedded calls of a protocol 2 message whose headers and properties were
-    parsed.
+    """Return the arguments and embedded calls of a protocol 2 message with parsed headers and properties.
 
-    - accept: names of serializers, or content types, that the body may have.
+    - accept: serializer names or content types allowed for the body.
     - signer: verifies the signature first; None when messages are not signed.
-    - limit: bytes of the body, decompressed.
+    - limit: maximum bytes of the decompressed body.
 
-    Raises SecurityError or InvalidTaskMessage, which say why the message is refused.
+    Raises SecurityError or InvalidTaskMessage with the reason.
     """
     if signer is not None:
         signer.verify(headers, body, properties)
@@ -294,7 +296,7 @@ def decode_body(
 def decode_payload(
     body: bytes, compression: Any, properties: Mapping[str, Any], accept: frozenset[str], limit: int
 ) -> Any:
-    """Return the value in a body of either protocol, decompressed if `compression` names a method."""
+    """Return the value in a body of protocol 1 or 2, decompressed if `compression` names a method."""
     content_type = properties.get("content_type") or JSON
     check_accepted(content_type, accept)
     if type(body) is not bytes:
@@ -317,8 +319,8 @@ def _as_bytes(body: Any) -> bytes:
 
 
 def body_of(args: Any, kwargs: Any, embed: Any) -> Body:
-    """Make a Body of decoded parts; None stands for an empty one. Raises InvalidTaskMessage for one of the
-    wrong kind."""
+    """Make a Body of decoded parts; None means empty. Raises InvalidTaskMessage for a part of the wrong
+    type."""
     if args is None:
         args = ()
     elif not isinstance(args, list | tuple):

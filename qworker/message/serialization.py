@@ -1,10 +1,10 @@
-"""Values to bytes and back: content types over kombu's registry, bounded and refusing what is not accepted.
+"""Values to bytes and back, using kombu's registry of content types, with limits on size and accepted types.
 
 Comes from:  protocol (bodies), backends (results).
 Goes to:     messages and the result store.
 Thread:      any.
 
-JSON is of ``kombu_json``. Every other content type is kombu's, which is imported when one is first met.
+JSON is handled by ``kombu_json``; every other content type by kombu, which is imported on first use.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = [
 
 JSON = "application/json"
 MAX_BYTES = 16 * 1024 * 1024  #: of one message body, decompressed
-MAX_DECOMPRESSED = 1024**3  #: bytes, where nobody set a limit (results are read back at any size)
+MAX_DECOMPRESSED = 1024**3  # : bytes, where no limit is set (results of any size are read)
 
-#: serializer name → content type, for those kombu ships; others are asked of kombu's registry
+# : serializer name → content type, for those that kombu ships; others are in kombu's registry
 CONTENT_TYPES = {
     "json": JSON,
     "pickle": "application/x-python-serialize",
@@ -40,21 +40,21 @@ CONTENT_TYPES = {
     "msgpack": "application/x-msgpack",
 }
 _NAMES = {content_type: name for name, content_type in CONTENT_TYPES.items()}
-# A short list, because some codecs of Python are slow on hostile input (idna) or are not text at all.
+# A short list, because some Python codecs are slow on hostile input (idna) or do not produce text.
 _ENCODINGS = {
     "utf-8": "utf-8", "utf8": "utf-8", "binary": "utf-8", "us-ascii": "ascii", "ascii": "ascii",
     "latin-1": "latin-1", "latin1": "latin-1", "iso-8859-1": "latin-1", "utf-16": "utf-16",
     "utf-32": "utf-32",
 }  # fmt: skip
-_WIDE = frozenset({"utf-16", "utf-32"})  # in which a bracket is no byte of its own
+_WIDE = frozenset({"utf-16", "utf-32"})  # a bracket is more than one byte in these
 
 
 # -- encoding --
 
 
 def encode(value: Any, serializer: str = "json", what: str = "value") -> tuple[str, str, bytes]:
-    """Return (content type, content encoding, bytes) of `value`. Raises EncodeError, which says which part of
-    `what` cannot be encoded."""
+    """Return (content type, content encoding, bytes) of `value`. Raises EncodeError, which names the part of
+    `what` that cannot be encoded."""
     if serializer == "json":
         return JSON, "utf-8", encode_json(value, {what: value})
     from kombu import serialization
@@ -65,7 +65,7 @@ def encode(value: Any, serializer: str = "json", what: str = "value") -> tuple[s
         data: bytes = payload.encode() if isinstance(payload, str) else payload
     except SerializerNotInstalled:
         raise _unknown_serializer(serializer) from None
-    except Exception as error:  # serializers are third-party code and raise what they like
+    except Exception as error:  # serializers are third-party code and may raise anything
         let_pass(error)
         raise EncodeError(
             f"{what} cannot be serialised with {serializer}: {_short(error)}", what, type(value).__name__
@@ -74,11 +74,11 @@ def encode(value: Any, serializer: str = "json", what: str = "value") -> tuple[s
 
 
 def encode_json(value: Any, parts: Mapping[str, Any], limit: int = MAX_DEPTH) -> bytes:
-    """Return UTF-8 JSON of `value`, which nests no deeper than `limit`. Raises EncodeError, which finds in
-    `parts` (by name) what is no JSON."""
+    """Return UTF-8 JSON of `value`, nested no deeper than `limit`. Raises EncodeError, which names the part
+    in `parts` that is not JSON."""
     try:
         data = dumps(value).encode()
-    except Exception as error:  # __json__ and registered encoders are the user's code
+    except Exception as error:  # __json__ and registered encoders are user code
         let_pass(error)
         raise explain(parts, error) from error
     if too_deep(data, limit):
@@ -87,7 +87,7 @@ def encode_json(value: Any, parts: Mapping[str, Any], limit: int = MAX_DEPTH) ->
 
 
 def explain(parts: Mapping[str, Any], cause: Exception) -> EncodeError:
-    """The EncodeError for `cause`, naming the first object within `parts` (name → value) that JSON cannot
+    """Return the EncodeError for `cause`, naming the first object in `parts` (name → value) that JSON cannot
     hold."""
     for name, part in parts.items():
         unfit = _first_unfit(part, name, 0)
@@ -110,7 +110,7 @@ def explain(parts: Mapping[str, Any], cause: Exception) -> EncodeError:
 
 
 def _advice(value: Any) -> str:
-    """Of what tasks take where a parameter is annotated so (``tasks/forms.py``)."""
+    """Suggest annotations for types that tasks convert (``tasks/forms.py``)."""
     kind = type(value)
     if (
         issubclass(kind, Enum | timedelta)
@@ -159,11 +159,10 @@ def decode(
     """Return the value of `data`.
 
     - accept: names of serializers, or content types.
-    - limit: the most bytes that `data` may have; None for any size.
+    - limit: maximum bytes of `data`; None for any size.
 
-    Raises SecurityError, before a byte is looked at, when the content type is not accepted. Raises
-    InvalidTaskMessage, with the reason, for what does not decode, is too large, or nests deeper than
-    MAX_DEPTH.
+    Raises SecurityError, before parsing, when the content type is not accepted. Raises InvalidTaskMessage,
+    with the reason, when data cannot be decoded, is too large, or nests deeper than MAX_DEPTH.
     """
     check_accepted(content_type, accept)
     if limit is not None and len(data) > limit:
@@ -174,7 +173,7 @@ def decode(
 
     try:
         return serialization.loads(data, content_type, content_encoding, accept={content_type})  # type: ignore[no-untyped-call]
-    except Exception as error:  # decoders are third-party code and raise what they like
+    except Exception as error:  # decoders are third-party code and may raise anything
         let_pass(error)
         raise InvalidTaskMessage(f"body is not valid {content_type}: {_short(error)}") from error
 
@@ -194,21 +193,21 @@ def _decode_json(data: bytes, content_encoding: str) -> Any:
         return loads(text)
     except InvalidTaskMessage:
         raise
-    except Exception as error:  # decoders of registered types are the user's code
+    except Exception as error:  # decoders of registered types are user code
         let_pass(error)
         raise InvalidTaskMessage(f"body is not valid JSON: {_short(error)}") from error
 
 
 def content_types(names: Iterable[str], setting: str = "accept_content") -> frozenset[str]:
-    """Content types of serializer `names` (or content types) as `decode` takes them.
+    """Return the content types of serializer `names` (or content types), as `decode` takes them.
 
-    ConfigurationError when one is unknown.
+    ConfigurationError when a name is unknown.
     """
     return frozenset(CONTENT_TYPES.get(name) or _registered(name, setting) for name in names)
 
 
 def serializer_of(content_type: str) -> str:
-    """Name of the serializer that writes `content_type`; the content type itself when there is none."""
+    """Return the name of the serializer for `content_type`, or the content type itself if there is none."""
     if content_type in _NAMES:
         return _NAMES[content_type]
     from kombu.serialization import registry
@@ -240,7 +239,7 @@ def _unknown_serializer(name: str, setting: str = "task_serializer") -> Configur
 
 
 def check_accepted(content_type: str, accept: frozenset[str]) -> None:
-    """SecurityError unless `accept` (serializer names or content types) holds `content_type`."""
+    """Raise SecurityError unless `accept` (serializer names or content types) includes `content_type`."""
     if content_type in accept or _NAMES.get(content_type) in accept:
         return
     name = _NAMES.get(content_type, content_type)
@@ -254,7 +253,7 @@ def check_accepted(content_type: str, accept: frozenset[str]) -> None:
 
 
 def compress(data: bytes, method: str) -> tuple[str, bytes]:
-    """(MIME name for the header ``compression``, compressed bytes). ConfigurationError for an unknown
+    """Return (MIME name for the header ``compression``, compressed bytes). ConfigurationError for an unknown
     method."""
     from kombu import compression
 
@@ -269,7 +268,7 @@ def compress(data: bytes, method: str) -> tuple[str, bytes]:
 
 
 def decompress(data: bytes, mime: str, limit: int = MAX_DECOMPRESSED) -> bytes:
-    """Bytes of `data` compressed as `mime`; stops at `limit`. InvalidTaskMessage for anything wrong."""
+    """Decompress `data`, compressed as `mime`, up to `limit` bytes. InvalidTaskMessage if that fails."""
     open_ = _DECOMPRESSORS.get(mime)
     if open_ is None:
         raise InvalidTaskMessage(f"compression {mime!r:.80} is not one of {', '.join(_DECOMPRESSORS)}")
@@ -277,7 +276,7 @@ def decompress(data: bytes, mime: str, limit: int = MAX_DECOMPRESSED) -> bytes:
         stream = open_()
         decompressed: bytes = stream.decompress(data, limit + 1)
         complete = stream.eof
-    except Exception as error:  # zlib, bz2, lzma and zstd each have their own, and lzma a memory limit
+    except Exception as error:  # zlib, bz2, lzma and zstd have different errors, and lzma a memory limit
         let_pass(error)
         raise InvalidTaskMessage(f"body does not decompress as {mime}: {_short(error)}") from error
     if len(decompressed) > limit:
@@ -290,7 +289,7 @@ def decompress(data: bytes, mime: str, limit: int = MAX_DECOMPRESSED) -> bytes:
 def _zlib() -> Any:
     import zlib
 
-    return zlib.decompressobj(wbits=47)  # zlib's own header or gzip's: other languages send the latter
+    return zlib.decompressobj(wbits=47)  # the header of zlib or gzip; other languages send gzip
 
 
 def _bz2() -> Any:
@@ -310,7 +309,7 @@ def _zstd() -> Any:
     return zstd.ZstdDecompressor()
 
 
-# brotli is missing because its decompressor cannot be stopped at a size in the versions people have.
+# brotli is missing because common versions of its decompressor cannot be stopped at a size.
 _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     "application/x-gzip": _zlib, "gzip": _zlib, "zlib": _zlib,
     "application/x-bz2": _bz2, "bzip2": _bz2,
@@ -320,7 +319,7 @@ _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
 
 
 def _short(error: BaseException) -> str:
-    """One bounded line about `error`, without what it might quote from a hostile message beyond repair."""
+    """Describe `error` in one short line, without long quotes from a hostile message."""
     if isinstance(error, RecursionError):
         return "it nests too deep, or contains itself"
     text = str(error).partition("\n")[0][:200]

@@ -1,4 +1,4 @@
-"""Signatures of messages, results and orders: HMAC-SHA256 by keys that only the app's own processes know.
+"""Signatures of messages, results and orders: HMAC-SHA256 with keys known only to the app's processes.
 
 Comes from:  publishing (sign), the worker's listener (verify), result stores (seal, unseal), control
              (orders); keys from the setting ``security_key``.
@@ -6,13 +6,13 @@ Goes to:     the header ``signature``: "v1:<key id>:<seconds>:<nonce>:<names>:<h
              results; orders to revoke.
 Thread:      any.
 
-Of a message the body is signed, and every header that decides what runs, when, and where the result goes; of
-the caller's own headers those that it gave, whose names stand in the signature, but none that begins with
-``x-``: those belong to brokers. What brokers and tracers add is not signed. Keys rotate: the first signs, all
-verify.
+A signature covers the body, every header that decides what runs, when, and where the result goes, and the
+caller's own headers. The names of the caller's headers are listed in the signature; names beginning with
+``x-`` belong to brokers and are left out. Headers added by brokers and tracers are not signed. Keys rotate:
+the first signs, all verify.
 
-A copy of a signed message is as good as itself. What bounds that: `max_age`, the message's own ``expires``,
-and that a worker knows what it holds or has finished (`replays`).
+A copy of a signed message is as valid as the original. Copies are limited by `max_age`, by the message's
+``expires``, and by the worker, which knows the messages it holds or has finished (`replays`).
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from qworker.errors import ConfigurationError, SecurityError
 HEADER = "signature"
 SHORTEST_KEY = 16  # bytes
 OURS = "qworker_"
-"""What the names of our own headers begin with: of joins, of bodies that fail, of copies."""
+"""Prefix of our own headers: joins, failing bodies, copies."""
 SEAL = b"\0qworker-signature\0"
-"""What comes between a result and its signature."""
+"""Separates a result from its signature."""
 
-#: what is signed of the protocol's headers, besides the body; not those that a broker adds or changes
+# : the protocol's headers that are signed with the body; not those that a broker adds or changes
 SIGNED_HEADERS = (
     "task", "id", "eta", "expires", "retries", "timelimit", "root_id", "parent_id", "group", "group_index",
     "ignore_result", "replaced_task_nesting", "stamped_headers", "stamps", "compression",
 )  # fmt: skip
 SIGNED_PROPERTIES = ("content_type", "content_encoding", "reply_to")
-# For people only, or changed on the way.
+# For display only, or changed in transit.
 _UNSIGNED = frozenset(
     {*SIGNED_HEADERS, HEADER, "lang", "shadow", "origin", "argsrepr", "kwargsrepr", "redelivered"}
 )
@@ -53,8 +53,8 @@ _MESSAGE, _RESULT, _ORDER = b"message\0", b"result\0", b"order\0"
 class Signer:
     """Signs with the first of `keys` (texts of at least 16 bytes) and verifies with any of them.
 
-    `max_age` in seconds refuses older messages (None: no limit); a message with an ETA is as old as that is
-    past. ConfigurationError when there is no key or one is too short.
+    `max_age` in seconds refuses older messages (None: no limit); for a message with an ETA, age counts from
+    the ETA. ConfigurationError when there is no key or a key is too short.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Signer:
     def sign(
         self, headers: Mapping[str, Any], body: bytes, properties: Mapping[str, Any] | None = None
     ) -> str:
-        """Signature for the header ``signature``; no two are the same."""
+        """Return a signature for the header ``signature``; no two are the same."""
         own = sorted(name for name in headers if name not in _UNSIGNED and not name.startswith("x-"))
         names = ",".join(quote(name, safe="") for name in own)
         start = f"v1:{self._first}:{int(self._clock.now())}:{os.urandom(8).hex()}:{names}"
@@ -86,7 +86,8 @@ class Signer:
     def verify(
         self, headers: Mapping[str, Any], body: bytes, properties: Mapping[str, Any] | None = None
     ) -> None:
-        """Return if the header ``signature`` is ours, and not too old; SecurityError, saying why, if not."""
+        """Return if the header ``signature`` is valid and not too old; otherwise raise SecurityError with the
+        reason."""
         age = self.age(headers, body, properties)
         if self._max_age is not None and age > self._max_age:
             raise SecurityError(
@@ -97,8 +98,8 @@ class Signer:
     def age(
         self, headers: Mapping[str, Any], body: bytes, properties: Mapping[str, Any] | None = None
     ) -> float:
-        """Seconds since the message was signed, or since its ETA if that is later; SecurityError unless it is
-        ours."""
+        """Return the seconds since the message was signed, or since its ETA if that is later. SecurityError
+        if the signature is invalid."""
         signature = headers.get(HEADER)
         if not isinstance(signature, str):
             raise SecurityError("the message is not signed, and this app has a security_key")
@@ -138,21 +139,23 @@ class Signer:
     # -- results --
 
     def seal(self, data: bytes, *subject: str | None) -> bytes:
-        """*data* with a signature behind it that says what it is about, such as whose result it is."""
+        """Return *data* followed by a signature that covers *data* and *subject*, such as the id of a
+        result."""
         return b"%b%b%b" % (data, SEAL, self.signature(data, *subject).encode())
 
     def unseal(self, data: bytes, *subject: str | None) -> bytes:
-        """What seal() was given with the same *subject*; SecurityError for anything else."""
+        """Return the data that seal() was given with the same *subject*; SecurityError for anything else."""
         unsealed, separator, signature = data.rpartition(SEAL)
         self.check(unsealed, signature if separator else b"", *subject)
         return unsealed
 
     def signature(self, data: bytes, *subject: str | None) -> str:
-        """The signature that seal() puts behind *data*, for who keeps it elsewhere."""
+        """Return the signature that seal() appends to *data*, to be stored elsewhere."""
         return f"{self._first}:{self._mac(self._first, _RESULT, subject, data)}"
 
     def check(self, data: bytes, signature: bytes, *subject: str | None) -> None:
-        """Return if *signature* is that of *data* and *subject* by one of our keys; SecurityError if not."""
+        """Return if *signature* is valid for *data* and *subject* with one of our keys; otherwise raise
+        SecurityError."""
         key, _, digest = signature.decode("latin-1").partition(":")
         if key not in self._keys:
             raise SecurityError(
@@ -166,16 +169,16 @@ class Signer:
     # -- orders --
 
     def sign_order(self, *fields: Any) -> str:
-        """Signature of an order to workers that says *fields*."""
+        """Return the signature of an order to workers with *fields*."""
         return f"{self._first}:{self._mac(self._first, _ORDER, fields, b'')}"
 
     def is_order(self, signature: str, *fields: Any) -> bool:
-        """Whether *signature* is ours, of an order that says *fields*."""
+        """Tell whether *signature* is valid for an order with *fields*."""
         key, _, digest = signature.partition(":")
         return key in self._keys and _same(self._mac(key, _ORDER, fields, b""), digest)
 
     def _mac(self, key: str, kind: bytes, fields: Sequence[Any], data: bytes) -> str:
-        # As JSON so that no two field lists have one text, sorted because brokers reorder tables.
+        # JSON, so that different fields give different texts; sorted, because brokers reorder tables.
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=str)
         mac = hmac.new(self._keys[key], kind + text.encode() + b"\0", sha256)
         mac.update(data)
@@ -194,5 +197,5 @@ def _same(expected: str, digest: str) -> bool:
 
 
 def key_id(secret: bytes) -> str:
-    """Public name of a key: eight hex digits of its hash."""
+    """Return the public name of a key: eight hex digits of its hash."""
     return sha256(b"qworker key id\0" + secret).hexdigest()[:8]

@@ -1,7 +1,8 @@
-"""Arguments: whether a function takes them, asked without calling it.
+"""Arguments: check that a function accepts them, without calling it.
 
-Comes from:  make_task, once a task.
-Goes to:     apply_async and its like, each call: one that cannot work fails at the caller, not in the worker.
+Comes from:  make_task, once per task.
+Goes to:     apply_async and similar methods, for each call: a call with wrong arguments fails at the caller,
+          not in the worker.
 Thread:      any; pure.
 """
 
@@ -19,7 +20,7 @@ _VARARGS, _VARKEYWORDS, _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = (
     0x20,
     0x80,
     0x200,
-)  # code flags; importing inspect costs 10 ms
+)  # code flags; importing inspect takes 10 ms
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
@@ -28,12 +29,13 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
 
 
 def is_generator_function(function: Callable[..., Any]) -> bool:
-    """Tell whether *function* has a ``yield``, so that calling it runs nothing; with ``async def`` or not."""
+    """Tell whether *function* contains ``yield``, so that calling it runs none of its code; with or without
+    ``async def``."""
     return bool(_flags(function) & (_GENERATOR | _ASYNC_GENERATOR))
 
 
 def _flags(function: Callable[..., Any]) -> int:
-    """The flags of the code of *function*; 0 for what has none."""
+    """Return the flags of the code of *function*; 0 if it has none."""
     seen = 0
     while seen < 100 and not hasattr(function, "__code__"):
         inner = getattr(function, "func", None) or getattr(function, "__func__", None)
@@ -45,9 +47,9 @@ def _flags(function: Callable[..., Any]) -> int:
 
 
 def positional(name: str, args: Any) -> tuple[Any, ...]:
-    """Return the positional arguments that a caller of the task *name* gave as one value; () for None.
+    """Return the positional arguments that a caller of the task *name* passed as one value; () for None.
 
-    Text is one argument and not many, although it can be iterated. Raises TypeError for what is no row of
+    Text counts as one argument, although it is iterable. Raises TypeError for anything but a sequence of
     arguments.
     """
     if args is None:
@@ -60,9 +62,9 @@ def positional(name: str, args: Any) -> tuple[Any, ...]:
 
 
 def keywords(name: str, kwargs: Any) -> dict[str, Any]:
-    """Return the keyword arguments that a caller of the task *name* gave as one value; {} for none.
+    """Return the keyword arguments that a caller of the task *name* passed as one value; {} for None.
 
-    Raises TypeError for what is no mapping with names as keys.
+    Raises TypeError for anything but a mapping with names as keys.
     """
     if not kwargs:
         return {}
@@ -76,8 +78,8 @@ _PLAIN_NAMES = frozenset({"None", "Any", *(kind.__name__ for kind in _PLAIN if i
 
 
 def has_plain_annotations(function: Callable[..., Any]) -> bool:
-    """Tell whether a look at what *function* is annotated with, without evaluating it, shows that JSON
-    carries all of it as it is; False where that has to be looked at more closely."""
+    """Tell whether the annotations of *function*, unevaluated, show that JSON carries all its arguments
+    unchanged; False if they have to be examined more closely."""
     try:
         written = getattr(function, "__annotations__", {})
         return all(each in _PLAIN or each in _PLAIN_NAMES for each in written.values())
@@ -90,10 +92,10 @@ def _nothing() -> None:
 
 
 def argument_checker(function: Callable[..., Any], bound: bool = False) -> Checker | None:
-    """Return a function that raises the TypeError that calling *function* would raise, and does nothing else.
+    """Return a function that raises the TypeError that calling *function* would raise.
 
-    It is an empty function with the same parameters, so a check costs one call. It is None for what is not a
-    plain Python function. bound: the task gives the first parameter (self).
+    It is an empty function with the same parameters, so a check costs one call. None for anything but a plain
+    Python function. bound: the task passes the first parameter (self).
     """
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType) or not isinstance(function, FunctionType):

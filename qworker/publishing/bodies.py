@@ -1,12 +1,12 @@
 """Bodies: the call that follows a join, written and read.
 
-Comes from:  ``workflows``, which opens joins; the worker's joiner, with one whose members have all ended.
+Comes from:  ``workflows``, which opens joins; the worker's joiner, with a join whose members have all ended.
 Goes to:     the result store; ``body_messages``.
 Thread:      any.
 
-With a security_key the body is signed when its join is opened, for whoever sends it signs it as his own; and
-with it the ids of the members. Their parts are not signed: they only count when they are of these ids, whose
-results are signed. A member that is added later has its id signed beside the results.
+With a security_key the body and the ids of the members are signed when the join is opened, because whoever
+publishes the body signs it as its own. Parts are not signed: they count only if they belong to these ids,
+whose results are signed. The id of a member added later is signed and stored beside the results.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, DamagedResult, PublishError)
-"""What reading a body raises that we have not written."""
+"""Errors from reading a body that qworker did not write."""
 
 
 def written(app: QWorker, join: PlannedJoin, tentative: bool = False) -> bytes:
-    """The body of *join* as it is kept. tentative: as JoinBody has it."""
+    """Return the stored form of the body of *join*. tentative: as in JoinBody."""
     body = join.body._replace(tentative=tentative)
     if app.signer is not None:
         signature = app.signer.signature(_text_of(join.members), "members", join.id)
@@ -38,8 +38,8 @@ def written(app: QWorker, join: PlannedJoin, tentative: bool = False) -> bytes:
 
 
 def doubt(app: QWorker, join: Finished, body: JoinBody) -> str | None:
-    """Why the parts of *join* are not believed; None: they are those of its members, or nothing says who
-    these are, as without a security_key."""
+    """Return why the parts of *join* are not trusted. None if they belong to its members, or if the members
+    are unknown, as without a security_key."""
     if app.signer is None or body.members is None:
         return None
     size, _, signature = body.members.partition(":")
@@ -63,29 +63,29 @@ def _text_of(members: Iterable[str]) -> bytes:
 
 
 def note_added(app: QWorker, join: str, number: int, task_id: str, kept: float) -> None:
-    """Write down that the call *task_id* was added to *join* as its member *number*, for *kept* seconds
-    longer than results are kept. Raises BackendError."""
+    """Record that the call *task_id* was added to *join* as member *number*. The record is kept *kept*
+    seconds longer than results. Raises BackendError."""
     if app.signer is not None:
         app.backend.save_group(_added_key(join, number), {"task_id": task_id}, kept)
 
 
 def forget_added(app: QWorker, join: Finished, body: JoinBody) -> None:
-    """Delete what note_added() has written of *join*, which is done. Raises BackendError."""
+    """Delete the records of note_added() for the finished *join*. Raises BackendError."""
     if app.signer is not None and body.members is not None:
         for part in join.parts[int(body.members.partition(":")[0]) :]:
             app.backend.delete_group(_added_key(join.id, part.number))
 
 
 def keep_rest(app: QWorker, join: str, body: JoinBody) -> None:
-    """Keep *body*, the next part of a long chain that has failed before, for as long as failed tasks are: one
-    of them may be sent again. Raises BackendError."""
+    """Keep *body*, the next part of a long chain that has failed, as long as failed tasks: one of them may be
+    sent again. Raises BackendError."""
     if app.broker.failed is not None:
         longer = app.conf.failed_task_expires - (app.backend.expires or 0.0)
         app.backend.save_group(_rest_key(join), body.fields(), max(0.0, longer))
 
 
 def kept_rest(app: QWorker, join: str) -> JoinBody | None:
-    """What keep_rest() has kept for *join*; None for nothing, and for what cannot be read."""
+    """Return the body kept by keep_rest() for *join*; None if there is none or it is unreadable."""
     try:
         found = app.backend.get_group(_rest_key(join))
         return None if found is None else read(found, app)
@@ -102,9 +102,9 @@ def _added_key(join: str, number: int) -> str:
 
 
 def read_body(app: QWorker, join: Finished) -> tuple[JoinBody, str | None]:
-    """The body of *join* as it was written, and what doubt() says.
+    """Return the body of *join* and the answer of doubt().
 
-    Where it may be published twice, it has the header that numbers what is published under this claim
+    A body that may be published twice has a header that identifies publications under this claim
     (``tasks/copies.py``). Its parent is a member, as in Celery. Raises InvalidTaskMessage.
     """
     try:

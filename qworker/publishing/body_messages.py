@@ -1,7 +1,7 @@
-"""The messages of the body of a join: those that make its call, or by which it fails.
+"""The messages of the body of a join: those that run it, or make it fail.
 
 Comes from:  the worker's joiner, with a join whose members have all ended.
-Goes to:     back to it: it publishes them in the step in which the join is done.
+Goes to:     the joiner, which publishes them in the step that finishes the join.
 Thread:      any.
 """
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def messages_of(app: QWorker, body: JoinBody, values: Sequence[Any]) -> list[Envelope]:
-    """The messages that make the call of *body* with the *values* of the members.
+    """Return the messages that call *body* with the *values* of the members.
 
-    Raises PublishError and EncodeError for one that cannot be sent, TypeError for one that does not take the
-    values, ValueError when they are not as many as it was written for.
+    Raises PublishError and EncodeError for a message that cannot be sent, TypeError for a task that does not
+    accept the values, ValueError for a wrong number of values.
     """
     args, kwargs = body.arguments(values)
     run = run_in(body.call.options.get("headers"))
@@ -48,11 +48,11 @@ def messages_of(app: QWorker, body: JoinBody, values: Sequence[Any]) -> list[Env
 def failed_messages_of(
     app: QWorker, body: JoinBody, why: str, members: Sequence[str], cause: Any = None
 ) -> list[Envelope]:
-    """The messages by which the call of *body* fails in a worker: it is not run, its errbacks are called, and
-    what would have come after it fails as well.
+    """Return the messages that make *body* fail in a worker: it does not run, its errbacks are called, and
+    the calls after it fail too.
 
     - members: their ids; () when not all have ended.
-    - cause: the error of one, as it is stored, if the body fails with that.
+    - cause: the stored error of a member, if the body fails with that error.
     """
     marks: dict[str, Any] = {RUN: "", FAILED: why, **publication(body.call)}
     if cause is not None:
@@ -62,8 +62,8 @@ def failed_messages_of(
         marks[MEMBERS] = {"ids": list(members), "given": not calls[0][0].immutable}
     with holding_back(app) as held:
         for call, rest in calls:
-            # By its name: nobody is to ask whether the task takes these arguments.
-            # And at once, whatever its countdown: it does not run.
+            # By name, so that the task does not check the arguments. Without a countdown, because it does not
+            # run.
             options = {**apart(call.options), **marks, "countdown": None, "eta": None, "chain": rest or None}
             app.send_task(call.task, call.args, call.kwargs, **options)
     return held

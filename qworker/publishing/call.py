@@ -1,8 +1,8 @@
 """The options of one call, and the message they make.
 
-Comes from:  publishing, with what the user gave to apply_async.
-Goes to:     a Call: the frozen TaskMessage, where it goes and when it is due.
-Thread:      any; pure but for the clock.
+Comes from:  publishing, with the arguments of apply_async.
+Goes to:     a Call: the frozen TaskMessage, its destination and its due time.
+Thread:      any; pure except for the clock.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ OPTIONS = frozenset(
         "stamps",
     ]
 )
-"""What apply_async, send_task and retry take."""
+"""Options of apply_async, send_task and retry."""
 
 FOR_CELERYS_SAKE = frozenset(
     [
@@ -78,13 +78,13 @@ FOR_CELERYS_SAKE = frozenset(
         "declare",
     ]
 )
-"""Options that are accepted and mean nothing here."""
+"""Options that are accepted and have no effect."""
 
 
 class Invocation(NamedTuple):
-    """A call as its caller asks for it.
+    """A call as requested.
 
-    - task: None when only the name is known here.
+    - task: None when only the name is known in this process.
     - options: those of apply_async.
     """
 
@@ -96,10 +96,10 @@ class Invocation(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call on its way to the broker.
+    """A call ready for the broker.
 
     - message: without marks.
-    - marks: headers of ours that go into it last.
+    - marks: internal headers, added last.
     - due, expires: epoch seconds.
     """
 
@@ -114,8 +114,8 @@ class Call(NamedTuple):
 
 
 def check_options(app: QWorker, name: str, options: Mapping[str, Any]) -> None:
-    """Raise PublishError for an option that does not exist, with the nearest spelling, and for another app's
-    connection."""
+    """Raise PublishError for an unknown option, with the nearest spelling, and for a connection of another
+    app."""
     for option in options:
         if option in HANDED_IN:
             refuse_other_brokers(app, name, option, options[option])
@@ -132,8 +132,8 @@ def check_options(app: QWorker, name: str, options: Mapping[str, Any]) -> None:
 
 
 def tidied(app: QWorker, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The *options* of a signature that came in a message, as far as we know them, with their stamps. What
-    else a producer of Celery's has put there is for its own eyes, and RabbitMQ has more priorities."""
+    """Return the known *options* of a signature received in a message, with their stamps. Celery's producers
+    may add options of their own, and RabbitMQ has more priorities."""
     stamps = listed(options.get("stamped_headers"))
     known = {name: value for name, value in options.items() if name in OPTIONS or name in stamps}
     if isinstance(priority := known.get("priority"), int):
@@ -142,7 +142,7 @@ def tidied(app: QWorker, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_call(app: QWorker, task: Task[..., Any] | None, item: Any) -> Invocation:
-    """What one item asks for that was given to apply_many (of *task*) or to send_many (None)."""
+    """Read one item passed to apply_many (of *task*) or to send_many (None)."""
     if isinstance(item, Signature):
         if task is not None and item.task != task.name:
             raise PublishError(f"{task.name}.apply_many was given a call of {item.task}: use app.send_many")
@@ -165,10 +165,10 @@ def read_call(app: QWorker, task: Task[..., Any] | None, item: Any) -> Invocatio
 
 
 def make_call(app: QWorker, router: Router, invocation: Invocation, request: Context | None = None) -> Call:
-    """Make the call that *invocation* asks for. Raises PublishError for what cannot be.
+    """Make the call that *invocation* asks for. Raises PublishError if that is impossible.
 
-    - request: the attempt that runs now, when the call is the next attempt of it; None for a new call. The
-      next attempt keeps the id, the root, the group, the chord, the stamps, the expiry and the headers.
+    - request: the running attempt, when the call is its next attempt; None for a new call. The next attempt
+      keeps the id, the root, the group, the chord, the stamps, the expiry and the headers.
     """
     task, name, args, kwargs, options = invocation
     check_priority(name, options, app.conf.task_queue_max_priority)
@@ -181,7 +181,7 @@ def make_call(app: QWorker, router: Router, invocation: Invocation, request: Con
             options = {key: value for key, value in options.items() if key not in _KEPT}
         defaults = _next_defaults(request, task, options)
     chosen = {**defaults, **{key: value for key, value in options.items() if value is not None}}
-    for key in _ADDRESS:  # a route that is a function finds them all
+    for key in _ADDRESS:  # a route function finds them all
         chosen[key] = options.get(key) or defaults.get(key)
     chosen.setdefault("priority", None)
     destination = router.route(_routed_as(name, kwargs), chosen, args, kwargs, task)
@@ -234,8 +234,8 @@ def make_call(app: QWorker, router: Router, invocation: Invocation, request: Con
 
 
 def _first_marks(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The marks of a new call. One that a user makes, and in which ids are settled, may have been made
-    before: it gets a mark RUN of its own."""
+    """Return the marks of a new call. A user's call with predefined ids may have been made
+    before, so it gets a mark RUN of its own."""
     marks = marks_in(options)
     if RUN not in marks:
         return {**marks, RUN: new_run()} if names_ids(options) else marks
@@ -245,14 +245,14 @@ def _first_marks(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reply_to(app: QWorker, task: Task[..., Any] | None, chosen: Mapping[str, Any]) -> str | None:
-    """The queue that the result of a new call is to be sent to; None where nobody is to have it."""
+    """Return the queue for the result of a new call; None if nobody receives it."""
     if chosen.get("ignore_result") and not (task is not None and task.store_errors_even_if_ignored):
         return None
     return app.stores.reply_to
 
 
 def _routed_as(name: str, kwargs: Mapping[str, Any]) -> str:
-    """The task by whose name the call of *name* is routed: a mapping goes where its task goes, as with
+    """Return the task name used to route a call of *name*: a mapping is routed like its task, as with
     Celery."""
     inner = kwargs.get("task") if name in MAPPINGS else None
     called = inner.get("task") if isinstance(inner, Mapping) else None
@@ -260,11 +260,11 @@ def _routed_as(name: str, kwargs: Mapping[str, Any]) -> str:
 
 
 MAPPINGS = frozenset(["celery.map", "celery.starmap"])
-"""Tasks that call another for each item that they are given."""
+"""Tasks that call another task for each item."""
 
 
 def stamps_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The stamps among *options*: each by its name, as signatures have them, or in a mapping."""
+    """Return the stamps among *options*: each under its own name, as in signatures, or in a mapping."""
     named = (name for name in listed(options.get("stamped_headers")) if name in options)
     return {**(options.get("stamps") or {}), **{name: options[name] for name in named}}
 
@@ -273,21 +273,20 @@ _ADDRESS = ("queue", "exchange", "routing_key")
 _OF_TASK = (
     "queue", "exchange", "routing_key", "priority", "expires", "ignore_result", "serializer", "compression",
 )  # fmt: skip
-"""Options of a task that are those of each call of it."""
+"""Options of a task that apply to all its calls."""
 
 _OF_ROUTE = frozenset(["expires", "ignore_result", "serializer", "compression"])
-"""Options that a route may give, where neither the call nor the task does."""
+"""Options that a route may set if neither the call nor the task does."""
 
 _KEPT = frozenset(
     ["task_id", "root_id", "parent_id", "group_id", "group_index", "chain", "chord", "reply_to", "argsrepr",
      "kwargsrepr", "replaced_task_nesting", "stamped_headers", "stamps"]
 )  # fmt: skip
-"""Options that the next attempt of a task has from the attempt before, whatever its caller says."""
+"""Options that the next attempt always takes from the previous one."""
 
 
 def _first_defaults(app: QWorker, task: Task[..., Any] | None) -> dict[str, Any]:
-    """The options of a new call whose caller does not give them: the task's, and those by the caller's own
-    request."""
+    """Return the default options of a new call: those of the task, and those of the caller's own request."""
     defaults: dict[str, Any] = {}
     if task is not None:
         for key in _OF_TASK:
@@ -307,7 +306,7 @@ def _first_defaults(app: QWorker, task: Task[..., Any] | None) -> dict[str, Any]
 def _next_defaults(
     request: Context, task: Task[..., Any] | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The options of the next attempt of *request* whose caller gives only *options*."""
+    """Return the options of the next attempt of *request*, given only *options*."""
     kept = retry_headers(message_headers(request), None, request.retries + 1, request.id)
     delivered = request.delivery_info or {}
     addressed = options.get("exchange") or options.get("routing_key")
@@ -355,7 +354,7 @@ def _due(name: str, options: Mapping[str, Any], now: float, timezone: str) -> fl
         length = countdown.total_seconds() if isinstance(countdown, timedelta) else float(countdown)
         if not math.isfinite(length):
             raise ValueError
-        due = now + max(0.0, length)  # one that is over already is an ordinary call, not a mistake
+        due = now + max(0.0, length)  # one that is already past is an ordinary call, not a mistake
         from_epoch(due)
     except (TypeError, ValueError):
         raise PublishError(
@@ -366,8 +365,8 @@ def _due(name: str, options: Mapping[str, Any], now: float, timezone: str) -> fl
 
 
 def _moment(name: str, key: str, value: Any, now: float, timezone: str) -> float | None:
-    """Epoch seconds of an eta or expires: a datetime or ISO text is a moment, a number or timedelta is from
-    now."""
+    """Return the epoch seconds of an eta or expires: a datetime or ISO text is an instant, a number or
+    timedelta counts from now."""
     if value is None:
         return None
     try:
@@ -388,7 +387,7 @@ def _moment(name: str, key: str, value: Any, now: float, timezone: str) -> float
 
 
 def _limits(name: str, options: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Return (hard, soft) in seconds as the call says them. None leaves a limit to the task."""
+    """Return the (hard, soft) limits of the call in seconds; None leaves a limit to the task."""
     hard, soft = _limit(name, options, "time_limit"), _limit(name, options, "soft_time_limit")
     if soft is not None and hard is not None and soft > hard:
         raise PublishError(
@@ -412,7 +411,7 @@ def _limit(name: str, options: Mapping[str, Any], key: str) -> float | None:
 
 
 def _check_readable(app: QWorker, name: str, chosen: Mapping[str, Any]) -> None:
-    """Refuse what every worker with these settings would put among the dead letters."""
+    """Refuse a call that every worker with these settings would dead-letter."""
     id, serializer = chosen.get("task_id"), chosen.get("serializer")
     if isinstance(id, str) and not valid_id(id):
         raise PublishError(
@@ -428,8 +427,7 @@ def _check_readable(app: QWorker, name: str, chosen: Mapping[str, Any]) -> None:
 
 
 def check_priority(name: str, options: Mapping[str, Any], highest: int) -> None:
-    """Refuse a priority that a caller cannot mean. Those that come with a message are cut down by the
-    router."""
+    """Refuse an invalid priority of a call. The router reduces those that come with a message."""
     priority = options.get("priority")
     if priority is None:
         return
@@ -453,7 +451,7 @@ def _retry_policy(name: str, options: Mapping[str, Any]) -> Mapping[str, Any] | 
 
 
 def _headers(name: str, headers: Any, kept: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """*kept*, those of the attempt before, with *headers* over them."""
+    """Return *kept*, the headers of the previous attempt, updated with *headers*."""
     if headers is None:
         return kept or {}
     if not isinstance(headers, Mapping) or not all(isinstance(key, str) for key in headers):

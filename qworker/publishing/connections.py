@@ -1,10 +1,11 @@
-"""Connections: what ``app.connection_for_write()`` and the pools give, to code that was written for kombu.
+"""Connections: stand-ins returned by ``app.connection_for_write()`` and the pools, for code written for
+kombu.
 
 Comes from:  ``app.connection_for_read``, ``connection_for_write``, ``connection``, ``app.pool``,
              ``app.producer_pool``.
 Goes to:     ``with`` blocks around ``apply_async(connection=…)`` or ``producer=…``, and probes that call
              ensure_connection().
-Thread:      any; they hold nothing: an app has its own connections to the broker, and shares them.
+Thread:      any. They hold nothing: an app has its own connections to the broker and shares them.
 """
 
 from __future__ import annotations
@@ -19,24 +20,23 @@ if TYPE_CHECKING:
     from qworker.app import QWorker
 
 HANDED_IN = ("connection", "producer", "publisher")
-"""Options of apply_async that name what the call is sent by."""
+"""Options of apply_async that name a connection."""
 
 
 class Connection:
-    """Stands for the app's way to its broker. release() and close() are there for the ``with`` block's
-    sake."""
+    """Stands for the app's access to its broker. release() and close() exist for ``with`` blocks."""
 
     def __init__(self, app: QWorker) -> None:
         self.app = app
 
     def as_uri(self, include_password: bool = False) -> str:
-        """The broker's URL, its password masked."""
+        """Return the broker's URL with its password masked."""
         url = self.app.broker.url
         return url if include_password else mask_urls(url)
 
     @property
     def connected(self) -> bool:
-        """Whether the broker answers now."""
+        """Tell whether the broker answers now."""
         try:
             self.connect()
         except BrokerUnavailable:
@@ -44,7 +44,7 @@ class Connection:
         return True
 
     def connect(self) -> Connection:
-        """Ask the broker something. Raises BrokerUnavailable when it does not answer."""
+        """Send the broker a query. Raises BrokerUnavailable when it does not answer."""
         self.app.broker.admin.depths((self.app.conf.task_default_queue,))
         return self
 
@@ -59,12 +59,12 @@ class Connection:
     ) -> Connection:
         """Wait until the broker answers.
 
-        - errback: called with the error and the seconds before each pause.
-        - max_retries (number): tries after the first; None for no end.
-        - interval_start, interval_step, interval_max: seconds of the first pause, what each pause has more
-          than the one before, and seconds of the longest.
+        - errback: called before each pause with the error and the seconds to wait.
+        - max_retries (number): attempts after the first; None for no limit.
+        - interval_start, interval_step, interval_max: the first pause, the increase for each further pause,
+          and the longest pause, in seconds.
 
-        Raises BrokerUnavailable after the last try.
+        Raises BrokerUnavailable after the last attempt.
         """
         pause, tries = interval_start, 0
         while True:
@@ -80,7 +80,7 @@ class Connection:
                 pause = min(pause + interval_step, interval_max)
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
     close = release
 
@@ -100,7 +100,7 @@ class Connection:
 
 
 class Producer(Connection):
-    """What app.producer_pool gives, for ``apply_async(producer=…)``."""
+    """The object that app.producer_pool gives, for ``apply_async(producer=…)``."""
 
     if not TYPE_CHECKING:
 
@@ -109,21 +109,21 @@ class Producer(Connection):
 
 
 class Pool:
-    """app.pool and app.producer_pool: acquire() gives a connection or a producer, at once."""
+    """app.pool and app.producer_pool: acquire() returns a connection or a producer at once."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
 
     def acquire(self, block: bool = False, timeout: float | None = None) -> Any:
-        """Return one, for a ``with`` block; nothing is waited for."""
+        """Return one, for a ``with`` block, without waiting."""
         return self._make()
 
     def force_close_all(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 def connection(app: QWorker, url: str | None = None) -> Connection:
-    """Return what stands for the connection to the broker: for ``with`` blocks, and to ask whether it
+    """Return a stand-in for the connection to the broker: for ``with`` blocks, and to test whether the broker
     answers.
 
     Raises NotAvailable for the *url* of another broker.

@@ -1,12 +1,11 @@
-"""The options of a call, as a type checker and an editor see them: which there are, what each may be, and a
-line about each.
+"""The options of a call for type checkers and editors: names, types, and a line about each.
 
-Comes from:  whoever calls: ``apply_async`` and its like, ``retry``, signatures.
-Goes to:     type checkers, editors and the reference. Nothing of it runs: ``call.py`` has what checks calls.
+Comes from:  callers of ``apply_async`` and similar methods, ``retry``, signatures.
+Goes to:     type checkers, editors and the reference. Nothing here runs: ``call.py`` checks calls.
 Thread:      none.
 
-What middleware declares, and stamps by their names, no type checker can know: hand them over by
-``**options``, where options is a ``dict[str, Any]``.
+Options declared by middleware, and stamps by name, are unknown to a type checker: pass them as ``**options``,
+where options is a ``dict[str, Any]``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, Protocol, TypedDict
 
 
 class Named(Protocol):
-    """What has a name, as a Queue and an Exchange of kombu have."""
+    """Anything with a name, such as kombu's Queue and Exchange."""
 
     @property
     def name(self) -> str:
@@ -31,113 +30,115 @@ Links = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 class AttemptOptions(TypedDict, total=False):
-    """What an attempt of a task may be sent with, the first and the next. None is as if it were left out."""
+    """Options for any attempt of a task, the first or a later one. None means not given."""
 
     expires: Seconds | datetime | None
-    """When it is of no use any more: seconds from now, a datetime, or ISO 8601 text."""
+    """When it expires: seconds from now, a datetime, or ISO 8601 text."""
     queue: str | Named | None
     """The queue it goes to."""
     exchange: str | Named | None
-    """With ``routing_key``, a way to the queue that ``task_queues`` declares for them."""
+    """With ``routing_key``, selects the queue that ``task_queues`` declares for them."""
     routing_key: str | None
     """See ``exchange``; without one, the name of the queue."""
     priority: int | None
     """0 to 9; 9 is the most urgent."""
     headers: Mapping[str, Any] | None
-    """Further headers of the message, which the task finds in ``self.request.headers``."""
+    """Additional headers of the message, available to the task as ``self.request.headers``."""
     serializer: str | None
-    """What its arguments are written with: json, or pickle, yaml, msgpack where they are accepted."""
+    """Serializer for its arguments: json, or pickle, yaml, msgpack where they are accepted."""
     compression: str | None
-    """What its message is compressed with: gzip, bzip2, xz, zstd."""
+    """Compression of its message: gzip, bzip2, xz, zstd."""
     ignore_result: bool | None
-    """True stores no result, False stores it although the task has True."""
+    """True stores no result; False stores it although the task is declared with True."""
     time_limit: Seconds | None
-    """Seconds after which its process is ended, and the task fails."""
+    """Seconds after which its process is ended and the task fails."""
     soft_time_limit: Seconds | None
-    """Seconds after which ``SoftTimeLimitExceeded`` is raised inside of it."""
+    """Seconds after which ``SoftTimeLimitExceeded`` is raised in the task."""
     shadow: str | None
     """Its name in logs."""
     link: Links | None
-    """Signatures that are called with its result."""
+    """Signatures called with its result."""
     link_error: Links | None
-    """Signatures that are called when it fails."""
+    """Signatures called when it fails."""
     retry: bool | None
-    """Whether to try again while the broker is away; None asks ``task_publish_retry``."""
+    """Whether to try again while the broker is unavailable; None: the setting ``task_publish_retry``."""
     retry_policy: Mapping[str, Any] | None
-    """How often, over ``task_publish_retry_policy``: max_retries, and in seconds interval_start,
+    """How often to retry, over ``task_publish_retry_policy``: max_retries, and in seconds interval_start,
     interval_step, interval_max."""
     add_to_parent: bool | None
-    """False: the task that calls does not have it among its ``children``."""
+    """False: it is not listed in the ``children`` of the calling task."""
 
 
 class CelerysOptions(TypedDict, total=False):
-    """What is taken for Celery's sake. A connection must be this app's; the others have no effect."""
+    """Options accepted for compatibility with Celery. A connection must be this app's; the others have no
+    effect."""
 
     connection: Any
-    """One that ``app.connection()`` has given; that of another app is refused."""
+    """A connection from ``app.connection()``; one of another app is refused."""
     producer: Any
-    """One that ``app.producer_pool`` has given; that of another app is refused."""
+    """A producer from ``app.producer_pool``; one of another app is refused."""
     publisher: Any
     """The same as ``producer``."""
     router: Any
-    """Without effect: ``task_routes`` says where calls go."""
+    """No effect: ``task_routes`` decides where calls go."""
     delivery_mode: Any
-    """Without effect: every message is kept safely."""
+    """No effect: every message is persistent."""
     mandatory: Any
-    """Without effect: there is a queue for every message."""
+    """No effect: there is a queue for every message."""
     immediate: Any
-    """Without effect."""
+    """No effect."""
     exchange_type: Any
-    """Without effect: ``task_queues`` declares it."""
+    """No effect: ``task_queues`` declares it."""
     declare: Any
-    """Without effect: a queue is declared when it is needed."""
+    """No effect: a queue is declared when it is needed."""
 
 
 class PartOptions(TypedDict, total=False):
-    """What makes a call a part of something: signatures and tasks that call see to it themselves."""
+    """Options that make a call part of something larger. Signatures, and tasks that call tasks, set them."""
 
     root_id: str | None
-    """The id of the first call of all that led to this one."""
+    """The id of the first call that led to this one."""
     parent_id: str | None
     """The id of the call that makes this one."""
     group_id: str | None
-    """The id of the group that it is in."""
+    """The id of its group."""
     group_index: int | None
-    """Its place in that group, from 0 on."""
+    """Its position in that group, from 0."""
     chord: Mapping[str, Any] | None
     """The signature of the body that waits for it."""
     chain: Sequence[Mapping[str, Any]] | None
-    """The signatures that follow it, the last one first."""
+    """The signatures that follow it, last one first."""
     reply_to: str | None
-    """The queue that its result is sent to, where results are messages."""
+    """The queue for its result, where results are messages."""
     replaced_task_nesting: int | None
-    """How many tasks it has taken the place of."""
+    """How many tasks it has replaced in turn."""
     stamped_headers: Sequence[str] | None
     """The names of its stamps."""
     stamps: Mapping[str, Any] | None
-    """Its stamps, by their names."""
+    """Its stamps, by name."""
 
 
 class RetryOptions(AttemptOptions, CelerysOptions, total=False):
-    """The options of ``retry``, beside those that it names: the next attempt keeps what is not given."""
+    """The options of ``retry``, besides its named parameters. The next attempt keeps options that are not
+    given."""
 
 
 class CallOptions(AttemptOptions, PartOptions, CelerysOptions, total=False):
-    """The options of a new call: of ``apply_async``, ``send_task``, ``apply_many`` and ``send_many``. None is
-    as if it were left out."""
+    """The options of a new call: of ``apply_async``, ``send_task``, ``apply_many`` and ``send_many``. None
+    means not given."""
 
     countdown: float | timedelta | None
     """When to run it: seconds from now, or a timedelta."""
     eta: datetime | str | None
     """When to run it: a datetime, or ISO 8601 text; a naive one is in the setting ``timezone``."""
     argsrepr: str | None
-    """What is shown in place of its positional arguments."""
+    """Text shown instead of its positional arguments."""
     kwargsrepr: str | None
-    """What is shown in place of its keyword arguments."""
+    """Text shown instead of its keyword arguments."""
 
 
 class SignatureOptions(CallOptions, total=False):
-    """The options that a signature takes: those of the call that it will make, and its id."""
+    """The options of a signature: those of the call that it will make, and its id."""
 
     task_id: str | None
-    """The id of the call; a new one when it is left out."""
+    """The id of the call; a new one if not given."""

@@ -1,10 +1,10 @@
-"""Plain calls: calls without options, of a task of which nothing asks for more.
+"""Plain calls: calls without options, of tasks that need nothing more.
 
 Comes from:  the publisher, at the first call of a task after a change of the settings.
-Goes to:     the envelope of each such call, by a template of its headers.
-Thread:      any; a PlainCalls is not changed once it is made, and MemberCalls are of one who publishes.
+Goes to:     the envelope of each such call, from a template of its headers.
+Thread:      any; a PlainCalls is never changed, and MemberCalls belong to one publisher.
 
-Calls in workflows have a few options, and are written in the same way.
+Calls in workflows have a few options, and are written the same way.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class PlainCalls:
         limit: int,
         reply_to: Callable[[], str | None] | None = None,
     ) -> None:
-        """prototype: a call without arguments. limit: bytes of a body, decompressed. reply_to: the queue to
-        which results are sent; None: they are not sent."""
+        """prototype: a call without arguments. limit: maximum bytes of a decompressed body. reply_to: queue
+        for results; None: they are not sent."""
         self._reply_to = reply_to
         self.queue = prototype.destination.queue
         self.ignored = bool(prototype.message.ignore_result)
@@ -66,10 +66,11 @@ class PlainCalls:
         more: str = "",
         embed: str = NO_EMBED_JSON,
     ) -> Envelope:
-        """The envelope of the call *id*. Raises TypeError for arguments that the task does not take, and
-        EncodeError and PublishError as ``encode()`` does.
+        """Return the envelope of the call *id*. Raises TypeError for arguments that the task does not accept,
+        and EncodeError and PublishError like ``encode()``.
 
-        - more, embed: texts of further headers, and of what the body embeds, which not each can (*embeds*).
+        - more, embed: text of additional headers, and of the embedded part of the body, which not every
+          template supports (*embeds*).
         """
         if self._check is not None:
             self._check(*args, **kwargs)
@@ -81,28 +82,28 @@ class PlainCalls:
 
 
 class MemberCalls:
-    """Writes calls of workflows that are published together. What many of them share, their group and the
-    body of its chord, is written once."""
+    """Writes calls of workflows that are published together. What they share, such as their group and its
+    chord body, is written once."""
 
     def __init__(
         self, plain: Callable[[str], PlainCalls | None], root_id: str | None, parent_id: str | None
     ) -> None:
-        """plain: what writes the plain calls of a task, by its name. root_id, parent_id: of the calls."""
+        """plain: returns the PlainCalls of a task, by name. root_id, parent_id: of the calls."""
         self._plain = plain
         self._root_id = root_id
         self._parent_id = parent_id
         self._group: Any = None
         self._placed = ""
-        """The text of the header that names _group, up to the number of a member."""
+        """Text of the header for _group, up to the number of a member."""
         self._chord: Any = None
         self._embed = ""
-        """The text of what the body of a call embeds that is a part of _chord."""
+        """Text that the body of a call in _chord embeds."""
 
     def envelope(self, call: Signature) -> tuple[Envelope, PlainCalls] | None:
-        """The envelope of *call*, whose id is settled, and what has written it; None when it has other
-        options than such have, or its task asks for more.
+        """Return the envelope of *call*, whose id is set, and the PlainCalls that wrote it. None when it has
+        other options, or its task needs more.
 
-        Raises as PlainCalls.envelope() does.
+        Raises like PlainCalls.envelope().
         """
         options = call["options"]
         plain = self._plain(call["task"])
@@ -155,7 +156,7 @@ _OF_JOINS = frozenset([JOINS])
 
 
 def plain_calls(app: QWorker, router: Router, task: Task[..., Any]) -> PlainCalls | None:
-    """What writes the plain calls of *task*; None when each of them has to be made like one with options."""
+    """Return the PlainCalls of *task*; None when each of its calls has to be made like one with options."""
     alike = (
         router.constant
         and not app.conf.task_always_eager
@@ -168,7 +169,7 @@ def plain_calls(app: QWorker, router: Router, task: Task[..., Any]) -> PlainCall
     )
     if not alike:
         return None
-    # The queue for its result is another in each process, and none within a task: it is asked for each time.
+    # The queue for its result differs between processes, and a task has none: it is determined each time.
     prototype = make_call(app, router, Invocation(task, task.name, (), {}, {"reply_to": ""}))
     replies = app.stores.sends_results and not (
         prototype.message.ignore_result and not task.store_errors_even_if_ignored

@@ -1,11 +1,11 @@
-"""Publisher: turns calls into messages, and gives them to the broker.
+"""Publisher: turns calls into messages, and passes them to the broker.
 
 Comes from:  ``task.delay``, ``apply_async``, ``apply_many``, ``retry``; ``app.send_task``, ``send_many``.
 Goes to:     routing, protocol, middleware and signals, then ``Sender.push``.
-Thread:      any; what is kept between calls is replaced whole, never changed.
+Thread:      any; cached values are replaced as a whole, never changed.
 
-A call without options, middleware or observers takes the short way: its headers come from a template that was
-made at the first call of the task.
+A call without options, middleware or observers takes a shortcut: its headers come from a template made at the
+task's first call.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ logger = logging.getLogger(__name__)
 _NO_KEYWORDS: dict[str, Any] = {}
 
 _OF_A_WORKFLOW = {"add_to_parent": False}
-"""What is remembered by the task that calls is the workflow, and not its calls."""
+"""A calling task records the workflow as its child, not the workflow's calls."""
 
 _OF_OTHERS = frozenset(["chain", "chord", "link", "link_error"])
-"""Options that are calls by themselves."""
+"""Options that are calls themselves."""
 
 Answer = Callable[[], AsyncResult[Any]]
 
 _Ready = tuple[Envelope, EncodedMessage | None, Call | None]
-"""What is to be sent; with how it was made, unless that was told to its observers already."""
+"""An envelope to be sent, with its message and call; these are None if observers were notified already."""
 
 
 class _Derived(NamedTuple):
-    """What is made of the settings, and kept for as long as they are the same."""
+    """Values derived from the settings, cached until the settings change."""
 
     revision: object
     router: Router
     plain: dict[str, PlainCalls | None]
-    """What writes the plain calls of a task, by its name; None for a task whose calls are never plain."""
+    """The PlainCalls of each task, by name; None for a task whose calls are never plain."""
 
 
 class Publisher:
@@ -116,7 +116,7 @@ class Publisher:
     def call_many(
         self, task: Task[..., Any] | None, calls: Iterable[Any], options: Mapping[str, Any]
     ) -> list[AsyncResult[Any]]:
-        """Publish many calls at once: of *task*, or (None) of those that the calls name."""
+        """Publish many calls at once: of *task*, or, if it is None, of the tasks that the calls name."""
         observed = before_task_publish.receivers or after_task_publish.receivers
         if task is not None and not options and not observed and not task.own_apply_async:
             plain = self._plain(task)
@@ -131,10 +131,10 @@ class Publisher:
         return [answer() for answer in answers]
 
     def publish(self, calls: list[Signature], results: Mapping[str, AsyncResult[Any]]) -> None:
-        """Publish calls of workflows at once, which have their ids; *results*, by these ids, learn where the
-        calls went, and whether what they return is kept.
+        """Publish calls of workflows at once. They have their ids; *results*, by id, learn where the calls
+        went and whether their results are kept.
 
-        The list is emptied: of many calls there is either the signature or the message.
+        The list is emptied to limit memory: each call is held as a signature or as a message, not both.
         """
         observed = before_task_publish.receivers or after_task_publish.receivers
         context = current_context()
@@ -165,10 +165,10 @@ class Publisher:
                 result.ignored, result._queue = sent.ignored, sent._queue
 
     def publish_next(self, call: Signature) -> bool:
-        """Publish *call*, which has its id, as what follows the task that runs here. False when it has other
-        options than calls in workflows have, or its task asks for more: then ``apply_async`` makes it.
+        """Publish *call*, which has its id, to follow the task that runs here. Return False when it has
+        options that calls in workflows do not have, or its task needs more: then ``apply_async`` makes it.
 
-        Raises what apply_async does.
+        Raises like apply_async.
         """
         context = current_context()
         if context is None or before_task_publish.receivers or after_task_publish.receivers:
@@ -193,8 +193,8 @@ class Publisher:
         kwargs: dict[str, Any],
         headers: Mapping[str, str],
     ) -> Envelope | None:
-        """Return the message of a call of the task *name* that has no options but its id and *headers*; None
-        when it has to be made as one with options. Raises what the call of a task raises."""
+        """Return the message of a call of the task *name* without options except its id and *headers*; None
+        when it has to be made like one with options. Raises like a call of the task."""
         if before_task_publish.receivers or after_task_publish.receivers:
             return None
         plain = self._plain_member(name)
@@ -211,8 +211,8 @@ class Publisher:
         item: Any,
         options: Mapping[str, Any],
     ) -> Answer:
-        """Add what is to be sent for *item*, one of many calls, to *ready*; return what gives its result,
-        which is asked once all are stored."""
+        """Add the message for *item*, one of many calls, to *ready*. Return a function for its result, to be
+        called once all are stored."""
         invocation = read_call(self.app, task, item)
         called, _, args, kwargs, own_options = invocation
         invocation = invocation._replace(options={**own_options, **options})
@@ -228,7 +228,7 @@ class Publisher:
         return partial(self._result, call, called)
 
     def _plain_member(self, name: str) -> PlainCalls | None:
-        """What writes the calls of the task *name* in workflows, where nothing asks for more."""
+        """Return the PlainCalls of the task *name* for calls in workflows, if they need nothing more."""
         task = self.app.tasks.get(name)
         return None if task is None or task.own_apply_async else self._plain(task)
 
@@ -267,7 +267,7 @@ class Publisher:
         return results
 
     def next_attempt(self, invocation: Invocation, request: Context) -> AsyncResult[Any]:
-        """Publish the next attempt of *request*, the attempt that runs: same id, one retry more."""
+        """Publish the next attempt of *request*, the running attempt: same id, one more retry."""
         task, name, args, kwargs, given = invocation
         options = dict(given)
         identity, retries = options.pop("task_id", request.id), options.pop("retries", request.retries + 1)
@@ -282,27 +282,28 @@ class Publisher:
         return AsyncResult(call.message.id, None, None, self.app, None, call.destination.queue)
 
     def check_later(self, name: str, options: Mapping[str, Any]) -> None:
-        """Raise what a call of the task *name* that is made later would raise for its *options*, which are
-        those of a signature. Nobody could be told then."""
+        """Raise now what a later call of the task *name* with these *options* of a signature would raise.
+        Later there is no caller to report it to."""
         given = {key: value for key, value in apart(options).items() if key not in _OF_OTHERS}
         check_options(self.app, name, given)
         router = self._derive().router.without_functions()
-        # By its name: no code of the task's is asked, which would see arguments that are not all.
+        # By name: the task's own code would see incomplete arguments.
         call = make_call(self.app, router, Invocation(None, name, (), {}, {"reply_to": "", **given}))
         encode(replace(call.message, headers={**call.message.headers, **call.marks}))
 
     # -- the steps --
 
     def forget(self) -> None:
-        """Forget what was made of the settings and the middlewares; the next call makes it anew."""
+        """Discard everything derived from settings and middlewares; the next call derives it again."""
         self._derived = None
 
     def _derive(self) -> _Derived:
-        """What is made of the settings as they are now."""
+        """Derive values from the current settings."""
         conf, derived = self.app.conf, self._derived
         if derived is None or derived.revision is not conf.revision:
             conf.resolve()
-            revision = conf.revision  # looked at first: what changes meanwhile is seen at the next call
+            # Read first, so that a change in the meantime is noticed at the next call
+            revision = conf.revision
             derived = self._derived = _Derived(revision, Router(conf), {})
         return derived
 
@@ -328,7 +329,7 @@ class Publisher:
         compose(self.app.middleware, "publish", final)(call.message)
 
     def _prepare(self, call: Call, message: TaskMessage) -> _Ready:
-        """Make the envelope of *message* after its observers have seen it. They may add to its headers."""
+        """Make the envelope of *message* after its observers have seen it. They may add headers."""
         signer = self.app.signer
         if call.marks or not MARKS.isdisjoint(message.headers):
             message = replace(message, headers={**unmarked(message.headers), **call.marks})
@@ -367,14 +368,14 @@ class Publisher:
         ready.append(self._prepare(call, message))
 
     def _deliver(self, ready: Sequence[Envelope | _Ready]) -> None:
-        """Push all that is *ready* at once, in this order. What is an Envelope has no observers."""
+        """Push everything that is *ready* at once, in this order. A plain Envelope has no observers."""
         made = [each for each in ready if not isinstance(each, Envelope)]
         calls = [call for _, _, call in made if call is not None]
         policy = (calls[0].message.task, calls[0].retry, calls[0].retry_policy) if calls else ("many calls",)
         self.push([each if isinstance(each, Envelope) else each[0] for each in ready], *policy)
         if after_task_publish.receivers:
             for _, encoded, call in made:
-                if encoded is None or call is None:  # told of already
+                if encoded is None or call is None:  # observers were notified before
                     continue
                 after_task_publish.send(
                     call.message.task,
@@ -391,10 +392,10 @@ class Publisher:
         retry: bool | None = None,
         policy: Mapping[str, Any] | None = None,
     ) -> None:
-        """Give *envelopes* to the broker. While it cannot be reached, try again, all within one deadline.
+        """Push *envelopes* to the broker. While it is unavailable, try again until one common deadline.
 
         - name: of the task, for the error.
-        - retry (bool), policy (mapping): as the call says them; None for what the settings say.
+        - retry (bool), policy (mapping): from the call; None for the settings.
         """
         conf = self.app.conf
         large = self._looked_at()
@@ -430,7 +431,7 @@ class Publisher:
         raise failure
 
     def _looked_at(self) -> int:
-        """Bodies of more bytes than that are looked at."""
+        """Size in bytes above which bodies are examined."""
         conf = self.app.conf
         return min(conf.message_warn_bytes, conf.message_max_bytes)
 
@@ -461,8 +462,8 @@ def _same(result: AsyncResult[Any]) -> AsyncResult[Any]:
 
 
 def _call_eagerly(task: Task[..., Any], message: TaskMessage, options: Mapping[str, Any]) -> AsyncResult[Any]:
-    """Run the call that *message* makes here and now, for who has set ``task_always_eager``; its arguments
-    have been through the serializer as they would have been."""
+    """Run the call that *message* makes in this process, for ``task_always_eager``; its arguments pass
+    through the serializer as usual."""
     encoded = encode(message)
     args, kwargs, _ = decode_body(
         encoded.body,

@@ -1,7 +1,7 @@
-"""How long to wait before trying again: pure arithmetic, no clock and no random source of its own.
+"""How long to wait before the next attempt: pure arithmetic, without a clock or random source of its own.
 
 Comes from:  publishing, ``task.retry``/autoretry, reconnecting components.
-Goes to:     whoever sleeps or sets an ETA.
+Goes to:     code that sleeps or sets an ETA.
 Thread:      any.
 """
 
@@ -15,14 +15,14 @@ _MANY_DOUBLINGS = 1000  # beyond it, 2.0 ** retries would overflow; every maximu
 
 
 class RetryPolicy(NamedTuple):
-    """How often to try again, and how long to wait before it, in seconds.
+    """How many retries to make, and how long to wait before each, in seconds.
 
-    - max_retries (number): None for ever.
-    - interval_start, interval_step, interval_max: the first wait, what each has more than the one before, and
-      the longest, as kombu has them.
-    - backoff: the first wait when waits double instead; None when they do not.
-    - backoff_max: the longest of those.
-    - jitter (bool): spread each wait evenly between nothing and itself.
+    - max_retries (number): None for no limit.
+    - interval_start, interval_step, interval_max: the first wait, the increase for each further wait, and the
+      longest wait, as in kombu.
+    - backoff: the first wait for exponential backoff; None for linear waits.
+    - backoff_max: the longest wait of exponential backoff.
+    - jitter (bool): choose each wait at random between 0 and its full length.
     """
 
     max_retries: int | None = 3
@@ -46,10 +46,10 @@ class RetryPolicy(NamedTuple):
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any], source: str = "retry_policy") -> Self:
-        """Make one of the `retry_policy` of a call or setting.
+        """Make a policy from the `retry_policy` of a call or setting.
 
-        Celery's keys that mean nothing here (``retry_errors``, ``timeout``) are accepted and ignored. Raises
-        ConfigurationError, which names what is wrong in it and calls it *source*.
+        Celery's keys without meaning here (``retry_errors``, ``timeout``) are accepted and ignored. Raises
+        ConfigurationError, which calls the mapping *source* and names the invalid key.
         """
         known = set(cls._fields)
         values: dict[str, Any] = {}
@@ -85,14 +85,14 @@ def backoff_delay(
     """Return the seconds before the next retry: ``factor * 2 ** retries``, at most *maximum*.
 
     - factor, maximum: seconds.
-    - retries (number): how many there have been.
-    - full_jitter (bool): take a moment between 0 and that instead.
-    - random: gives a number in [0, 1).
+    - retries (number): how many there were before.
+    - full_jitter (bool): choose at random between 0 and that.
+    - random: returns a number in [0, 1).
     """
     wait = min(float(maximum), factor * 2.0 ** min(max(retries, 0), _MANY_DOUBLINGS))
     return max(0.0, wait * random() if full_jitter else wait)
 
 
-#: Reconnecting to a server: for ever, 0.1 s doubling to 2 s, spread so that a fleet does not return at
-#: once. A try is cheap, and whatever is longer than this is idle time after the server has come back.
+# : Reconnecting to a server: no limit, 0.1 s doubling to 2 s, with jitter so that a fleet does not return at
+# : once. An attempt is cheap, and a longer wait is idle time after the server has come back.
 RECONNECT = RetryPolicy(max_retries=None, backoff=0.1, backoff_max=2.0, jitter=True)

@@ -1,10 +1,10 @@
-"""Routing: which queue a call goes to, and with what priority.
+"""Routing: chooses the queue and the priority of a call.
 
 Comes from:  publishing, with the options of the call and of the task.
 Goes to:     the Destination in the Envelope.
-Thread:      any; routes are compiled once, answers for plain names are kept.
+Thread:      any; routes are compiled once, and answers for plain names are cached.
 
-What the call says wins over the task's options, these over ``task_routes``, and these over the default queue.
+The call's options win over the task's, these over ``task_routes``, and these over the default queue.
 """
 
 import re
@@ -21,11 +21,11 @@ _UNKNOWN = object()
 
 
 class Destination(NamedTuple):
-    """Where a message goes.
+    """The destination of a message.
 
     - queue, exchange, routing_key: names.
     - priority: 0 (least urgent) to 9.
-    - options: what else the route asks for, such as a serializer.
+    - options: further options set by the route, such as a serializer.
     """
 
     queue: str
@@ -36,9 +36,9 @@ class Destination(NamedTuple):
 
 
 class Router:
-    """Finds destinations by the settings task_routes, task_queues, task_default_queue and the priorities.
+    """Finds destinations from the settings task_routes, task_queues, task_default_queue and the priorities.
 
-    constant: no route is a function, so the answer depends on nothing but the name and the options.
+    constant: no route is a function, so the answer depends only on the name and the options.
     """
 
     def __init__(self, conf: Any) -> None:
@@ -53,7 +53,7 @@ class Router:
         self.constant = all(isinstance(route, list) for route in self._routes)
 
     def without_functions(self) -> Self:
-        """This router, but for the routes that are functions: they may look at arguments that are not known
+        """Return this router without routes that are functions: they may use arguments that are not known
         yet."""
         if self.constant:
             return self
@@ -72,10 +72,10 @@ class Router:
         """Return the destination of a call.
 
         - name: of the task.
-        - options: those of the call over those of the task; None for what is not given.
-        - args, kwargs, task: for routes that are functions.
+        - options: the call's over the task's; None for options that are not given.
+        - args, kwargs, task: for route functions.
 
-        Raises QueueNotFound and PublishError, which name what was asked for.
+        Raises QueueNotFound and PublishError, which name the queue or key.
         """
         route = self._find(name, options, args, kwargs, task)
         address = {**route, **{key: options[key] for key in _KEYS if options.get(key) is not None}}
@@ -111,7 +111,7 @@ class Router:
     def _queue(self, address: Mapping[str, Any], name: str) -> str:
         queue = address.get("queue")
         if queue is not None:
-            queue = getattr(queue, "name", queue)  # a kombu.Queue will do
+            queue = getattr(queue, "name", queue)  # a kombu.Queue is accepted
         elif address.get("exchange") or address.get("routing_key"):
             queue = self._bound_to(address.get("exchange"), address.get("routing_key"), name)
         else:
@@ -128,7 +128,7 @@ class Router:
     def _bound_to(self, exchange: str | None, routing_key: str | None, name: str) -> str:
         """Return the declared queue that *routing_key* on *exchange* leads to. Without an exchange the key is
         the queue."""
-        exchange = getattr(exchange, "name", exchange)  # a kombu.Exchange will do
+        exchange = getattr(exchange, "name", exchange)  # a kombu.Exchange is accepted
         key = routing_key or exchange or ""
         queues = [
             queue
@@ -161,7 +161,7 @@ class Router:
 
 
 def _compile(routes: Mapping[Any, Any]) -> list[tuple[Callable[[str], Any], Mapping[str, Any]]]:
-    """(matcher, options) for each pattern; exact names first, as they are the most telling."""
+    """Return (matcher, options) for each pattern, exact names first, as they are the most specific."""
     exact: list[tuple[Callable[[str], Any], Mapping[str, Any]]] = []
     patterns: list[tuple[Callable[[str], Any], Mapping[str, Any]]] = []
     for pattern, target in routes.items():
@@ -176,8 +176,8 @@ def _compile(routes: Mapping[Any, Any]) -> list[tuple[Callable[[str], Any], Mapp
 
 
 def _router(route: Any) -> Callable[..., Any]:
-    """The function that a route is: itself, what its dotted name leads to, or ``route_for_task`` of an object
-    or class."""
+    """Return the function of a route: itself, the object of its dotted name, or ``route_for_task`` of an
+    object or class."""
     router = import_object(route) if isinstance(route, str) else route
     if not hasattr(router, "route_for_task"):
         return cast(Callable[..., Any], router)
@@ -186,13 +186,13 @@ def _router(route: Any) -> Callable[..., Any]:
 
 
 def _bindings(queue: str, declared: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(exchange, routing key) by which *queue* is reached, as ``task_queues`` says."""
+    """Return the (exchange, routing key) pairs for *queue* in ``task_queues``."""
     several = [(str(exchange), str(key)) for exchange, _, key in declared.get("bindings") or ()]
     return several or [(str(declared.get("exchange") or queue), str(declared.get("routing_key") or queue))]
 
 
 def _options(target: Any) -> Mapping[str, Any] | None:
-    """What a route says: options, from a queue's name or a mapping; None when it says nothing."""
+    """Return the options of a route, from a queue's name or a mapping; None when it does not apply."""
     if target is None:
         return None
     if isinstance(target, Mapping):

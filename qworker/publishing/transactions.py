@@ -1,6 +1,6 @@
-"""Publishing within a transaction of the caller's: a task that exists exactly if the caller's data does.
+"""Publishing within a transaction of the caller: the task exists exactly if the caller's data does.
 
-Comes from:  ``app.publishing_in``; publishing, for calls that are sent together.
+Comes from:  ``app.publishing_in``; publishing, for calls sent together.
 Goes to:     ``publisher.py``, which asks where the calls of this context go; ``Sender.join``.
 Thread:      any; a context of its own for each thread and coroutine.
 """
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class _Replacement(NamedTuple):
-    """sender: what publishes the calls of *app*. transaction: what publishes in the caller's transaction, now
-    or once it is no longer held back; None: nothing does."""
+    """sender: publishes the calls of *app*. transaction: publishes in the caller's transaction, now or after
+    being held back; None if there is none."""
 
     app: QWorker
     sender: Sender
@@ -31,27 +31,27 @@ _replacement: ContextVar[_Replacement | None] = ContextVar("qworker_sender", def
 
 
 def sender(app: QWorker) -> Sender:
-    """What publishes the calls of *app* now: its broker, or what publishing_in() has put in its stead."""
+    """Return the current sender of *app*: its broker, or the replacement of publishing_in()."""
     replacement = _replacement.get()
     return app.broker.sender if replacement is None or replacement.app is not app else replacement.sender
 
 
 def transaction_of(app: QWorker) -> Sender | None:
-    """What publishes the calls of *app* in a transaction of the caller's; None: they are in none."""
+    """Return the sender in the caller's transaction; None outside of a transaction."""
     replacement = _replacement.get()
     return None if replacement is None or replacement.app is not app else replacement.transaction
 
 
 def is_sent_later(app: QWorker) -> bool:
-    """Tell whether calls of *app* are not sent when they are made: they are collected, or a transaction of
-    the caller's has to be committed first."""
+    """Tell whether calls of *app* are sent later: they are collected, or wait for a commit of the caller's
+    transaction."""
     replacement = _replacement.get()
     return replacement is not None and replacement.app is app
 
 
 @contextmanager
 def publishing_in(app: QWorker, connection: Any) -> Iterator[None]:
-    """Publish what is called within the block by *connection*. See ``QWorker.publishing_in``."""
+    """Publish calls made within the block through *connection*. See ``QWorker.publishing_in``."""
     joined = app.broker.sender.join(connection)
     token = _replacement.set(_Replacement(app, joined, joined))
     try:
@@ -61,7 +61,7 @@ def publishing_in(app: QWorker, connection: Any) -> Iterator[None]:
 
 
 class _Held(Sender):
-    """Keeps what is published, for somebody who sends it together with more."""
+    """Collects envelopes, to be sent together with others."""
 
     def __init__(self) -> None:
         self.envelopes: list[Envelope] = []
@@ -72,7 +72,7 @@ class _Held(Sender):
 
 @contextmanager
 def holding_back(app: QWorker) -> Iterator[list[Envelope]]:
-    """Collect what is called within the block instead of sending it."""
+    """Collect the calls made within the block instead of sending them."""
     held = _Held()
     token = _replacement.set(_Replacement(app, held, transaction_of(app)))
     try:

@@ -1,4 +1,4 @@
-"""Workflows on their way: their joins are opened, and their calls are published, in one round trip each.
+"""Sending workflows: their joins are opened, and their calls published, in one round trip each.
 
 Comes from:  ``apply_async`` and ``delay`` of chains, groups and chords; ``send_many``; what follows a task.
 Goes to:     the result store, which keeps joins, and the publisher.
@@ -48,7 +48,7 @@ def send_workflow(
 
 
 def _called(app: QWorker, plans: list[Plan]) -> list[Any]:
-    """Carry out *plans* of workflows that are parts of no others; return the result of each."""
+    """Carry out *plans* of independent workflows; return the result of each."""
     for made in plans:
         check_later(app, made)
     _open(app, plans)
@@ -66,9 +66,9 @@ def planned(
     options: Mapping[str, Any] | None = None,
     run: str | None = None,
 ) -> Plan:
-    """Say what calling *signature* publishes, in the format that the settings ask for. Arguments and errors
-    are those of plan()."""
-    if not app.finalized:  # nothing is known of the tasks
+    """Return what calling *signature* publishes, in the format of the settings. Arguments and errors are
+    those of plan()."""
+    if not app.finalized:  # the tasks are not known yet
         app.finalize()
     shared = app.shared_canvas
     segment = SEGMENT if shared and _joins(app) else None
@@ -76,8 +76,8 @@ def planned(
 
 
 def check_later(app: QWorker, made: Plan) -> None:
-    """Raise PublishError for options of a call in the plan *made* with which it could not be sent: when its
-    turn comes, nobody is there to be told."""
+    """Raise PublishError for options in the plan *made* that could not be sent: later there is no caller to
+    report it to."""
     if made.step is None:
         return
     for each in all_in(made.step):
@@ -91,7 +91,7 @@ _SETTLED = frozenset(["task_id", "root_id", "group_id", "group_index", "headers"
 
 
 def _are_settled(options: Mapping[str, Any]) -> bool:
-    """Whether *options* are as a plan gives them: most are, and need no closer look."""
+    """Tell whether *options* are those that a plan sets. Most are, and need no further check."""
     headers = options.get("headers")
     if headers and (not isinstance(headers, Mapping) or not headers.keys() <= MARKS):
         return False
@@ -99,7 +99,7 @@ def _are_settled(options: Mapping[str, Any]) -> bool:
 
 
 def _joins(app: QWorker) -> bool:
-    """Whether joins can be kept."""
+    """Tell whether joins can be kept."""
     try:
         return bool(app.backend.joins)
     except NotSupported:
@@ -142,7 +142,7 @@ def _open(app: QWorker, plans: list[Plan]) -> None:
     backend = app.backend
     for made in plans:
         refuse_ignored(app, made.joined)
-        # Also for a chord that a worker starts later. Who keeps no results does not know what workers keep.
+        # Also for a chord that a worker starts later. Without results here, the workers' setting is unknown.
         if made.joined and _scheme(backend.url) != "disabled":
             _ = backend.joins
     for made in plans:
@@ -167,8 +167,8 @@ def _open(app: QWorker, plans: list[Plan]) -> None:
 
 
 def _opening(app: QWorker) -> tuple[Opening, bool]:
-    """What opens joins now, and whether they are there although their members may never be: the caller's
-    transaction, in which those are sent, is one of another store."""
+    """Return what opens joins now, and whether they may exist without their members: the members are sent in
+    the caller's transaction, which is in another store."""
     joins, transaction = app.backend.joins, transaction_of(app)
     within = None if transaction is None else joins.within(transaction)
     return within or joins, transaction is not None and within is None
@@ -200,10 +200,10 @@ def _publish(app: QWorker, plans: list[Plan]) -> None:
 
 
 def _outlines(app: QWorker, plans: list[Plan]) -> list[tuple[outline.Line, int]]:
-    """Of which calls those of *plans* are made that may be looked at by the id of one, and how many seconds
-    longer than others that is kept. What is part of a larger workflow is in the outline of that.
+    """Return the outlines of the workflows in *plans* that can be looked up by the id of one call, and how
+    many seconds longer each is kept. A part of a larger workflow is in that workflow's outline.
 
-    The plans lose what they are made of, whose calls go as they are published.
+    The plans lose their structure: their calls are released as they are published.
     """
     steps = [made.step for made in plans]
     plans[:] = [made._replace(step=None) for made in plans]
@@ -220,8 +220,9 @@ def _outlines(app: QWorker, plans: list[Plan]) -> list[tuple[outline.Line, int]]
 
 
 def _keep_outlines(app: QWorker, lines: list[tuple[outline.Line, int]]) -> None:
-    """Keep *lines* for those who look. Nobody else needs them, so that one cannot be kept is no error; nor
-    that a caller dies before, and after the calls were sent, when there is room for them."""
+    """Keep *lines* for progress queries. Nothing else needs them, so failing to store one is not an error.
+    They are stored after the calls were sent, when there is room for them; a caller that dies before leaves
+    none."""
     context = current_context()
     parent = None if context is None else context.id
     for line, kept in lines:
@@ -232,7 +233,7 @@ def _keep_outlines(app: QWorker, lines: list[tuple[outline.Line, int]]) -> None:
 
 
 def refuse_ignored(app: QWorker, joined: Iterable[Signature]) -> None:
-    """Raise PublishError when nobody keeps the value of one of *joined*, for which a chord or graph waits."""
+    """Raise PublishError when the value of one of *joined*, for which a chord or graph waits, is not kept."""
     for call in joined:
         if call.ignored(app):
             raise PublishError(
@@ -242,11 +243,12 @@ def refuse_ignored(app: QWorker, joined: Iterable[Signature]) -> None:
 
 
 def shares_joins(app: QWorker) -> bool:
-    """Tell whether joins are written in the format that only workers of ours know; see ``canvas_format``."""
+    """Tell whether joins are written in the format that only qworker's workers know; see
+    ``canvas_format``."""
     chosen = app.conf.canvas_format
     if chosen != "auto":
         return bool(chosen == "shared")
-    if app.conf.security_key is not None:  # Celery's workers cannot take part anyway
+    if app.conf.security_key is not None:  # Celery's workers cannot take part with a key
         return True
     return _scheme(app.broker.url) not in _BROKERS_OF_CELERY or _scheme(app.backend.url) not in _OF_REDIS
 

@@ -155,7 +155,7 @@ def test_protocol_1_becomes_protocol_2_in_the_serializer_it_came_in() -> None:
     headers, body = from_v1(properties, pickled, accept)
     encoded = upgrade(headers, properties, body)
     assert decode_body(encoded.body, headers, parse_properties(encoded.properties), accept).args == ({1, 2},)
-    with pytest.raises(InvalidTaskMessage, match="cannot be brought to protocol 2"):
+    with pytest.raises(InvalidTaskMessage, match="cannot be converted to protocol 2"):
         upgrade(headers, parse_properties(None), body)
 
 
