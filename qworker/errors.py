@@ -206,7 +206,7 @@ class InvalidValue(TaskError, TypeError):
 
 
 class NotInChord(PublishError, ValueError):
-    """``add_to_chord()`` was called by a task that is a member of no chord; nothing was sent."""
+    """``add_to_chord()`` was called by a task that is not a member of a chord; nothing was sent."""
 
 
 class ChordError(TaskError):

@@ -1,9 +1,9 @@
-"""Result stores, found by the scheme of their URL; each is imported when it is first asked for.
+"""Result stores, found by the scheme of their URL; each module is imported on first use.
 
-Modules, in reading order: ``base`` (what a store is), ``by_hand`` (what programs ask of it), ``joins`` (what
-waits for the members of a group), ``result_watcher`` and ``waiters`` (the one way to wait for results),
-``place`` (where results are if no setting says so), ``stores`` (those of an app), ``mongodb``, ``disabled``.
-Packages: ``sql`` (SQLite as well), ``redis``, ``keyvalue`` (files, memcached, memory), ``rpc``.
+Modules, in reading order: ``base`` (the interface of a store), ``by_hand`` (direct use by programs),
+``joins`` (waiting for the members of a group), ``result_watcher`` and ``waiters`` (the one way to wait for
+results), ``place`` (the default place of results), ``stores`` (the stores of an app), ``mongodb``,
+``disabled``. Packages: ``sql`` (SQLite as well), ``redis``, ``keyvalue`` (files, memcached, memory), ``rpc``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCHEMES: dict[str, tuple[str, str]] = {
     "rpc": ("qworker.backends.rpc.backend", "RpcBackend"),
     "disabled": ("qworker.backends.disabled", "DisabledBackend"),
 }
-"""Where the class for each scheme is; ``db+postgresql`` is found by what stands before the plus."""
+"""The module and class for each scheme; ``db+postgresql`` is found by the part before the plus."""
 
 _EXAMPLES = (
     "sqlite:///results.db, redis://host:6379/0, db+postgresql://user@host/name, file:///directory, "
@@ -42,10 +42,9 @@ _EXAMPLES = (
 
 
 def open_backend(url: str, conf: Any, clock: Clock) -> Backend:
-    """Return the result store at *url*; it connects at its first use.
+    """Return the result store at *url*; it connects on first use.
 
-    Raises ConfigurationError for a scheme there is no store for, or when the extra that it needs is not
-    installed.
+    Raises ConfigurationError for an unknown scheme, or when the extra that it needs is not installed.
     """
     scheme = url.partition("://")[0].lower()
     found = SCHEMES.get(scheme) or SCHEMES.get(scheme.partition("+")[0])

@@ -1,15 +1,14 @@
-"""Backend: what a result store must be able to do. One contract suite holds for all.
+"""Backend: the interface of a result store. One contract suite applies to all.
 
-Comes from:  execution stores states; the worker sweeps.
+Comes from:  execution, which stores states; the worker, which sweeps.
 Goes to:     ``results/result.py``, which reads them.
-Thread:      every method from any thread. A forked child opens its own connections: stores see to that
-             themselves.
+Thread:      every method from any thread. Stores open new connections in a forked child themselves.
 
-What is kept of a task is its *metadata*, a dict in Celery's shape: task_id, status, result (a value, or an
-exception as dict), traceback, children, date_done; group_id and parent_id when there are any; and with
+The data stored for a task is its *metadata*, a dict in Celery's format: task_id, status, result (a value, or
+an exception as dict), traceback, children, date_done; group_id and parent_id if there are any; and with
 ``result_extended`` name, args, kwargs, worker, retries, queue.
 
-A final state never goes back: ``store`` compares and sets by ``states.may_replace``.
+A final state is never replaced: ``store`` compares and sets by ``states.may_replace``.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ if TYPE_CHECKING:
 
 Meta = dict[str, Any]
 Found = Meta | DamagedResult
-"""What is stored of a task, or the error that says why it cannot be read."""
+"""The stored metadata of a task, or the error that says why it cannot be read."""
 About = tuple[str, ...]
 
 COMPRESSED = b"\x00celery-compressed\x00"
-"""What a compressed payload begins with; the MIME name and a NUL follow."""
+"""Prefix of a compressed payload, followed by the MIME name and a NUL."""
 
 LOCK_STORES = "use sqlite:/// or db+postgresql:// for them"
 JOIN_STORES = (
@@ -53,14 +52,14 @@ class Backend(ABC):
     """A result store at *url*, with the settings *conf*."""
 
     persistent: ClassVar[bool] = True
-    """Other processes see what is stored."""
+    """Other processes see stored results."""
     why_none = ""
-    """Why no result can be had from here, and what to set; "": results can be had."""
+    """Why results are not available here, and what to set; "" if they are."""
     listens = False
-    """What its source is told must be read, even while nobody waits."""
+    """Its source must be read even while nobody waits."""
     supports_locks: ClassVar[bool] = True
     """add(), incr() and delete() work."""
-    keeps_parents: ClassVar[bool] = True  # metadata says which call made this one, and of which group it is
+    keeps_parents: ClassVar[bool] = True  # metadata includes the calling task and the group
 
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         self.url = url
@@ -71,7 +70,7 @@ class Backend(ABC):
         self._extended: bool = conf.result_extended
         self.max_bytes: int = conf.message_max_bytes
         keys = conf.security_key
-        # With OpenSSL, which only those who sign need.
+        # It needs OpenSSL, so it is imported only for signing.
         self._signer = None if keys is None else import_object("qworker.message.signing:Signer")(keys, clock)
         accept = conf.result_accept_content or conf.accept_content
         self._accept = content_types([*accept, self._serializer], "result_accept_content")
@@ -79,7 +78,7 @@ class Backend(ABC):
 
     @property
     def signs(self) -> bool:
-        """Whether values are signed, and only signed ones are read."""
+        """Whether values are signed, and only signed values are read."""
         return self._signer is not None
 
     # -- metadata --
@@ -96,7 +95,7 @@ class Backend(ABC):
     ) -> Meta:
         """Make the metadata of a task in state *status*; *result* is a value, or an exception as dict.
 
-        properties: of the message, where there is no context: for a store that sends results back.
+        properties: of the message, if there is no context: for a store that sends results back.
         """
         final = status in states.READY_STATES
         meta = {
@@ -121,17 +120,17 @@ class Backend(ABC):
         return meta
 
     def encode(self, meta: Meta) -> bytes:
-        """Serialise metadata. Raises EncodeError naming the part that cannot be, or a result over the
-        limit."""
+        """Serialise metadata. Raises EncodeError, which names the part that cannot be serialised, or for a
+        result over the limit."""
         data = self.encode_value(meta, {"the result": meta.get("result"), "the metadata": meta}, ("result",))
-        # The result alone counts: a task that called a hundred thousand others has their ids beside it.
+        # Only the result counts: a task that made a hundred thousand calls has their ids too.
         if len(data) > self.max_bytes:
             refuse_too_large(self.encode_value(meta.get("result")), self.max_bytes)
         return data
 
     def encode_value(self, value: Any, parts: Mapping[str, Any] | None = None, about: About = ()) -> bytes:
-        """Serialise any value; *parts* (name → value) of it are what EncodeError can name. about: what it is
-        and whose, for the signature that it gets where there is a security_key."""
+        """Serialise any value; EncodeError names one of its *parts* (name → value). about: its kind and
+        owner, for the signature with a security_key."""
         data = self._serialised(value, parts)
         if self._compression:
             mime, body = compress(data, self._compression)
@@ -144,8 +143,8 @@ class Backend(ABC):
         return encode(value, self._serializer, "the result")[2]
 
     def decode(self, data: bytes | str, task_id: str | None = None) -> Meta:
-        """Undo encode(). Raises DamagedResult for what is damaged, of a content type that is not accepted,
-        not signed though there is a security_key, or signed as the result of another task than *task_id*."""
+        """Undo encode(). Raises DamagedResult for damaged data, a content type that is not accepted, a
+        missing signature with a security_key, or a signature for another task than *task_id*."""
         meta = self.decode_value(data, ("result",), task_id)
         if not isinstance(meta, dict) or not isinstance(meta.get("status"), str) or "result" not in meta:
             raise self.damaged(task_id, f"is damaged: {data[:80]!r} is not metadata")
@@ -154,34 +153,34 @@ class Backend(ABC):
         return meta
 
     def found(self, data: bytes | str, task_id: str) -> Found:
-        """What decode() returns, or the DamagedResult that it raises."""
+        """Return decode(), or the DamagedResult that it raises."""
         try:
             return self.decode(data, task_id)
         except DamagedResult as error:
             return error
 
     def status_of(self, data: bytes | str) -> str:
-        """The state in what encode() made; PENDING, which gives way to any, when that cannot be read."""
+        """Return the state in the output of encode(); PENDING, which any state replaces, if it is
+        unreadable."""
         try:
             return str(self.decode(data)["status"])
         except DamagedResult:
             return states.PENDING
 
     def called(self, task_id: str | None) -> str:
-        """What an error calls that which is stored of *task_id*; None: of no task that is known."""
+        """Return how errors call the stored result of *task_id*; None: an unknown task."""
         whose = "a stored result" if task_id is None else f"the stored result of task {task_id}"
         return f"{self.safe_url}: {whose}"
 
     def damaged(self, task_id: str | None, why: str) -> DamagedResult:
-        """The error that says *why* what is stored of *task_id* cannot be read."""
+        """Return the error that says *why* the stored result of *task_id* cannot be read."""
         return DamagedResult(f"{self.called(task_id)} {why}", task_id)
 
     def decode_value(self, data: bytes | str, about: About = (), task_id: str | None = None) -> Any:
-        """Return the value that was serialised as *data*, compressed or not; raises DamagedResult, of
-        *task_id*."""
+        """Return the value serialised in *data*, compressed or not; raises DamagedResult for *task_id*."""
         payload = data.encode() if isinstance(data, str) else bytes(data)
         try:
-            if self._signer is not None:  # before anything looks at it
+            if self._signer is not None:  # before it is parsed
                 payload = self._signer.unseal(payload, *about)
         except SecurityError as error:
             raise self.damaged(task_id, f"is refused: {error}") from error
@@ -202,33 +201,33 @@ class Backend(ABC):
             raise self.damaged(task_id, why) from error
 
     def check_encodable(self, result: Any) -> None:
-        """Raise EncodeError when *result* could not be stored."""
+        """Raise EncodeError if *result* could not be stored."""
         self._serialised(result, None)
 
     def expiry(self, terms: int = 1, delay: float = 0.0) -> float | None:
-        """Epoch second at which what is stored now expires; None: never. terms: how many times the life of a
-        result. delay: in how many seconds that life begins."""
+        """Return the epoch second when data stored now expires; None: never. terms: number of result
+        lifetimes. delay: seconds until that time begins."""
         return None if self.expires is None else self.clock.now() + delay + self.expires * terms
 
     def row(self, task_id: str, meta: Meta, kept: float = 0.0) -> ResultRow | None:
-        """Make of *meta* what store_rows() takes, without asking the store anything; None: it would keep
-        nothing. kept: for how many seconds longer than other results.
+        """Make a row for store_rows() from *meta*, without accessing the store; None: it is not stored. kept:
+        how many seconds longer than usual.
 
         Raises EncodeError when it cannot be serialised.
         """
         return task_id, meta["status"], self.encode(meta), self.expiry(delay=kept)
 
     def row_why_not(self, row: ResultRow, status: str, error: BaseException) -> ResultRow | None:
-        """Make what store_rows() takes in place of *row*, which the store refuses: the state *status* with
-        the *error* that says why. None and errors as of row()."""
+        """Make a row for store_rows() to replace *row*, which the store refuses: the state *status* with the
+        *error* as reason. None and errors as for row()."""
         return self.row(row[0], self.meta(row[0], status, exception_to_dict(error)))
 
     def reply_to(self) -> str | None:
-        """The queue that calls of this process are to name for their results; None: results are not sent."""
+        """Return the queue to which results for this process are sent; None: results are not sent."""
         return None
 
     def same_store(self, store_url: str) -> bool:
-        """Tell whether this is the very store that the broker at *store_url* keeps its messages in."""
+        """Tell whether this is the same store in which the broker at *store_url* keeps its messages."""
         return False
 
     @property
@@ -243,16 +242,17 @@ class Backend(ABC):
 
     @abstractmethod
     def store(self, task_id: str, meta: Meta) -> bool:
-        """Store *meta* unless a state stands that it may not replace; False when it was refused so.
+        """Store *meta* unless it may not replace the stored state; then return False.
 
-        Raises EncodeError when it cannot be serialised, BackendError when the store does not answer.
+        Raises EncodeError when it cannot be serialised, BackendError when the store is unavailable.
         """
 
     def store_rows(self, rows: Sequence[ResultRow]) -> None:
-        """Store what row() made, oldest first, each by the rule of store(); in one step where the store can.
+        """Store rows made by row(), oldest first, each by the rule of store(); in one step if the store
+        supports it.
 
-        Raises BackendError when the store does not answer: then any of them may have been stored, and the
-        call may be repeated. EncodeError: one of them can never be stored, and none or some were.
+        Raises BackendError when the store is unavailable: then some may have been stored, and the call may be
+        repeated. EncodeError: one of them can never be stored; others may have been stored.
         """
         for task_id, _, payload, _ in rows:
             self.store(task_id, self.decode(payload))
@@ -261,18 +261,18 @@ class Backend(ABC):
     def get(self, task_id: str) -> Meta | None:
         """Return the metadata of *task_id*; None when nothing is stored, or it has expired.
 
-        Raises DamagedResult for what cannot be read, and BackendError when the store does not answer, as all
-        that reads.
+        Raises DamagedResult for unreadable data, and BackendError when the store is unavailable, like all
+        reading methods.
         """
 
     def read_many(self, ids: Collection[str]) -> dict[str, Found]:
-        """Return the metadata of those of *ids* of which anything is stored, or each one's own error."""
+        """Return the metadata of those *ids* that are stored, or the error for one."""
         found: dict[str, Found] = {}
         for task_id in ids:
             try:
                 meta = self.get(task_id)
             except DamagedResult as error:
-                error.task_id = task_id  # which a store of one's own may not have said
+                error.task_id = task_id  # a custom store may not have set it
                 found[task_id] = error
             else:
                 if meta is not None:
@@ -281,10 +281,10 @@ class Backend(ABC):
 
     @abstractmethod
     def forget(self, task_id: str) -> None:
-        """Delete what is stored of *task_id*, if anything is."""
+        """Delete the stored result of *task_id*, if there is one."""
 
     def forget_many(self, ids: Iterable[str]) -> None:
-        """Delete what is stored of *ids*; by few commands where the store can."""
+        """Delete the stored results of *ids*, with few commands if the store supports it."""
         for task_id in ids:
             self.forget(task_id)
 
@@ -295,10 +295,10 @@ class Backend(ABC):
         on_interval: Callable[[], Any] | None = None,
         interval: float = POLL_SECONDS,
     ) -> dict[str, Meta]:
-        """Wait until at least one of *ids* has ended; return all that have, ``{}`` after *timeout* seconds.
+        """Wait until at least one of *ids* has ended; return all that have, or ``{}`` after *timeout*
+        seconds.
 
-        Raises DamagedResult, with its ``task_id``, for one that cannot be read, when none has ended that can
-        be.
+        Raises DamagedResult, with its ``task_id``, for an unreadable result, unless a readable one has ended.
         on_interval: called before each pause, which lasts at most *interval* seconds.
         """
         if timeout is not None and timeout <= 0:
@@ -312,7 +312,7 @@ class Backend(ABC):
         on_interval: Callable[[], Any] | None = None,
         interval: float = POLL_SECONDS,
     ) -> Iterator[dict[str, Found]]:
-        """Yield what has ended of *ids*, each once, as it ends, until all has or *timeout* seconds have
+        """Yield the metadata of *ids* as they end, each once, until all have ended or *timeout* seconds have
         passed.
 
         on_interval: called every *interval* seconds.
@@ -325,17 +325,17 @@ class Backend(ABC):
             yield from self.watcher.wait_each(missing, timeout, on_interval, interval)
 
     def ended(self, ids: Collection[str]) -> dict[str, Meta]:
-        """The metadata of those of *ids* that have ended. Raises as wait() does."""
+        """Return the metadata of those *ids* that have ended. Raises like wait()."""
         return readable(final(self.read_many(ids)))
 
     @property
     def watcher(self) -> ResultWatcher:
-        """What waits for results here, for all of this process."""
+        """The object that waits for results, one for this process."""
         made: ResultWatcher | None = self.__dict__.get("_watcher")
         return made or cast(ResultWatcher, self.__dict__.setdefault("_watcher", ResultWatcher(self)))
 
     def open_source(self) -> Source | None:
-        """What tells of results; None: nothing does, and they are looked for."""
+        """Return a source of notifications about results; None: there is none, and the store is polled."""
         return None
 
     # -- by hand --
@@ -357,8 +357,8 @@ class Backend(ABC):
     # -- locks and counters --
 
     def add(self, key: str, ttl: float | None = None) -> bool:
-        """Create *key* for *ttl* seconds (None: for ever); False when it exists. One of many callers gets
-        True."""
+        """Create *key* for *ttl* seconds (None: for ever); False when it exists. Only one of several callers
+        gets True."""
         raise self._unsupported("locks")
 
     def incr(self, key: str, ttl: float | None = None) -> int:
@@ -371,32 +371,31 @@ class Backend(ABC):
 
     @property
     def joins(self) -> Joins:
-        """What waits for the members of a group. Raises NotSupported where there is nothing of the kind."""
+        """The joins of this store. Raises NotSupported where there are none."""
         raise self._unsupported("joins, which chords and graphs need", JOIN_STORES)
 
     # -- groups --
 
     def save_group(self, group_id: str, result: Any, kept: float = 0.0) -> None:
-        """Keep *result*, the tuple that describes a group, for as long as results are kept, and *kept*
-        seconds longer."""
+        """Store *result*, the tuple that describes a group, *kept* seconds longer than results."""
         raise self._unsupported("groups")
 
     def get_group(self, group_id: str) -> Any:
-        """Return what save_group() kept; None when there is nothing."""
+        """Return the tuple stored by save_group(); None if there is none."""
         raise self._unsupported("groups")
 
     def delete_group(self, group_id: str) -> None:
-        """Delete what save_group() kept, if there is anything."""
+        """Delete the tuple stored by save_group(), if there is one."""
         raise self._unsupported("groups")
 
     # -- keeping house --
 
     def sweep(self, now: float) -> int:
-        """Delete what expired before epoch second *now*; return how many things went."""
+        """Delete data that expired before epoch second *now*; return the number of entries deleted."""
         return 0
 
     def close(self) -> None:
-        """Let go of connections; the next use opens new ones."""
+        """Close connections; the next use opens new ones."""
         if "_watcher" in self.__dict__:
             self.watcher.close()
 

@@ -1,8 +1,8 @@
-"""By hand: what a program asks of the result store, or writes there, itself; under Celery's names.
+"""By hand: direct use of the result store by a program, under Celery's names.
 
-Comes from:  ``app.backend``, of which these are methods: as where a task raised Ignore and something else
-             ends it.
-Goes to:     the store, by its rule that a final state never goes back.
+Comes from:  ``app.backend``, whose methods these are; for example when a task raised Ignore and something
+             else ends it.
+Goes to:     the store, which never replaces a final state.
 Thread:      any.
 """
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def get_many(backend: Backend, ids: Collection[str]) -> dict[str, Meta]:
-    """Return the metadata of those of *ids* of which anything is stored.
+    """Return the metadata of those *ids* that are stored.
 
-    Raises DamagedResult when one of them cannot be read; read_many() tells of each by itself.
+    Raises DamagedResult when one of them cannot be read; read_many() returns an error for each.
     """
     readable: dict[str, Meta] = {}
     for task_id, found in backend.read_many(ids).items():
@@ -33,9 +33,10 @@ def get_many(backend: Backend, ids: Collection[str]) -> dict[str, Meta]:
 
 
 def get_task_meta(backend: Backend, task_id: str, cache: bool = True) -> Meta:
-    """Return what is stored of a task: its status, result (a value, or an exception), traceback, children, …
+    """Return the stored metadata of a task: its status, result (a value, or an exception), traceback,
+    children, …
 
-    ``{"status": "PENDING", "result": None}`` when nothing is. Nothing is cached.
+    ``{"status": "PENDING", "result": None}`` if there is none. Nothing is cached.
     """
     meta = backend.get(task_id)
     if meta is None:
@@ -51,8 +52,7 @@ def get_state(backend: Backend, task_id: str) -> str:
 
 
 def get_result(backend: Backend, task_id: str) -> Any:
-    """Return the value of a task, its exception, or what update_state() stored; None when there is
-    nothing."""
+    """Return the value of a task, its exception, or the info of update_state(); None if there is none."""
     return get_task_meta(backend, task_id)["result"]
 
 
@@ -62,13 +62,12 @@ def get_traceback(backend: Backend, task_id: str) -> str | None:
 
 
 def get_children(backend: Backend, task_id: str) -> Any:
-    """Return the calls that a task made, as result_from_tuple() takes them; None when nothing is known of
-    it."""
+    """Return the calls that a task made, in the format of result_from_tuple(); None if unknown."""
     return get_task_meta(backend, task_id).get("children")
 
 
 def task_result_exists(backend: Backend, task_id: str) -> bool:
-    """Tell whether anything is stored of a task."""
+    """Tell whether a result of a task is stored."""
     return backend.get(task_id) is not None
 
 
@@ -80,10 +79,10 @@ def store_result(
     traceback: str | None = None,
     request: Any = None,
 ) -> Any:
-    """Store a state with its result, a value or an exception, unless a final one stands; return *result*.
+    """Store a state with its result, a value or an exception, unless a final one is stored; return *result*.
 
-    request: the task's, for what is kept beside (its children, and with ``result_extended`` its name and
-    arguments). Raises EncodeError when it cannot be serialised, BackendError when the store does not answer.
+    request: the task's, for its other metadata (children, and with ``result_extended`` name and arguments).
+    Raises EncodeError when it cannot be serialised, BackendError when the store is unavailable.
     """
     kept = exception_to_dict(result) if isinstance(result, BaseException) else result
     backend.store(task_id, backend.meta(task_id, state, kept, traceback, request))
@@ -98,7 +97,7 @@ def mark_as_started(backend: Backend, task_id: str, **meta: Any) -> None:
 def mark_as_done(
     backend: Backend, task_id: str, result: Any, request: Any = None, state: str = states.SUCCESS
 ) -> None:
-    """Store the value of a task. Its ``link`` is not called: who ends a task by hand goes on by hand."""
+    """Store the value of a task. Its ``link`` is not called: that is left to the program."""
     _refuse_to_go_on(request, "callbacks", "link")
     store_result(backend, task_id, result, state, request=request)
 
@@ -119,7 +118,7 @@ def mark_as_failure(
 def mark_as_retry(
     backend: Backend, task_id: str, exc: BaseException, traceback: str | None = None, request: Any = None
 ) -> None:
-    """Store that a task is to run again because of *exc*."""
+    """Store that a task will run again because of *exc*."""
     store_result(backend, task_id, exc, states.RETRY, traceback, request)
 
 

@@ -1,6 +1,6 @@
-"""No result store: nothing is kept, and asking for a result says so.
+"""No result store: nothing is kept, and asking for a result raises an error that says so.
 
-Comes from:  ``result_backend = "disabled://"``, or a broker that keeps none and no result_backend.
+Comes from:  ``result_backend = "disabled://"``, or a broker without results and no result_backend.
 Thread:      any.
 """
 
@@ -16,7 +16,7 @@ from qworker.transports.lease import ResultRow
 
 
 class DisabledBackend(Backend):
-    """Takes every state and keeps none."""
+    """Accepts every state and stores none."""
 
     persistent = False
     supports_locks = False

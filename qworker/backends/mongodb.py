@@ -1,13 +1,12 @@
-"""Results in MongoDB, in the collections and fields of Celery's own store there, which reads and writes them
-too.
+"""Results in MongoDB, in the collections and fields of Celery's own store, which can read and write them too.
 
 Comes from:  ``result_backend = "mongodb://host/database"``, ``mongodb+srv://…``.
-Goes to:     ``celery_taskmeta`` and ``celery_groupmeta``, or what ``mongodb_backend_settings`` calls them;
+Goes to:     ``celery_taskmeta`` and ``celery_groupmeta``, or their names in ``mongodb_backend_settings``;
              locks and counters in ``qworker_keyvalue``.
-Thread:      any; PyMongo's client keeps a pool of connections, and none crosses a fork.
+Thread:      any; PyMongo's client has a pool of connections that is not shared across a fork.
 
-Where the broker is the same database, it stores the results itself, beside the ack. A document of ours has
-``expires`` besides, and that of a group ``described``; Celery looks at neither. There are no joins here.
+If the broker is the same database, it stores the results itself, with the ack. qworker's documents also have
+``expires``, and those of groups ``described``; Celery ignores both. There are no joins here.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from qworker.transports.mongodb.server import Collections, Server, epoch_of, err
 
 KEYS = "qworker_keyvalue"
 PORTION = 500
-"""How many ids are asked for at once."""
+"""Number of ids per query."""
 CONNECT_SECONDS = 4.0
 
 T = TypeVar("T")
@@ -42,13 +41,13 @@ _backends = forgetful()
 
 
 class MongoBackend(Backend):
-    """Results in a database, which is connected to at the first use."""
+    """Results in a database; it connects on first use."""
 
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
         where = located(url, conf.mongodb_backend_settings)
         options = {**conf.result_backend_transport_options, **where.options}
-        options.pop("global_keyprefix", None)  # of stores that have keys
+        options.pop("global_keyprefix", None)  # for stores with keys
         self._server = Server(
             where.url,
             options,
@@ -73,7 +72,7 @@ class MongoBackend(Backend):
         return self._server.safe_url
 
     def _do(self, work: Callable[[Collections], T]) -> T:
-        """What *work* makes of the collections; errors of the server come out as ours."""
+        """Return *work* applied to the collections; convert errors of the server."""
         try:
             return self._server.run(work)
         except (BrokerUnavailable, ConfigurationError) as error:
@@ -143,7 +142,7 @@ class MongoBackend(Backend):
                         {"_id": key}, change, upsert=True, return_document=pymongo.ReturnDocument.AFTER
                     )
                     return int(after["value"])
-                except errors.DuplicateKeyError:  # another has inserted it
+                except errors.DuplicateKeyError:  # another client has inserted it
                     continue
 
         return self._do(work)
@@ -152,7 +151,7 @@ class MongoBackend(Backend):
         self._do(lambda found: found.database[KEYS].delete_one({"_id": key}))
 
     def _lasting(self, ttl: float | None) -> Document:
-        """The field that says until when; none for what stays."""
+        """Return the field with the time of expiry; none for data that is kept."""
         return {} if ttl is None else {"expires": self.clock.now() + ttl}
 
     def _forget_expired(self, found: Collections, key: str) -> None:
@@ -196,7 +195,7 @@ class MongoBackend(Backend):
             wheres: list[tuple[Any, Document]] = [
                 (each, {"expires": {"$lte": now}}) for each in (found.result, groups, keys)
             ]
-            if self.expires is not None:  # what Celery has stored
+            if self.expires is not None:  # stored by Celery
                 old = {"date_done": {"$lte": from_epoch(now - self.expires)}, "expires": None}
                 wheres += [(found.result, old), (groups, old)]
             return sum(int(each.delete_many(where).deleted_count) for each, where in wheres)
@@ -217,7 +216,7 @@ def _delete(where: Document, found: Collections) -> None:
 
 
 def _ids(result: Any) -> list[str]:
-    """The ids of the members of a group that is described so; [] when it is described otherwise."""
+    """Return the ids of the members of a group in this format; [] for another format."""
     try:
         return [child[0][0] for child in result[1] if isinstance(child[0][0], str)]
     except (TypeError, LookupError):
@@ -230,14 +229,14 @@ _OWN = frozenset({"_id", "expires", "task_id", "status", "result", "traceback", 
 
 
 class Fields:
-    """serializer: the name of *backend*'s own."""
+    """serializer: the name of *backend*'s serializer."""
 
     def __init__(self, backend: Backend, serializer: str) -> None:
         self._backend = backend
         self._serializer = serializer
 
     def of(self, task_id: str, meta: Meta) -> Document:
-        """The fields of *meta* as they are stored. Raises EncodeError."""
+        """Return the fields of *meta* in stored form. Raises EncodeError."""
         status, done, traceback = meta["status"], meta.get("date_done"), meta.get("traceback")
         data = self._backend.encode_value(meta.get("result"), None, ("result", task_id, status))
         refuse_too_large(data, self._backend.max_bytes)
@@ -255,7 +254,7 @@ class Fields:
         }
 
     def text(self, data: bytes) -> str | bytes:
-        """What was serialised, as Celery stores it: as text where it is text."""
+        """Return serialised data in Celery's form: as text if it is text."""
         if self._serializer in ("json", "yaml") and not data.startswith(b"\0"):
             try:
                 return data.decode()
@@ -264,7 +263,7 @@ class Fields:
         return data
 
     def _plain(self, name: str, task_id: str, value: Any) -> Any:
-        """*value* as values of MongoDB's, as Celery stores it; what is signed, or none of them, as bytes."""
+        """Return *value* as MongoDB values, like Celery; as bytes if it is signed or not representable."""
         if value is None or (isinstance(value, str) and storable_value(value)):
             return value
         if not self._backend.signs:
@@ -288,7 +287,7 @@ class Fields:
         return loads(json.dumps(stored, default=str))
 
     def found(self, stored: Document) -> Found | None:
-        """The metadata in a document, or why it cannot be read; None when it has expired."""
+        """Return the metadata in a document, or why it cannot be read; None when it has expired."""
         task_id = str(stored["_id"])
         try:
             return self._meta(stored, task_id)
@@ -328,17 +327,16 @@ class Fields:
 
 
 # -- ``mongodb_backend_settings``: what Celery's MongoDB store is told besides its URL --
-# What it says goes before the URL. Keys that are not known are options of PyMongo's client, as those
-# under ``options`` are.
+# These settings win over the URL. Unknown keys are options of PyMongo's client, like those under ``options``.
 
 GROUPS = "celery_groupmeta"
 _CLIENT = {"user": "username", "password": "password", "max_pool_size": "maxPoolSize"}
-"""Celery's words for options of the client."""
+"""Celery's names for options of the client."""
 _PORT = 27017
 
 
 class Where(NamedTuple):
-    """Where results are. database: None: that of the URL. options: of the client."""
+    """Where results are stored. database: None: that of the URL. options: of the client."""
 
     url: str
     database: str | None
@@ -348,13 +346,13 @@ class Where(NamedTuple):
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """Which database of which servers, whoever asks."""
+        """Return the servers and database, regardless of the user."""
         hosts, database = _place(self.url)
         return hosts, self.database or database
 
 
 def located(url: str, settings: Mapping[str, Any]) -> Where:
-    """Where *url* and *settings* lead to. Raises ConfigurationError for what they cannot mean."""
+    """Combine *url* and *settings*. Raises ConfigurationError for invalid ones."""
     given = dict(settings)
     database, results, groups = (
         _name(given, *each)
@@ -382,7 +380,7 @@ def _name(given: dict[str, Any], key: str, usual: str | None) -> str | None:
 
 
 def _hosts(host: Any, port: Any) -> Any:
-    """The hosts, or the URL, that *host* names; those without a port get *port*."""
+    """Return the hosts, or the URL, in *host*; hosts without a port get *port*."""
     if isinstance(host, str) and "://" in host:
         return host
     hosts = [host] if isinstance(host, str) else host
@@ -392,7 +390,7 @@ def _hosts(host: Any, port: Any) -> Any:
 
 
 def _led_to(url: str, hosts: Any) -> str:
-    """*url* with other hosts; None: its own."""
+    """Return *url* with other hosts; None: unchanged."""
     if isinstance(hosts, str):
         return hosts if "://" in hosts else _led_to(url, [hosts])
     if hosts is None:
@@ -405,7 +403,7 @@ def _led_to(url: str, hosts: Any) -> str:
 
 def _wrong(key: str, value: Any, wanted: str) -> ConfigurationError:
     return ConfigurationError(
-        f"mongodb_backend_settings: {key!r} is {value!r:.80}, but has to be {wanted}",
+        f"mongodb_backend_settings: {key!r} is {value!r:.80}, but must be {wanted}",
         setting="mongodb_backend_settings",
     )
 

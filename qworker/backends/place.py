@@ -1,10 +1,10 @@
-"""Where results are kept when nothing says where: beside the messages, or as messages to those who called.
+"""The default place of results: with the messages, or sent as messages to the caller.
 
-Comes from:  ``broker_url`` and ``result_backend``, for ``stores.py`` and those who examine settings.
-Goes to:     back: a URL as ``result_backend`` has it, and the settings that the store is opened with.
+Comes from:  ``broker_url`` and ``result_backend``, for ``stores.py`` and code that checks settings.
+Goes to:     back: a URL like ``result_backend``, and the settings to open the store with.
 Thread:      any; pure functions.
 
-PLACES is the table: what is not in it keeps no results until ``result_backend`` is set.
+PLACES is the table: a broker that is missing there keeps no results until ``result_backend`` is set.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ REPLIES = "rpc://"
 
 
 class ResultPlace(NamedTuple):
-    """url: as ``result_backend`` has it. conf: the settings for the store there. beside: it is the broker's
-    own, which nobody had to say. why_none: why no result can be had, and what to do; "": they can."""
+    """url: like ``result_backend``. conf: the settings for the store. beside: it is the broker's own store,
+    used by default. why_none: why results are not available, and what to do; "" if they are."""
 
     url: str
     conf: Any
@@ -31,12 +31,12 @@ class ResultPlace(NamedTuple):
 
     @property
     def replies(self) -> bool:
-        """Whether results are sent to those who called."""
+        """Whether results are sent to the caller."""
         return self.url.startswith(REPLIES)
 
 
 class _Changed:
-    """The settings *conf*, of which some are others."""
+    """The settings *conf* with some changes."""
 
     def __init__(self, conf: Any, changes: Mapping[str, Any]) -> None:
         self._conf = conf
@@ -51,8 +51,8 @@ def _as_it_is(url: str) -> str:
 
 
 def _for_sqlalchemy(url: str) -> str:
-    """The URL of a database as SQLAlchemy reads it: without a driver, with several servers, and paths of
-    sockets, as parameters."""
+    """Return the URL of a database for SQLAlchemy: without a driver, with several servers and socket paths as
+    parameters."""
     scheme, _, rest = url.partition("://")
     family = scheme.partition("+")[0].lower()
     family = "postgresql" if family == "postgres" else family
@@ -62,7 +62,7 @@ def _for_sqlalchemy(url: str) -> str:
     user, colon, password = login.partition(":")
     login = f"{quote(unquote(user), safe='')}{colon}{quote(unquote(password), safe='')}"
     if family == "postgresql":
-        query = query.replace("+", "%2B")  # which libpq takes for itself
+        query = query.replace("+", "%2B")  # libpq would decode it
         if "," in hosts or "%" in hosts:
             named = "&".join(f"host={quote(unquote(host), safe=':')}" for host in hosts.split(","))
             hosts, mark, query = "", "?", f"{named}&{query}" if query else named
@@ -70,7 +70,7 @@ def _for_sqlalchemy(url: str) -> str:
 
 
 def _of_connections(conf: Any) -> dict[str, Any]:
-    """What the broker is connected with holds for its results, too."""
+    """The connection options of the broker also apply to its results."""
     return {
         "result_backend_transport_options": options_beside(conf),
         "redis_backend_use_ssl": conf.redis_backend_use_ssl or conf.broker_use_ssl,
@@ -78,7 +78,7 @@ def _of_connections(conf: Any) -> dict[str, Any]:
 
 
 def _of_engines(conf: Any) -> dict[str, Any]:
-    """How statements are prepared through a pooler is the one option that databases have as a broker."""
+    """The only engine option that a database broker has: how statements are prepared through a pooler."""
     options = conf.database_engine_options
     prepared = {
         name: value for name, value in conf.broker_transport_options.items() if name == "prepare_threshold"
@@ -94,7 +94,7 @@ def _nothing(conf: Any) -> dict[str, Any]:
 
 
 class _Place(NamedTuple):
-    """url: makes that of the results of the broker's. changes: the settings that are others for them."""
+    """url: makes the result URL from the broker's. changes: settings to change for results."""
 
     url: Callable[[str], str] = _as_it_is
     changes: Callable[[Any], dict[str, Any]] = _nothing
@@ -110,11 +110,11 @@ PLACES: Mapping[str, _Place] = {
     **dict.fromkeys(("postgresql", "postgres", "mysql", "mariadb"), _IN_TABLES),
     **dict.fromkeys(("amqp", "amqps", "pyamqp"), _TO_THE_CALLER),
 }
-"""Where the results of a broker are by default, by the scheme of its URL up to a plus."""
+"""The default place of results for a broker, by the scheme of its URL up to a plus."""
 
 
 def file_of(url: str) -> str | None:
-    """The path of the file or directory that a result store at *url* is; None for servers and memory."""
+    """Return the path of the file or directory of a result store at *url*; None for servers and memory."""
     scheme, _, rest = url.partition(":")
     if scheme == "sqlite":
         from qworker.transports.sqlite.path import database_path  # its package loads sqlite3
@@ -133,22 +133,22 @@ _SET_IT = (
     "result of a task"
 )
 DISABLED = f"results are not kept (result_backend is {NOWHERE}): {_SET_IT}"
-"""What is said where none are to be kept."""
+"""The reason if results are disabled."""
 
 
 def result_place(conf: Any, broker: str | None = None) -> ResultPlace:
-    """Where results are kept by the settings *conf*. broker: the URL of the broker; None: ``broker_url``."""
+    """Return where the settings *conf* keep results. broker: the URL of the broker; None: ``broker_url``."""
     said: str | None = conf.result_backend
     if said is not None:
         return ResultPlace(said, conf, why_none=DISABLED if said.startswith(NOWHERE) else "")
     url, *others = broker_urls(broker or conf.broker_url or "sqlite:")
     if others:
-        why = f"results are not kept, as broker_url names several brokers: {_SET_IT}"
+        why = f"results are not kept, because broker_url names several brokers: {_SET_IT}"
         return ResultPlace(NOWHERE, conf, why_none=why)
     scheme = url.partition(":")[0].partition("+")[0].lower()
     place = PLACES.get(scheme)
     if place is None:
-        why = f"results are not kept, as a broker at {scheme}:// keeps none: {_SET_IT}"
+        why = f"results are not kept, because a broker at {scheme}:// keeps none: {_SET_IT}"
         return ResultPlace(NOWHERE, conf, why_none=why)
     changes = place.changes(conf)
     return ResultPlace(

@@ -1,13 +1,14 @@
-"""ResultWatcher: the one way to wait for results, for threads, event loops and promises alike.
+"""ResultWatcher: the one way to wait for results, for threads, event loops and promises.
 
-Comes from:  ``Backend.watcher``: one for each result store of a process, made anew after a fork.
-Goes to:     a Source, where the store tells of results: a named pipe, pub/sub, LISTEN, the reply queue. And
-             the store itself, which is looked at twice a second besides; where nothing is told, it is looked
-             at again and again with growing pauses.
-Thread:      one of those that wait leads: it sleeps on the source, reads what has ended, and gives the others
-             theirs. Event loops and promises have an Attendant each, a thread that waits in their place.
+Comes from:  ``Backend.watcher``: one for each result store of a process, created anew after a fork.
+Goes to:     a Source, through which the store announces results: a named pipe, pub/sub, LISTEN, the reply
+             queue. The store itself is also polled twice a second, or, without notifications, with growing
+             pauses.
+Thread:      one of the waiting threads is the leader: it sleeps on the source, reads what has ended, and
+             passes it to the others. Event loops and promises each have an Attendant, a thread that waits for
+             them.
 
-A thread that waits alone leads, so that nothing is handed over. Where a source must be read even while nobody
+A thread that waits alone leads itself, so no handover is needed. If a source must be read even while nobody
 waits (``Backend.listens``), only the Attendant of the event loops leads.
 """
 
@@ -36,26 +37,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 QUICKEST, SLOWEST = 0.001, 0.25
-"""Pauses between two looks where nothing is told."""
+"""Pauses between two polls if there are no notifications."""
 MANY = 100
-"""When somebody waits for more than so many, looks for all of them are apart by a multiple of the time that
-one takes, within these seconds."""
+"""When a thread waits for more than this many, polls for all of them are spaced by a multiple of the time
+that one takes, within these seconds."""
 REST_WHEN_TOLD, REST_WHEN_NOT_TOLD, REST_BETWEEN_POLLS = 0.1, 2.0, 2.0
 LINGER = 10.0
-"""Seconds for which the thread of an Attendant stays when it has nothing to do."""
+"""Seconds after which an Attendant's idle thread ends."""
 STALLED = 1.5
-"""After so many seconds without a word from the thread that leads, the others look for themselves."""
+"""After this many seconds without news from the leader, the others poll themselves."""
 OUTAGE_SECONDS = 20.0
-"""For so long a store that has answered may be away before those who wait are told, as with Celery on Redis,
-which tries twenty times, a second apart. Who begins to wait meanwhile is told at once: the first look is his
-own."""
+"""How long a store that has answered may be unavailable before waiting callers get an error. Celery on Redis
+also tries twenty times, a second apart. A caller that begins to wait meanwhile gets the error at once,
+because its first read is its own."""
 FIRST_RETRY, LAST_RETRY = 0.05, 30.0
 """Seconds after which a source that failed twice or more is opened again."""
 
 
 class ResultWatcher:
-    """Watches *backend* for all who wait in this process. linger: seconds for which idle threads stay.
-    outage: seconds for which the store may be away."""
+    """Watches *backend* for all waiters in this process. linger: seconds for which idle threads stay.
+    outage: seconds for which the store may be unavailable."""
 
     def __init__(self, backend: Watched, linger: float = LINGER, outage: float = OUTAGE_SECONDS) -> None:
         self.backend = backend
@@ -66,39 +67,38 @@ class ResultWatcher:
 
     def _start_anew(self) -> None:
         self._waiters: dict[int, weakref.ref[Waiter]] = {}
-        """By id(). Any thread: what is done with it is atomic. A waiter that was interrupted before it could
-        leave goes by itself."""
+        """By id(). Any thread: all operations on it are atomic. A waiter that was interrupted before it could
+        leave is removed with its reference."""
         self._opening = threading.Lock()
         self._wakeup = WakeupPipe()
-        """Ends the sleep of the thread that leads. Opened under _opening."""
+        """Wakes the leader. Opened under _opening."""
         self._turn = threading.Lock()
-        """The thread that holds this leads."""
-        self._whole = True  # under _turn, as all below: nobody was interrupted while leading
+        """The thread that holds this lock leads."""
+        self._whole = True  # under _turn, as all below: no leader was interrupted
         self._source: Source | None = None
         self._heard = 0
-        """How often a source was heard, opened or closed: what it has told of before is known to nobody who
-        comes now."""
+        """Counts reads, openings and closings of a source: a new waiter missed all notifications before."""
         self._failures = 0
         self._open_at = 0.0
         self._subscribed = 0
         self._look_at = 0.0
         self._look_at_many = math.inf
-        """Infinite until many were looked for."""
+        """Infinite until many results were polled."""
         self._rested_at = 0.0
         self._served_at = 0.0
         self._answered_at = -math.inf
-        """When the store was last looked at and has answered."""
+        """When the store last answered."""
         self._pause = QUICKEST
         self._closing: threading.Event | None = None
-        """Set by any thread: to be set when the source is closed."""
+        """Set by any thread; the event is set when the source is closed."""
         self.loops = Attendant(self, "qworker-results", reads=self.backend.listens)
         self.promises = Attendant(self, "qworker-promises", patient=True)
 
     # -- those who wait --
 
     def mark(self) -> int | None:
-        """Say for wait(), before one looks for all of its ids, from when on what is told will be heard; None:
-        from when it waits."""
+        """Call before reading all ids: wait() then considers notifications from this moment on; None: from
+        when it begins to wait."""
         heard = self._heard
         return heard if getattr(self._source, "tells_of_all", False) else None
 
@@ -110,7 +110,7 @@ class ResultWatcher:
         interval: float = POLL_SECONDS,
         looked: int | None = None,
     ) -> dict[str, Meta]:
-        """As Backend.wait()."""
+        """See Backend.wait()."""
         clock = self.backend.clock
         deadline = None if timeout is None else clock.monotonic() + timeout
         longest = max(0.001, min(interval, POLL_SECONDS))
@@ -124,7 +124,7 @@ class ResultWatcher:
                     on_interval()
                 found: dict[str, Found] = {}
                 for news in self.attend(waiter, min(longest, left)):
-                    # When the look of another thread has failed, our own tells why.
+                    # If another thread's read has failed, ours raises the reason.
                     found.update(self.backend.read_many(ids) if isinstance(news, Exception) else news)
                 if not found and time.monotonic() - self._served_at > STALLED:
                     found = self.own_look(ids) or {}
@@ -140,7 +140,7 @@ class ResultWatcher:
         on_interval: Callable[[], Any] | None = None,
         interval: float = POLL_SECONDS,
     ) -> Iterator[dict[str, Found]]:
-        """As Backend.wait_each(), but for its first look."""
+        """See Backend.wait_each(), without its first read."""
         clock = self.backend.clock
         deadline = None if timeout is None else clock.monotonic() + timeout
         longest = max(0.001, min(interval, POLL_SECONDS))
@@ -157,7 +157,7 @@ class ResultWatcher:
                     call_at = time.monotonic() + longest
                 found: dict[str, Found] = {}
                 for news in self.attend(waiter, min(longest, left)):
-                    # When the look of another thread has failed, our own tells why.
+                    # If another thread's read has failed, ours raises the reason.
                     found.update(self.backend.read_many(missing) if isinstance(news, Exception) else news)
                 if not found and time.monotonic() - self._served_at > STALLED:
                     found = self.own_look(missing) or {}
@@ -171,8 +171,9 @@ class ResultWatcher:
             yield ended  # at the last moment
 
     def own_look(self, ids: Collection[str]) -> dict[str, Found] | None:
-        """Return what is stored of *ids*, without asking the thread that leads; None: the store has just gone
-        away, and may come back. Raises BackendError when it has not answered for longer. Any thread."""
+        """Return the stored results of *ids*, without asking the leader; None: the store has just become
+        unavailable, and may come back. Raises BackendError when it has been unavailable for longer. Any
+        thread."""
         try:
             found = self.backend.read_many(ids) if ids else {}
         except BackendError:
@@ -184,9 +185,9 @@ class ResultWatcher:
         return found
 
     def attend(self, waiter: Waiter, seconds: float) -> list[Mapping[str, Found] | Exception]:
-        """The news of *waiter*, for which it waits up to so many seconds; it leads meanwhile, if nobody does.
+        """Wait up to so many seconds for the news of *waiter*, and return it; lead meanwhile, if nobody does.
 
-        Raises what the store raises when it is looked at. Whoever attends has to leave() in the end.
+        Raises the store's errors. Must be followed by leave().
         """
         if id(waiter) not in self._waiters:
             self._join(waiter)
@@ -197,7 +198,7 @@ class ResultWatcher:
             return waiter.taken(0)
         waiter.asleep = True
         try:
-            # Who led may have looked for somebody asleep just before.
+            # The last leader may have read for a sleeping thread just before.
             led = self._turn.locked() or not self._may_lead(waiter)
             return waiter.taken(seconds if led else 0)
         finally:
@@ -211,14 +212,14 @@ class ResultWatcher:
         self.stir()
 
     def leave(self, waiter: Waiter) -> None:
-        """*waiter* does not wait any more. Safe to call twice."""
+        """*waiter* has stopped waiting. Safe to call twice."""
         self._waiters.pop(id(waiter), None)
         if self._in_turn(self._fall_silent):
             self._pass_on(waiter)
 
     def _in_turn(self, work: Callable[[], None]) -> bool:
-        """Do *work* unless another thread leads: then False. An interrupt does not keep the turn."""
-        turn, got = self._turn, list[bool]()  # a fork in between makes another lock
+        """Call *work* unless another thread leads; then return False. An interrupt releases the lock."""
+        turn, got = self._turn, list[bool]()  # a fork in between creates another lock
         try:
             got.extend(map(turn.acquire, (False,)))
             if True in got:
@@ -229,7 +230,7 @@ class ResultWatcher:
         return True in got
 
     def _fall_silent(self) -> None:
-        """When nobody waits any more, nothing is to be told."""
+        """Close the source when nobody waits any more."""
         self._obey()
         if not self._waiters and self._whole and self._source is not None:
             self._whole = False
@@ -240,7 +241,7 @@ class ResultWatcher:
             self._whole = True
 
     def stir(self) -> None:
-        """Somebody waits for more than before: the thread that leads has to look for it."""
+        """Wake the leader: somebody waits for more than before."""
         if self._turn.locked():
             self._wakeup.wake()
 
@@ -248,14 +249,14 @@ class ResultWatcher:
         return not self.backend.listens or waiter is self.loops.waiter
 
     def _pass_on(self, leader: Waiter) -> None:
-        """*leader* leads no more: let another one."""
+        """*leader* stops leading: let another thread lead."""
         for waiter in self._all():
             if waiter is not leader and waiter.asleep and self._may_lead(waiter):
                 waiter.news.put({})
                 return
 
     def waited_for(self) -> set[str]:
-        """All ids that anybody waits for."""
+        """Return all ids that are waited for."""
         return set().union(*(waiter.ids for waiter in self._all()))
 
     def _all(self) -> list[Waiter]:
@@ -264,8 +265,8 @@ class ResultWatcher:
     # -- the thread that leads --
 
     def _lead(self, leader: Waiter, seconds: float) -> None:
-        """Serve all who wait, until *leader* has news or so many seconds have passed."""
-        if not self._whole:  # who led was interrupted: what was told to him, others did not get
+        """Serve all waiters, until *leader* has news or so many seconds have passed."""
+        if not self._whole:  # an interrupted leader may have received notifications that others did not get
             self._close_source()
             self._look_at = self._look_at_many = 0.0
         self._whole = False
@@ -287,24 +288,24 @@ class ResultWatcher:
         self._whole = True
 
     def _serve_or_bear(self) -> None:
-        """Serve all, unless the store has just gone away: then they are looked for again in a moment."""
+        """Serve all; if the store has just become unavailable, retry in a moment."""
         try:
             self._serve()
         except BackendError as error:
             if isinstance(error, DamagedResult) or not self._may_come_back():
                 raise
-            logger.debug("those who wait for results are not told yet: %s", error)
+            logger.debug("waiting for results continues although the store fails: %s", error)
             self._served_at = time.monotonic()
             self._look_at = self._look_at_many = self._served_at + SLOWEST
 
     def _may_come_back(self) -> bool:
-        """Whether the store has answered lately. Any thread."""
+        """Tell whether the store has answered lately. Any thread."""
         return time.monotonic() - self._answered_at < self._outage
 
     def _serve(self) -> None:
-        """Look for what was told, for what was never looked for, and for everything when it is time to.
+        """Read results that were announced or never read, and all of them when it is time.
 
-        A look for many takes long. So these are looked for apart from the few, and less often.
+        Reading many takes long, so these are read separately from the few, and less often.
         """
         waiters = self._all()
         wanted: set[str] = set()
@@ -339,7 +340,7 @@ class ResultWatcher:
             if everything:
                 self._look_at = done + POLL_SECONDS
         else:
-            # Nothing is told. The pauses grow, and are never shorter than the looks are long.
+            # No notifications. The pauses grow, and are never shorter than the reads.
             slowest = min([SLOWEST, *(waiter.interval for waiter in waiters)])
             if came:
                 self._pause = QUICKEST
@@ -356,7 +357,7 @@ class ResultWatcher:
             self._look_at_many = look_at_many
 
     def _rest(self, done: float, took: float) -> None:
-        """After a look for many that took so long: say when there may be another, and when there must be."""
+        """After reading many took so long, compute the earliest and the latest time of the next read."""
         if self._source is not None:
             self._rested_at = done + min(10 * took, REST_WHEN_TOLD)
             self._look_at_many = done + max(POLL_SECONDS, min(50 * took, REST_BETWEEN_POLLS))
@@ -371,7 +372,7 @@ class ResultWatcher:
                 waiter.give(theirs)
 
     def _hear(self, waiters: Sequence[Waiter], count: int, came: bool) -> Collection[str] | None:
-        """What the source tells; None: it may be any. Opens the source, if it is time to.
+        """Return the announced ids; None: it may be any. Opens the source when it is time.
 
         count: of the ids that *waiters* wait for. came: some are new.
         """
@@ -389,14 +390,14 @@ class ResultWatcher:
                 self._subscribe(source, waiters)
                 self._failures = 0
                 return None
-            if came or count < self._subscribed // 2:  # not for each that ends: this is as long as they are
+            if came or count < self._subscribed // 2:  # not after each end, because this takes linear time
                 self._subscribe(source, waiters)
             self._heard += 1
             return source.told()
         except Exception as error:  # noqa: BLE001 - until there is another source, results are found by looking
             let_pass(error)
             self._failed(error)
-            if source is None:  # it has told nothing yet
+            if source is None:  # it has announced nothing yet
                 return ()
             self._pause = QUICKEST
             return None
@@ -423,10 +424,10 @@ class ResultWatcher:
     def _failed(self, error: Exception) -> None:
         logger.log(
             logging.INFO if self._failures == 3 else logging.DEBUG,
-            "results are looked for, since the server does not tell of them: %s",
+            "results are polled, because notifications from the server failed: %s",
             error,
         )
-        # A connection that was at rest may have been closed: the first time it is made anew at once.
+        # An idle connection may have been closed, so the first retry is immediate.
         delay = min(FIRST_RETRY * 2**self._failures, LAST_RETRY) if self._failures else 0.0
         self._open_at = time.monotonic() + delay
         self._failures += 1
@@ -440,12 +441,13 @@ class ResultWatcher:
                 source.close()
             except Exception as error:  # noqa: BLE001 - it is of no more use, whatever it says
                 let_pass(error)
-                logger.debug("closing what told of results: %s", error)
+                logger.debug("closing the source of notifications: %s", error)
 
     # -- the end --
 
     def close(self) -> None:
-        """Let go of the source; whoever waits goes on, with another. Idle threads end. Safe to call twice."""
+        """Close the source; those who wait continue, with another one. Idle threads end. Safe to call
+        twice."""
         self.loops.dismiss()
         self.promises.dismiss()
         closed = threading.Event()
@@ -455,7 +457,7 @@ class ResultWatcher:
             closed.wait(1.0)
 
     def _after_fork(self) -> None:
-        """In a forked child: those who wait, the thread that led and its connection are the parent's."""
+        """In a forked child: the waiters, the leader and its connection belong to the parent."""
         source = self._source
         self._start_anew()
         if source is not None:
@@ -463,7 +465,7 @@ class ResultWatcher:
 
 
 def final(found: Mapping[str, Found]) -> dict[str, Found]:
-    """Of *found*, what will not change any more: what has ended, and what cannot be read."""
+    """Return the final results in *found*: those that have ended or are unreadable."""
     return {
         task_id: each
         for task_id, each in found.items()
@@ -472,7 +474,8 @@ def final(found: Mapping[str, Found]) -> dict[str, Found]:
 
 
 def readable(ended: Mapping[str, Found]) -> dict[str, Meta]:
-    """The metadata in *ended*. Raises DamagedResult when there is none, and something that cannot be read."""
+    """Return the readable metadata in *ended*. Raises DamagedResult when there is only something
+    unreadable."""
     metadata = {}
     damaged = None
     for task_id, found in ended.items():

@@ -1,6 +1,6 @@
-"""Stores: an app's broker and result store, opened when they are first used.
+"""Stores: an app's broker and result store, opened on first use.
 
-Comes from:  ``app.broker`` and ``app.backend``, and what is asked of both together.
+Comes from:  ``app.broker`` and ``app.backend``, and questions about both.
 Goes to:     the transports and backends.
 Thread:      any; they are opened and closed under the app's lock.
 """
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 class Stores:
-    """The stores of *app*. broker, backend: made already; None opens what the settings name."""
+    """The stores of *app*. broker, backend: existing ones; None opens those of the settings."""
 
     def __init__(self, app: QWorker, broker: Broker | None = None, backend: Backend | None = None) -> None:
         self._app = app
         self._broker = broker
         self._backend = backend
         self._given = backend is not None
-        """Whether the result store is none that the settings name."""
-        self._place: tuple[Any, ResultPlace] | None = None  # the settings it came from, and itself
+        """Whether the result store was passed in instead of being named by the settings."""
+        self._place: tuple[Any, ResultPlace] | None = None  # the settings it came from, and the place
         self._results_with_broker: bool | None = None
 
     @property
@@ -38,7 +38,7 @@ class Stores:
         return self._broker or self._open_broker()
 
     def use_broker(self, broker: Broker) -> None:
-        """Have *broker* as the app's from now on, which nothing has been asked of yet."""
+        """Make *broker*, not used yet, the broker of the app."""
         with self._app.lock:
             self._broker, self._results_with_broker, self._place = broker, None, None
 
@@ -64,12 +64,12 @@ class Stores:
 
     @property
     def place(self) -> ResultPlace:
-        """Where the settings have results kept."""
+        """Where the settings keep results."""
         conf = self._app.conf
-        known = self._place  # looked at once: another thread may replace it
+        known = self._place  # read once: another thread may replace it
         if known is None or known[0] is not conf.revision:
             conf.resolve()
-            # The broker knows better where a file is.
+            # The broker knows the path of its file.
             embedded = conf.broker_url is None or conf.broker_url.startswith("sqlite:")
             asked = embedded and conf.result_backend is None
             known = conf.revision, result_place(conf, self.broker.url if asked else None)
@@ -78,20 +78,19 @@ class Stores:
 
     @property
     def why_none(self) -> str:
-        """Why no result can be had, and what to do; "": they can."""
+        """Why results are not available, and what to do; "" if they are."""
         return "" if self._given else self.place.why_none
 
     @property
     def missing_results(self) -> str | None:
-        """The file or directory in which results are kept, where it is not there; None where it is, and for
-        servers. Who only looks for a result finds none there, and makes nothing."""
+        """Return the missing file or directory of the results; None if it exists, and for servers. Code that
+        only reads results must not create it."""
         path = file_of(self.backend.url)
         return None if path is None or os.path.lexists(path) else path
 
     @property
     def results_with_broker(self) -> bool:
-        """Whether results are kept in the broker's own store, so that a worker stores them together with the
-        ack."""
+        """Whether results are stored in the broker's own store, so that a worker stores them with the ack."""
         if self._results_with_broker is None:
             broker = self.broker
             beside = not self._given and self.place.beside
@@ -101,24 +100,24 @@ class Stores:
 
     @property
     def sends_results(self) -> bool:
-        """Whether results are sent to who called, so that a call has to say where."""
+        """Whether results are sent to the caller, so that a call has to name its queue."""
         if self._given and self._backend is not None:
             return self._backend.url.startswith(REPLIES)
         return self.place.replies
 
     @property
     def reply_to(self) -> str | None:
-        """The queue in which this process gets its results; None unless they are sent (``rpc://``), and
-        inside of a task.
+        """Return the queue for the results of this process; None unless they are sent (``rpc://``), and in a
+        task.
 
-        Raises BrokerUnavailable when there has to be one, and cannot be made.
+        Raises BrokerUnavailable when the queue is needed and cannot be created.
         """
         if not self.sends_results or self._app.conf.task_always_eager or current_context() is not None:
             return None
         return self.backend.reply_to()
 
     def close(self) -> None:
-        """Let go of both; the next use opens them again."""
+        """Close both; the next use opens them again."""
         with self._app.lock:
             for opened in (self._broker, self._backend):
                 if opened is not None:

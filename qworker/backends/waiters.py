@@ -1,8 +1,8 @@
-"""Waiters: those who wait for results, as the ResultWatcher knows them.
+"""Waiters: threads that wait for results with the ResultWatcher.
 
-Comes from:  ``get``, whose thread is a Waiter itself; ``await`` and ``then``, for which an Attendant waits.
-Goes to:     the ResultWatcher, which gives each what has ended of what it waits for.
-Thread:      a Waiter belongs to the thread that waits, but for its queue. An Attendant is called from any.
+Comes from:  ``get``, whose thread is itself a Waiter; ``await`` and ``then``, for which an Attendant waits.
+Goes to:     the ResultWatcher, which gives each waiter its ended results.
+Thread:      a Waiter belongs to the waiting thread, except for its queue. An Attendant is called from any.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
-"""The longest pause between two looks, also where a result should have been told."""
+"""The longest pause between two polls, even if there are notifications."""
 
 
 class Waiter:
-    """A thread that waits. ids: of what, which may change; interval: its longest pause between two looks.
+    """A waiting thread. ids: what it waits for, which may change; interval: its longest pause between two
+    polls.
 
-    Of a set, what has ended is taken out when it is given: this one waits for all of them, one after another.
+    If ids is a set, ended results are removed from it when they are delivered: this waiter waits for all of
+    them, one after another.
     """
 
     __slots__ = ("__weakref__", "anew", "asleep", "ids", "interval", "looked", "news")
@@ -39,27 +41,27 @@ class Waiter:
     ) -> None:
         self.ids = ids
         self.looked = looked
-        """What ResultWatcher.mark() said before somebody looked for all of the ids; None: nobody has."""
+        """The ResultWatcher.mark() from before all ids were read; None: they were not read."""
         self.interval = interval
         self.anew = deque(ids)
-        """The ids that nobody has looked for since they were waited for. Any thread."""
+        """Ids not read since they were added. Any thread."""
         self.asleep = False
         """It waits while another thread leads."""
         self.news: SimpleQueue[Mapping[str, Found] | Exception] = SimpleQueue()
-        """What has ended, or why it cannot be looked for; a mapping of nothing: lead from now on."""
+        """Ended results, or why they cannot be read; an empty mapping: lead from now on."""
 
     def give(self, ended: Mapping[str, Found]) -> None:
-        """Its news, of the thread that leads."""
+        """Deliver news; called by the leader."""
         self.news.put(ended)
         if isinstance(self.ids, set):
             self.ids.difference_update(ended)
 
     def taken_anew(self) -> list[str]:
-        """All that is in anew, which is empty then."""
+        """Return all ids in anew, and empty it."""
         return [self.anew.popleft() for _ in range(len(self.anew))]
 
     def taken(self, seconds: float) -> list[Mapping[str, Found] | Exception]:
-        """All its news; where there is none, wait for some up to so many seconds."""
+        """Return all its news; if there is none, wait for some up to so many seconds."""
         news = []
         try:
             news.append(self.news.get(seconds > 0, seconds if seconds > 0 else None))
@@ -70,10 +72,10 @@ class Waiter:
 
 
 class Attendant:
-    """A thread that waits in place of those who must not stand still, and calls them back.
+    """A thread that waits on behalf of callers that must not block, and calls them back.
 
-    patient: it goes on while the store is away; else it tells all of them why. reads: the source, for others
-    and for a while after them, too.
+    patient: it continues while the store is unavailable; otherwise it reports the error to all callers.
+    reads: it also reads the source, for others and for a while after them.
     """
 
     def __init__(self, watcher: ResultWatcher, name: str, patient: bool = False, reads: bool = False) -> None:
@@ -81,7 +83,8 @@ class Attendant:
         self._name = name
         self._patient = patient
         self._reads = reads
-        # Whoever waits may be let go of by the collector of garbage, in the midst of whatever a thread does.
+        # Re-entrant, because the garbage collector may remove a waiter in the middle of any operation of the
+        # thread.
         self._lock = threading.RLock()
         self._calls: dict[str, list[Callable[[Found | Exception], object]]] = {}  # under _lock
         self.waiter = Waiter(self._calls)
@@ -90,11 +93,12 @@ class Attendant:
         self._stay_until = 0.0  # under _lock
 
     def call(self, task_id: str, callback: Callable[[Found | Exception], object]) -> None:
-        """Call callback(metadata) when the task has ended, or callback(error) when that cannot be read."""
+        """Call callback(metadata) when the task has ended, or callback(error) when the result cannot be
+        read."""
         self.call_many({task_id: callback})
 
     def call_many(self, callbacks: Mapping[str, Callable[[Found | Exception], object]]) -> None:
-        """As call(), for the callback of each id."""
+        """Like call(), with a callback for each id."""
         with self._lock:
             for task_id, callback in callbacks.items():
                 self._calls.setdefault(task_id, []).append(callback)
@@ -104,12 +108,12 @@ class Attendant:
         self._watcher.stir()
 
     def cancel_many(self, callbacks: Mapping[str, Callable[[Found | Exception], object]]) -> None:
-        """As cancel(), for the callback of each id."""
+        """Like cancel(), with a callback for each id."""
         for task_id, callback in callbacks.items():
             self.cancel(task_id, callback)
 
     def cancel(self, task_id: str, callback: Callable[[Found | Exception], object]) -> None:
-        """Do not call it any more. Safe to call twice."""
+        """Remove the callback. Safe to call twice."""
         with self._lock:
             callbacks = self._calls.get(task_id, [])
             if callback in callbacks:
@@ -118,8 +122,8 @@ class Attendant:
                 self._calls.pop(task_id, None)
 
     def ensure(self) -> None:
-        """Start the thread if it is not there."""
-        # It may not have begun to run, too, because whoever was to start it was interrupted.
+        """Start the thread if it is not running."""
+        # It may also never have started, if the thread that was starting it was interrupted.
         if self._thread is None or not self._thread.is_alive():
             with self._lock:
                 if self._thread is None or not self._thread.is_alive():
@@ -128,7 +132,7 @@ class Attendant:
                     self._thread.start()
 
     def dismiss(self) -> None:
-        """End the thread when it has nothing to do."""
+        """End the thread when it is idle."""
         with self._lock:
             self._stay_until = 0.0
             self._rouse()
@@ -154,8 +158,8 @@ class Attendant:
             self._watcher.leave(self.waiter)
 
     def _stays(self) -> float | None:
-        """For how long there is nothing to do, 0 if there is something; None: the thread ends, and another
-        may have begun."""
+        """Return how long it may stay idle, 0 if there is work; None: the thread ends, and another may have
+        begun."""
         with self._lock:
             now = time.monotonic()
             if self._calls or (self._reads and self._watcher.waited_for()):
@@ -170,7 +174,7 @@ class Attendant:
     def _give(self, news: Mapping[str, Found] | Exception) -> None:
         if isinstance(news, Exception):
             if self._patient:
-                logger.warning("promises wait for the result store: %s", news)
+                logger.warning("promises are waiting for the result store: %s", news)
                 self._watcher.backend.clock.sleep(1.0)
                 return
             news = dict.fromkeys(list(self._calls), news)  # type: ignore[arg-type]
@@ -185,27 +189,27 @@ class Attendant:
 
 
 class Source(Protocol):
-    """Where a store tells of results. Owner: the thread that leads. A method of a broken source raises
-    whatever it likes; then another source is opened. One with ``tells_of_all = True`` needs no subscribe():
-    it tells of whatever is stored after it was opened."""
+    """Notifications about results from a store. Owner: the leader. A method of a broken source may raise
+    anything; then another source is opened. With ``tells_of_all = True`` it needs no subscribe(): it
+    announces everything stored after it was opened."""
 
     def fileno(self) -> int:
-        """What becomes readable when something is told; -1: nothing, as yet."""
+        """The file that becomes readable at a notification; -1: there is none yet."""
 
     def subscribe(self, ids: Collection[str]) -> None:
-        """Tell of *ids* from now on; of others it need not. A look finds what was stored before."""
+        """Announce *ids* from now on; others are optional. A read finds earlier results."""
 
     def told(self) -> Collection[str] | None:
-        """The ids that were told since the last call, without waiting; None: it may be any."""
+        """Return the ids announced since the last call, without waiting; None: it may be any."""
 
     def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """In a forked child: let go without a word to the server or to others."""
+        """In a forked child: release it without communicating with the server or others."""
 
 
 class Watched(Protocol):
-    """What is asked of a result store by the watcher of those who wait."""
+    """The part of a result store that its watcher uses."""
 
     clock: Clock
     listens: bool

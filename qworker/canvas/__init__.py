@@ -1,12 +1,11 @@
-"""Canvas: calls that are not made yet, and how they are joined.
+"""Canvas: calls that are not made yet, and how they are combined.
 
-Modules, in reading order: ``signatures`` (one call), ``checking`` (whether a dict is one), ``plain`` (its
-arguments as they are sent), ``groups`` (calls beside each other), ``chords`` (a group, and what gets its
-values), ``chains`` (one call after another), ``mapping`` (one call for many items), ``graphs`` (calls of
-which each may wait for several others), ``stamping`` (headers that calls carry along), ``delays`` (how long a
-step may be held back), ``plan`` (what a workflow publishes now, and which joins it opens), ``join_body``
-(what follows a join, and how it gets the values of the members), ``membership`` (of which joins a call is a
-part).
+Modules, in reading order: ``signatures`` (one call), ``checking`` (validating their dicts), ``plain``
+(arguments as they are sent), ``groups`` (parallel calls), ``chords`` (a group, and a body that gets its
+values), ``chains`` (one call after another), ``mapping`` (one call for many items), ``graphs`` (calls with
+dependencies), ``stamping`` (headers passed along), ``delays`` (how long a step may be held back), ``plan``
+(what a workflow publishes at once, and which joins it opens), ``join_body`` (the call after a join, and its
+arguments), ``membership`` (the joins of a call).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _MODULE_OF = {
     "graph": "graphs",
     "StampingVisitor": "stamping",
 }
-"""A worker that runs no workflows does without most of them."""
+"""Loaded lazily: a worker without workflows needs few of them."""
 __all__ = [
     "Signature",
     "StampingVisitor",

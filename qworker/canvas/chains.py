@@ -1,11 +1,11 @@
-"""Chains: calls of which each gets the value of the one before.
+"""Chains: calls that each get the value of the previous one.
 
-Comes from:  ``chain(a, b)`` and ``a | b``, the dict of one.
-Goes to:     the plan, which publishes the first; its message has the rest.
+Comes from:  ``chain(a, b)`` and ``a | b``, or the dict of a chain.
+Goes to:     the plan, which publishes the first call; its message carries the rest.
 Thread:      any.
 
-What stands in a chain is put in order as it is made: a chain in it is spliced, an empty group left out, a
-group of one is its member, and a group becomes the header of a chord when something follows it.
+The parts are normalised when a chain is made: a nested chain is spliced in, an empty group is dropped, a
+group of one becomes its member, and a group followed by a call becomes the header of a chord.
 """
 
 from __future__ import annotations
@@ -27,16 +27,14 @@ if TYPE_CHECKING:
     from qworker.publishing.options import SignatureOptions
 
 OF_THE_LAST = frozenset(["task_id", "group_id", "group_index", "chord"])
-"""Options of a chain that are those of its last call; link_error is for each, and every other for the
-first."""
+"""Options of a chain that apply to its last call; link_error applies to each, and all others to the first."""
 
 
 class chain(Several):
-    """Calls of which each gets the value of the one before: ``chain(add.s(2, 2), mul.s(3))``, or ``a | b``.
+    """Calls that each get the value of the previous one: ``chain(add.s(2, 2), mul.s(3))``, or ``a | b``.
 
-    Arguments and options that are given when it is called are for the first. Its result is that of the
-    last, whose parents are those before. A chain that begins with a group which something follows is a
-    chord.
+    Arguments and options given at the call are for the first call. The result is that of the last, with the
+    earlier ones as its parents. A chain that begins with a group followed by a call is a chord.
     """
 
     __module__ = "qworker"
@@ -46,7 +44,7 @@ class chain(Several):
     _made: list[Any]
 
     def __new__(cls, *tasks: Any, app: QWorker | None = None, **options: Unpack[SignatureOptions]) -> Self:
-        """Return a chain; or the group, or the chord, that it is."""
+        """Return a chain; or a group or chord, if the parts make one."""
         if len(tasks) == 1 and isinstance(tasks[0], Mapping):
             only = maybe_signature(tasks[0], app)
             members = only.unchained() if isinstance(only, chain) else [only]
@@ -68,7 +66,7 @@ class chain(Several):
 
     @classmethod
     def of_steps(cls, steps: list[Any], app: QWorker | None) -> Any:
-        """A chain of *steps* as they are."""
+        """Make a chain of *steps* without normalising them."""
         made = dict.__new__(cls)
         made._made = steps
         chain.__init__(made, app=app)
@@ -76,7 +74,7 @@ class chain(Several):
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any], app: QWorker | None) -> Any:
-        """from_dict() of what has been checked."""
+        """from_dict() for checked fields."""
         made = cls.of_steps([member(each, app) for each in listed(fields["kwargs"]["tasks"])], app)
         made["options"] = dict(fields.get("options") or {})
         made["immutable"] = bool(fields.get("immutable"))
@@ -86,13 +84,13 @@ class chain(Several):
 
     @classmethod
     def joined(cls, one: Signature, other: Signature) -> Any:
-        """What ``one | other`` is."""
+        """Return ``one | other``."""
         if isinstance(other, group) and not other.tasks:
             return one
         if isinstance(one, group):
             return chord(one, other, app=one._app)
         if isinstance(one, chord) and not isinstance(other, chain):
-            steps = list(spliced([other]))  # several of a group whose one member is a chain
+            steps = list(spliced([other]))  # several, if a group's only member is a chain
             if len(steps) == 1 and not isinstance(steps[0], group):
                 return one.with_body(one.called_body() | steps[0])
         before = one.unchained() if isinstance(one, chain) else [one]
@@ -106,13 +104,13 @@ class chain(Several):
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Put *args* before and *kwargs* over those of the first step, *options* over its own."""
+        """Put *args* before and *kwargs* over those of the first step, and *options* over the chain's."""
         if (args or kwargs) and self.tasks and not self["immutable"]:
             self.tasks[0] = member(self.tasks[0], self._app).clone(args, kwargs)
         self["options"].update(over(options or {}, self["options"]))
 
     def unchained(self) -> list[Any]:
-        """The steps, with the options of the chain where they belong."""
+        """Return the steps, with the options of the chain moved to the steps they belong to."""
         steps = [member(each, self._app) for each in self.tasks]
         options = dict(self["options"])
         if not options or not steps:
@@ -127,18 +125,18 @@ class chain(Several):
                 last["options"].setdefault(name, value)
         if options:
             steps[0] = steps[0].clone(**options)
-        if errbacks:  # in order, where a group that something follows is a header, which they are not for
+        if errbacks:  # normalised, because errbacks are not for a group that becomes the header of a chord
             steps = [each.clone() for each in (ordered(steps) if len(steps) > 1 else steps)]
             for each, errback in product(steps, errbacks):
                 each.link_error(errback)
         return steps
 
     def steps(self) -> list[Signature]:
-        """What it is as a part of another chain: its steps, in order."""
+        """Return its steps in order, to become part of another chain."""
         return ordered(self.unchained())
 
     def frozen(self, id: str | None = None, joined: bool = False, ids: Callable[[], str] = new_id) -> Frozen:
-        """Return a copy whose steps are in order and have settled ids; see Signature."""
+        """Return a copy with normalised steps and assigned ids; see Signature."""
         steps = self.steps()
         if not steps:
             empty = next((each for each in self.tasks if isinstance(each, group)), None)
@@ -162,18 +160,18 @@ class chain(Several):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SignatureOptions],
     ) -> Any:
-        """Make the first call, whose message has the others; see Task.apply_async for *options*.
+        """Make the first call, whose message carries the others; see Task.apply_async for *options*.
 
-        ``link`` and ``task_id`` are for the last, ``link_error`` for each, and all else for the first.
-        Returns the result of the last; None for an empty chain.
+        ``link`` and ``task_id`` apply to the last call, ``link_error`` to each, and all other options to the
+        first. Return the result of the last; None for an empty chain.
         """
         return self.app.send_workflow(self, args, kwargs, options) if self.tasks else None
 
     def apply(
         self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> Any:
-        """Run all here and now, one after another, as a worker would; see Task.apply. Raises what a call
-        raises that another follows."""
+        """Run all calls in this process, one after another, as a worker would; see Task.apply. Raises the
+        error of a call that another one follows."""
         last: Any = None
         steps = self.clone(args, kwargs, **options).steps()
         for step in steps or self.tasks[:1]:
@@ -199,7 +197,8 @@ class chain(Several):
 
 
 def spliced(tasks: Iterable[Any]) -> Iterator[Any]:
-    """The steps of *tasks*: those of chains among them, no empty groups, and of a group of one its member."""
+    """Return the steps of *tasks*: chains are spliced in, empty groups dropped, and a group of one is
+    replaced by its member."""
     waiting = list(tasks)[::-1]
     while waiting:
         step = waiting.pop()
@@ -215,10 +214,10 @@ def spliced(tasks: Iterable[Any]) -> Iterator[Any]:
 
 
 def folded(tasks: Iterable[Any], before: Iterable[Any] = ()) -> list[Any]:
-    """The steps of a chain that is made of *tasks*, after the steps *before*, as Celery puts them: what
-    follows a chord belongs to its body."""
+    """Return the steps of a chain of *tasks*, appended to the steps *before*, in Celery's form: a call after
+    a chord belongs to its body."""
     steps = list(before)
-    mine: list[Any] = []  # the steps of the last body, where that is a chain made here
+    mine: list[Any] = []  # steps of the last body, if that is a chain made here
     for step in spliced(tasks):
         last = steps[-1] if steps else None
         if isinstance(last, group):
@@ -236,8 +235,8 @@ def folded(tasks: Iterable[Any], before: Iterable[Any] = ()) -> list[Any]:
 
 
 def ordered(tasks: Iterable[Any]) -> list[Any]:
-    """The steps of *tasks* in the order in which they run: what follows a chord stands after it, and a
-    group that something follows is the header of a chord."""
+    """Return the steps of *tasks* in execution order: a call after a chord follows it in the list, and a
+    group followed by a call becomes the header of a chord."""
     steps: list[Any] = []
     for step in spliced(tasks):
         for part in step.steps():
@@ -255,7 +254,7 @@ def _ends_in_a_group(step: Any) -> bool:
 
 
 def _followed(step: Any, following: Any) -> Any:
-    """*step*, whose last part is a group, with *following* as what gets the values of that."""
+    """Return *step*, whose last part is a group, with *following* as the body that gets its values."""
     around = []
     while isinstance(step, chord):
         around.append(step)

@@ -1,8 +1,8 @@
-"""Checking: whether what is said to be the dict of a signature is one, with all that stands in it.
+"""Checking: validate the dict of a signature, including everything nested in it.
 
-Comes from:  strangers: messages, options, and whoever builds such dicts by hand.
-Goes to:     ``signatures``, which makes signatures of dicts that have been checked; ``plan`` and
-             ``tasks/replacement.py``, before they look into a workflow.
+Comes from:  untrusted data: messages, options, and dicts built by hand.
+Goes to:     ``signatures``, which makes signatures from checked dicts; ``plan`` and ``tasks/replacement.py``,
+             before they examine a workflow.
 Thread:      any; pure.
 """
 
@@ -16,24 +16,24 @@ from qworker.errors import PublishError
 from qworker.safe_repr import safe_repr
 
 MAX_NESTING = 64
-"""How deep workflows may stand in each other. A chain in a chain is one chain, and counts once."""
+"""Maximum nesting of workflows. A chain in a chain is one chain, and counts once."""
 _LISTS = (tuple, list)
 _MAPPINGS = (dict, Mapping)
-"""What a dict is is told at once, and of anything else it takes time."""
+"""isinstance() is fast for a dict and slow for a Mapping."""
 
 
 def check(value: Any) -> None:
-    """Raise PublishError unless *value* is the dict of a signature, with all that stands in it.
+    """Raise PublishError unless *value* is a valid dict of a signature, including everything nested in it.
 
-    Nothing here calls itself, and every signature is looked at once: dicts come from strangers.
+    No recursion, and every signature is visited once, because dicts may come from untrusted senders.
     """
     waiting: list[tuple[Iterable[Any], int, str]] = [((value,), 0, "a signature")]
     while waiting:
         some, depth, what = waiting.pop()
         if depth > MAX_NESTING:
             raise PublishError(
-                f"workflows stand in each other more than {MAX_NESTING} deep: take some apart, or let a task "
-                "call the inner ones"
+                f"workflows are nested more than {MAX_NESTING} deep: take some apart, or let a task call "
+                "the inner ones"
             )
         for fields in some:
             if (
@@ -68,7 +68,7 @@ def check(value: Any) -> None:
 
 
 _MEMBERS = {"chain": {"tasks": True}, "group": {"tasks": True}, "chord": {"header": True, "body": False}}
-"""Where the members of a workflow stand in its kwargs, and whether there may be a list of them."""
+"""The kwargs of each workflow that hold its members, and whether a list is allowed."""
 
 
 def _check_parts(task: str, fields: Mapping[str, Any], parts: tuple[tuple[str, Any, str], ...]) -> None:

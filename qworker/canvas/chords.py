@@ -1,6 +1,7 @@
-"""Chords: calls that run beside each other, and one that gets the list of their values.
+"""Chords: parallel calls, and a body that gets the list of their values.
 
-Comes from:  ``chord(header)(body)``, ``group | task``, a group in the middle of a chain, the dict of one.
+Comes from:  ``chord(header)(body)``, ``group | task``, a group in the middle of a chain, or the dict of a
+             chord.
 Goes to:     the plan, which opens the join that waits for the header.
 Thread:      any.
 """
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
     from qworker.results.result import AsyncResult
 
 OF_THE_HEADER = frozenset(["countdown", "eta"])
-"""Options of a chord that are not those of its body."""
+"""Options of a chord that do not apply to its body."""
 
 
 class chord(Signature):
-    """A header of calls and the body that gets the list of their values: ``chord(header)(body)``.
+    """A header of parallel calls, and a body that gets the list of their values: ``chord(header)(body)``.
 
-    Its result is that of the body; its parent is the GroupResult of the header. Arguments that are given
-    when it is called go to the calls of the header. When one of these fails, the body is not called.
+    Its result is that of the body, whose parent is the GroupResult of the header. Arguments given at the call
+    go to the calls of the header. If one of them fails, the body is not called.
     """
 
     __module__ = "qworker"
@@ -55,7 +56,7 @@ class chord(Signature):
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any], app: QWorker | None) -> Any:
-        """from_dict() of what has been checked."""
+        """from_dict() for checked fields."""
         kwargs = fields["kwargs"]
         header, body = kwargs["header"], kwargs.get("body")
         if isinstance(header, list | tuple):
@@ -89,7 +90,7 @@ class chord(Signature):
 
     @property
     def body(self) -> Any:
-        """What gets the values; None while that is open."""
+        """The call that gets the values; None while there is none."""
         return self["kwargs"]["body"]
 
     @body.setter
@@ -98,7 +99,7 @@ class chord(Signature):
 
     @property
     def app(self) -> QWorker:
-        """The app that will make the calls: its own, that of the header, or that of the body."""
+        """The app that will make the calls: its own, the header's, or the body's."""
         return app_of(self)
 
     def _copy(self) -> Any:
@@ -112,7 +113,7 @@ class chord(Signature):
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Put *args* before and *kwargs* over those of the header's calls, *options* over its own."""
+        """Put *args* before and *kwargs* over those of the header's calls, and *options* over the chord's."""
         if args and not self["immutable"]:
             self["args"] = (*args, *self["args"])
         if kwargs:
@@ -126,21 +127,21 @@ class chord(Signature):
         return copy
 
     def set_immutable(self, immutable: bool) -> None:
-        """True: the calls of the header leave out arguments that are given later."""
+        """True: the calls of the header ignore arguments that are given later."""
         self["kwargs"]["header"] = header = self.header.clone()
         header.set_immutable(immutable)
 
     def link(self, callback: Any) -> Any:
-        """Have *callback* called with the result of the body."""
+        """Call *callback* with the result of the body."""
         self.body = body = self.called_body().clone()
         with_callback(body, callback)
         return callback
 
     def link_error(self, errback: Any) -> Any:
-        """Have *errback* called when the body fails, or is not called because one of the header failed.
+        """Call *errback* when the body fails, or is not called because a call of the header failed.
 
-        With the setting ``task_allow_error_cb_on_chord_header`` it is called for each of the header that
-        fails, too. A chord in the header that fails has this one fail, for which it is called once.
+        With the setting ``task_allow_error_cb_on_chord_header`` it is also called for each failed call of the
+        header. A failed chord in the header makes this one fail, and the errback is called once.
         """
         errback = maybe_signature(errback)
         each_too = self.app.conf.task_allow_error_cb_on_chord_header
@@ -148,7 +149,7 @@ class chord(Signature):
         if each_too or any(inner):
             self["kwargs"]["header"] = header = self.header.clone()
             for place, each in enumerate(header.tasks):
-                if each_too or inner[place]:  # as in Celery, where the outer one would not fail
+                if each_too or inner[place]:  # as in Celery, where the outer chord would not fail
                     header.tasks[place] = copy = each.clone()
                     copy.link_error(errback.clone().set(immutable=True) if each_too else errback)
         self.body = body = self.called_body().clone()
@@ -156,14 +157,14 @@ class chord(Signature):
         return errback
 
     def called_body(self) -> Any:
-        """The body. Raises PublishError while there is none."""
+        """Return the body. Raises PublishError if there is none."""
         if self.body is None:
             raise PublishError("the chord has no body: chord(header)(body), or group | body")
         return self.body
 
     def steps(self) -> list[Signature]:
-        """What it is as a part of a chain: where its body is a chain, the rest of that follows by itself; so
-        does what follows in a chord that is its body."""
+        """Return its steps as part of a chain: if the body is a chain, its first step stays the body and the
+        others follow, likewise for a chord as body."""
         self = with_links(self)
         body = self.called_body()
         steps = body.steps()
@@ -178,7 +179,7 @@ class chord(Signature):
         return [first, *steps[1:]]
 
     def frozen(self, id: str | None = None, joined: bool = False, ids: Callable[[], str] = new_id) -> Frozen:
-        """Return a copy with settled ids; see Signature."""
+        """Return a copy with assigned ids; see Signature."""
         self = with_links(self)
         first, *rest = self.steps()
         if rest:
@@ -203,9 +204,9 @@ class chord(Signature):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SignatureOptions],
     ) -> AsyncResult[Any]:
-        """Make the calls of the header; see Task.apply_async for *options*, which are those of the body, too.
+        """Make the calls of the header; see Task.apply_async for *options*, which also apply to the body.
 
-        The keyword argument ``body`` stands for the body. Raises PublishError when there is none.
+        The keyword argument ``body`` sets the body. Raises PublishError when there is none.
         """
         result: AsyncResult[Any] = self.app.send_workflow(
             self._called(kwargs), args, _others(kwargs), options
@@ -215,18 +216,18 @@ class chord(Signature):
     def apply(
         self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> AsyncResult[Any]:
-        """Run all here and now, as a worker would; see Task.apply. Raises what a call of the header
-        raises."""
+        """Run all calls in this process, as a worker would; see Task.apply. Raises the error of a call of the
+        header."""
         called = with_links(self._called(kwargs), options)
         return _run_here(called, tuple(args or ()), _others(kwargs) or {}, {**called["options"], **options})
 
     def _called(self, kwargs: Mapping[str, Any] | None) -> Any:
-        """This, or with the body that *kwargs* name."""
+        """Return this chord, or a copy with the body in *kwargs*."""
         body = (kwargs or {}).get("body")
         return self if body is None else self.with_body(maybe_signature(body, self._app))
 
     def __call__(self, body: Any = None, *args: Any, **options: Unpack[SignatureOptions]) -> AsyncResult[Any]:
-        """Make the calls of the header, for *body*."""
+        """Make the calls of the header, with *body* as the body."""
         return self.apply_async(args, {"body": body} if body is not None else {}, **options)
 
     def __repr__(self) -> str:
@@ -236,7 +237,7 @@ class chord(Signature):
 def _run_here(
     called: chord, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
 ) -> AsyncResult[Any]:
-    """Run the calls of the header here and now, then the body; return the result of that."""
+    """Run the calls of the header in this process, then the body; return the body's result."""
     identity = options.pop("task_id", None)
     beside = {name: options[name] for name in options if name not in OF_THE_GROUP}
     kwargs = {**called["kwargs"]["kwargs"], **kwargs}
@@ -253,13 +254,14 @@ def _run_here(
 
 
 def _value(ended: Any) -> Any:
-    """What the body gets of a member; None of one that has neither a value nor failed."""
+    """Return the value of a member for the body; None if it has neither a value nor failed."""
     value = ended.get()
     return None if ended._is_single and ended.state in (states.IGNORED, states.REJECTED) else value
 
 
 def _beside(header: Any, app: QWorker | None) -> Any:
-    """What stands in the header, of a group, a chain, a signature, or an iterable of signatures."""
+    """Return the calls of the header, given as a group, a chain, a signature, or an iterable of
+    signatures."""
     if isinstance(header, Mapping):
         header = signature(header, app=app)
         return header.tasks if header["subtask_type"] in ("group", "chain") else [header]

@@ -1,7 +1,7 @@
-"""Delays: how long the calls of a step may be held back by their own countdown or eta.
+"""Delays: how long the countdown or eta of a step's calls may delay it.
 
-Comes from:  the plan, for what the members of a join are made of.
-Goes to:     the plan: a join lives that much longer, since its members cannot end before.
+Comes from:  the plan, for the members of a join.
+Goes to:     the plan: a join is kept that much longer, because its members cannot end earlier.
 Thread:      any; pure.
 """
 
@@ -22,8 +22,8 @@ HELD_BACK = frozenset(["countdown", "eta"])
 
 
 def latest(step: Any, begins: float, zone: str) -> float:
-    """Epoch second at which the last call of a frozen *step* is due, when the step *begins* at that one and
-    no task takes any time. zone: of an eta that names none."""
+    """Return the epoch second when the last call of a frozen *step* is due, if the step *begins* at that
+    second and tasks take no time. zone: for an eta without one."""
     if isinstance(step, chain):
         for each in step.tasks:
             begins = latest(each, begins, zone)
@@ -41,7 +41,7 @@ def latest(step: Any, begins: float, zone: str) -> float:
 
 
 def latest_of_nodes(step: graph, begins: float, zone: str) -> dict[str, float]:
-    """latest() of each node of a graph, by its name."""
+    """latest() for each node of a graph, by name."""
     ends: dict[str, float] = {}
     for name in step.levels():
         wanted = step.after.get(name) or {}
@@ -51,7 +51,8 @@ def latest_of_nodes(step: graph, begins: float, zone: str) -> dict[str, float]:
 
 
 def _due(options: Mapping[str, Any], begins: float, zone: str) -> float:
-    """When a call with these *options* is due. What cannot be read is refused by who sends the call."""
+    """Return when a call with these *options* is due. Invalid values are ignored here, and refused when the
+    call is sent."""
     eta, countdown = options.get("eta"), options.get("countdown")
     with suppress(TypeError, ValueError, OverflowError):
         if eta is not None:

@@ -1,12 +1,12 @@
-"""Graphs: calls of which each may wait for several others, by name.
+"""Graphs: named calls that may each wait for several others.
 
-Comes from:  ``graph({"a": add.s(1, 1), "b": double.s()}, after={"b": {"x": "a"}})``, the dict of one.
-Goes to:     the plan, which publishes the nodes that wait for nothing, and opens a join for every other.
+Comes from:  ``graph({"a": add.s(1, 1), "b": double.s()}, after={"b": {"x": "a"}})``, or the dict of a graph.
+Goes to:     the plan, which publishes the nodes without dependencies, and opens a join for every other.
 Thread:      any.
 
-What a node waits for stands beside the nodes and not within them, since a signature is Celery's, and may
-stand in several graphs. Values are keyword arguments, so that a task stays a function that any call may use,
-and need not know the graph.
+Dependencies are stored beside the nodes and not in them, because a signature has Celery's format and may be
+in several graphs. Values are passed as keyword arguments, so a task remains an ordinary function that does
+not know the graph.
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ if TYPE_CHECKING:
     from qworker.publishing.options import SignatureOptions
 
 MAX_DEPENDANTS = MOST - 1
-"""So many nodes may wait for one: its message names them all, and what waits for the whole graph."""
+"""Maximum nodes that wait for one: its message names them all, and the join that waits for the whole
+graph."""
 MAX_NAME = 100
 
 Wanted = Mapping[str, Mapping[str, str]]
-"""For each node that waits: the name of each argument, and the node whose value it gets."""
+"""For each node with dependencies: argument names, and the node whose value each gets."""
 
 
 class graph(Signature):
-    """Calls of which each may wait for several others, and gets their values as keyword arguments::
+    """Calls that may each wait for several others, and get their values as keyword arguments::
 
         graph({"x": add.s(1, 1), "y": add.s(2, 2), "sum": add.s()}, after={"sum": ["x", "y"]})
 
-    Called, it returns a GraphResult: the results of the nodes by their names. A node may be any signature or
-    workflow; what nobody waits for and what nothing follows may stand beside each other. Arguments that are
-    given when it is called go to the nodes that wait for nothing; options go to all.
+    Calling it returns a GraphResult: the results of the nodes by name. A node may be any signature or
+    workflow; a group is allowed where no node needs its value. Arguments given at the call go to the nodes
+    without dependencies; options go to all.
 
-    In a chain, a chord or another graph it is one step, whose value is that of each node by its name.
+    In a chain, a chord or another graph it is one step, whose value is a mapping from node names to values.
     """
 
     __module__ = "qworker"
@@ -68,15 +69,15 @@ class graph(Signature):
         **options: Unpack[SignatureOptions],
     ) -> None:
         """
-        - nodes: for each name, which is a Python identifier, a signature.
-        - after: for each node that waits, the names of those for which it does; the value of each is the
-          keyword argument of its name. Or a mapping: for each argument, the name of the node. An immutable
-          signature waits all the same, and gets no value.
-        - always: names of nodes that run although one for which they wait has failed; its value is None then.
-          Any other node fails along with it, and with the same error.
+        - nodes: a signature for each name. Names are Python identifiers.
+        - after: for each node with dependencies, their names; the value of each is passed as the keyword
+          argument of the same name. Or a mapping from arguments to node names. An immutable signature waits
+          too, but gets no value.
+        - always: names of nodes that run even if a dependency has failed, whose value is None then. Any other
+          node fails with the error of its dependency.
         - options: as for apply_async, for every node.
 
-        Raises PublishError for what is no graph: a circle, an unknown name.
+        Raises PublishError for an invalid graph, such as a cycle or an unknown name.
         """
         members = {name: _read(name, each, app) for name, each in _named(nodes).items()}
         wanted = _wanted(members, after)
@@ -88,7 +89,7 @@ class graph(Signature):
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any], app: QWorker | None) -> Any:
-        """from_dict() of what has been checked."""
+        """from_dict() for checked fields."""
         kwargs = fields["kwargs"]
         nodes = {name: member(each, app) for name, each in kwargs["nodes"].items()}
         made = cls(nodes, kwargs.get("after"), always=kwargs.get("always") or (), app=app)
@@ -100,28 +101,28 @@ class graph(Signature):
 
     @staticmethod
     def members_in(kwargs: Mapping[str, Any]) -> list[Any]:
-        """What stands in the dict of a graph. Raises PublishError when it has no nodes by their names."""
+        """Return the signatures in the dict of a graph. Raises PublishError when it has no named nodes."""
         found, gathered = list(_named(kwargs.get("nodes")).values()), kwargs.get("gathered")
         return found if gathered is None else [*found, gathered]
 
     @property
     def nodes(self) -> dict[str, Any]:
-        """The signature of each node, by its name."""
+        """The signature of each node, by name."""
         return self["kwargs"]["nodes"]  # type: ignore[no-any-return]
 
     @property
     def after(self) -> Wanted:
-        """For each node that waits: the name of each argument, and the node whose value it gets."""
+        """For each node with dependencies: argument names, and the node whose value each gets."""
         return self["kwargs"]["after"]  # type: ignore[no-any-return]
 
     @property
     def always(self) -> list[str]:
-        """The nodes that run although one for which they wait has failed."""
+        """The nodes that run even if a dependency has failed."""
         return self["kwargs"]["always"]  # type: ignore[no-any-return]
 
     @property
     def gathered(self) -> Signature | None:
-        """The call that returns the values of all to what follows; None when nothing does."""
+        """The call that passes the values of all nodes on; None when nothing follows."""
         return self["kwargs"].get("gathered")  # type: ignore[no-any-return]
 
     @property
@@ -131,11 +132,12 @@ class graph(Signature):
         return found
 
     def levels(self) -> dict[str, int]:
-        """The nodes in an order in which they may run, each with how many stand in a row before it."""
+        """Return the nodes in an order in which they may run, each with the length of the longest path before
+        it."""
         return _levels(self.nodes, self.after)
 
     def wanted(self) -> Iterable[str]:
-        """The nodes whose values are given to others."""
+        """Return the nodes whose values other nodes get."""
         if self.gathered is not None:
             return self.nodes
         return {
@@ -159,8 +161,8 @@ class graph(Signature):
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Put *args* before and *kwargs* over those of the nodes that wait for nothing, *options* over its
-        own."""
+        """Put *args* before and *kwargs* over those of the nodes without dependencies, and *options* over the
+        graph's."""
         if (args or kwargs) and not self["immutable"]:
             self._put(
                 {name: self.nodes[name].clone(args, kwargs) for name in self.nodes if name not in self.after}
@@ -168,24 +170,24 @@ class graph(Signature):
         self["options"].update(over(options or {}, self["options"]))
 
     def link(self, callback: Any) -> Any:
-        """Have *callback* called with the values of a graph that something waits for; else raises TypeError,
-        since what follows a graph is the next of a chain."""
+        """Call *callback* with the values, for a graph that something waits for. Otherwise raise TypeError:
+        what follows a graph is the next step of a chain."""
         if self.gathered is not None:
             self["kwargs"]["gathered"] = gathered = self.gathered.clone()
             return gathered.link(callback)
         raise TypeError("a graph calls nothing back: make a chain of it, graph | callback")
 
     def link_error(self, errback: Any) -> Any:
-        """Have *errback* called for each node that fails. It is not for those that fail along and do not
-        run."""
+        """Call *errback* for each node that fails. It is not called for nodes that do not run because of a
+        failed dependency."""
         self._put({name: each.clone() for name, each in self.nodes.items()})
         for each in self.nodes.values():
             each.link_error(errback)
         return errback
 
     def frozen(self, id: str | None = None, joined: bool = False, ids: Callable[[], str] = new_id) -> Frozen:
-        """Return a copy with settled ids; see Signature. What waits for one gets the values of all nodes from
-        one more call."""
+        """Return a copy with assigned ids; see Signature. For a graph that something waits for, one more call
+        collects the values of all nodes."""
         copy = self._copy()
         if joined:
             copy["kwargs"]["gathered"] = self.gathered or Signature(GRAPH, app=self._app)
@@ -211,26 +213,26 @@ class graph(Signature):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SignatureOptions],
     ) -> GraphResult:
-        """Call the nodes that wait for nothing, in one round trip; see Task.apply_async for *options*, which
-        are those of all nodes, but for countdown and eta.
+        """Call the nodes without dependencies, in one round trip; see Task.apply_async for *options*, which
+        apply to all nodes, except countdown and eta.
 
-        Raises NotSupported when results are kept where no join can be, TypeError for ``link``.
+        Raises NotSupported when the result store cannot keep joins, TypeError for ``link``.
         """
         result: GraphResult = self.app.send_workflow(self, args, kwargs, options)
         return result
 
     def delay(self, *args: Any, **kwargs: Any) -> GraphResult:  # type: ignore[override]
-        """Call the nodes that wait for nothing, with *args* before their own and *kwargs* over their own."""
+        """Call the nodes without dependencies, with *args* before and *kwargs* over their own."""
         return self.apply_async(args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> GraphResult:
-        """Call the nodes that wait for nothing, with *args* before their own and *kwargs* over their own."""
+        """Call the nodes without dependencies, with *args* before and *kwargs* over their own."""
         return self.apply_async(args, kwargs)
 
     def apply(
         self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> GraphResult:
-        """Run all nodes here and now, one after another, as a worker would; see Task.apply."""
+        """Run all nodes in this process, one after another, as a worker would; see Task.apply."""
         own = {name: value for name, value in self["options"].items() if name not in OF_THE_GROUP}
         given = {**own, **{name: options[name] for name in options if name not in OF_THE_GROUP}}
         flow = with_links(self.clone(args, kwargs), options)
@@ -258,7 +260,7 @@ class graph(Signature):
         return GraphResult(identity, {name: results[name] for name in self.nodes}, None, self._app)
 
     def _failed(self, error: BaseException) -> AsyncResult[Any]:
-        """The result of a node that did not run, for *error*."""
+        """Return the result of a node that did not run because of *error*."""
         result: AsyncResult[Any] = AsyncResult(new_id(), app=self.app)
         result.keep({"status": states.FAILURE, "result": error, "traceback": None})
         return result
@@ -268,7 +270,7 @@ class graph(Signature):
 
 
 def _named(nodes: Any) -> Mapping[str, Any]:
-    """*nodes*, whose names are such. Raises PublishError."""
+    """Return *nodes* after checking their names. Raises PublishError."""
     if not isinstance(nodes, Mapping) or not nodes:
         raise PublishError(
             f"a graph is made of {safe_repr(nodes, 100)}: expected signatures by their names, "
@@ -282,8 +284,8 @@ def _named(nodes: Any) -> Mapping[str, Any]:
 def _check_name(name: Any, what: str) -> None:
     if not isinstance(name, str) or len(name) > MAX_NAME or not name.isidentifier() or iskeyword(name):
         raise PublishError(
-            f"{what} of a graph is called {safe_repr(name, 100)}: that is to be the name of an argument, a "
-            f"Python identifier of {MAX_NAME} characters at most"
+            f"{what} of a graph is called {safe_repr(name, 100)}: a name must be a Python identifier of at "
+            f"most {MAX_NAME} characters, to be used as an argument"
         )
 
 
@@ -297,8 +299,8 @@ def _read(name: str, value: Any, app: QWorker | None) -> Any:
 
 
 def _wanted(nodes: Mapping[str, Any], after: Any) -> dict[str, dict[str, str]]:
-    """For each node that waits, its arguments and whose values they are, from what the user says. Raises
-    PublishError."""
+    """Return, for each node with dependencies, its arguments and their source nodes, from the user's mapping.
+    Raises PublishError."""
     if after is None:
         return {}
     if not isinstance(after, Mapping):
@@ -328,7 +330,7 @@ def _wanted(nodes: Mapping[str, Any], after: Any) -> dict[str, dict[str, str]]:
         if number > MAX_DEPENDANTS:
             raise PublishError(
                 f"{number} nodes of a graph wait for {name}, more than {MAX_DEPENDANTS}: let some wait for "
-                "another that hands its value on, or let one node be a group"
+                "another that passes its value on, or let one node be a group"
             )
     return found
 
@@ -352,7 +354,8 @@ def _check_known(nodes: Mapping[str, Any], name: Any, where: str) -> None:
 
 
 def _levels(nodes: Iterable[str], after: Wanted) -> dict[str, int]:
-    """The nodes in an order in which they may run, each with its level; those in circles are left out."""
+    """Return the nodes in an order in which they may run, each with its level; nodes in cycles are left
+    out."""
     left = {name: set(wanted.values()) for name, wanted in after.items()}
     dependants: dict[str, list[str]] = defaultdict(list)
     for name, wanted in left.items():
@@ -360,7 +363,7 @@ def _levels(nodes: Iterable[str], after: Wanted) -> dict[str, int]:
             dependants[each].append(name)
     level = dict.fromkeys((name for name in nodes if name not in left), 0)
     waiting = list(level)
-    for name in waiting:  # which grows meanwhile
+    for name in waiting:  # grows in the loop
         for each in dependants[name]:
             left[each].discard(name)
             if not left[each]:
@@ -370,7 +373,7 @@ def _levels(nodes: Iterable[str], after: Wanted) -> dict[str, int]:
 
 
 def _refuse_circles(after: Wanted) -> None:
-    """Raise PublishError when a node waits for itself, by whatever way."""
+    """Raise PublishError for a cycle."""
     names = {name: None for each, wanted in after.items() for name in (each, *wanted.values())}
     there = _levels(names, after)
     around = next((name for name in names if name not in there), None)
@@ -383,6 +386,6 @@ def _refuse_circles(after: Wanted) -> None:
     circle = [*list(way)[list(way).index(around) :], around]
     shown = circle if len(circle) <= 10 else [*circle[:9], "…", around]
     raise PublishError(
-        f"nodes of a graph wait for each other in a circle: {' after '.join(shown)}. Take one of these out "
+        f"nodes of a graph wait for each other in a cycle: {' after '.join(shown)}. Take one of these out "
         "of after="
     )

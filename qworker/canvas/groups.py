@@ -1,6 +1,6 @@
-"""Groups: calls that run beside each other.
+"""Groups: parallel calls.
 
-Comes from:  ``group(add.s(2, 2), add.s(4, 4))``, the dict of one, ``chunks``.
+Comes from:  ``group(add.s(2, 2), add.s(4, 4))``, the dict of a group, ``chunks``.
 Goes to:     the plan, which publishes all members at once; a chord, when something follows it.
 Thread:      any.
 """
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from qworker.publishing.options import SignatureOptions
 
 OF_THE_GROUP = frozenset(["task_id", "group_id", "group_index", "chord", "chain", "link", "link_error"])
-"""Options of a group or chord that are not those of each of its members."""
+"""Options of a group or chord that do not apply to its members."""
 
 
 class Several(Signature):
-    """A workflow whose parts stand in a list: the members of a group, the steps of a chain."""
+    """A workflow with a list of parts: the members of a group, the steps of a chain."""
 
     __slots__ = ()
 
     @property
     def tasks(self) -> list[Any]:
-        """The parts, in their order."""
+        """The parts in order."""
         return self["kwargs"]["tasks"]  # type: ignore[no-any-return]
 
     @tasks.setter
@@ -45,7 +45,7 @@ class Several(Signature):
 
     @property
     def app(self) -> QWorker:
-        """The app that will make the calls: its own, or that of its first part."""
+        """The app that will make the calls: its own, or its first part's."""
         return app_of(self)
 
     def _copy(self) -> Any:
@@ -55,11 +55,10 @@ class Several(Signature):
 
 
 class group(Several):
-    """Calls that run beside each other: ``group(add.s(2, 2), add.s(4, 4))``, or ``group(calls)``.
+    """Calls that run in parallel: ``group(add.s(2, 2), add.s(4, 4))``, or ``group(calls)``.
 
-    Arguments and options that are given when it is called are given to every member. Its result is a
-    GroupResult, the list of their values in order. A group in a group is flattened. ``group | task`` is a
-    chord.
+    Arguments and options given at the call go to every member. The result is a GroupResult, the list of
+    values in order. A group in a group is flattened. ``group | task`` is a chord.
     """
 
     __module__ = "qworker"
@@ -73,7 +72,7 @@ class group(Several):
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any], app: QWorker | None) -> Any:
-        """from_dict() of what has been checked."""
+        """from_dict() for checked fields."""
         made = cls([member(each, app) for each in listed(fields["kwargs"]["tasks"])], app=app)
         made["options"] = dict(fields.get("options") or {})
         made["args"] = tuple(fields.get("args") or ())
@@ -92,18 +91,17 @@ class group(Several):
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Put *args* before those of every member, *kwargs* over theirs, *options* over its own."""
+        """Put *args* before those of every member, *kwargs* over theirs, and *options* over the group's."""
         if args or kwargs:
             self.tasks = [each.clone(args, kwargs) for each in self.tasks]
         self["options"].update(over(options or {}, self["options"]))
 
     def set_immutable(self, immutable: bool) -> None:
-        """True: every member leaves out arguments that are given later."""
+        """True: every member ignores arguments that are given later."""
         self.tasks = [_immutable(each.clone(), immutable) for each in self.tasks]
 
     def link(self, callback: Any) -> Any:
-        """Have *callback* called, without any result, when the first member has one. A chord waits for
-        all."""
+        """Call *callback* without a value when the first member has a result. A chord waits for all."""
         if not self.tasks:
             raise PublishError("an empty group calls nothing back")
         first = self.tasks[0].clone()
@@ -112,25 +110,25 @@ class group(Several):
         return linked
 
     def link_error(self, errback: Any) -> Any:
-        """Have *errback* called for each member that fails."""
+        """Call *errback* for each member that fails."""
         errback = maybe_signature(errback)
         self.tasks = [_with_errback(each.clone(), errback) for each in self.tasks]
         return errback
 
     def link_each(self, callback: Any) -> None:
-        """Have *callback* called with the result of each member."""
+        """Call *callback* with the result of each member."""
         self.tasks = [with_callback(each.clone(), callback) for each in self.tasks]
 
     def skew(self, start: float = 1.0, stop: float | None = None, step: float = 1.0) -> group:
-        """Let the members run one after another: the first in *start* seconds, each one *step* later, until
-        *stop*, which is that of all that come then. Return the group."""
+        """Delay the members one after another: the first by *start* seconds, each by *step* more, up to
+        *stop* for all others. Return the group."""
         for each, number in zip(self.tasks, count(), strict=False):
             countdown = start + number * step
             each.set(countdown=countdown if stop is None else min(countdown, stop))
         return self
 
     def flat(self) -> list[Any]:
-        """The members, with those of groups among them in their places, each with the options of its
+        """Return the members, with nested groups replaced by their members, each with the options of its
         group."""
         waiting: list[tuple[Iterator[Any], Mapping[str, Any]]] = [(iter(self.tasks), {})]
         found: list[Any] = []
@@ -149,8 +147,8 @@ class group(Several):
         return found
 
     def frozen(self, id: str | None = None, joined: bool = False, ids: Callable[[], str] = new_id) -> Frozen:
-        """Return a copy with settled ids; see Signature. One that something waits for becomes a chord,
-        whose body returns the list of the values."""
+        """Return a copy with assigned ids; see Signature. A group that something waits for becomes a chord,
+        whose body returns the list of values."""
         if joined:
             collected = Signature("celery.accumulate", (), {"index": 0}, app=self._app)
             return KINDS["chord"](self, collected, app=self._app).frozen(id, joined, ids)  # type: ignore[no-any-return]
@@ -160,7 +158,7 @@ class group(Several):
     def frozen_members(
         self, id: str | None, joined: bool, ids: Callable[[], str]
     ) -> tuple[group, GroupResult[Any]]:
-        """A copy whose members have settled ids; joined: each of them is a part of a join."""
+        """Return a copy whose members have assigned ids. joined: each of them is a member of a join."""
         copy = with_links(self)._copy()
         copy["options"] = timed(copy["options"])
         identity = copy["options"].setdefault("task_id", id or ids())
@@ -179,7 +177,7 @@ class group(Several):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SignatureOptions],
     ) -> GroupResult[Any]:
-        """Make the calls, in one round trip; see Task.apply_async for *options*, which are those of all.
+        """Make the calls in one round trip; see Task.apply_async for *options*, which apply to all.
 
         Raises TypeError for link and link_error: a chord waits for all, and each member has its own errbacks.
         """
@@ -193,7 +191,7 @@ class group(Several):
     def apply(
         self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> GroupResult[Any]:
-        """Run all here and now, one after another, as a worker would; see Task.apply."""
+        """Run all calls in this process, one after another, as a worker would; see Task.apply."""
         given = {**_of_members(self), **{name: options[name] for name in options if name not in OF_THE_GROUP}}
         identity = options.get("task_id") or self.options.get("task_id") or new_id()
         members = with_links(self, options).flat()
@@ -205,7 +203,7 @@ class group(Several):
         return self.apply_async(args, kwargs)
 
     def __call__(self, *args: Any, **options: Unpack[SignatureOptions]) -> GroupResult[Any]:
-        """Make the calls, with *args* put before the arguments of each."""
+        """Make the calls, with *args* before the arguments of each."""
         return self.apply_async(args, **options)
 
     def __repr__(self) -> str:
@@ -213,7 +211,7 @@ class group(Several):
 
 
 def members_of(tasks: tuple[Any, ...], app: QWorker | None) -> list[Any]:
-    """The members that were given as several, as one iterable, as one signature, or as a group."""
+    """Return the members, given as several arguments, one iterable, one signature, or a group."""
     found: Iterable[Any] = tasks
     if len(tasks) == 1:
         (given,) = tasks
@@ -234,7 +232,7 @@ def _read(value: Any, app: QWorker | None) -> Any:
 
 
 def app_of(workflow: Signature) -> QWorker:
-    """The app of *workflow*: its own, or that of the first in it that has one, or the current one."""
+    """Return the app of *workflow*: its own, that of the first part with one, or the current one."""
     within: list[Iterator[Any]] = [iter((workflow,))]
     while within:
         for each in within[-1]:
@@ -252,7 +250,7 @@ def app_of(workflow: Signature) -> QWorker:
 
 
 def _of_members(of: Signature) -> dict[str, Any]:
-    """The options of a group that are those of each member."""
+    """Return the options of a group that apply to each member."""
     return {name: value for name, value in of["options"].items() if name not in OF_THE_GROUP}
 
 
@@ -267,15 +265,14 @@ def _with_errback(each: Any, errback: Any) -> Any:
 
 
 def with_options(of: Signature, each: Any) -> Any:
-    """*each*, a member of the group *of*, with the options that this has for each."""
+    """Return *each*, a member of the group *of*, with the group's options for members."""
     options = _of_members(of)
     return each.clone(**options) if options else each
 
 
 def with_links(work: Any, options: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """*work*, a group, chord or graph, with the callbacks and errbacks among its options, as ``set(link=…)``
-    puts them there, and among those of its call, at the calls that they are for. It itself when there are
-    none."""
+    """Return *work*, a group, chord or graph, with the callbacks and errbacks of its options
+    (``set(link=…)``) and of its call moved to the calls they belong to; unchanged if there are none."""
     callbacks, errbacks = (
         [*listed(work["options"].get(option)), *listed(options.get(option))]
         for option in ("link", "link_error")
@@ -293,7 +290,6 @@ def with_links(work: Any, options: Mapping[str, Any] = MappingProxyType({})) -> 
 
 
 def with_callback(each: Any, callback: Any) -> Any:
-    """Have *callback* called with the result of *each*, or of each member when it is a group; return
-    *each*."""
+    """Call *callback* with the result of *each*, or of each member if it is a group; return *each*."""
     each.link_each(callback) if isinstance(each, group) else each.link(callback)
     return each

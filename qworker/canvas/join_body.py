@@ -1,13 +1,13 @@
-"""Bodies of joins: the call that follows, and how it gets the values of the members.
+"""Bodies of joins: the call that follows a join, and the arguments it gets from the members.
 
-Comes from:  the plan, which writes them; the result store keeps them, encoded and signed.
+Comes from:  the plan, which writes them; the result store keeps them encoded and signed.
 Goes to:     the worker's joiner, which makes the call when the last member has ended.
 Thread:      any; pure.
 
-The body of a chord gets one list, and is written as the bare signature. Every other is written as
-``{"call": signature, "values": "one" or [argument, …], "always": true}``. With a security_key there is
-``"members"`` beside it: how many members there are, and a signature of their ids. ``"tentative": true``
-stands beside it where the members may never be sent.
+The body of a chord gets one list, and is written as a plain signature. Any other body is written as
+``{"call": signature, "values": "one" or [argument, …], "always": true}``. With a security_key it also has
+``"members"``: the number of members and a signature of their ids. ``"tentative": true`` means that the
+members may never be sent.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ ONE = "one"
 
 
 class JoinBody(NamedTuple):
-    """What follows a join.
+    """The call that follows a join.
 
     - call: a signature.
-    - names: for each member, by its number, the keyword argument that its value is; None: it is not given.
+    - names: for each member, by number, the keyword argument for its value; None: the value is not passed.
       None for all: the values are the first argument.
-    - one: there is one member, and the first argument is its bare value. Else it is the list of all.
-    - always: it is called although a member has failed, whose argument is None then.
-    - members: who they are, as ``publishing/bodies.py`` writes it; None: nothing says so.
-    - tentative: the members were published in a transaction that may have been rolled back, after which
-      nobody is to hear of this.
+    - one: there is one member, and its value is the first argument, instead of a list.
+    - always: the body is called even if a member has failed; that member's argument is None.
+    - members: their ids, as written by ``publishing/bodies.py``; None if unknown.
+    - tentative: the members were published in a transaction that may have been rolled back; then the body
+      must not be reported.
     """
 
     call: Signature
@@ -45,11 +45,12 @@ class JoinBody(NamedTuple):
 
     @property
     def of_chord(self) -> bool:
-        """It is the body of a chord: when a member fails, it is told so. Any other fails along."""
+        """Tell whether this is the body of a chord, which is told of a failed member. Any other body fails
+        with the member."""
         return self.names is None and not self.one
 
     def fields(self) -> dict[str, Any]:
-        """It as plain data, for the result store."""
+        """Return it as plain data for the result store."""
         written: dict[str, Any] = {"call": self.call, "values": ONE if self.one else self.names}
         if self.of_chord:
             written = dict(self.call)
@@ -62,12 +63,12 @@ class JoinBody(NamedTuple):
         return written
 
     def wants(self, number: int) -> bool:
-        """Whether the call gets the value of the member *number*."""
+        """Tell whether the call gets the value of the member *number*."""
         return self.names is None or self.names[number] is not None
 
     def arguments(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What *values*, one for each member, are as the arguments ``(args, kwargs)`` of the call. Raises
-        ValueError when there are more or fewer than it was written for."""
+        """Return the arguments ``(args, kwargs)`` of the call for *values*, one for each member. Raises
+        ValueError for a wrong number of values."""
         if self.names is not None:
             pairs = zip(self.names, values, strict=True)
             return (), {name: value for name, value in pairs if name is not None}
@@ -78,7 +79,7 @@ class JoinBody(NamedTuple):
 
 
 def read(fields: Any, app: QWorker) -> JoinBody:
-    """Undo fields(). Raises TypeError, LookupError or PublishError for what it has not written."""
+    """Undo fields(). Raises TypeError, LookupError or PublishError for invalid data."""
     members = fields.get("members")
     if not isinstance(members, str | None):
         raise TypeError("it does not say who the members are")

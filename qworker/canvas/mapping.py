@@ -1,6 +1,6 @@
 """Mappings: one message that calls a task many times.
 
-Comes from:  ``task.map``, ``task.starmap``, ``task.chunks``; the dict of one.
+Comes from:  ``task.map``, ``task.starmap``, ``task.chunks``; or the dict of a mapping.
 Goes to:     the tasks celery.map and celery.starmap, which every worker has; chunks are a group of such
 calls. Thread:      any.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class xmap(Signature):
-    """``task(item)`` for each item of a list, in one message; the value is the list of what it returns."""
+    """``task(item)`` for each item of a list, in one message; its value is the list of return values."""
 
     __module__ = "qworker"
 
@@ -38,7 +38,7 @@ class xmap(Signature):
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any], app: QWorker | None) -> Any:
-        """from_dict() of what has been checked."""
+        """from_dict() for checked fields."""
         return Signature(fields, app=app)
 
     def __repr__(self) -> str:
@@ -49,7 +49,7 @@ class xmap(Signature):
 
 
 class xstarmap(xmap):
-    """``task(*item)`` for each item of a list, in one message; the value is the list of what it returns."""
+    """``task(*item)`` for each item of a list, in one message; its value is the list of return values."""
 
     __module__ = "qworker"
 
@@ -60,7 +60,7 @@ class xstarmap(xmap):
 
 
 class chunks(Signature):
-    """A group of calls of ``starmap``, of *n* items each."""
+    """A group of ``starmap`` calls with *n* items each."""
 
     __module__ = "qworker"
 
@@ -74,7 +74,7 @@ class chunks(Signature):
         app: QWorker | None = None,
         **options: Unpack[SignatureOptions],
     ) -> None:
-        """task: a signature. it: lists of arguments. n: how many are in one message."""
+        """task: a signature. it: lists of arguments. n: items in one message."""
         kwargs = {"task": maybe_signature(task, app), "it": list(it), "n": n}
         super().__init__("celery.chunks", (), kwargs, options, immutable=True, app=app)
 
@@ -103,7 +103,7 @@ class chunks(Signature):
     def apply(
         self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> GroupResult[Any]:
-        """Run all here and now, as a worker would; see Task.apply."""
+        """Run all calls in this process, as a worker would; see Task.apply."""
         return self.group().apply(args, kwargs, **{**self["options"], **options})
 
     def __call__(self, *args: Any, **options: Unpack[SignatureOptions]) -> GroupResult[Any]:

@@ -1,7 +1,7 @@
-"""Membership: of which joins a call is a part.
+"""Membership: the joins that a call is a member of.
 
 Comes from:  the header ``qworker_joins`` of its message: ``[[join id, number], …]``.
-Goes to:     the worker, which records a part when the call has ended for good.
+Goes to:     the worker, which records a part when the call has finally ended.
 Thread:      any; pure.
 """
 
@@ -15,15 +15,15 @@ from qworker.message.marks import JOINS, PUBLICATION, RUN, marks_in
 from qworker.transports.lease import Part
 
 MOST_MEMBERS_TEXT = 64 * 1024
-"""Characters of the ids in the mark MEMBERS; where there are more, it is left out."""
+"""Maximum characters of the ids in the mark MEMBERS; with more, it is left out."""
 MOST = 1000
-"""Of how many joins one call may be a part."""
+"""Maximum number of joins of one call."""
 
 
 def parts_of(headers: Mapping[str, Any], status: str) -> tuple[Part, ...]:
-    """The parts that the call with *headers* is, having ended with the final state *status*.
+    """Return the parts for the call with *headers*, which has ended with the final state *status*.
 
-    What is not of the header's form is passed over: it names no join that there is.
+    A malformed header is ignored: it names no existing join.
     """
     named = headers.get(JOINS)
     if not named or not isinstance(named, list | tuple):
@@ -42,22 +42,22 @@ def parts_of(headers: Mapping[str, Any], status: str) -> tuple[Part, ...]:
 
 
 def is_ignored(headers: Mapping[str, Any], by_task: bool | None) -> bool:
-    """Tell whether the result of the call with *headers* is not to be kept. by_task: the option of its task,
-    for a call that does not say. It does not count for a member of a join: whoever calls one has made sure
-    that it may be kept."""
+    """Tell whether the result of the call with *headers* is discarded. by_task: the option of its task, for a
+    call without one. It does not apply to a member of a join: its caller has checked that the result may be
+    kept."""
     ignored = headers.get("ignore_result")
     return bool(by_task) and JOINS not in headers if ignored is None else bool(ignored)
 
 
 def publication(call: Signature) -> dict[str, Any]:
-    """The marks of *call* that tell its messages from those of another publication or run, if it has some."""
+    """Return the marks of *call* that distinguish its messages from those of another publication or run."""
     marks = marks_in(call.options.get("headers") or {})
     return {name: marks[name] for name in (PUBLICATION, RUN) if name in marks}
 
 
 def calls_in(calls: Iterable[Any], following: bool = False) -> Iterator[Signature]:
-    """Go through all calls of tasks in *calls*, which are signatures, or workflows of them to any depth, as
-    messages carry them. What is no signature is passed over. following: and the rest of the chain of each."""
+    """Yield all task calls in *calls*, signatures or nested workflows in message format. Anything else is
+    skipped. following: include the rest of the chain of each."""
     waiting = list(calls)
     while waiting:
         call = waiting.pop()
@@ -74,9 +74,10 @@ def calls_in(calls: Iterable[Any], following: bool = False) -> Iterator[Signatur
 
 
 def first_calls(call: Any) -> Iterator[tuple[Signature, list[Any]]]:
-    """Go through those calls in *call*, a signature or workflow as messages carry it, that fail when it
-    cannot begin: each with what would have come after it in its chain, the last first. The body of a chord is
-    one, too: its header fails. Each has the errbacks of the workflows around it, where Celery leaves them."""
+    """Yield the calls in *call*, a signature or workflow in message format, that fail when it cannot begin,
+    each with the rest of its chain, last call first. The body of a chord is
+    one of them, because its header fails. Each has the errbacks of the enclosing workflows, where Celery
+    leaves them."""
     waiting: list[tuple[Any, list[Any], list[Any]]] = [(call, [], [])]
     while waiting:
         each, rest, around = waiting.pop()
@@ -101,7 +102,7 @@ def first_calls(call: Any) -> Iterator[tuple[Signature, list[Any]]]:
 
 
 def errbacks_of(call: Any) -> list[Any]:
-    """The errbacks that are told when *call*, a signature or workflow as messages carry it, cannot begin."""
+    """Return the errbacks to call when *call*, a signature or workflow in message format, cannot begin."""
     return [
         errback
         for first, _ in first_calls(call)
@@ -111,7 +112,7 @@ def errbacks_of(call: Any) -> list[Any]:
 
 
 def _members(call: Mapping[str, Any]) -> list[Any] | None:
-    """What a workflow is made of; None: it is the call of a task."""
+    """Return the members of a workflow; None for the call of a task."""
     given = call.get("kwargs")
     kwargs = given if isinstance(given, Mapping) else {}
     if call.get("subtask_type") in ("chain", "group"):

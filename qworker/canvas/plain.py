@@ -1,8 +1,8 @@
-"""Plain: workflows with the arguments of their calls as the tasks send them, and times as they are written.
+"""Plain: workflows with arguments in the form that tasks send, and times in seconds.
 
-Comes from:  signatures whose ids are settled: they may be written into a message or a join long before their
-             own messages are made.
-Goes to:     ``tasks/task.py``, which says how its arguments are sent.
+Comes from:  signatures with assigned ids, which may be written into a message or join long before their own
+             messages are made.
+Goes to:     ``tasks/task.py``, which converts the arguments.
 Thread:      the caller's.
 """
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 _LINKS = frozenset(["link", "link_error"])
 _TIMES = frozenset(["countdown", "expires"])
-"""Options that may be timedeltas: they count from when the call is made, and are written as seconds."""
+"""Options that may be timedeltas: they count from the call, and are written as seconds."""
 _TOLD = _LINKS | _TIMES
 MOST_NESTED = 200
-"""How deep a signature may be linked to others, or stand in them: JSON that is deeper is refused."""
+"""Maximum depth of links and nesting in a signature: deeper JSON is refused."""
 
 
 def known_task(call: Signature, app: QWorker | None) -> Task[..., Any] | None:
-    """The task of *call*, as far as *app* knows it by now."""
+    """Return the task of *call*, if *app* knows it now."""
     return None if app is None or not app.finalized else app.tasks.get(call["task"])
 
 
 def sendable(call: Signature, task: Task[..., Any] | None, kind: type[Signature]) -> Signature:
-    """What plain() returns of *call*, which calls *task*; None where that is not known. Most have nothing
-    that could be another, which is told here at once."""
+    """Return plain() of *call*, which calls *task*; None if the task is unknown. Most calls need no change,
+    which is noticed here."""
     nothing = (task is None or not task.dumps_arguments) and _TOLD.isdisjoint(call["options"])
     return call if nothing else _plain_signature(call, kind, 0)
 
 
 def timed(options: Mapping[str, Any]) -> Any:
-    """*options* with seconds in place of timedeltas; itself where there are none."""
+    """Return *options* with timedeltas converted to seconds; unchanged if there are none."""
     found = {name: options[name] for name in _TIMES & options.keys() if isinstance(options[name], timedelta)}
     if not found:
         return options
@@ -47,11 +47,11 @@ def timed(options: Mapping[str, Any]) -> Any:
 
 
 def plain(part: Any, kind: type[Signature], depth: int = 0) -> Any:
-    """Return *part*, a signature (of *kind*) or what workflows have of it, with the arguments as their tasks
-    send them, those of what is linked to it as well. Itself, where they are so already.
+    """Return *part*, a signature (of *kind*) or a part of a workflow, with arguments in the form that tasks
+    send, including linked signatures. Unchanged if nothing needs conversion.
 
-    depth: how deep it stands in others. What is deeper than MOST_NESTED is left as it is: who writes it
-    refuses it, and a dict that came in a message has nothing that is not plain.
+    depth: its nesting level. Parts deeper than MOST_NESTED are left unchanged: writing them is refused, and a
+    dict received in a message is plain already.
     """
     if depth > MOST_NESTED:
         return part

@@ -1,15 +1,15 @@
-"""Plans: what a workflow publishes now, and which joins it opens first.
+"""Plans: what a workflow publishes at once, and which joins it opens before.
 
-Comes from:  ``publishing.workflows``, for every workflow that is called.
-Goes to:     the same, which carries the plan out.
-Thread:      any; pure: nothing is sent, and the given signature stays as it is.
+Comes from:  ``publishing.workflows``, for every called workflow.
+Goes to:     ``publishing.workflows``, which carries out the plan.
+Thread:      any; pure: nothing is sent, and the signature is not changed.
 
-What comes later travels in what is published now. The rest of a chain is in the message of its first call.
-The body of a chord is in its join (the shared format), or in the message of each member (Celery's).
+Later calls travel in earlier ones. The rest of a chain is in the message of its first call. The body of a
+chord is in its join (the shared format), or in the message of each member (Celery's).
 
-A message with all the rest of a long chain would be large, and sent again for every step, less one. So in the
-shared format a long chain is cut into segments: each but the first waits in a join, whose one member is the
-last step of the segment before. What is sent and kept grows with the steps then, and not with their square.
+A long chain would make large messages, sent again for every step. So in the shared format it is cut into
+segments: each segment except the first waits in a join whose only member is the last step of the segment
+before. Then the data sent and kept grows linearly with the number of steps instead of quadratically.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
     from qworker.app import QWorker
 
 NOT_OF_THE_BODY = frozenset(["task_id", "parent_id", "link", "link_error", "chain"]) | OF_THE_HEADER
-"""Options of a chord that are not those of its body."""
+"""Options of a chord that do not apply to its body."""
 
 
 _LINKS = frozenset(["link", "link_error"])
 
 SEGMENT = 32
-"""Steps of a chain in one segment. The value of the last one of each is kept, even if its task ignores it."""
+"""Steps of a chain in one segment. The value of the last step is kept, even if its task ignores it."""
 
 
 class PlannedJoin(NamedTuple):
-    """A join that is to be opened: the ids of its *members*, and the *body*, whose ids are settled.
+    """A join to be opened: the ids of its *members*, and its *body*, which has assigned ids.
 
-    terms: for how many times the life of a result it is kept: what comes later has the time of all before.
+    terms: how many result lifetimes it is kept: one for each step before it.
     """
 
     id: str
@@ -60,18 +60,18 @@ class PlannedJoin(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a workflow publishes now.
+    """What a workflow publishes at once.
 
-    - joins: to be opened before anything is published.
-    - calls: to be published, with their ids in their options.
+    - joins: to be opened before publishing.
+    - calls: to be published; their options contain their ids.
     - result: of the workflow; None of an empty chain.
-    - sizes: of the chords in Celery's format, how many members each waits for.
-    - first: the result of what runs first.
-    - joined: the calls whose values a chord or graph waits for, now or later.
-    - step: the workflow with its settled ids; None of an empty chain.
-    - run: the mark RUN of all that comes of it; "" for none.
-    - delays: for each join and chord whose members are due later, in how many seconds the last one is.
-    - kept: for how many seconds longer than others what is stored of it has to stay.
+    - sizes: for chords in Celery's format, the number of members.
+    - first: the result of the first call.
+    - joined: calls whose values a chord or graph waits for, now or later.
+    - step: the workflow with assigned ids; None of an empty chain.
+    - run: the mark RUN of all resulting calls; "" if there is none.
+    - delays: for joins and chords whose members are due later: seconds until the last one is due.
+    - kept: how many seconds longer than usual its stored data must be kept.
     """
 
     joins: list[PlannedJoin]
@@ -97,16 +97,16 @@ def plan(
     app: QWorker | None = None,
     run: str | None = None,
 ) -> Plan:
-    """Say what calling *signature* publishes. Ids that are settled already stay.
+    """Return the plan for calling *signature*. Assigned ids are kept.
 
-    - args, kwargs, options: of the call, for what runs first; see the kinds of workflow.
-    - shared (bool): the format of joins that only workers of ours know; False is Celery's.
-    - segment: so many steps of a chain go into one message; None: all.
-    - app: that of the results, where the signature knows none.
-    - run: the mark RUN of what this comes of, "" for none. None: a user calls it, and it gets one of its own
-      where ids in it are settled, with which it may have been called before.
+    - args, kwargs, options: of the call, for its first calls; see the kinds of workflow.
+    - shared (bool): the format of joins that only qworker's workers know; False is Celery's.
+    - segment: steps of a chain in one message; None: all.
+    - app: for the results, if the signature has none.
+    - run: the mark RUN of the calling task, "" if there is none. None: called by a user; it gets a new one if
+      ids are assigned already, because it may have been called before with the same ids.
 
-    Raises PublishError for what is no workflow.
+    Raises PublishError for anything but a workflow.
     """
     check(signature)
     work = maybe_signature(signature, clone=True)
@@ -117,7 +117,7 @@ def plan(
     callbacks, errbacks = given.pop("link", None), given.pop("link_error", None)
     work.add((), None, given)
     if isinstance(work, chain) and (names := listed(work["options"].get(NAMES))):
-        # Each step would hand them to the next, but for the steps after which another message begins.
+        # Each step passes them to the next, but not across the steps after which another message begins.
         hand_on(work, names, {**(work["options"].get("stamps") or {}), **work["options"]})
     if isinstance(work, chunks):
         work = work.group().clone(**work["options"])
@@ -125,7 +125,7 @@ def plan(
         with_callback(work, maybe_signature(callback))
     for errback in listed(errbacks):
         work.link_error(maybe_signature(errback))
-    # The rest of the chain that this is a part of, the last first.
+    # The rest of the enclosing chain, last call first.
     rest = work["options"].pop("chain", None)
     if rest:
         for each in rest:
@@ -134,7 +134,7 @@ def plan(
     if isinstance(work, chain) and not work.tasks:
         return Plan([], [], None, {}, None, [], None, "", {})
     headers = work["options"].get("headers")
-    if isinstance(headers, Mapping) and RUN in headers:  # whoever settled the ids knows of what it comes
+    if isinstance(headers, Mapping) and RUN in headers:  # its ids were assigned together with its run
         run = run_in(headers)
         work["options"]["headers"] = {name: value for name, value in headers.items() if name != RUN}
     if run is None:
@@ -159,7 +159,7 @@ def plan(
 
 
 class _Calls:
-    """Gathers a plan. Every signature that it is given is a frozen copy, which it may change."""
+    """Collects a plan. Signatures passed in are frozen copies, which it may change."""
 
     __slots__ = (
         "calls",
@@ -189,7 +189,7 @@ class _Calls:
         self.zone = zone
         self.delays: dict[str, float] = {}
         self.levels = 0
-        """How many nodes of a graph may run one after another while a value waits for them."""
+        """How many nodes of a graph may run one after another while a value is kept for them."""
 
     def send(
         self,
@@ -199,7 +199,7 @@ class _Calls:
         rest: list[Any],
         options: Mapping[str, Any],
     ) -> None:
-        """Add what calling *step* publishes. rest: what follows it, the last first."""
+        """Add what calling *step* publishes. rest: the calls after it, last one first."""
         if isinstance(step, chain):
             taken = ((), {}) if step["immutable"] else (args, kwargs)
             steps, length = step.tasks, self.segment or len(step.tasks)
@@ -221,22 +221,23 @@ class _Calls:
             self.calls.append(step)
 
     def _join_of(self, identity: str) -> str:
-        """The id of the join of the group, graph or step *identity*. What is sent twice opens the same."""
+        """Return the id of the join of the group, graph or step *identity*. Sending it twice opens the same
+        join."""
         return f"{identity}.{self.run}" if self.run else identity
 
     def _wait_until(self, join: str, due: float) -> None:
-        """Note that the last member of *join* is *due* at that epoch second."""
+        """Record that the last member of *join* is *due* at that epoch second."""
         if due > self.now:
             self.delays[join] = due - self.now
 
     def _segments(self, steps: list[Any], length: int, root: str) -> None:
-        """Open a join for each segment of a chain but the first: so many *steps* are in one."""
+        """Open a join for each segment of a chain except the first, with *length* steps in each."""
         due = self.now
         for start, terms in zip(range(length, len(steps), length), count(2), strict=False):
             for each in steps[start - length : start]:
                 due = latest(each, due, self.zone)
             ending = last_call(steps[start - 1])
-            assert ending is not None  # what follows a group is the body of a chord
+            assert ending is not None  # a group followed by a call is a chord
             identity = ending["options"]["task_id"]
             ending["options"]["ignore_result"] = False
             join = self._join_of(identity)
@@ -286,8 +287,8 @@ class _Calls:
     def _wait(
         self, join: str, call: Signature, steps: list[Any], names: list[str] | None, always: bool, level: int
     ) -> None:
-        """Open a join for the node *call* of a graph, which waits for *steps*. names: of the arguments that
-        their values are; None: they are not given. level: how many stand in a row before it."""
+        """Open a join for the node *call* of a graph, which waits for *steps*. names: the arguments for their
+        values; None: values are not passed. level: the length of the longest path before it."""
         members: list[str] = []
         for number, step in enumerate(steps):
             ending = last_call(step)
@@ -338,12 +339,12 @@ class _Calls:
         options: Mapping[str, Any],
         body: Signature | None,
     ) -> None:
-        """Add the calls of a group; of the header of a chord, when it has a *body*."""
+        """Add the calls of a group, or of the header of a chord if there is a *body*."""
         identity, tasks = members["options"]["task_id"], members.tasks
         name = self._join_of(identity)
         if body is not None and self.run and not self.shared:
             mark(body["options"], {RUN: self.run})
-        # The same dict for all: what changes in the body, as its id, is in each of them.
+        # The same dict for all, so that changes in the body, such as its id, reach each of them.
         join = None if body is None else {**body}
         ids: list[str] = []
         for number, each in enumerate(tasks):
@@ -369,8 +370,9 @@ class _Calls:
 
 
 def _leave_errbacks(inner: Signature, outer: Signature) -> None:
-    """Take from *inner*, the body of a chord in a header, what is told as well of *outer*, which fails along:
-    ``link_error()`` puts one errback at both. In Celery, whose workers read Celery's format, it does not."""
+    """Remove errbacks from *inner*, the body of a chord in a header, that *outer* has too: outer fails along
+    with inner, and ``link_error()`` adds an errback to both. In Celery's format, read by Celery's workers,
+    outer does not fail along."""
     told, own = errbacks_of(outer), listed(inner["options"].get("link_error"))
     if left := [each for each in own if each not in told]:
         inner["options"]["link_error"] = left
@@ -387,7 +389,7 @@ def _enter(call: Signature, join: str, number: int) -> None:
 
 
 def last_call(step: Any) -> Signature | None:
-    """What runs last of a frozen *step*, whose value is that of the step; None of a group."""
+    """Return the last call of a frozen *step*, whose value is that of the step; None for a group."""
     while type(step) is not Signature:
         if isinstance(step, chain):
             step = step.tasks[-1]
@@ -401,7 +403,7 @@ def last_call(step: Any) -> Signature | None:
 
 
 def all_in(step: Any) -> Iterator[Signature]:
-    """*step*, with all that stands in it or is linked to it."""
+    """Yield *step* and everything nested in it or linked to it."""
     waiting = [step]
     while waiting:
         each = maybe_signature(waiting.pop())
@@ -419,7 +421,7 @@ def all_in(step: Any) -> Iterator[Signature]:
 
 
 def _joined(step: Any) -> Iterator[Signature]:
-    """The calls within a frozen *step* whose values a chord or graph waits for."""
+    """Yield the calls in a frozen *step* whose values a chord or graph waits for."""
     waiting = [step]
     while waiting:
         each = waiting.pop()

@@ -1,11 +1,11 @@
-"""Signature: a call that is not made yet.
+"""Signature: a call that has not been made yet.
 
 Comes from:  ``task.s(…)``, and the callbacks in the body of a message.
-Goes to:     ``link=``/``link_error=``, apply_many and send_many; its dict is what Celery puts into messages.
+Goes to:     ``link=``/``link_error=``, apply_many and send_many; its dict is the format of Celery's messages.
 Thread:      any.
 
-A workflow (chain, group, chord) is a signature too, whose members stand in its kwargs. Each kind is in a
-module of its own, which KINDS loads.
+A workflow (chain, group, chord) is a signature too, with its members in kwargs. Each kind is in a module of
+its own, which KINDS loads.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ if TYPE_CHECKING:
     from qworker.tasks.task import Task
 
 GRAPH = "qworker.graph"
-"""The name of graphs, and of the task that returns the values of the nodes to what follows a graph."""
+"""The name of graphs, and of the task that returns the values of the nodes to the call after a graph."""
 
 
 class Frozen(NamedTuple):
-    """A step of a workflow whose ids are settled.
+    """A step of a workflow with assigned ids.
 
     - step: a copy of the signature, with the ids.
-    - first, last: the results of what runs first in it and of what runs last; each one's parent leads from
-      the last to the first.
+    - first, last: the results of its first and last calls; parents lead from the last to the first.
     """
 
     step: Signature
@@ -47,8 +46,8 @@ class Frozen(NamedTuple):
 class Signature(dict[str, Any]):
     """A task's name, arguments and options, as a dict that is sent in messages.
 
-    Its keys are task, args, kwargs, options, subtask_type and immutable. Calling it, or clone(), leaves it as
-    it is; set() and link() change it. Called as a function, it runs the task here: ``add.s(2)(3)`` is
+    Its keys are task, args, kwargs, options, subtask_type and immutable. Calling it, or clone(), does not
+    change it; set() and link() do. Called as a function, it runs the task in this process: ``add.s(2)(3)`` is
     ``add(3, 2)``.
     """
 
@@ -69,7 +68,7 @@ class Signature(dict[str, Any]):
         app: QWorker | None = None,
         **more: Unpack[SignatureOptions],
     ) -> None:
-        """task: a name, a task, or the dict of a signature, which says the rest itself. more: further
+        """task: a name, a task, or the dict of a signature, which contains the rest. more: additional
         options."""
         self._app = app
         if isinstance(task, str) or not isinstance(task, Mapping):
@@ -107,12 +106,12 @@ class Signature(dict[str, Any]):
 
     @property
     def type(self) -> Task[..., Any]:
-        """The task. Raises NotRegistered when it is not known here."""
+        """The task. Raises NotRegistered when it is unknown here."""
         return self.app.tasks[self.task]
 
     @property
     def id(self) -> str | None:
-        """The id that the call will have; None while that is open."""
+        """The id that the call will have; None if not assigned."""
         return self.options.get("task_id")
 
     @id.setter
@@ -121,7 +120,7 @@ class Signature(dict[str, Any]):
 
     @property
     def subtask_type(self) -> str | None:
-        """What kind of workflow it is part of; None for a plain call."""
+        """The kind of workflow it is part of; None for a plain call."""
         return self["subtask_type"]  # type: ignore[no-any-return]
 
     @subtask_type.setter
@@ -130,7 +129,7 @@ class Signature(dict[str, Any]):
 
     @property
     def root_id(self) -> str | None:
-        """The id of the first call of all; None while that is open."""
+        """The id of the first call of all; None if not assigned."""
         return self.options.get("root_id")
 
     @root_id.setter
@@ -139,7 +138,7 @@ class Signature(dict[str, Any]):
 
     @property
     def parent_id(self) -> str | None:
-        """The id of the call that made this one; None while that is open."""
+        """The id of the calling call; None if not assigned."""
         return self.options.get("parent_id")
 
     @parent_id.setter
@@ -175,7 +174,7 @@ class Signature(dict[str, Any]):
 
     @property
     def immutable(self) -> bool:
-        """True when arguments given later (a parent's return value) are left out."""
+        """True if arguments given later (a parent's return value) are ignored."""
         return bool(self["immutable"])
 
     @immutable.setter
@@ -188,9 +187,9 @@ class Signature(dict[str, Any]):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SignatureOptions],
     ) -> Any:
-        """Return a copy with *args* put before, *kwargs* over and *options* over its own.
+        """Return a copy with *args* before, *kwargs* over and *options* over its own.
 
-        An immutable signature takes the options only.
+        An immutable signature only takes the options.
         """
         copy = self._copy()
         copy.add(args, kwargs, options)
@@ -210,8 +209,8 @@ class Signature(dict[str, Any]):
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Put *args* before, *kwargs* over and *options* over its own; into an immutable one the options
-        only."""
+        """Put *args* before, *kwargs* over and *options* over its own; an immutable signature only takes the
+        options."""
         if not self["immutable"]:
             if args:
                 self["args"] = (*args, *self["args"])
@@ -229,29 +228,29 @@ class Signature(dict[str, Any]):
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Return a copy with these arguments and options instead of its own; None leaves its own."""
+        """Return a copy with these arguments and options; None keeps the original ones."""
         copy = self.clone()
         changes = {"args": None if args is None else tuple(args), "kwargs": kwargs, "options": options}
         copy.update({key: value for key, value in changes.items() if value is not None})
         return copy
 
     def set(self, immutable: bool | None = None, **options: Unpack[SignatureOptions]) -> Signature:
-        """Put *options* over its own, and return it."""
+        """Put *options* over its own; return it."""
         if immutable is not None:
             self.set_immutable(immutable)
         self.options.update(over(options, self.options))
         return self
 
     def set_immutable(self, immutable: bool) -> None:
-        """True: leave out arguments that are given later."""
+        """True: ignore arguments that are given later."""
         self["immutable"] = immutable
 
     def link(self, callback: Any) -> Any:
-        """Have *callback*, a signature, called with the result; return it."""
+        """Call *callback*, a signature, with the result; return the callback."""
         return self._append("link", callback)
 
     def link_error(self, errback: Any) -> Any:
-        """Have *errback*, a signature, called when the task fails; return it."""
+        """Call *errback*, a signature, when the task fails; return the errback."""
         return self._append("link_error", errback)
 
     def on_error(self, errback: Any) -> Signature:
@@ -260,19 +259,19 @@ class Signature(dict[str, Any]):
         return self
 
     def stamp(self, visitor: Any = None, append_stamps: bool = False, **headers: Any) -> Any:
-        """Put stamps, *headers* by their names, on this call, or on all in this workflow, and on what is
-        linked to them; return it.
+        """Add stamps, *headers* by name, to this call, or to all calls of this workflow, and to linked
+        signatures; return it.
 
-        - visitor: a StampingVisitor, which says further ones for each part.
-        - append_stamps (bool): a stamp that is there already becomes a list of both, instead of giving way to
-          those of what it is in.
+        - visitor: a StampingVisitor, which adds stamps for each part.
+        - append_stamps (bool): combine a stamp that exists already with the new one in a list, instead of
+          keeping the outer one.
 
         A task finds them in ``request.stamps`` and ``request.stamped_headers``.
         """
         return stamping.stamp(self, visitor or stamping.Nothing(), append_stamps, headers)
 
     def stamp_links(self, visitor: Any = None, append_stamps: bool = False, **headers: Any) -> None:
-        """Put stamps on the callbacks and errbacks alone; see stamp()."""
+        """Stamp only the callbacks and errbacks; see stamp()."""
         stamping.stamp_links(self, visitor or stamping.Nothing(), append_stamps, headers)
 
     def _append(self, option: str, added: Any) -> Any:
@@ -282,7 +281,7 @@ class Signature(dict[str, Any]):
         return added
 
     def identified(self) -> Signature:
-        """Return a signature whose ids are settled, so that who sends it twice sends the same calls."""
+        """Return a signature with assigned ids, so that sending it twice sends the same calls."""
         return plain(self, Signature) if "task_id" in self.options else self.frozen().step
 
     def freeze(
@@ -294,10 +293,10 @@ class Signature(dict[str, Any]):
         parent_id: str | None = None,
         group_index: int | None = None,
     ) -> Any:
-        """Settle the ids of the calls, and return the handle of the result before they are made.
+        """Assign the ids of the calls, and return the handle of the result before they are made.
 
-        - _id (text): that of the call, if it has none; None for a new one.
-        - group_id, group_index, chord, root_id, parent_id: further options of it, as in Celery.
+        - _id (text): the id of the call, if it has none; None for a new one.
+        - group_id, group_index, chord, root_id, parent_id: further options, as in Celery.
         """
         frozen = self.frozen(_id)
         settled: dict[str, Any] = {
@@ -308,7 +307,7 @@ class Signature(dict[str, Any]):
             "group_index": group_index,
         }
         step: Any = frozen.step
-        if step["subtask_type"] != self["subtask_type"]:  # of a chord, whose body is a chain
+        if step["subtask_type"] != self["subtask_type"]:  # a chord whose body is a chain
             first, *rest = step.tasks
             step = first.with_body(KINDS["chain"].of_steps([first.body, *rest], self._app))
         self.update(step)
@@ -318,15 +317,15 @@ class Signature(dict[str, Any]):
     # -- as a step of a workflow --
 
     def steps(self) -> list[Signature]:
-        """What it is as a part of a chain: one step, or several."""
+        """Return the steps that it has as part of a chain: one, or several."""
         return [self]
 
     def frozen(self, id: str | None = None, joined: bool = False, ids: Callable[[], str] = new_id) -> Frozen:
-        """Return a copy with settled ids, with its results. Ids that it has already stay.
+        """Return a copy with assigned ids, and its results. Existing ids are kept.
 
-        - id (text): that of its last call, if it has none; None for a new one.
-        - joined (bool): something waits for its one value, as a chord does for those of its header.
-        - ids: gives a new id each time.
+        - id (text): the id of its last call, if it has none; None for a new one.
+        - joined (bool): something waits for its single value, as a chord does for those of its header.
+        - ids: returns a new id each time.
         """
         task = known_task(self, self._app)
         copy = sendable(self, task, Signature)._copy()
@@ -337,11 +336,11 @@ class Signature(dict[str, Any]):
         return Frozen(copy, result, result)
 
     def ignored(self, app: QWorker | None) -> bool:
-        """Tell whether nobody keeps its result, as far as *app* knows."""
+        """Tell whether its result is discarded, as far as *app* knows."""
         return is_ignored(self, known_task(self, app))
 
     def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
-        """Make the call, with *args* before its own and *kwargs* over its own."""
+        """Make the call, with *args* before and *kwargs* over its own."""
         result: AsyncResult[Any] = self.apply_async(args, kwargs)
         return result
 
@@ -362,8 +361,8 @@ class Signature(dict[str, Any]):
         return task.apply_async(call.args, call.kwargs, **made)
 
     async def adelay(self, *args: Any, **kwargs: Any) -> Any:
-        """delay() for asyncio: the event loop goes on while the broker takes the messages."""
-        import asyncio  # here, because it costs 30 ms
+        """delay() for asyncio: the event loop runs while the broker takes the messages."""
+        import asyncio  # here, because it takes 30 ms
 
         return await asyncio.to_thread(self.delay, *args, **kwargs)
 
@@ -373,9 +372,9 @@ class Signature(dict[str, Any]):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SignatureOptions],
     ) -> Any:
-        """apply_async() for asyncio: the event loop goes on while the broker takes the messages.
+        """apply_async() for asyncio: the event loop runs while the broker takes the messages.
 
-        Cancelling it does not call the messages back.
+        Cancelling it does not cancel the call.
         """
         import asyncio
 
@@ -384,14 +383,13 @@ class Signature(dict[str, Any]):
     def apply(
         self, args: Iterable[Any] | None = (), kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> Any:
-        """Run the task here and now as a worker would; see Task.apply."""
+        """Run the task in this process as a worker would; see Task.apply."""
         call = self.clone(args, kwargs, **options)
         given = {name: value for name, value in call.options.items() if value is not None}
         return self.type.apply(call.args, call.kwargs, **given)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the task here and now, as the plain function it is, with *args* before its own and *kwargs*
-        over its own."""
+        """Call the task as a plain function in this process, with *args* before and *kwargs* over its own."""
         call = self.clone(args, kwargs)
         return self.type(*call.args, **call.kwargs)
 
@@ -400,25 +398,25 @@ class Signature(dict[str, Any]):
         return self.apply_async().get()
 
     def __or__(self, other: Any) -> Signature:  # type: ignore[override]
-        """``one | other``: a chain, or the chord that becomes of a group and what follows it."""
+        """``one | other``: a chain, or the chord made of a group and a following call."""
         if not isinstance(other, Signature):
             return NotImplemented
         return KINDS["chain"].joined(self, other)  # type: ignore[no-any-return]
 
-    __ior__ = __or__  # that of a dict would mix up their keys
+    __ior__ = __or__  # dict's would mix up the keys
 
     @classmethod
     def joined(cls, one: Signature, other: Signature) -> Any:
-        """What ``one | other`` is; see chain."""
+        """Return ``one | other``; see chain."""
         raise NotImplementedError
 
     def reprcall(self, *args: Any, **kwargs: Any) -> str:
-        """Return it as text, with *args* before its own and *kwargs* over its own."""
+        """Return it as text, with *args* before and *kwargs* over its own."""
         return repr(self.clone(args, kwargs))
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], app: QWorker | None = None) -> Any:
-        """Make a signature, or a workflow, of its dict. Raises PublishError when it is none."""
+        """Make a signature or workflow from its dict. Raises PublishError for an invalid one."""
         from qworker.canvas.checking import check
 
         check(fields)
@@ -426,7 +424,7 @@ class Signature(dict[str, Any]):
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any], app: QWorker | None) -> Any:
-        """from_dict() of a kind, for what has been checked."""
+        """from_dict() of a kind, for checked fields."""
         return Signature(fields, app=app)
 
     def flatten_links(self) -> list[Any]:
@@ -456,13 +454,13 @@ class Signature(dict[str, Any]):
 
 
 def is_ignored(call: Signature, task: Task[..., Any] | None) -> bool:
-    """Tell whether nobody keeps the result of *call*, which calls *task*; None where that is not known."""
+    """Tell whether the result of *call*, which calls *task*, is discarded; None if unknown."""
     ignored = call["options"].get("ignore_result")
     return bool(task is not None and task.ignore_result if ignored is None else ignored)
 
 
 class _Kinds(Mapping[str, Any]):
-    """The class for each subtask_type; its module is loaded when one is met."""
+    """The class for each subtask_type; its module is loaded on first use."""
 
     _names = ("chain", "group", "chord", "graph", "xmap", "xstarmap", "chunks")
 
@@ -496,10 +494,9 @@ def signature(
     app: QWorker | None = None,
     **more: Unpack[SignatureOptions],
 ) -> Any:
-    """Return a call that is not made yet, of a task or its name; or, from the dict of one, that call or
-    workflow.
+    """Return a call that has not been made, of a task or its name; or the call or workflow of a dict.
 
-    A signature is copied. Raises PublishError for a dict that is none.
+    A signature is copied. Raises PublishError for an invalid dict.
     """
     if isinstance(task, Signature):
         return task.clone()
@@ -509,7 +506,7 @@ def signature(
 
 
 def maybe_signature(value: Any, app: QWorker | None = None, clone: bool = False) -> Any:
-    """Return *value*, a signature or the dict of one, as a signature; anything else, as None, as it is."""
+    """Return *value*, a signature or its dict, as a signature; anything else, such as None, unchanged."""
     if isinstance(value, Signature):
         if clone:
             value = value.clone()
@@ -526,24 +523,24 @@ def is_workflow(item: Any) -> bool:
 
 
 def made(fields: Mapping[str, Any], app: QWorker | None) -> Any:
-    """Make the signature of *fields*, which have been checked."""
+    """Make the signature of checked *fields*."""
     kind = fields.get("subtask_type")
     return (KINDS[kind] if kind is not None and kind in KINDS else Signature).of_fields(fields, app)
 
 
 def member(value: Any, app: QWorker | None) -> Any:
-    """*value*, a member of a workflow that has been checked, as a signature."""
+    """Return *value*, a member of a checked workflow, as a signature."""
     return value if isinstance(value, Signature) else made(value, app)
 
 
 def listed(value: Any) -> list[Any]:
-    """*value*, one or many or None, as a list."""
+    """Return *value*, one, several or None, as a list."""
     return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 
 def signatures(value: object, argument: str, app: QWorker) -> list[Signature]:
-    """Return *value*, one signature or many, as a list of such whose ids are settled. app: of those that are
-    dicts. Raises TypeError for anything else, PublishError for a dict that is not a valid workflow."""
+    """Return *value*, one signature or several, as a list with assigned ids. app: for dicts. Raises TypeError
+    for anything else, PublishError for an invalid dict."""
     items = [] if value is None else [value] if isinstance(value, Mapping) else value
     if not isinstance(items, list | tuple) or not all(
         isinstance(item, Mapping) and item.get("task") for item in items

@@ -1,10 +1,10 @@
-"""Stamping: headers that a workflow's calls carry with them, for whoever looks at its tasks later.
+"""Stamping: headers that all calls of a workflow carry, to find its tasks later.
 
-Comes from:  ``Signature.stamp()``, with names and values, or a visitor that says them for each call; and the
-             stamps of a task, for what follows it.
-Goes to:     options of the signatures, as Celery has them: each stamp by its name, and ``stamped_headers``,
-             which lists the names.
-Thread:      any; signatures are changed, the members of a workflow are copied first.
+Comes from:  ``Signature.stamp()``, with names and values, or a visitor that returns them for each call; the
+             stamps of a task, for the calls that follow it.
+Goes to:     options of the signatures in Celery's format: each stamp by name, and ``stamped_headers``, the
+             list of names.
+Thread:      any; signatures are changed, but members of a workflow are copied first.
 """
 
 from __future__ import annotations
@@ -17,66 +17,67 @@ if TYPE_CHECKING:
     from qworker.canvas.signatures import Signature
 
 NAMES = "stamped_headers"
-"""The option that lists the names of the stamps. A call that has it has been stamped, if only with none."""
+"""The option that lists the names of the stamps. A call with this option has been stamped, possibly without
+stamps."""
 
 
 class StampingVisitor(ABC):
-    """Says which stamps the parts of a workflow get: see ``Signature.stamp``.
+    """Chooses stamps for the parts of a workflow: see ``Signature.stamp``.
 
-    Each method gets the part and, by name, the stamps that it has from what it is in. It returns further
-    ones, whose names are all its keys, or those in its ``stamped_headers``.
+    Each method gets the part and the stamps inherited from the enclosing part, by name. It returns additional
+    ones; their names are all its keys, or those in its ``stamped_headers``.
     """
 
     __module__ = "qworker.canvas"
 
     @abstractmethod
     def on_signature(self, sig: Any, **headers: Any) -> dict[str, Any]:
-        """The stamps of a call."""
+        """Return stamps for a call."""
 
     def on_group_start(self, group: Any, **headers: Any) -> dict[str, Any]:
-        """The stamps of all in a group."""
+        """Return stamps for all calls in a group."""
         return {}
 
     def on_group_end(self, group: Any, **headers: Any) -> None:  # noqa: B027 - visitors may pass over it
-        """All in the group have been stamped."""
+        """Called when all calls in the group have been stamped."""
 
     def on_chain_start(self, chain: Any, **headers: Any) -> dict[str, Any]:
-        """The stamps of all in a chain."""
+        """Return stamps for all calls in a chain."""
         return {}
 
     def on_chain_end(self, chain: Any, **headers: Any) -> None:  # noqa: B027 - the same
-        """All in the chain have been stamped."""
+        """Called when all calls in the chain have been stamped."""
 
     def on_chord_header_start(self, sig: Any, **header: Any) -> dict[str, Any]:
-        """The stamps of all in a chord; on_group_start() says them, for its header."""
+        """Return stamps for all calls in a chord; by default those of on_group_start() for its header."""
         return self.on_group_start(sig.header, **header)
 
     def on_chord_header_end(self, sig: Any, **header: Any) -> None:
-        """All in the header of a chord have been stamped."""
+        """Called when all calls in the header of a chord have been stamped."""
         self.on_group_end(sig.header, **header)
 
     def on_chord_body(self, sig: Any, **header: Any) -> dict[str, Any]:
-        """Further stamps of the body of a chord."""
+        """Return additional stamps for the body of a chord."""
         return {}
 
     def on_callback(self, callback: Any, **header: Any) -> dict[str, Any]:
-        """Further stamps of what is called with a result (``link``)."""
+        """Return additional stamps for a callback (``link``)."""
         return {}
 
     def on_errback(self, errback: Any, **header: Any) -> dict[str, Any]:
-        """Further stamps of what is called after a failure (``link_error``)."""
+        """Return additional stamps for an errback (``link_error``)."""
         return {}
 
 
 class Nothing(StampingVisitor):
-    """Says no stamps: all that there are, are given by name."""
+    """A visitor without stamps: all stamps are given by name."""
 
     def on_signature(self, sig: Any, **headers: Any) -> dict[str, Any]:
         return {}
 
 
 def stamp(sig: Any, visitor: StampingVisitor, append: bool, given: Mapping[str, Any]) -> Any:
-    """Stamp *sig* and all in it; return it. See ``Signature.stamp``."""
+    """Stamp *sig* and everything in it; return it. See ``Signature.stamp``."""
     kind, options, kwargs = sig["subtask_type"], sig["options"], sig["kwargs"]
     if kind == "chain":
         given = _stamps(given, visitor.on_chain_start(sig, **given), append, options)
@@ -88,7 +89,7 @@ def stamp(sig: Any, visitor: StampingVisitor, append: bool, given: Mapping[str, 
         stamp_links(sig, visitor, append, given)
         kwargs["tasks"] = _stamped(sig, kwargs["tasks"], visitor, append, given)
         visitor.on_group_end(sig, **given)
-    elif kind == "graph":  # Celery has none; its nodes are a group's members
+    elif kind == "graph":  # not in Celery; nodes are stamped like members of a group
         given = _stamps(given, visitor.on_group_start(sig, **given), append, options)
         stamp_links(sig, visitor, append, given)
         nodes = _stamped(sig, kwargs["nodes"].values(), visitor, append, given)
@@ -124,7 +125,7 @@ def stamp_links(sig: Signature, visitor: StampingVisitor, append: bool, given: M
 
 
 def hand_on(sig: Any, names: list[str], stamps: Mapping[str, Any]) -> None:
-    """Give *sig*, and all in it, the *stamps* with these *names*, but for what has been stamped itself."""
+    """Add the *stamps* with these *names* to *sig* and everything in it, except calls stamped themselves."""
     kwargs = sig["kwargs"]
     if sig["subtask_type"] in ("chain", "group"):
         kwargs["tasks"] = _handed_on(sig, kwargs["tasks"], names, stamps)
@@ -140,7 +141,7 @@ def hand_on(sig: Any, names: list[str], stamps: Mapping[str, Any]) -> None:
 
 
 def unstamped(options: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Those of *options* that do not stand in the way of the stamps among a call's *own*."""
+    """Return the *options* without those that conflict with the stamps in a call's *own* options."""
     if NAMES not in own:
         return options
     names = own[NAMES] if isinstance(own[NAMES], list | tuple) else ()
@@ -168,16 +169,16 @@ def _stamped(
 
 
 def _copy(sig: Signature, part: Any) -> Any:
-    """A copy of *part*, which stands in *sig*."""
+    """Return a copy of *part*, which is in *sig*."""
     return part.clone() if hasattr(part, "clone") else sig.from_dict(part, sig._app)
 
 
 def _stamps(
     given: Mapping[str, Any], further: Mapping[str, Any] | None, append: bool, own: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The stamps that are *given*, with *further* ones and those among the options *own*, and their names.
+    """Return the *given* stamps, with *further* ones and those in the options *own*, and their names.
 
-    Of two with one name the first stands; append: it becomes a list of both.
+    Of two with the same name the first is kept; append: they are combined in a list.
     """
     further = further or {}
     names = [*_names(given), *_names(further), *(own.get(NAMES) or ())]
@@ -194,7 +195,7 @@ def _names(stamps: Mapping[str, Any]) -> list[str]:
 
 
 def _both(one: Any, other: Any, append: bool) -> Any:
-    """What stands for two stamps of one name."""
+    """Combine two stamps of the same name."""
     if isinstance(one, Mapping):
         if not isinstance(other, Mapping):
             return one

@@ -1,8 +1,7 @@
-"""Assembly: the parts of a worker, and the orders in which they start, go quiet and stop.
+"""Assembly: the parts of a worker, and the order in which they start, go quiet and stop.
 
 Comes from:  Worker, at its start.
-Goes to:     each part, with those that it asks or tells; all are made in an order in which no part is needed
-             before it is there.
+Goes to:     each part, together with the parts that it uses; a part is made after those it needs.
 Thread:      main.
 """
 
@@ -53,22 +52,22 @@ MakePool = Callable[[Settler, OnRoom], TaskPool]
 MakeComponent = Callable[[OnCrash], Component]
 
 ABSENT = Component()
-"""Stands for a part that this worker does not have."""
+"""A placeholder for a missing part."""
 
 
 class Stop(NamedTuple):
-    """seconds: how long *part* may take to do what it still has to do."""
+    """seconds: time limit for *part* to finish its work."""
 
     part: Component
     seconds: float
 
 
 class Assembly:
-    """The parts of a worker of *app*. Nothing runs yet.
+    """The parts of a worker of *app*, not started yet.
 
-    on_crash: called with the name of a part and the error that ended it. phase: tells the worker's phase.
-    pool_maker: see make_worker_pool(). besides: make parts of products that run in the worker, and ask it for
-    nothing.
+    on_crash: called with the name of a part and the error that ended it. phase: returns the worker's phase.
+    pool_maker: see make_worker_pool(). besides: factories for parts of other products that run in the worker,
+    independent of it.
     """
 
     def __init__(
@@ -81,13 +80,13 @@ class Assembly:
         besides: Sequence[MakeComponent] = (),
     ) -> None:
         conf, clock, broker = app.conf, app.clock, app.broker
-        # What others are told of comes first: the Listener's mailbox, the ledger, the ready queue.
+        # First what others send to: the Listener's mailbox, the ledger, the ready queue.
         mailbox: Mailbox[SettlementOrder] = Mailbox(broker.consumer.wake)
         self.state = WorkerState(conf.revokes_max, _replays(conf.security_key))
         self.ready = _ready_queue(app, mailbox)
         address = conf.worker_http_address
         counters = Counters() if address is not None else None
-        # Then what settles, by way of the mailbox.
+        # Then the parts that settle, through the mailbox.
         self.joiner = _joiner(app, on_crash)
         record = _forget if self.joiner is None else self.joiner.record
         on_parts = _forget if self.joiner is None else self.joiner.wake
@@ -95,7 +94,7 @@ class Assembly:
             None if app.results_with_broker else ResultWriter(app, on_crash, mailbox.post_many, record)
         )
         settler = Settler(app, self.ready, mailbox, self.writer, counters)
-        # Then the way of a request backwards, from the pool to the broker.
+        # Then the path of a request backwards, from the pool to the broker.
         lease = WorkerLease(clock, broker, registration, conf.worker_lease_seconds, self._lease_holds)
         self.mediator = Mediator(
             clock, on_crash, self.ready, mailbox, lease, settler.ended, partial(pool_maker, settler)
@@ -113,7 +112,7 @@ class Assembly:
         acks = AckBuffer(broker, mailbox, settlements, self.state, self.mediator.early, limits)
         presence = PresenceReport(clock, phase, lease, self.pool, waiting, acks, self.state)
         self.listener = Listener(app, on_crash, lease, self.state, window, intake, waiting, acks, presence)
-        # And who watches.
+        # And the observers.
         self.others = others = tuple(make(on_crash) for make in besides)
         long_runs = LongRuns(clock, self.pool, registration.concurrency)
         self.health = Health(
@@ -127,7 +126,8 @@ class Assembly:
         )
         self.http: HttpStatus | None = None
         if address is not None and counters is not None:
-            from qworker.components.status.http_status import HttpStatus  # only then: it costs 20 ms
+            # Imported late, because it takes 20 ms
+            from qworker.components.status.http_status import HttpStatus
             from qworker.components.status.metrics import Metrics
             from qworker.components.status.queue_depths import QueueDepths
 
@@ -138,29 +138,29 @@ class Assembly:
         self.running = running = RunningTasks(self.pool, settler, waiting, mailbox)
         http, writer, joiner = self.http or ABSENT, self.writer or ABSENT, self.joiner or ABSENT
         self.start_order: tuple[Component, ...] = (
-            http,  # first: a probe is told that the worker is starting
-            running,  # receivers before senders: the pool takes requests before anybody has one
-            writer,  # says what is wrong with the result store before a task has run
-            joiner,  # looks for what dead workers have left when the listener has the broker
+            http,  # first: probes are told that the worker is starting
+            running,  # receivers before senders: the pool accepts requests before there are any
+            writer,  # reports problems of the result store before a task has run
+            joiner,  # looks for the joins of dead workers once the listener has reached the broker
             self.schedule,
             self.mediator,
-            self.listener,  # brings the work, so it is last
-        )  # The others start when the broker has answered: until then there is nobody to take their work.
+            self.listener,  # it brings the work, so it is last
+        )  # The others start when the broker has answered: before that nothing takes their work.
         self.quiet_order: tuple[Component, ...] = (
-            *others,  # what only makes more work
+            *others,  # these only add work
             self.listener,  # the source: nothing new comes in, and what has not started goes back
             self.mediator,  # senders before receivers: when it is quiet, nothing is on its way to the pool
-            running,  # what the pool has not begun goes back as well, which the listener is woken for
-        )  # The schedule goes on: what falls due meanwhile goes back like all that is ready.
+            running,  # jobs that the pool has not begun go back too; the listener is woken for them
+        )  # The schedule continues: what falls due now goes back, like everything that is ready.
         self.stop_order: tuple[Stop, ...] = (
             *(Stop(part, KILL_SECONDS) for part in others),  # nothing here waits for them
-            Stop(self.mediator, 0.0),  # these two are quiet, and have only to be told
+            Stop(self.mediator, 0.0),  # these two are quiet, and only have to end
             Stop(self.schedule, 0.0),
-            Stop(running, KILL_SECONDS),  # before those who settle what it cuts short
-            Stop(writer, conf.result_store_patience),  # a message is acked when its result is stored
+            Stop(running, KILL_SECONDS),  # before the parts that settle interrupted runs
+            Stop(writer, conf.result_store_patience),  # a message is acked after its result is stored
             Stop(self.listener, KILL_SECONDS),  # owns the acks, so it ends when no more can come
-            Stop(joiner, KILL_SECONDS),  # after those whose parts may be the last of a join
-            Stop(http, 0.0),  # last: probes hear until the end that the worker stops
+            Stop(joiner, KILL_SECONDS),  # after the parts that may record the last part of a join
+            Stop(http, 0.0),  # last: probes see the worker stopping until the end
         )
 
     def _lease_holds(self) -> None:
@@ -170,7 +170,7 @@ class Assembly:
 
 
 class RunningTasks(Component):
-    """The pool as a part of the worker: what leaves it when it goes quiet or stops finds its way."""
+    """The pool as a part of the worker: forwards what the pool returns when it goes quiet or stops."""
 
     name = "pool"
 
@@ -188,21 +188,21 @@ class RunningTasks(Component):
 
     @property
     def cut(self) -> int:
-        """How many runs were cut short because the worker ends: interrupted, or killed. Any thread."""
+        """Return how many runs were interrupted or killed because the worker stops. Any thread."""
         return len(self._settler.cut)
 
     def start(self) -> None:
         self._pool.start()
 
     def quiet(self) -> None:
-        """Take back what has not begun, which the Listener is to give back."""
+        """Recall what has not begun; the Listener gives it back."""
         self._settler.quiet()
         self._pool.quiet()
         self._waiting.recall()
         self._mailbox.wake()
 
     def stop(self, deadline: float = 0.0) -> None:
-        """Kill what still runs."""
+        """Kill what is still running."""
         self._settler.quiet()
         cut = self._pool.stop(deadline)
         self._settler.ended([(request, Outcome(INTERRUPTED, text="the worker ends")) for request in cut])
@@ -216,7 +216,7 @@ def make_worker_pool(
     settler: Settler,
     on_room: OnRoom,
 ) -> TaskPool:
-    """The pool that the settings ask for. zygote: see make_zygote()."""
+    """Return the pool of the settings. zygote: see make_zygote()."""
     return make_pool(
         app,
         pool_settings(app, registration),
@@ -229,7 +229,7 @@ def make_worker_pool(
 
 
 def pool_settings(app: QWorker, registration: Registration) -> PoolSettings:
-    """What the pool of this worker is to know."""
+    """Return the settings of this worker's pool."""
     conf = app.conf
     return PoolSettings(
         concurrency=registration.concurrency,
@@ -244,7 +244,7 @@ def pool_settings(app: QWorker, registration: Registration) -> PoolSettings:
 
 
 def _ready_queue(app: QWorker, mailbox: Mailbox[SettlementOrder]) -> ReadyQueue:
-    """A TaskBucket where tasks have rate limits; what has to wait for long goes back to the broker."""
+    """Return a TaskBucket if tasks have rate limits; requests with a long wait go back to the broker."""
     rates = {name: rate_per_second(task.rate_limit) for name, task in app.tasks.items()}
     limited = {name: rate for name, rate in rates.items() if rate}
     if not limited:
@@ -259,7 +259,7 @@ def _ready_queue(app: QWorker, mailbox: Mailbox[SettlementOrder]) -> ReadyQueue:
 
 
 def _replays(security_key: object) -> Replays | None:
-    """None where messages are not signed."""
+    """None if messages are not signed."""
     if security_key is None:
         return None
     from qworker.components.receiving.replays import Replays
@@ -268,12 +268,12 @@ def _replays(security_key: object) -> Replays | None:
 
 
 def _joiner(app: QWorker, on_crash: OnCrash) -> Joiner | None:
-    """None where the result store has no joins."""
+    """None if the result store has no joins."""
 
     def joins() -> Joins:
         return app.backend.joins
 
-    if app.results_with_broker:  # a broker has joins where it has results: the store may be opened later
+    if app.results_with_broker:  # such a broker has joins: the store need not be opened now
         return Joiner(app, on_crash, joins, app.broker.admin.may_have_due_joins)
     try:
         joins()
@@ -283,9 +283,9 @@ def _joiner(app: QWorker, on_crash: OnCrash) -> Joiner | None:
 
 
 def _forget(*parts: object) -> None:
-    """Where there are no joins, nobody waits for a part."""
+    """Do nothing: without joins, parts are not needed."""
 
 
 def _held_besides(early: EarlyAcks, writer: ResultWriter | None) -> int:
-    """How many requests this worker has that are neither ready nor in the pool."""
+    """Return how many requests are neither ready nor in the pool."""
     return len(early) + (0 if writer is None else writer.held())

@@ -1,8 +1,8 @@
-"""The contract of a component, and the one shell in which its thread runs.
+"""The interface of a component, and the only code that runs its thread.
 
-Comes from:  Worker, which starts, quiets and stops components in the orders that the Assembly holds.
-Goes to:     each component's ``step``, which does one turn and says how long it may rest.
-Thread:      one thread a component; this is the only place where a component waits.
+Comes from:  Worker, which starts, quiets and stops components in the order of the Assembly.
+Goes to:     each component's ``step``, which does one turn and returns how long it may rest.
+Thread:      one thread for each component; this is the only place where a component waits.
 """
 
 from __future__ import annotations
@@ -17,38 +17,37 @@ logger = logging.getLogger(__name__)
 
 
 class Component:
-    """A part of a worker. Every method may be called in any order, and twice.
+    """A part of a worker. Methods may be called in any order, and twice.
 
-    name: what the log calls it.
+    name: its name in the log.
     """
 
     name = "component"
 
     def start(self) -> None:
-        """Begin. Raises QWorkerError when it cannot."""
+        """Start. Raises QWorkerError if that fails."""
 
     def quiet(self) -> None:
-        """Take on nothing new."""
+        """Accept nothing new."""
 
     def stop(self, deadline: float = 0.0) -> None:
-        """End, and give up by the monotonic *deadline* what is not done then. A thread is told to end; join()
-        waits for it. Called again, the later deadline counts, which may be an earlier time."""
+        """Stop, and give up at the monotonic *deadline* what is not done by then. A thread is told to end;
+        join() waits for it. If called again, the last deadline applies, even if it is earlier."""
 
     def problems(self) -> Sequence[str]:
-        """What is wrong with what it looks after, and would not be mended by starting again; for who asks for
-        the worker's health. Any thread."""
+        """Return problems that a restart would not solve, for health reports. Any thread."""
         return ()
 
     def join(self, seconds: float) -> bool:
-        """Wait up to *seconds* for the thread to end; True when it has, or there is none."""
+        """Wait up to *seconds* for the thread to end; True when it has ended, or there is none."""
         return True
 
 
 class ThreadComponent(Component):
     """A component with a thread.
 
-    name: of the thread, too. clock: where step's *now* (monotonic seconds) comes from.
-    on_crash: called with the component's name and the error when a step raises.
+    name: also of the thread. clock: the source of step()'s *now* (monotonic seconds).
+    on_crash: called with the component's name and the error when step() raises.
     """
 
     def __init__(self, clock: Clock, on_crash: Callable[[str, BaseException], None]) -> None:
@@ -59,7 +58,7 @@ class ThreadComponent(Component):
         self._woken = threading.Event()
 
     def step(self, now: float) -> float | None:
-        """Do one turn; return the seconds until the next one is due (0: at once, None: when woken)."""
+        """Do one turn; return the seconds until the next one (0: at once, None: when woken)."""
         raise NotImplementedError
 
     def wait(self, seconds: float | None) -> None:
@@ -77,7 +76,7 @@ class ThreadComponent(Component):
             self._thread.start()
 
     def stop(self, deadline: float = 0.0) -> None:
-        """End the thread after its present turn."""
+        """End the thread after its current turn."""
         self._stop.set()
         self.wake()
 
@@ -88,7 +87,7 @@ class ThreadComponent(Component):
 
     @property
     def alive(self) -> bool:
-        """Whether its thread runs."""
+        """Whether its thread is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def _run(self) -> None:
@@ -98,10 +97,10 @@ class ThreadComponent(Component):
                 delay = self.step(self.clock.monotonic())
                 if delay is None or delay > 0:
                     self.wait(delay)
-        except BaseException as error:  # the shell: a crashed component stops the worker, with its reason
+        except BaseException as error:  # a crashed component stops the worker, with its reason
             logger.debug("component %s crashed", self.name, exc_info=True)
             self._on_crash(self.name, error)
-            self._stop.wait()  # others are at work still, and closed() is for when they are not
+            self._stop.wait()  # other parts are still working, and closed() must run after them
         finally:
             self.closed()
 
@@ -109,4 +108,4 @@ class ThreadComponent(Component):
         """Called first on the thread."""
 
     def closed(self) -> None:
-        """Called last on the thread, once it was told to stop, also after a crash."""
+        """Called last on the thread, after it was told to stop, also after a crash."""

@@ -1,7 +1,7 @@
-"""Mailbox: how a thread asks another one to do something; SettlementOrder: what the Listener is asked to do.
+"""Mailbox: requests from one thread to another; SettlementOrder: a request to the Listener.
 
 Comes from:  any thread (post): Settler, EarlyAcks, TaskBucket, and ResultWriter once a result is stored.
-Goes to:     the one thread that owns it (take).
+Goes to:     the thread that owns it (take).
 Thread:      post from any, take from the owner. A deque's append and popleft are atomic; no lock is held.
 """
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 class SettlementOrder(NamedTuple):
-    """An order to the Listener: settle *request* so (None: nothing is left to settle).
+    """An order to the Listener to settle *request* (None: nothing is left to settle).
 
-    final: the worker is done with the request. starts: it runs once this is known to be done, not before.
-    anew: its message is gone, since it was acked before its run, and it is not to run here: it is sent once
-    more. after_others: results that end along with it have to be stored before its message is settled.
+    final: the worker is done with the request. starts: it runs only after this is known to be done.
+    anew: the message is gone, because it was acked before its run, and the request does not run here: it is
+    sent again. after_others: results that end with it have to be stored before its message is settled.
     """
 
     request: Request | None
@@ -32,22 +32,22 @@ class SettlementOrder(NamedTuple):
 
 
 class Mailbox(Generic[T]):
-    """wake: called when an order comes while the owner has no timer set, and at every *crowd* orders."""
+    """wake: called when an order arrives while the owner has no timer set, and at every *crowd* orders."""
 
     def __init__(self, wake: Callable[[], None], crowd: int = 64) -> None:
         self._orders: deque[T] = deque()
         self._wake = wake
         self._crowd = crowd
         self.armed = False
-        """Set by the owner: it will look within milliseconds anyway, so that an order need not wake it."""
+        """Set by the owner: it will check within milliseconds anyway, so an order need not wake it."""
 
     def post(self, order: T) -> None:
-        """Leave an order and wake the owner."""
+        """Add an order and wake the owner."""
         self._orders.append(order)
         self._wake()
 
     def post_many(self, orders: Iterable[T], at_once: bool = False) -> None:
-        """Leave orders that can wait as long as the owner's timer. at_once: they cannot."""
+        """Add orders that can wait for the owner's timer. at_once: they cannot."""
         before = len(self._orders)
         self._orders.extend(orders)
         after = len(self._orders)
@@ -55,11 +55,11 @@ class Mailbox(Generic[T]):
             self._wake()
 
     def wake(self) -> None:
-        """Have the owner look round, though nothing is posted."""
+        """Wake the owner, although nothing was added."""
         self._wake()
 
     def take(self) -> list[T]:
-        """All orders, oldest first; [] when there is none."""
+        """Return all orders, oldest first; [] when there are none."""
         orders = []
         while self._orders:
             orders.append(self._orders.popleft())

@@ -1,8 +1,8 @@
 """Request: one received message in the worker, from its receipt to its settlement.
 
-Comes from:  Intake, which makes it of a leased message.
-Goes to:     ScheduleController or ReadyQueue, Mediator, TaskPool; at its end to Settler.
-Thread:      passed from hand to hand; whoever holds it may write to it.
+Comes from:  Intake, which makes it from a leased message.
+Goes to:     ScheduleController or ReadyQueue, Mediator, TaskPool; finally to Settler.
+Thread:      passed between threads; the current owner may write to it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 SUSPECT_DEATHS = 2
 MOST_DEATHS = 2
-"""So many children may die of the errbacks of one request."""
+"""How many children may die of the errbacks of one request."""
 
 Key = tuple[int, str, int]
 
 
 class Failing(NamedTuple):
-    """How a request has ended that a child is still to have told to the calls in its message.
+    """The end of a request that a child still has to report to the calls in its message.
 
-    state: what is stored. error: the exception, as it is stored. deaths: how many children have died of it,
-    since one of its errbacks may kill them. After the second none of these is called any more, after the
-    third nobody is told.
+    state: to be stored. error: the stored exception. deaths: how many children have died of it, because one
+    of its errbacks may kill them. After the second none of them is called any more, and after the third
+    nothing is reported.
     """
 
     outcome: Outcome
@@ -44,18 +44,18 @@ class Failing(NamedTuple):
     deaths: int = 0
 
     def told(self) -> tuple[str, str, str, dict[str, Any], bool]:
-        """As plain values: kind, text, state, error, whether errbacks are called."""
+        """Return it as plain values: kind, text, state, error, whether errbacks are called."""
         return self.outcome.kind, self.outcome.text, self.state, self.error, self.deaths < MOST_DEATHS
 
 
 class Request:
     """See the module. eta, expires: epoch seconds or None. time_limit: the hard one, seconds or None.
 
-    starts_before: a time as clock.uptime() has it, before which it has to start: from then on another worker
-    may have it. inf: nobody else has it.
+    starts_before: the clock.uptime() by which it has to start, because another worker may have it afterwards.
+    inf: nobody else has it.
 
-    key: tag, id and attempt: what the message is known by when it is delivered again. The tag alone would not
-    do, since a store that was made anew gives the tags of the old one to other messages."""
+    key: tag, id and attempt, which identify the message when it is delivered again. The tag alone is not
+    enough: a recreated store reuses tags."""
 
     __slots__ = (
         "__weakref__",
@@ -96,14 +96,14 @@ class Request:
         self.acks_late = bool(task.acks_late)
         self.acked = False
         self.pid = 0
-        self.seconds = 0.0  # that it is expected to take
+        self.seconds = 0.0  # expected duration
         self.starts_before = math.inf
         self.revocation: Any = None
         self.failing: Failing | None = None
         eta, expires = headers["eta"], headers["expires"]
         self.eta = None if eta is None else _epoch("eta", eta, task)
-        # The body of a chord that has failed is not too late: what is left is to tell its errbacks. (What an
-        # errback is told of stands under the same name, and is a mapping.)
+        # The body of a failed chord does not expire: its errbacks must still be called. (For an errback the
+        # same header describes the failure, and is a mapping.)
         if expires is None or isinstance(headers.get(FAILED), str):
             self.expires = None
         else:
@@ -115,13 +115,13 @@ class Request:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """What its headers say, for receivers of signals: Celery's requests have root_id, stamps, …"""
+            """Return a header, for receivers of signals: Celery's requests have root_id, stamps, …"""
             if name != "headers" and name in self.headers:
                 return self.headers[name]
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def mark_acked(self) -> None:
-        """Note that the broker has it no more: nobody else can run it, however late it starts here."""
+        """Record that the broker no longer has it: nobody else can run it, however late it starts here."""
         self.acked = True
         self.starts_before = math.inf
 
@@ -130,7 +130,7 @@ class Request:
         return self.leased.tag
 
     def describe(self) -> dict[str, Any]:
-        """The request as ``inspect active`` shows it."""
+        """Return the request as shown by ``inspect active``."""
         headers, leased = self.headers, self.leased
         return {
             "id": self.id,
@@ -153,7 +153,7 @@ class Request:
 
 
 class Stranger:
-    """A message of which no request is made: *error* says why. headers: {} when they cannot be read."""
+    """A message that cannot be read: *error* says why. headers: {} when they cannot be read."""
 
     __slots__ = ("acked", "error", "headers", "leased")
 
@@ -169,10 +169,11 @@ class Stranger:
 
 
 def _epoch(name: str, text: str, task: Task[..., Any]) -> float:
-    """Epoch seconds of a header; one without an offset, as Celery sends it, is in the app's time zone."""
+    """Return the epoch seconds of a header; one without an offset, as sent by Celery, is in the app's time
+    zone."""
     try:
         return to_epoch_in(text, task.app.conf.timezone)
-    except (ValueError, OverflowError):  # at the ends of time
+    except (ValueError, OverflowError):  # at the limits of the calendar
         raise InvalidTaskMessage(f"header {name!r} is {text!r:.80}, not a time") from None
 
 
@@ -183,9 +184,10 @@ def receive(
     accept: frozenset[str],
     stand_in: Task[..., Any] | None = None,
 ) -> Request:
-    """Make the request of *leased*. stand_in: the task of one that is not to run, when its own is not known.
+    """Make the request of *leased*. stand_in: the task of a request that does not run, when its own is
+    unknown.
 
-    Raises NotRegistered when nobody here knows the task, another MessageError when the message is no good.
+    Raises NotRegistered when the task is unknown here, another MessageError for an invalid message.
     """
     headers, properties, body = protocol.receive(
         leased.headers, leased.properties, leased.body, accept, app.signer, app.conf.message_max_bytes
@@ -200,16 +202,16 @@ def receive(
 
 
 def poison(leased: Leased, limit: int) -> bool:
-    """Whether the deaths that *leased* has met with are as many as are allowed."""
+    """Tell whether the number of deaths of *leased* has reached the limit."""
     return leased.deliveries >= limit
 
 
 def suspect(deaths: int, limit: int | None) -> bool:
-    """Whether a task that has met with so many deaths is to run apart from others: from the second one on,
-    the first being taken for an accident; earlier where one more would be too many."""
+    """Tell whether a task with so many deaths runs alone: from the second on, because the first is taken for
+    an accident; earlier where one more would be too many."""
     return deaths >= max(1, min(SUSPECT_DEATHS, (limit or SUSPECT_DEATHS + 1) - 1))
 
 
 def refusal(error: MessageError) -> str:
-    """The reason that goes beside a message into the dead letters."""
+    """Return the reason stored with a dead letter."""
     return storable(f"{type(error).__name__}: {error}")

@@ -1,8 +1,8 @@
-"""ShutdownRequests: how a worker is told to end.
+"""ShutdownRequests: how a worker is told to stop.
 
-Comes from:  signals, whoever calls ``request_stop``, and components that crash.
-Goes to:     the worker's main loop, which rests here.
-Thread:      given by any thread and by signal handlers, which only set a flag and write one byte; read by
+Comes from:  signals, callers of ``request_stop``, and components that crash.
+Goes to:     the worker's main loop, which waits here.
+Thread:      any thread and signal handlers may request, which only sets a flag and writes one byte; read by
              main.
 """
 
@@ -16,14 +16,14 @@ from typing import Any
 from qworker.process.wakeup import WakeupPipe
 
 RUNNING, DRAINING, SOFT, COLD = "running", "draining", "soft", "cold"
-"""The phases of a worker. A request names the one to go to."""
+"""The phases of a worker. A request names the target phase."""
 RANK = {RUNNING: 0, DRAINING: 1, SOFT: 2, COLD: 3}
 
 INTERRUPTED_SECONDS = 1.0
-"""How long interrupted tasks have at least to clean up, whatever worker_soft_shutdown_timeout says."""
+"""Minimum time for interrupted tasks to clean up, whatever worker_soft_shutdown_timeout says."""
 
 KILL_SECONDS = 5.0
-"""How long the pool may take to die, and any part beyond what it was given."""
+"""How long the pool may take to end, and any part beyond its own limit."""
 
 SIGNALS: dict[int, str] = {
     signal.SIGTERM: DRAINING,
@@ -34,7 +34,7 @@ SIGNALS: dict[int, str] = {
         "",
     ),
 }
-"""What a signal asks for; '' is heard and changes nothing."""
+"""The phase requested by a signal; '' is accepted and changes nothing."""
 
 
 class ShutdownRequests:
@@ -50,31 +50,31 @@ class ShutdownRequests:
         return len(self._requested)
 
     def request(self, phase: str) -> None:
-        """Ask the worker to go to *phase*. Any thread, any time."""
+        """Request *phase*. Any thread, any time."""
         self._requested.append(phase)
         self.wake()
 
     def wake(self) -> None:
-        """Have the main loop look round. Any thread; safe in a signal handler."""
+        """Wake the main loop. Any thread; safe in a signal handler."""
         self._wakeup.wake()
 
     def hardest(self, phase: str) -> str:
-        """The hardest phase that was asked for, or *phase* if that is harder."""
+        """Return the hardest requested phase, or *phase* if that is harder."""
         return max((phase, *self._requested), key=RANK.__getitem__)
 
     def obey(self) -> None:
-        """The worker ends now: the next polite signal is an impatient one. Main thread."""
+        """The worker stops now: the next polite signal counts as an impatient one. Main thread."""
         self._obeyed = True
 
     def rest(self, seconds: float) -> None:
-        """Wait up to *seconds* for somebody to call wake(). Main thread."""
+        """Wait up to *seconds* for wake(). Main thread."""
         for _ in self._poll.poll(seconds * 1000):
             self._wakeup.clear()
 
     # -- signals --
 
     def take_signals(self) -> dict[int, Any]:
-        """Take the worker's signals; return who had them before, for hand_back(). Main thread."""
+        """Install the worker's signal handlers; return the previous ones for hand_back(). Main thread."""
         return {number: signal.signal(number, self._on_signal) for number in SIGNALS}
 
     def hand_back(self, previous: dict[int, Any]) -> None:

@@ -1,7 +1,7 @@
-"""WorkerLease: this worker's registration with the broker, and until when what it holds is surely its own.
+"""WorkerLease: this worker's registration with the broker, and how long its lease certainly holds.
 
-Comes from:  Listener, which registers, and renews the lease at a third of its time.
-Goes to:     the broker; Mediator asks standing() before it starts anything.
+Comes from:  Listener, which registers, and renews the lease after a third of its time.
+Goes to:     the broker; Mediator calls standing() before it starts anything.
 Thread:      listener; standing() is for any.
 """
 
@@ -13,7 +13,7 @@ from qworker.transports.lease import Broker, Consumer
 
 
 class Registration(NamedTuple):
-    """What a worker tells the broker of itself. concurrency: how many tasks it runs at a time."""
+    """A worker's description for the broker. concurrency: how many tasks it runs at a time."""
 
     hostname: str
     queues: tuple[str, ...]
@@ -21,15 +21,15 @@ class Registration(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What was received in *generation* is surely ours before *until*, a time as clock.uptime() has it."""
+    """Messages received in *generation* are certainly ours before *until*, a time of clock.uptime()."""
 
     generation: int
     until: float
 
 
 class WorkerLease:
-    """seconds: for how long the broker believes a silent worker to live. on_regained: called when the lease
-    holds again."""
+    """seconds: how long the broker considers a silent worker alive. on_regained: called when the lease holds
+    again."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class WorkerLease:
     ) -> None:
         self.registration = registration
         self.renew_at = 0.0
-        """Monotonic time at which the lease is to be renewed."""
+        """Monotonic time at which the lease is renewed."""
         self._clock = clock
         self._consumer: Consumer = broker.consumer
         self._seconds = min(seconds, broker.silent_seconds)
         self._on_regained = on_regained
         self._held = Held(0, 0.0)
-        """Of the latest registration. Replaced as a whole, since other threads read it."""
+        """Of the latest registration. Replaced as a whole, because other threads read it."""
 
     @property
     def generation(self) -> int:
@@ -55,27 +55,26 @@ class WorkerLease:
         return self._held.generation
 
     def register(self) -> None:
-        """Tell the broker that we are here; what was held under an earlier registration is not ours any
-        more."""
+        """Register with the broker; the messages of an earlier registration are no longer ours."""
         asked = self._clock.uptime()
         generation = self._consumer.register(*self.registration)
         self.renew_at = self._clock.monotonic() + self._seconds / 3
         self._holds(Held(generation, asked + self._seconds))
 
     def renew(self, now: float) -> None:
-        """Ask for the whole time once more. now: the monotonic time."""
+        """Renew the lease. now: the monotonic time."""
         asked = self._clock.uptime()
         self._consumer.extend()
         self.renew_at = now + self._seconds / 3
         self._holds_until(asked + self._seconds)
 
     def claimed(self, asked: float) -> None:
-        """The broker gave us messages when it was asked at the uptime *asked*. It renews by that a lease that
-        is older than a third of its time."""
+        """The broker returned messages for a request at the uptime *asked*. That also renews a lease that is
+        older than a third of its time."""
         self._holds_until(asked + self._seconds * 2 / 3)
 
     def lost(self) -> None:
-        """The broker says that others have what we held."""
+        """The broker says that others have our messages."""
         self._held = Held(self.generation, 0.0)
 
     def _holds_until(self, until: float) -> None:
@@ -88,6 +87,6 @@ class WorkerLease:
             self._on_regained()
 
     def standing(self) -> Held | None:
-        """What is surely still ours, so that it may start; None while nothing is. Any thread."""
+        """Return the lease if it certainly holds, so that requests may start; otherwise None. Any thread."""
         held = self._held
         return held if self._clock.uptime() < held.until else None

@@ -1,8 +1,8 @@
-"""Awaiting: an event loop goes on while a result is waited for.
+"""Awaiting: waiting for a result without blocking the event loop.
 
-Comes from:  ``await result``, and ``gathering`` for many results at once.
+Comes from:  ``await result``, and ``gathering`` for several results.
 Goes to:     the ResultWatcher of the result store, whose thread calls back into the loop.
-Thread:      the event loop's. asyncio is imported by who awaits, not by who imports this.
+Thread:      the event loop's. asyncio is imported on use, not with this module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 async def ended(watcher: ResultWatcher, task_id: str) -> Meta:
     """Return the metadata of *task_id* once it has ended. Raises DamagedResult when it cannot be read,
-    BackendError when the store does not answer."""
+    BackendError when the store is unavailable."""
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -50,8 +50,8 @@ async def ended(watcher: ResultWatcher, task_id: str) -> Meta:
 
 
 async def look(watcher: ResultWatcher, ids: Collection[str]) -> dict[str, Found]:
-    """Return what has ended of *ids* now, or as soon as a store that has just gone away is back. Raises
-    BackendError when it stays away."""
+    """Return which of *ids* have ended now, or as soon as a store that has just become unavailable is back.
+    Raises BackendError when it does not come back."""
     import asyncio
 
     while (found := await asyncio.to_thread(watcher.own_look, ids)) is None:
@@ -62,9 +62,9 @@ async def look(watcher: ResultWatcher, ids: Collection[str]) -> dict[str, Found]
 async def each_ended(
     backend: Backend, ids: Collection[str], timeout: float | None = None
 ) -> AsyncGenerator[dict[str, Found], None]:
-    """Yield what has ended of *ids*, as it ends, until all has or *timeout* seconds have passed.
+    """Yield the metadata of *ids* as they end, until all have ended or *timeout* seconds have passed.
 
-    Raises BackendError when the store does not answer.
+    Raises BackendError when the store is unavailable.
     """
     import asyncio
 
@@ -74,7 +74,7 @@ async def each_ended(
 
     def call_back(task_id: str, found: Found | Exception) -> None:
         arrived.append((task_id, found))
-        if len(arrived) == 1:  # else the loop has been told, and takes this one with the others
+        if len(arrived) == 1:  # else the loop has been notified already, and takes this one with the others
             try:
                 loop.call_soon_threadsafe(something.set)
             except RuntimeError:

@@ -1,7 +1,8 @@
-"""Promises: what is to be called with a result that is not there yet.
+"""Promises: callbacks for results that are not available yet.
 
-Comes from:  ``AsyncResult`` and ``ResultSet``, of which these are the methods ``then``.
-Goes to:     the callbacks, from a thread of the ResultWatcher, or from whoever finds out first.
+Comes from:  ``AsyncResult.then`` and ``ResultSet.then``.
+Goes to:     the callbacks, from a thread of the ResultWatcher, or from whichever thread notices the end
+          first.
 Thread:      any.
 """
 
@@ -35,13 +36,12 @@ def then(
     on_error: Callable[..., Any] | None = None,
     weak: bool = False,
 ) -> Any:
-    """Call callback(result) when there is a value, or on_error(exception) when it failed; return a vine
-    promise.
+    """Call callback(result) when there is a value, or on_error(exception) on failure; return a vine promise.
 
-    They are called at once if it has ended already, else from a thread of the app's, or by whoever finds out;
-    what they raise is logged. on_error is also called with the DamagedResult when what comes cannot be read,
-    which is raised here when it is there already. weak is there for Celery's sake: who waits is kept. Raises
-    TypeError for what cannot be called.
+    They are called at once if it has ended already, otherwise from a thread of the app, or one that notices
+    the end; their exceptions are logged. on_error is also called with the DamagedResult of an unreadable
+    result, which is raised here if it is stored already. weak has no effect: callbacks are kept. Raises
+    TypeError for anything not callable.
     """
     kept, chained = _promise(callback, on_error)
     meta = result._final_meta()
@@ -57,12 +57,12 @@ def then(
 
 
 def _promise(callback: Callable[..., Any], on_error: Callable[..., Any] | None) -> tuple[Any, Any]:
-    """A promise, and that of its callbacks. Raises TypeError for what cannot be called."""
+    """Return a promise, and that of its callbacks. Raises TypeError for anything not callable."""
     for name, given in (("callback", callback), ("on_error", on_error)):
         if not callable(given) and not (name == "on_error" and given is None):
             taken = "the result" if name == "callback" else "the exception, or None"
             raise TypeError(f"then() takes as {name} a function of {taken}, not {given!r:.200}")
-    from vine import promise  # only for who uses it
+    from vine import promise  # only on use
 
     kept = promise()
     return kept, kept.then(callback, on_error=on_error)
@@ -77,9 +77,9 @@ def then_all(
     """Call callback(results) when all have a value, or on_error(exception) as soon as one has failed; return
     a vine promise.
 
-    They are called at once if that is known already, else from a thread of the app's; what they raise is
-    logged. on_error is also called with the DamagedResult of one that cannot be read. weak is there for
-    Celery's sake. Raises TypeError for what cannot be called.
+    They are called at once if the outcome is known already, otherwise from a thread of the app; their
+    exceptions are logged. on_error is also called with the DamagedResult of an unreadable result. weak has no
+    effect. Raises TypeError for anything not callable.
     """
     kept, chained = _promise(callback, on_error)
     from qworker.results.gathering import Roll
@@ -95,7 +95,7 @@ def then_all(
             backend.watcher.promises.cancel_many(waiting)
 
     def settle(found: Mapping[str, Any]) -> bool:
-        """Whether it is known how it ends."""
+        """Return whether the outcome is known."""
         try:
             for result, meta in roll.take(found):
                 result._value(meta, True)
@@ -115,7 +115,7 @@ def then_all(
 
 
 def _ended(result: AsyncResult[Any], found: Found | Exception) -> None:
-    """Keep the promises of *result*, of which *found* is the final metadata, or why it cannot be read."""
+    """Keep the promises of *result*, given its final metadata *found*, or why it cannot be read."""
     if isinstance(found, Exception):
         logger.error("a promise cannot be kept: %s", found)
         keep(result, found)
@@ -124,11 +124,11 @@ def _ended(result: AsyncResult[Any], found: Found | Exception) -> None:
 
 
 def keep(result: AsyncResult[Any], found: dict[str, Any] | Exception) -> None:
-    """Keep the promises made of *result*, of which *found* is the final metadata, or why it cannot be
-    read."""
+    """Keep the promises of *result*, given its final metadata *found*, or why it cannot be read."""
     while result._promises:
         try:
-            kept = result._promises.pop(0)  # whoever takes one out keeps it, also when two threads find out
+            # Popping one makes this thread keep it, even if two threads notice the end
+            kept = result._promises.pop(0)
         except IndexError:
             break
         if not isinstance(found, dict):
@@ -142,5 +142,5 @@ def keep(result: AsyncResult[Any], found: dict[str, Any] | Exception) -> None:
 def _call(keep_it: Callable[[], Any], result: object) -> None:
     try:
         keep_it()
-    except Exception:  # the callback's fault, and no matter of who happened to find out
+    except Exception:  # the callback's fault, unrelated to the thread that noticed the end
         logger.exception("a callback of result %s raised", result)

@@ -1,7 +1,7 @@
-"""Dependency graphs: which things lead to which others, in order and as a drawing.
+"""Dependency graphs: nodes with edges to others, in order and as a drawing.
 
-Comes from:  ``AsyncResult.build_graph()``, of results and those of the calls that their tasks made.
-Goes to:     who asked; Graphviz, by to_dot().
+Comes from:  ``AsyncResult.build_graph()``, for results and those of their tasks' calls.
+Goes to:     the caller; Graphviz, through to_dot().
 Thread:      any; pure.
 
 The names are those of ``celery.utils.graph``.
@@ -18,23 +18,23 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Writable(Protocol):
-    """Whatever takes text."""
+    """Anything that accepts text."""
 
     def write(self, text: str, /) -> object: ...
 
 
 class GraphFormatter:
-    """How a graph is drawn by Graphviz: what stands in a node, and the attributes of nodes and edges.
+    """How Graphviz draws a graph: labels of nodes, and attributes of nodes and edges.
 
     Subclass it for other attributes (the mappings below) or labels (label()).
     """
 
     scheme: Mapping[str, object] = {"shape": "box", "style": "filled", "fontname": "sans-serif"}
-    """Of everything."""
+    """Attributes of everything."""
     graph_scheme: ClassVar[Mapping[str, object]] = {"bgcolor": "white"}
     node_scheme: ClassVar[Mapping[str, object]] = {"fillcolor": "lightblue"}
     term_scheme: ClassVar[Mapping[str, object]] = {"fillcolor": "palegreen"}
-    """Of nodes that lead to none."""
+    """Attributes of nodes without successors."""
     edge_scheme: ClassVar[Mapping[str, object]] = {"color": "gray40"}
 
     def __init__(
@@ -46,8 +46,8 @@ class GraphFormatter:
         inw: str = "    ",
         **scheme: object,
     ) -> None:
-        """root: where it begins. type: "digraph" or "graph". id: the name of the drawing. indent: how often
-        *inw* stands before each line. scheme: further attributes of everything."""
+        """root: the first node. type: "digraph" or "graph". id: the name of the drawing. indent: how many
+        times *inw* precedes each line. scheme: additional attributes of everything."""
         self.root = root
         self.type = type or "digraph"
         self.direction = {"digraph": "->", "graph": "--"}[self.type]
@@ -57,11 +57,11 @@ class GraphFormatter:
         self.scheme = {**self.scheme, **scheme}
 
     def label(self, obj: Any) -> Any:
-        """What stands in the node of *obj*."""
+        """Return the label of *obj*."""
         return obj
 
     def attrs(self, own: Mapping[str, object] | None, scheme: Mapping[str, object] | None = None) -> str:
-        """The attributes of everything, with *scheme* and *own* over them, as Graphviz writes them."""
+        """Return the attributes of everything, with *scheme* and *own* over them, in Graphviz's syntax."""
         told = {**self.scheme, **(scheme or {}), **(own or {})}
         return ", ".join(f"{name}={_quoted(value)}" for name, value in told.items())
 
@@ -76,11 +76,11 @@ class GraphFormatter:
         return f"{self._outer}}}"
 
     def node(self, obj: Any, **attrs: object) -> str:
-        """The line of a node that leads to others."""
+        """The line of a node with successors."""
         return self.draw_node(obj, self.node_scheme, attrs)
 
     def terminal_node(self, obj: Any, **attrs: object) -> str:
-        """The line of a node that leads to none."""
+        """The line of a node without successors."""
         return self.draw_node(obj, self.term_scheme, attrs)
 
     def draw_node(self, obj: Any, scheme: Mapping[str, object], attrs: Mapping[str, object]) -> str:
@@ -94,34 +94,34 @@ class GraphFormatter:
 
 
 class DependencyGraph(Generic[T]):
-    """Nodes, each with those that it leads to: ``graph[node]`` is the list of these.
+    """Nodes with their successors: ``graph[node]`` is a list of them.
 
-    To go through it gives the nodes, in the order in which they came; ``items()`` gives both.
+    Iteration yields the nodes in insertion order; ``items()`` yields both.
     """
 
     def __init__(
         self, it: Iterable[tuple[T, Iterable[T]]] | None = None, formatter: GraphFormatter | None = None
     ) -> None:
-        """it: nodes, each with those that it leads to. formatter: how it is drawn."""
+        """it: nodes with their successors. formatter: how it is drawn."""
         self.formatter = formatter or GraphFormatter()
         self.adjacent: dict[T, list[T]] = {}
         if it is not None:
             self.update(it)
 
     def add_arc(self, obj: T) -> None:
-        """Add a node, unless it is there."""
+        """Add a node, unless it exists."""
         self.adjacent.setdefault(obj, [])
 
     def add_edge(self, A: T, B: T) -> None:
-        """Let *A*, which is there, lead to *B*. Raises KeyError when *A* is not there."""
+        """Add an edge from *A*, which must exist, to *B*. Raises KeyError when *A* does not exist."""
         self.adjacent[A].append(B)
 
     def connect(self, graph: DependencyGraph[T]) -> None:
-        """Add the nodes of another graph; one that both have leads to what it leads to there."""
+        """Add the nodes of another graph; a node in both gets the successors from that graph."""
         self.adjacent.update(graph.adjacent)
 
     def update(self, it: Iterable[tuple[T, Iterable[T]]]) -> None:
-        """Add nodes, each with those that it leads to."""
+        """Add nodes with their successors."""
         given = [(node, list(others)) for node, others in it]
         for node, _ in given:
             self.add_arc(node)
@@ -129,20 +129,20 @@ class DependencyGraph(Generic[T]):
             self.adjacent[node] += others
 
     def edges(self) -> Iterator[T]:
-        """Go through the nodes that lead to others."""
+        """Iterate over the nodes with successors."""
         return (node for node, others in self.adjacent.items() if others)
 
     def items(self) -> Iterable[tuple[T, list[T]]]:
-        """The nodes, each with those that it leads to."""
+        """Return the nodes with their successors."""
         return self.adjacent.items()
 
     iteritems = items
 
     def topsort(self) -> list[T]:
-        """Return the nodes in an order in which each comes after all that it leads to. Raises CycleError when
-        there is none, because some lead to themselves."""
+        """Return the nodes in an order in which each comes after its successors. Raises CycleError for a
+        graph with cycles."""
         done: dict[T, bool] = {}
-        """By node: whether all that it leads to stands in the order."""
+        """By node: whether all its successors are in the order."""
         order: list[T] = []
         for start in self.adjacent:
             waiting = [start]
@@ -163,7 +163,7 @@ class DependencyGraph(Generic[T]):
         return order
 
     def valency_of(self, obj: T) -> int:
-        """How many edges there are on all ways on from a node; 0 of one that is not there."""
+        """Return the number of edges on all paths from a node; 0 if it does not exist."""
         count = 0
         waiting = [obj]
         while waiting:
@@ -173,7 +173,7 @@ class DependencyGraph(Generic[T]):
         return count
 
     def to_dot(self, fh: Writable, formatter: GraphFormatter | None = None) -> None:
-        """Write it into the file *fh*, which takes text, in the language of Graphviz."""
+        """Write it to the text file *fh* in the language of Graphviz."""
         draw = formatter or self.formatter
         drawn: set[Any] = set()
         lines: list[Any] = [draw.head()]
@@ -184,11 +184,11 @@ class DependencyGraph(Generic[T]):
                 lines.append(draw.node(node) if others else draw.terminal_node(node))
             lines += (draw.edge(node, each) for each in others)
         lines.append(draw.tail())
-        for line in lines:  # a formatter of Celery's makes bytes
+        for line in lines:  # Celery's formatters make bytes
             fh.write(f"{line.decode() if isinstance(line, bytes) else line}\n")
 
     def format(self, obj: T) -> Any:
-        """What stands in the node of *obj*."""
+        """Return the label of *obj*."""
         return self.formatter.label(obj)
 
     def __iter__(self) -> Iterator[T]:

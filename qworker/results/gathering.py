@@ -1,7 +1,7 @@
-"""Gathering: many results are waited for at once, each wake-up with one look for all that has ended since.
+"""Gathering: waiting for several results at once, with one read per wake-up for all that have ended.
 
-Comes from:  ``ResultSet``, which passes the results of single calls that it and the sets in it hold.
-Goes to:     the ResultWatcher of the result store, for which a group of any size is one that waits.
+Comes from:  ``ResultSet``, which passes the results of single calls in it and in nested sets.
+Goes to:     the ResultWatcher of the result store, for which a group of any size is one waiter.
 Thread:      the caller's, or the event loop's for what is ``async``.
 """
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 IGNORED: Meta = {"status": states.IGNORED, "result": None}
-"""What stands for the metadata of a call whose result is ignored: there is nothing to wait for."""
+"""Stands for the metadata of a call with an ignored result: there is nothing to wait for."""
 
 
 class Roll:
-    """Which results are still waited for, and the results before them, whose failure ends the waiting."""
+    """The results still waited for, and their predecessors, whose failure ends the waiting."""
 
     def __init__(self, results: Iterable[AsyncResult[Any]], parents: Iterable[AsyncResult[Any]] = ()) -> None:
         self._known: list[Ended] = []
-        """Those that had ended before anybody looked, until they are taken."""
+        """Those that had ended already, until they are taken."""
         self.missing: dict[str, list[tuple[int, AsyncResult[Any]]]] = {}
-        self._before = [each for each in parents if not each.ignored]  # the nearest first
+        self._before = [each for each in parents if not each.ignored]  # nearest first
         self._parents = {each.id: each for each in self._before if each._meta is None}
         self._failed = any(_has_failed(each._meta) for each in self._before if each._meta is not None)
         self._damaged: DamagedResult | None = None
@@ -52,11 +52,11 @@ class Roll:
                 self.missing.setdefault(result.id, []).append((place, result))
 
     def ids(self) -> list[str]:
-        """All that are to be waited for."""
+        """Return the ids of all to be waited for."""
         return list({**self._parents, **self.missing}) if self.missing else []
 
     def take(self, found: Mapping[str, Found]) -> list[Ended]:
-        """Keep what has ended, and return the results that have, in their order; those that had before come
+        """Record what has ended; return the corresponding results in order, those that had ended before
         first."""
         known, self._known = self._known, []
         ended: list[tuple[int, AsyncResult[Any], Meta]] = []
@@ -75,26 +75,25 @@ class Roll:
         return known + [(result, meta) for _, result, meta in ended]
 
     def unsure(self, ended: Iterable[Ended]) -> list[str]:
-        """The ids of those before them of which nothing is known, while one of *ended*, or of those before
-        them, has failed, maybe because of them: so what is raised does not depend on which was heard of
-        first."""
+        """Return the ids of unknown predecessors, if one of *ended* or a later predecessor has failed,
+        perhaps because of them: then the exception does not depend on which failure is seen first."""
         if not self._parents or not (self._failed or any(_has_failed(meta) for _, meta in ended)):
             return []
         return [each for each in self._parents if each not in self.missing]
 
     def raise_of_parents(self) -> None:
-        """Raise the exception of the first before them that has failed, if any has."""
+        """Raise the exception of the first failed predecessor, if any."""
         for parent in reversed(self._before) if self._failed else ():
             if parent._meta is not None and _has_failed(parent._meta):
                 raise exception_of(parent._meta)
 
     def check(self) -> None:
-        """Raise the DamagedResult of a result that cannot be read, once those are given that can be."""
+        """Raise the DamagedResult of an unreadable result, after the readable ones were delivered."""
         if self._damaged is not None:
             raise self._damaged
 
     def overdue(self, app: QWorker, of: int, timeout: float) -> ResultTimeout:
-        """The error that says which have not ended."""
+        """Return the error that names those that have not ended."""
         first = next(iter(self.missing))
         meta = app.backend.get(first)
         state = states.PENDING if meta is None else meta["status"]
@@ -105,7 +104,7 @@ class Roll:
         )
 
     def hint(self, app: QWorker) -> None:
-        """Say in the log why the first that is missing may never end."""
+        """Log why the first missing result may never come."""
         for (_, result), *_ in self.missing.values():
             hint(app, result.id, result._queue)
             break
@@ -123,11 +122,10 @@ def gather(
     interval: float = 0.5,
     on_interval: Callable[[], Any] | None = None,
 ) -> Iterator[list[Ended]]:
-    """Yield *results* with their metadata as they end, some at a time, until all have.
+    """Yield *results* with their metadata as they end, several at a time, until all have.
 
-    parents: results whose failure is raised as soon as it is known. timeout: seconds, None for ever, 0 for
-    one look. Raises ResultTimeout when some have not ended by then, DamagedResult for one that cannot be
-    read.
+    parents: results whose failure is raised as soon as it is known. timeout: seconds, None for no limit, 0 to
+    read once. Raises ResultTimeout when some have not ended by then, DamagedResult for an unreadable one.
     """
     roll = Roll(results, parents)
     until = None if timeout is None else app.clock.monotonic() + timeout
@@ -148,7 +146,7 @@ def gather(
 
 
 def _hinting(app: QWorker, roll: Roll) -> Callable[[], None]:
-    """A function that says once, when some have been waited for so long, why they may never end."""
+    """Return a function that logs once, after some time of waiting, why results may never come."""
     left = [app.clock.monotonic() + HINT_AFTER]
 
     def hint_once() -> None:
@@ -165,8 +163,8 @@ async def gather_async(
     parents: Iterable[AsyncResult[Any]] = (),
     timeout: float | None = None,
 ) -> AsyncGenerator[list[Ended], None]:
-    """As gather(), while an event loop goes on."""
-    import asyncio  # here, because it costs 30 ms
+    """gather() without blocking the event loop."""
+    import asyncio  # here, because it takes 30 ms
 
     roll = Roll(results, parents)
 
@@ -198,7 +196,7 @@ async def gather_async(
 
 
 class AsCompleted(Generic[R]):
-    """The results of a set as they end: to go through with ``for`` or ``async for``."""
+    """The results of a set as they end, for ``for`` or ``async for``."""
 
     def __init__(self, results: ResultSet[R], timeout: float | None, interval: float) -> None:
         self._results = results
@@ -220,9 +218,9 @@ class AsCompleted(Generic[R]):
 
 
 def known_states(singles: list[AsyncResult[Any]], backend: Callable[[], Backend]) -> dict[str, str]:
-    """The state of each of *singles*, by its id, after one look for those that are not known to have ended.
+    """Return the state of each of *singles*, by id, reading once those that are not known to have ended.
 
-    Raises DamagedResult for one that cannot be read.
+    Raises DamagedResult for an unreadable one.
     """
     unknown = list({each.id for each in singles if each._meta is None and not each.ignored})
     found = backend().read_many(unknown) if unknown else {}

@@ -1,7 +1,7 @@
-"""Results of graphs: the results of the nodes, by their names.
+"""Results of graphs: the results of the nodes, by name.
 
-Comes from:  a graph that was called; or made by hand of any results.
-Goes to:     the result store, with one look for all nodes.
+Comes from:  a called graph; or built by hand from any results.
+Goes to:     the result store, with one read for all nodes.
 Thread:      any; one object may be shared.
 """
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class GraphResult:
-    """The results of the nodes of a graph: ``result["name"]`` is that of one.
+    """The results of the nodes of a graph: ``result["name"]`` is one of them.
 
-    ``result.get()`` is the value of each node by its name; ``await result`` is the same in asyncio.
+    ``result.get()`` returns the value of each node by name; ``await result`` does the same in asyncio.
 
-    - id: of the graph. parent: the result of what ran before it.
-    - members: the same results as a GroupResult, in the order of the names: to go through as they end, and
-      whatever else that does.
+    - id: of the graph. parent: the result of the call before it.
+    - members: the same results as a GroupResult, ordered by name: to iterate over as they end, and for its
+      other methods.
     """
 
     __module__ = "qworker"
@@ -52,7 +52,7 @@ class GraphResult:
 
     @property
     def parent(self) -> Any:
-        """The result of what ran before the graph; None when nothing did."""
+        """The result of the call before the graph; None if there is none."""
         return self.members.parent
 
     @parent.setter
@@ -61,7 +61,7 @@ class GraphResult:
 
     @property
     def app(self) -> QWorker:
-        """The app whose result store is asked."""
+        """The app whose result store is used."""
         return self.members.app
 
     @property
@@ -71,7 +71,7 @@ class GraphResult:
 
     @property
     def results(self) -> list[AsyncResult[Any]]:
-        """The results of the nodes, in the order of the names."""
+        """The results of the nodes, ordered by name."""
         return self.members.results
 
     children = results
@@ -85,17 +85,17 @@ class GraphResult:
         interval: float = 0.5,
         disable_sync_subtasks: bool = True,
     ) -> dict[str, Any]:
-        """Wait until all nodes have ended; return the value of each by its name.
+        """Wait until all nodes have ended; return the value of each by name.
 
-        propagate: raise the exception of the first node that fails as soon as it is known; False puts
-        exceptions in the place of values, also for nodes that did not run because another failed. Other
-        arguments and errors are those of ResultSet.get().
+        propagate: raise the exception of the first failed node as soon as it is known; False returns
+        exceptions in place of values, also for nodes that did not run because another failed. Other arguments
+        and errors are those of ResultSet.get().
         """
         values = self.members.get(timeout, propagate, interval, disable_sync_subtasks=disable_sync_subtasks)
         return dict(zip(self.names, values, strict=True))
 
     def __await__(self) -> Generator[Any, None, dict[str, Any]]:
-        """Wait without blocking the event loop; return the values or raise an exception, as get() does."""
+        """Wait without blocking the event loop; return the values or raise an exception like get()."""
         return self._await().__await__()
 
     async def _await(self) -> dict[str, Any]:
@@ -116,11 +116,11 @@ class GraphResult:
         return self.members.successful()
 
     def failed(self) -> bool:
-        """Tell whether any node failed, or was not run because another did."""
+        """Tell whether any node failed, or did not run because another failed."""
         return self.members.failed()
 
     def completed_count(self) -> int:
-        """How many nodes returned a value."""
+        """Return how many nodes returned a value."""
         return self.members.completed_count()
 
     iterdeps = tree.iterdeps
@@ -139,8 +139,8 @@ class GraphResult:
         wait: bool = False,
         timeout: Any = None,
     ) -> None:
-        """Cancel all that has not run, what runs before the graph included. Arguments and errors are those of
-        AsyncResult.revoke()."""
+        """Cancel all calls that have not run, including those before the graph. Arguments and errors are
+        those of AsyncResult.revoke()."""
         self.members.revoke(connection, terminate, signal, wait, timeout)
 
     # -- being described --
@@ -165,7 +165,7 @@ class GraphResult:
             raise absent("GraphResult", name, RESULT)
 
     def __getitem__(self, name: str) -> AsyncResult[Any]:
-        """The result of the node *name*. Raises KeyError when there is none."""
+        """Return the result of the node *name*. Raises KeyError when there is none."""
         try:
             return self.results[self.names.index(name)]
         except ValueError:
@@ -188,7 +188,7 @@ class GraphResult:
         return self.names
 
     def items(self) -> list[tuple[str, AsyncResult[Any]]]:
-        """The names of the nodes, each with its result."""
+        """The names of the nodes with their results."""
         return list(zip(self.names, self.results, strict=True))
 
     def __eq__(self, other: object) -> bool:

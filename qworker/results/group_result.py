@@ -1,8 +1,8 @@
-"""Results of groups: those of the members, by the id of the group, and kept in the store under it.
+"""Results of groups: those of the members, under the id of the group, which can be saved.
 
-Comes from:  a group that was called, or saved; the descriptions of results that a task called.
+Comes from:  a called or saved group; the descriptions of results that a task called.
 Goes to:     the result store.
-Thread:      any; one object may be shared, but for what changes its members.
+Thread:      any; one object may be shared, except for changes of its members.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Single = Callable[..., "AsyncResult[Any]"]
 
 
 class GroupResult(ResultSet[R]):
-    """The results of the members of a group, by the id of the group.
+    """The results of the members of a group, under the id of the group.
 
-    parent: the result of what ran before the group.
+    parent: the result of the call before the group.
     """
 
     __module__ = "qworker"
@@ -52,16 +52,16 @@ class GroupResult(ResultSet[R]):
     # -- kept in the store --
 
     def save(self, backend: Backend | None = None) -> None:
-        """Store which results this group has, for restore(); for as long as results are kept."""
+        """Store which results this group has, for restore(); as long as results are kept."""
         (backend or self.backend).save_group(self.id, self.as_tuple())
 
     def delete(self, backend: Backend | None = None) -> None:
-        """Delete what save() stored, if it did. The results stay."""
+        """Delete what save() stored, if anything. The results are kept."""
         (backend or self.backend).delete_group(self.id)
 
     @classmethod
     def restore(cls, id: str, backend: Backend | None = None, app: QWorker | None = None) -> Any:
-        """Return the group that was saved with this id; None when there is none, or it has expired."""
+        """Return the group saved under this id; None if there is none, or it has expired."""
         app = app or get_current_app()
         described = (backend or app.backend).get_group(id)
         return described and result_described(described, app, _single)
@@ -96,7 +96,7 @@ class GroupResult(ResultSet[R]):
 
 
 class GroupResults(NamedTuple):
-    """What makes the results of groups of *app*."""
+    """Factory for group results of *app*."""
 
     app: QWorker
 
@@ -110,7 +110,7 @@ class GroupResults(NamedTuple):
         return GroupResult(id, results, parent, self.app)
 
     def restore(self, id: str, backend: Backend | None = None) -> Any:
-        """As GroupResult.restore()."""
+        """See GroupResult.restore()."""
         return GroupResult.restore(id, backend, self.app)
 
 
@@ -121,7 +121,7 @@ def _single(id: str, *, app: QWorker, parent: Any) -> AsyncResult[Any]:
 
 
 def result_described(value: Any, app: QWorker | None, single: Single) -> Any:
-    """Make the result that ``as_tuple()`` described. Raises ValueError for anything else."""
+    """Make the result described by ``as_tuple()``. Raises ValueError for anything else."""
     before: list[tuple[str, Any]] = []
     described = value
     while True:

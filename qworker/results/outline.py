@@ -1,13 +1,13 @@
-"""Outlines: of which calls a workflow is made, kept in the result store so that it can be looked at.
+"""Outlines: the structure of a workflow, stored so that its progress can be displayed.
 
-Comes from:  publishing, which keeps the outline of a workflow with joins when it is called; with the setting
-             ``result_extended`` that of every workflow.
-Goes to:     ``workflow``, which looks at the calls that it names.
+Comes from:  publishing, which stores the outline of a called workflow with joins, or of every workflow with
+             the setting ``result_extended``.
+Goes to:     ``workflow``, which reads the results of the calls in it.
 Thread:      any.
 
-An outline is plain data: the steps of a line of calls, in their order. A step is ``[id, name]``, with
-``"IGNORED"`` behind it when its result is not kept, or ``[id of a group, None, [line of each member]]``. A
-graph is a group of its nodes, with ``{name: [names that it waits for]}`` behind it, in the same order.
+An outline is plain data: the steps of a line of calls, in order. A step is ``[id, name]``, followed by
+``"IGNORED"`` if its result is not kept, or ``[id of a group, None, [line of each member]]``. A graph is a
+group of its nodes, followed by ``{name: [names that it waits for]}`` in the same order.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ if TYPE_CHECKING:
     from qworker.backends.base import Backend
 
 Line = Sequence[Sequence[Any]]
-"""Where it is made, of tuples for the many members of a group, which take less memory; where it is read, of
-lists."""
+"""Tuples when it is made, because they take less memory for large groups; lists when it is read."""
 
 _KEY = "qworker-workflow-"
 MOST_GROUPS = 16
-"""So many groups of one line lead to its outline."""
+"""Maximum number of groups of one line under whose ids its outline is stored."""
 
 
 class Outline(NamedTuple):
-    """line: the steps, in their order. parent: the id of the task that called the workflow, if one did."""
+    """line: the steps in order. parent: the id of the task that called the workflow, if any."""
 
     line: Line
     parent: str | None
 
 
 def outlined(step: Mapping[str, Any], is_ignored: Callable[[Any], bool]) -> Line:
-    """Return the line of *step*, a signature or workflow whose ids are settled."""
+    """Return the line of *step*, a signature or workflow with assigned ids."""
     kind, kwargs, identity = step["subtask_type"], step["kwargs"], step["options"].get("task_id")
     if kind == "chain":
         return [each for member in kwargs["tasks"] for each in outlined(member, is_ignored)]
@@ -56,14 +55,13 @@ def outlined(step: Mapping[str, Any], is_ignored: Callable[[Any], bool]) -> Line
 
 
 def has_joins(steps: Line) -> bool:
-    """Tell whether something follows a group in *steps*: then no call that has ended names those after it."""
+    """Tell whether a call follows a group in *steps*: then no ended call names the calls after it."""
     return any(name is None for _, name, *_ in steps[:-1])
 
 
 def keep(backend: Backend, line: Line, parent: str | None, kept: float = 0.0) -> None:
-    """Store the outline of a workflow, under the id of its last step and those of the groups before it, for
-    as long as results are kept, and *kept* seconds longer. Raises BackendError, and EncodeError when it is
-    too large."""
+    """Store the outline of a workflow, under the id of its last step and those of the groups before it,
+    *kept* seconds longer than results. Raises BackendError, and EncodeError when it is too large."""
     last = line[-1][0]
     backend.save_group(_KEY + last, {"line": line, "parent": parent}, kept)
     groups = [step[0] for step in line[:-1] if step[1] is None]
@@ -72,8 +70,8 @@ def keep(backend: Backend, line: Line, parent: str | None, kept: float = 0.0) ->
 
 
 def read(backend: Backend, identity: str) -> Outline | None:
-    """Return the outline of the workflow that ends in the call, or has the group, *identity*; None when none
-    is kept that can be read. Raises BackendError."""
+    """Return the outline of the workflow that ends with the call *identity*, or contains the group; None when
+    there is no readable one. Raises BackendError."""
     try:
         found = backend.get_group(_KEY + identity)
         if isinstance(found, dict) and isinstance(found.get("of"), str):
@@ -87,12 +85,12 @@ def read(backend: Backend, identity: str) -> Outline | None:
 
 
 def forget(backend: Backend, identity: str) -> None:
-    """Delete what is kept under *identity*, if anything is."""
+    """Delete the outline under *identity*, if there is one."""
     backend.delete_group(_KEY + identity)
 
 
 def _is_line(value: Any) -> bool:
-    """Whether *value* has the form of a line, with all that stands in it."""
+    """Tell whether *value* is a valid line, including nested ones."""
     waiting = [value]
     while waiting:
         line = waiting.pop()
@@ -113,7 +111,7 @@ def _is_line(value: Any) -> bool:
 
 
 def _are_names(after: Any, count: int) -> bool:
-    """Whether *after* says of so many nodes of a graph for which of them each waits."""
+    """Tell whether *after* maps so many nodes of a graph to the nodes they wait for."""
     return (
         isinstance(after, dict)
         and len(after) == count

@@ -1,7 +1,7 @@
-"""Results: the caller's view of a task, by its id.
+"""Results: the caller's view of a task, by id.
 
-Comes from:  publishing (``delay`` returns one), or an id kept somewhere.
-Goes to:     the result store, when something is asked of it; making one touches nothing.
+Comes from:  publishing (``delay`` returns one), or a stored id.
+Goes to:     the result store, when it is queried; creating one does not access the store.
 Thread:      any; one object may be shared.
 """
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from qworker.results.group_result import GroupResult
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar  # that of typing has no default before Python 3.13
+    from typing_extensions import TypeVar  # typing's has no default before Python 3.13
 
-    R = TypeVar("R", default=Any)  # AsyncResult alone is that of any value
+    R = TypeVar("R", default=Any)  # a bare AsyncResult has any value
 else:
     from typing import TypeVar
 
@@ -49,10 +49,10 @@ _NOTHING: dict[str, Any] = {"status": states.PENDING, "result": None}
 
 
 class AsyncResult(Generic[R]):
-    """The result of a call, which may not be there yet.
+    """The result of a call, which may not be available yet.
 
-    ``result.get()`` waits for it; ``await result`` does so from asyncio. Nothing is known of an id that was
-    never sent, or whose result has expired: its state is PENDING.
+    ``result.get()`` waits for it; ``await result`` does so in asyncio. An id that was never sent, or whose
+    result has expired, has the state PENDING.
     """
 
     __module__ = "qworker"
@@ -61,7 +61,7 @@ class AsyncResult(Generic[R]):
     """For ``except result.TimeoutError``."""
 
     supports_native_join = True
-    """Many are waited for together (ResultSet.join_native), with every result store."""
+    """Several are waited for together (ResultSet.join_native), with every result store."""
 
     __slots__ = ("__weakref__", "_app", "_meta", "_promises", "_queue", "id", "ignored", "parent")
 
@@ -75,10 +75,9 @@ class AsyncResult(Generic[R]):
         queue: str | None = None,
         ignored: bool = False,
     ) -> None:
-        """backend, task_name: there for Celery's sake, whose positions these are; the place of backend is the
-        app's."""
+        """backend, task_name: in Celery's positions; an app takes the position of backend."""
         given: tuple[Any, ...] = (task_name, app, parent)
-        if isinstance(given[2], bool):  # a pickle, also one of an older version: see __reduce__()
+        if isinstance(given[2], bool):  # a pickle, also of an older version: see __reduce__()
             parent, queue, ignored = given
             app = None
         if backend is not None:
@@ -93,7 +92,7 @@ class AsyncResult(Generic[R]):
 
     @property
     def app(self) -> QWorker:
-        """The app whose result store is asked."""
+        """The app whose result store is used."""
         if self._app is None:
             self._app = get_current_app()
         return self._app
@@ -124,19 +123,19 @@ class AsyncResult(Generic[R]):
     ) -> R:
         """Wait until the task has ended; return its value, or raise its exception.
 
-        timeout: seconds or a timedelta, None for ever; what is below 0 is 0: do not wait.
+        timeout: seconds or a timedelta, None for no limit; 0 or less: do not wait.
         propagate: False returns the exception instead of raising it.
-        interval: seconds between looks where the store cannot tell us, and between calls of on_interval().
-        follow_parents: raise the exception of a task before this one, too, as soon as it is known.
+        interval: seconds between polls where the store cannot notify us, and between calls of on_interval().
+        follow_parents: also raise the exception of an earlier task of the chain, as soon as it is known.
         callback(id, value) is called with the value. on_message(metadata) is called with each state that is
-        seen, the last one included: a store keeps one state at a time, so that one which did not stand long
-        may be missed; an exception is the dict that is stored. no_ack is there for Celery's sake.
+        seen, including the last: the store keeps one state at a time, so short states may be missed; an
+        exception is passed as the stored dict. no_ack has no effect.
 
-        The worker's traceback is the cause (``__cause__``) of the exception. Raises ResultTimeout when it
-        took too long, BackendError when the store does not answer, or goes away meanwhile and does not come
-        back within 20 seconds, TypeError for a timeout that is none, RuntimeError inside of a task unless
-        disable_sync_subtasks is False, NotSupported when results are disabled. None, at once, for a call
-        whose result is ignored.
+        The worker's traceback is the cause (``__cause__``) of the exception. Raises ResultTimeout after the
+        timeout, BackendError when the store is unavailable, or becomes so and does not come back within 20
+        seconds, TypeError for an invalid timeout, RuntimeError in a task unless disable_sync_subtasks is
+        False, NotSupported when results are disabled. Returns None at once for a call whose result is
+        ignored.
         """
         limit = patience(timeout)
         if self.ignored:
@@ -158,7 +157,7 @@ class AsyncResult(Generic[R]):
         if on_message is not None:
             on_message(meta)
         if follow and meta["status"] in states.PROPAGATE_STATES:
-            # One may have failed since: this fails because of it.
+            # An earlier task may have failed since, and caused this failure.
             tree.raise_of_parents(self, look(self.app, tree.unknown_before(self), until))
         value = self._value(meta, propagate)
         if callback is not None:
@@ -168,8 +167,8 @@ class AsyncResult(Generic[R]):
     wait = get
 
     def __await__(self) -> Generator[Any, None, R]:
-        """Wait without blocking the event loop; return the value or raise the exception, as get() does: that
-        of a task before this one, too."""
+        """Wait without blocking the event loop; return the value or raise the exception like get(), including
+        that of an earlier task."""
         return self._await().__await__()
 
     async def _await(self) -> R:
@@ -178,7 +177,7 @@ class AsyncResult(Generic[R]):
         refuse_to_wait_in_a_task()
         meta = self._meta
         if meta is None:
-            import asyncio  # here, because it costs 30 ms
+            import asyncio  # here, because it takes 30 ms
 
             try:
                 async with asyncio.timeout(HINT_AFTER):
@@ -196,27 +195,27 @@ class AsyncResult(Generic[R]):
     # -- looking --
 
     def _final_meta(self) -> dict[str, Any] | None:
-        """The stored metadata if the task has ended, None if not."""
+        """Return the stored metadata if the task has ended, else None."""
         meta = self._look()
         return meta if meta["status"] in states.READY_STATES else None
 
     def keep(self, meta: dict[str, Any]) -> dict[str, Any]:
-        """Take in the metadata of the ended task, once and for all, and keep the promises made of it."""
+        """Record the metadata of the ended task permanently, and keep its promises."""
         if self._meta is None:
             self._meta = meta
         callbacks.keep(self, meta)
         return self._meta
 
     def _look_before(self) -> None:
-        """Raise the exception of a task before this one, if one is known to have failed."""
+        """Raise the exception of an earlier task, if one is known to have failed."""
         try:
             found = self.backend.watcher.own_look(tree.unknown_before(self))
         except BackendError:
-            return  # who waits hears of it when it lasts
+            return  # waiting reports it if it lasts
         tree.raise_of_parents(self, found or {})
 
     def _look(self) -> dict[str, Any]:
-        """What is known now: stored metadata, or that there is none. It is kept once it is final."""
+        """Return the current metadata, stored or empty. Final metadata is kept."""
         meta = self._meta
         if meta is None:
             meta = self.backend.get(self.id) or _NOTHING
@@ -234,15 +233,15 @@ class AsyncResult(Generic[R]):
 
     @property
     def state(self) -> str:
-        """PENDING, STARTED, RETRY, SUCCESS, FAILURE, REVOKED, or a state of your own."""
+        """PENDING, STARTED, RETRY, SUCCESS, FAILURE, REVOKED, or a custom state."""
         return str(self._look()["status"])
 
     status = state
 
     @property
     def result(self) -> Any:
-        """The value; the exception when it failed; what update_state() stored while it runs; None if nothing
-        is."""
+        """The value; the exception if it failed; the info of update_state() while it runs; None if there is
+        none."""
         meta = self._look()
         if meta["status"] in states.EXCEPTION_STATES:
             return exception_of(meta)
@@ -257,19 +256,19 @@ class AsyncResult(Generic[R]):
 
     @property
     def date_done(self) -> datetime | None:
-        """When it ended, in UTC; None while it has not."""
+        """When it ended, in UTC; None before."""
         done = self._look().get("date_done")
         return parse_iso(done) if isinstance(done, str) else done
 
     @property
     def children(self) -> list[Any]:
-        """The calls that the task made, known once it has ended: an AsyncResult for each, a GroupResult for a
-        group."""
+        """The calls that the task made, available once it has ended: an AsyncResult for each, a GroupResult
+        for a group."""
         return [result_from_tuple(child, self._app) for child in self._look().get("children") or ()]
 
     @property
     def name(self) -> str | None:
-        """The task's name; this and the next are kept when the setting result_extended is on, else None."""
+        """The task's name; this and the next are stored if the setting result_extended is on, else None."""
         return self._look().get("name")
 
     @property
@@ -310,7 +309,7 @@ class AsyncResult(Generic[R]):
         return self.state == states.FAILURE
 
     def exists(self) -> bool:
-        """Tell whether anything is stored of it: False of an id that was never sent, and of what waits or has
+        """Tell whether a result is stored: False for an id that was never sent, or that waits or has
         expired."""
         return self._meta is not None or self.backend.get(self.id) is not None
 
@@ -350,12 +349,12 @@ class AsyncResult(Generic[R]):
         wait: bool = False,
         timeout: Any = None,
     ) -> None:
-        """Tell all workers not to run it. terminate: end it with *signal* (TERM) if it is running already.
+        """Tell all workers not to run it. terminate: end it with *signal* (TERM) if it is already running.
 
-        Of a chain or a chord that was called, it cancels all that has not run: what runs before it, too. What
-        would have come after a call that was cancelled fails along.
+        For a called chain or chord, this cancels all calls that have not run, including earlier ones. Calls
+        after a cancelled call fail with it.
 
-        The broker has the order when this returns; workers do not answer, so *wait* and *timeout* raise
+        The broker has stored the order when this returns. Workers do not reply, so *wait* and *timeout* raise
         ControlError.
         connection: None, or one of this app's.
         """
@@ -391,12 +390,13 @@ class AsyncResult(Generic[R]):
         return f"<{type(self).__name__}: {self.id}>"
 
     def __reduce__(self) -> Any:
-        """Its id, None, its parent, its queue, and whether it is ignored, in which other versions have it."""
+        """Its id, None, its parent, its queue, and whether it is ignored, in the order that other versions
+        use."""
         return type(self), (self.id, None, self.parent, self._queue, self.ignored)
 
 
 def result_from_tuple(value: Any, app: QWorker | None = None) -> Any:
-    """Make the AsyncResult or GroupResult that ``as_tuple()`` described. Raises ValueError for anything
+    """Make the AsyncResult or GroupResult described by ``as_tuple()``. Raises ValueError for anything
     else."""
     from qworker.results.group_result import result_described
 

@@ -1,8 +1,8 @@
-"""Result set: the results of several calls, asked and waited for together.
+"""Result set: the results of several calls, queried and waited for together.
 
-Comes from:  results of any kind that are put together; ``group_result``, for those of a group.
-Goes to:     the result store, with one look for all of them.
-Thread:      any; one object may be shared, but for what changes its members.
+Comes from:  results of any kind; ``group_result``, for those of a group.
+Goes to:     the result store, with one read for all of them.
+Thread:      any; one object may be shared, except for changes of its members.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from qworker.results.result import AsyncResult
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar  # that of typing has no default before Python 3.13
+    from typing_extensions import TypeVar  # typing's has no default before Python 3.13
 
-    R = TypeVar("R", default=Any)  # ResultSet alone is one of any values
+    R = TypeVar("R", default=Any)  # a bare ResultSet has any values
 else:
     from typing import TypeVar
 
@@ -36,10 +36,10 @@ else:
 
 
 class ResultSet(Generic[R]):
-    """The results of several calls, which are asked and waited for together.
+    """The results of several calls, queried and waited for together.
 
-    ``results.get()`` is the list of their values, in the order of the set; ``await results`` is the same in
-    asyncio. A member may be a set itself: its value is a list.
+    ``results.get()`` returns the list of their values, in the order of the set; ``await results`` does the
+    same in asyncio. A member may itself be a set: its value is a list.
     """
 
     __module__ = "qworker"
@@ -52,8 +52,7 @@ class ResultSet(Generic[R]):
 
     @property
     def app(self) -> QWorker:
-        """The app whose result store is asked: the one given, that of the first member, or the current
-        one."""
+        """The app whose result store is used: the given one, the first member's, or the current one."""
         if self._app is None:
             self._app = self.results[0].app if self.results else get_current_app()
         return self._app
@@ -70,17 +69,17 @@ class ResultSet(Generic[R]):
     _is_single = False
 
     supports_native_join = True
-    """join_native() works, with every result store."""
+    """join_native() works with every result store."""
 
     # -- members --
 
     def add(self, result: AsyncResult[R]) -> None:
-        """Add *result*, unless it is there."""
+        """Add *result*, unless it is a member."""
         if result not in self.results:
             self.results.append(result)
 
     def update(self, results: Iterable[AsyncResult[R]]) -> None:
-        """Add those of *results* that are not there."""
+        """Add those *results* that are not members."""
         there = set(self.results)
         for result in results:
             if result not in there:
@@ -88,7 +87,7 @@ class ResultSet(Generic[R]):
                 self.results.append(result)
 
     def remove(self, result: AsyncResult[R] | str) -> None:
-        """Take *result*, or that of this id, out. Raises KeyError when it is not there."""
+        """Remove *result*, or the one with this id. Raises KeyError when it is missing."""
         for place, each in enumerate(self.results):
             if str(each) == result if isinstance(result, str) else each == result:
                 del self.results[place]
@@ -96,14 +95,14 @@ class ResultSet(Generic[R]):
         raise KeyError(result)
 
     def discard(self, result: AsyncResult[R] | str) -> None:
-        """Take *result*, or that of this id, out, if it is there."""
+        """Remove *result*, or the one with this id, if it is a member."""
         try:
             self.remove(result)
         except KeyError:
             pass
 
     def clear(self) -> None:
-        """Take all out."""
+        """Remove all."""
         self.results.clear()
 
     @property
@@ -112,7 +111,7 @@ class ResultSet(Generic[R]):
         return self.results
 
     def _singles(self) -> Iterator[AsyncResult[Any]]:
-        """The results of single calls: the members, and those of sets among them."""
+        """Return the results of single calls: the members, and those of nested sets."""
         for result in self.results:
             if result._is_single:
                 yield result
@@ -134,17 +133,17 @@ class ResultSet(Generic[R]):
     ) -> list[R]:
         """Wait until all have ended; return their values in the order of the set.
 
-        timeout: seconds or a timedelta, for all together; None for ever; what is below 0 is 0: do not wait.
-        propagate: raise the exception of the first that fails as soon as it is known, or of what ran before
-        them; False puts exceptions into the list.
-        interval: seconds between looks where the store cannot tell us, and between calls of on_interval().
-        callback(id, value) is called with each value as it comes; then the list is empty.
-        on_message(metadata) is called with the final metadata of each; an exception is the dict that is
-        stored. no_ack is there for Celery's sake.
+        timeout: seconds or a timedelta, for all together; None for no limit; 0 or less: do not wait.
+        propagate: raise the exception of the first that fails as soon as it is known, or of an earlier call;
+        False returns exceptions in the list.
+        interval: seconds between polls where the store cannot notify us, and between calls of on_interval().
+        callback(id, value) is called with each value as it arrives; then the list is empty.
+        on_message(metadata) is called with the final metadata of each; an exception is passed as the stored
+        dict. no_ack has no effect.
 
-        The value of a call whose result is ignored is None. Raises ResultTimeout when it took too long,
-        TypeError for a timeout that is none, RuntimeError inside of a task unless disable_sync_subtasks is
-        False, NotSupported when results are disabled.
+        The value of a call whose result is ignored is None. Raises ResultTimeout after the timeout, TypeError
+        for an invalid timeout, RuntimeError in a task unless disable_sync_subtasks is False, NotSupported
+        when results are disabled.
         """
         limit = patience(timeout)
         if disable_sync_subtasks:
@@ -189,7 +188,7 @@ class ResultSet(Generic[R]):
         return gather(self.app, singles, parents, timeout, interval, on_interval) if singles else iter(())
 
     def _before(self) -> Iterable[AsyncResult[Any]]:
-        """The results whose failure means that this will never end."""
+        """Return the results whose failure means that this will never end."""
         return ()
 
     def _values(self, propagate: bool) -> list[R]:
@@ -207,7 +206,7 @@ class ResultSet(Generic[R]):
         propagate: bool = True,
         interval: float = 0.5,
     ) -> Iterator[R]:
-        """Yield the values as they come, in whichever order. Arguments and errors are those of get()."""
+        """Yield the values as they arrive, in any order. Arguments and errors are those of get()."""
         for result, meta in self._one_by_one(timeout, propagate, interval):
             yield result._value(meta, propagate)
 
@@ -219,7 +218,7 @@ class ResultSet(Generic[R]):
         on_message: Callable[[dict[str, Any]], Any] | None = None,
         on_interval: Callable[[], Any] | None = None,
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield ``(id, metadata)`` of each as it ends; an exception is the dict that is stored.
+        """Yield ``(id, metadata)`` of each as it ends; an exception is passed as the stored dict.
 
         Arguments and errors are those of get(). Calls whose result is ignored are left out.
         """
@@ -230,10 +229,10 @@ class ResultSet(Generic[R]):
                 yield result.id, meta
 
     def as_completed(self, timeout: float | timedelta | None = None, interval: float = 0.5) -> AsCompleted[R]:
-        """Return what yields each result as it ends, in ``for`` and in ``async for``.
+        """Return an iterator over the results as they end, for ``for`` and ``async for``.
 
-        Each has ended when it is yielded, or its result is ignored: its get() does not wait. Raises
-        ResultTimeout when some have not ended after *timeout* seconds.
+        Each yielded result has ended, or is ignored: its get() does not wait. Raises ResultTimeout when some
+        have not ended after *timeout* seconds.
         """
         return AsCompleted(self, patience(timeout), interval)
 
@@ -250,7 +249,7 @@ class ResultSet(Generic[R]):
             yield from ended
 
     def __await__(self) -> Generator[Any, None, list[R]]:
-        """Wait without blocking the event loop; return the values or raise an exception, as get() does."""
+        """Wait without blocking the event loop; return the values or raise an exception like get()."""
         return self._await().__await__()
 
     async def _await(self) -> list[R]:
@@ -271,7 +270,7 @@ class ResultSet(Generic[R]):
         return known_states(list(self._singles()), lambda: self.backend)
 
     def ready(self) -> bool:
-        """Tell whether all have ended, in whatever way. A call whose result is ignored does not count."""
+        """Tell whether all have ended, in whatever way. Calls whose result is ignored do not count."""
         ended = {*states.READY_STATES, states.IGNORED}
         return all(state in ended for state in self._states().values())
 
@@ -288,7 +287,7 @@ class ResultSet(Generic[R]):
         return states.FAILURE in self._states().values()
 
     def completed_count(self) -> int:
-        """How many members returned a value; a set among them counts once, when all of its did."""
+        """Return how many members returned a value; a nested set counts once, when all of its members did."""
         known = self._states()
         return sum(
             all(known[each.id] == states.SUCCESS for each in result._singles()) for result in self.results
@@ -297,7 +296,7 @@ class ResultSet(Generic[R]):
     def maybe_throw(self, callback: Callable[[str, Any], Any] | None = None, propagate: bool = True) -> None:
         """Raise the exception of the first member that has failed, if any has.
 
-        callback(id, value) is called with the value of each single call; None where there is none yet.
+        callback(id, value) is called with the value of each single call; None if there is none yet.
         """
         self._states()
         for each in self._singles():
@@ -320,8 +319,8 @@ class ResultSet(Generic[R]):
         wait: bool = False,
         timeout: Any = None,
     ) -> None:
-        """Cancel them, and what runs before them: tell all workers, in one order, to run none of these calls.
-        Arguments and errors are those of AsyncResult.revoke()."""
+        """Cancel them, and earlier calls: tell all workers, in one order, not to run these calls. Arguments
+        and errors are those of AsyncResult.revoke()."""
         tree.revoke_workflow(self, connection, terminate, signal, wait, timeout)
 
     # -- being a collection --

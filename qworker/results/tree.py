@@ -1,7 +1,7 @@
-"""Result tree: a result with the results of the calls its task made, and of theirs.
+"""Result tree: a result with the results of its task's calls, recursively.
 
-Comes from:  ``AsyncResult`` and ``GroupResult``, of which these are methods.
-Goes to:     the result store, once for all results of a level.
+Comes from:  ``AsyncResult`` and ``GroupResult``, whose methods these are.
+Goes to:     the result store, one read for each level.
 Thread:      any.
 
 A task's calls are known once it has ended (its option ``trail`` is on by default).
@@ -28,15 +28,14 @@ if TYPE_CHECKING:
 
 
 DESCRIBED = 32
-"""How many results of a line are described: each nests two levels deeper, and messages nest 200 at most.
+"""Maximum results of a line in a description: each nests two levels deeper, and messages nest 200 at most.
 """
 
 
 def iterdeps(result: Node, intermediate: bool = False) -> Iterator[tuple[Node | None, Node]]:
-    """Go through the tree, level by level: ``(parent, result)`` for each, of which the first parent is None.
+    """Iterate over the tree, level by level: yield ``(parent, result)``; the first parent is None.
 
-    intermediate: pass over the calls of what has not ended; else IncompleteStream is raised after such a
-    result.
+    intermediate: skip the calls of unended results; otherwise IncompleteStream is raised after such a result.
     """
     level: list[tuple[Node | None, Node]] = [(None, result)]
     while level:
@@ -44,7 +43,7 @@ def iterdeps(result: Node, intermediate: bool = False) -> Iterator[tuple[Node | 
         below: list[tuple[Node | None, Node]] = []
         for parent, node in level:
             yield parent, node
-            if node.ready():  # who goes through them may have waited for this one
+            if node.ready():  # the consumer may have waited for this one
                 below.extend((node, child) for child in node.children)
             elif not intermediate:
                 raise IncompleteStream(
@@ -54,10 +53,10 @@ def iterdeps(result: Node, intermediate: bool = False) -> Iterator[tuple[Node | 
 
 
 def _look(results: Sequence[AsyncResult[Any]]) -> None:
-    """Look once for all of *results* that are not known to have ended, and keep what has."""
+    """Read once all *results* that are not known to have ended, and keep the final ones."""
     unknown = [each for each in results if each._meta is None and not each.ignored]
     if len(unknown) < 2:
-        return  # it is looked for by itself
+        return  # it is read separately
     found = unknown[0].backend.read_many([each.id for each in unknown])
     for each in unknown:
         meta = found.get(each.id)
@@ -68,7 +67,7 @@ def _look(results: Sequence[AsyncResult[Any]]) -> None:
 def build_graph(
     result: AsyncResult[Any], intermediate: bool = False, formatter: GraphFormatter | None = None
 ) -> DependencyGraph[Node]:
-    """Return the tree as a graph of results, each with those that came of it. intermediate: as for
+    """Return the tree as a graph of results, each with the results it led to. intermediate: as for
     iterdeps(). formatter: how to_dot() draws it."""
     from qworker.results.dependencies import DependencyGraph, GraphFormatter
 
@@ -83,8 +82,7 @@ def build_graph(
 
 
 def collect(result: Node, intermediate: bool = False, **options: Any) -> Iterator[tuple[Node, Any]]:
-    """Wait for each result of the tree in turn: ``(result, value)`` for each. options: as for get(), of
-    each."""
+    """Wait for each result of the tree in turn; yield ``(result, value)``. options: as for get()."""
     for _, node in iterdeps(result, intermediate):
         yield node, node.get(**options)
 
@@ -98,11 +96,10 @@ def get_leaf(result: Node) -> Any:
 
 
 class ResultTree(NamedTuple):
-    """What is known of a result, and of those of the calls that its task made.
+    """A result and those of its task's calls, as far as known.
 
-    name: of the task, where ``result_extended`` is on; None of a group, and where it is not known. state: of
-    a group FAILURE when a member failed, SUCCESS when all returned, PENDING while nothing is known of any,
-    else STARTED.
+    name: of the task, if ``result_extended`` is on; None for a group, and if unknown. state: of a group
+    FAILURE when a member failed, SUCCESS when all returned, PENDING while nothing is known, else STARTED.
     """
 
     id: str
@@ -112,9 +109,9 @@ class ResultTree(NamedTuple):
 
 
 def tree_of(result: Node) -> ResultTree:
-    """Return the tree of *result* as it stands now; waits for nothing, and looks once for each level of it.
+    """Return the current tree of *result* without waiting, with one read for each level.
 
-    Each call and each group is there once. Raises DamagedResult for one that cannot be read.
+    Each call and each group occurs once. Raises DamagedResult for an unreadable one.
     """
     met = {result.id}
     nodes: list[tuple[Node, Meta, list[str]]] = []
@@ -134,7 +131,7 @@ def tree_of(result: Node) -> ResultTree:
             nodes.append((node, meta, list(new)))
         level = below
     made: dict[str, ResultTree] = {}
-    for node, meta, ids in reversed(nodes):  # what is below was met later
+    for node, meta, ids in reversed(nodes):  # descendants come later in the list
         children = tuple(made.pop(each) for each in ids)
         state = (
             meta.get("status", states.PENDING)
@@ -146,7 +143,7 @@ def tree_of(result: Node) -> ResultTree:
 
 
 def state_of_many(members: Iterable[str]) -> str:
-    """The state of a group whose *members* are in these; a call whose result is ignored does not count."""
+    """Return the state of a group from those of its *members*; calls whose result is ignored do not count."""
     found = set(members) - {states.IGNORED}
     if found & states.PROPAGATE_STATES:
         return states.FAILURE
@@ -159,7 +156,7 @@ def state_of_many(members: Iterable[str]) -> str:
 
 
 def line(result: Node | ResultSet[Any]) -> Iterator[Node]:
-    """*result* and those before it, the nearest first."""
+    """Yield *result* and its predecessors, nearest first."""
     node: Any = result
     while node is not None:
         yield node
@@ -167,20 +164,20 @@ def line(result: Node | ResultSet[Any]) -> Iterator[Node]:
 
 
 def singles_before(result: Node) -> list[AsyncResult[Any]]:
-    """The results of single calls before *result*, those of groups included, the nearest first."""
+    """Return the results of single calls before *result*, including those of groups, nearest first."""
     return [single for node in line(result) if node is not result for single in node._singles()]
 
 
 def unknown_before(result: Node) -> list[str]:
-    """The ids of the single calls before *result* that are not known to have ended."""
+    """Return the ids of the single calls before *result* that are not known to have ended."""
     return [each.id for each in singles_before(result) if each._meta is None and not each.ignored]
 
 
 def raise_of_parents(result: Node, found: Mapping[str, Found]) -> None:
-    """Raise the exception of a result before *result*, if one has failed; of the first, if several have. One
-    that cannot be read is passed over: its value is not what was asked for.
+    """Raise the exception of a failed predecessor of *result*, the first if there are several. Unreadable
+    ones are skipped: their values were not requested.
 
-    found: what is stored of those that unknown_before() tells.
+    found: the stored results for unknown_before().
     """
     for parent in reversed(singles_before(result)):
         meta = None if parent.ignored else parent._meta or found.get(parent.id)
@@ -189,10 +186,10 @@ def raise_of_parents(result: Node, found: Mapping[str, Found]) -> None:
 
 
 def described(result: Node) -> Any:
-    """Return ``((id, parent), members)``, plain data that result_from_tuple makes a result of again.
+    """Return ``((id, parent), members)``, plain data that result_from_tuple converts back to a result.
 
-    members: None for a single call. Of a long chain, the nearest before it are described, as many as JSON can
-    nest.
+    members: None for a single call. Of a long chain only the nearest predecessors are described, as many as
+    JSON can nest.
     """
     told: Any = None
     for node in reversed(list(islice(line(result), DESCRIBED))):
@@ -201,17 +198,17 @@ def described(result: Node) -> Any:
 
 
 def ids_of_line(result: Node) -> list[str]:
-    """Return its id and those of the results before it."""
+    """Return its id and those of its predecessors."""
     return [node.id for node in line(result)]
 
 
 def _of_the_workflow(result: Node | ResultSet[Any]) -> list[AsyncResult[Any]]:
-    """The results of single calls in it, before it, and before each of its members."""
+    """Return the results of single calls in it, before it, and before each of its members."""
     met: dict[int, Any] = {}
     unseen: list[Any] = [result]
     while unseen:
         node = unseen.pop()
-        if node is not None and id(node) not in met:  # members may have the same line before them
+        if node is not None and id(node) not in met:  # members may share predecessors
             met[id(node)] = node
             unseen.extend((node.parent, *node._singles()))
     return [single for node in met.values() for single in node._singles()]
@@ -225,8 +222,8 @@ def revoke_workflow(
     wait: bool = False,
     timeout: Any = None,
 ) -> None:
-    """Tell all workers, in one order, to run no call of the workflow of which *result* is the result, but for
-    those that are known here to have ended. See AsyncResult.revoke()."""
+    """Tell all workers, in one order, not to run any call of the workflow with *result*, except those known
+    here to have ended. See AsyncResult.revoke()."""
     ids = list(dict.fromkeys(each.id for each in _of_the_workflow(result) if each._meta is None))
     if ids:
         result.app.control.revoke(
@@ -240,7 +237,7 @@ def revoke_workflow(
 
 
 def forget_line(result: Node | ResultSet[Any]) -> None:
-    """Delete what is stored of it and of the results before it; the state is PENDING afterwards."""
+    """Delete its stored result and those of its predecessors; the state is PENDING afterwards."""
     stored = [single for single in _of_the_workflow(result) if single._is_stored()]
     for single in stored:
         single._meta = None

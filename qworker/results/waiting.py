@@ -1,8 +1,8 @@
-"""Waiting: the caller stands still until a result is there, and is told why when it may never be.
+"""Waiting: the caller blocks until a result is available, and is warned when it may never be.
 
 Comes from:  ``result.get()``.
-Goes to:     the result store; and to the broker once, to see whether any worker is there.
-Thread:      the caller's. ``awaiting`` is for those who must not stand still.
+Goes to:     the result store; once to the broker, to check whether a worker is running.
+Thread:      the caller's. ``awaiting`` is for callers that must not block.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HINT_AFTER = 2.0
-"""Seconds of waiting after which it is looked whether any worker is there, and said if not."""
+"""Seconds of waiting after which a missing worker is logged."""
 
 _LONGEST_LOOK = 3600.0
 
@@ -38,8 +38,8 @@ _joins_allowed: ContextVar[bool] = ContextVar("qworker_joins_allowed", default=F
 
 @contextmanager
 def allow_join_result() -> Iterator[None]:
-    """Let get() wait inside a task, in this block. Only safe when another worker process runs what is waited
-    for."""
+    """Allow get() to wait inside a task, in this block. Only safe when another worker process runs the
+    awaited task."""
     token = _joins_allowed.set(True)
     try:
         yield
@@ -60,8 +60,8 @@ def refuse_to_wait_in_a_task() -> None:
 
 
 def patience(timeout: float | timedelta | None) -> float | None:
-    """Return *timeout* in seconds, 0 for what is below, None for ever. Raises TypeError for what is no
-    time."""
+    """Return *timeout* in seconds, 0 if negative, None for no limit. Raises TypeError for an invalid
+    value."""
     if timeout is None:
         return None
     length = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
@@ -82,8 +82,8 @@ def wait_for(
     looked: int | None = None,
     hinted: bool = False,
 ) -> Meta:
-    """Return the metadata of the task once it has ended. timeout: seconds, None for ever. looked: what the
-    watcher's mark() said before somebody looked for it. hinted: it has been told that no worker is there.
+    """Return the metadata of the task once it has ended. timeout: seconds, None for no limit. looked: the
+    watcher's mark() from before it was read. hinted: a missing worker was logged already.
 
     Raises ResultTimeout when it has not ended by then.
     """
@@ -113,7 +113,7 @@ def wait_for(
 
 
 def look(app: QWorker, ids: Collection[str], until: float | None = None) -> dict[str, Found]:
-    """Return what has ended of *ids* now, or as soon as a store that has just gone away is back.
+    """Return which of *ids* have ended now, or as soon as a store that has just become unavailable is back.
 
     until: when to give up, by the monotonic clock. Raises BackendError when the store is not back by then.
     """
@@ -126,7 +126,7 @@ def look(app: QWorker, ids: Collection[str], until: float | None = None) -> dict
 
 
 def all_of(first: Callable[[], Any], second: Callable[[], Any] | None) -> Callable[[], Any]:
-    """Return a function that calls both; None is nothing to call."""
+    """Return a function that calls both; None is ignored."""
 
     def both() -> None:
         first()
@@ -137,10 +137,9 @@ def all_of(first: Callable[[], Any], second: Callable[[], Any] | None) -> Callab
 
 
 def states_told(app: QWorker, task_id: str, tell: Callable[[Meta], Any]) -> Callable[[], None]:
-    """Return a function that looks at the task, and calls tell(metadata) when it stands in another state than
-    before.
+    """Return a function that reads the task's state, and calls tell(metadata) when it has changed.
 
-    The final state is left to who waits for it.
+    The final state is left to the waiting caller.
     """
     last: list[Meta] = []
 
@@ -150,7 +149,7 @@ def states_told(app: QWorker, task_id: str, tell: Callable[[Meta], Any]) -> Call
         except BackendError as error:
             if isinstance(error, DamagedResult):
                 raise
-            return  # who waits hears of it when it lasts
+            return  # waiting reports it if it lasts
         if meta is not None and [meta] != last and meta["status"] not in states.READY_STATES:
             last[:] = [meta]
             tell(meta)
@@ -159,14 +158,14 @@ def states_told(app: QWorker, task_id: str, tell: Callable[[Meta], Any]) -> Call
 
 
 def hint(app: QWorker, task_id: str, queue: str | None) -> None:
-    """Say in the log why there may never be a result: no worker, or none for *queue*. Never raises."""
+    """Log why there may never be a result: no worker, or none for *queue*. Never raises."""
     try:
         if "workers" in app.broker.lacks:
             return
         workers = app.broker.admin.workers()
     except Exception as error:  # noqa: BLE001 - a hint must not break what it comments on
         let_pass(error)
-        logger.debug("cannot tell whether workers are there: %s", error)
+        logger.debug("cannot determine whether workers are running: %s", error)
         return
     consumed = {name for worker in workers for name in worker.queues}
     if queue is not None and queue not in consumed:

@@ -1,12 +1,12 @@
-"""Workflow: all calls that hang together with one id, as far as the result store knows them.
+"""Workflow: all calls connected with one id, as far as the result store knows them.
 
 Comes from:  ``qworker graph``, with an id.
-Goes to:     the result store: one look for the calls that one look has told of; those before it one by one.
-Thread:      any; a Survey is for one.
+Goes to:     the result store: one read for all calls found by the previous read; predecessors one by one.
+Thread:      any; a Survey belongs to one.
 
-What is known of a workflow is spread out. A result names the call that made it and the calls that its task
-made; some stores keep only the latter. An outline names all calls of a workflow that has joins. A saved group
-names its members. What nothing of this tells is said to be unknown.
+The data about a workflow is distributed. A result names the calling task and the calls that its task made;
+some stores only keep the latter. An outline names all calls of a workflow with joins. A saved group names its
+members. Everything else is reported as unknown.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from qworker.backends.base import Found
 
 UNREADABLE = "UNREADABLE"
-"""Told in place of a state, where what is stored is damaged or forged."""
+"""Reported instead of a state for damaged or forged data."""
 MOST_GROUPS = 64
-"""Of so many groups on the way down it is looked what follows them."""
+"""Maximum number of groups for which the calls after them are looked up."""
 ENDED = states.READY_STATES | {states.IGNORED, UNREADABLE}
 
 
 class Step(NamedTuple):
     """A call, or a group of calls.
 
-    - name: of the task; None of a group, and where it is not known.
+    - name: of the task; None for a group, and if unknown.
     - state: of a group FAILURE when a member failed, SUCCESS when all returned, PENDING while nothing is
-      known of any, else STARTED.
-    - is_group: calls are its members then, else what its task called.
-    - calls, then: ids; then is what gets its value, or is called after it.
-    - node: its name as a node of the graph that it is a part of; None elsewhere.
+      known, else STARTED.
+    - is_group: its calls are its members, instead of its task's calls.
+    - calls, then: ids; then is the call that gets its value, or follows it.
+    - node: its name as a node of a graph; None elsewhere.
     - after: the ids of the nodes that it waits for.
     """
 
@@ -56,11 +56,11 @@ class Step(NamedTuple):
 
 
 class Workflow(NamedTuple):
-    """What is known of it now.
+    """The current knowledge about a workflow.
 
-    - steps: by id, each before those that come after it.
-    - root: the id of the first. asked: the id that was asked for.
-    - unknown: sentences that say what cannot be known.
+    - steps: by id, each before its successors.
+    - root: the id of the first. asked: the requested id.
+    - unknown: sentences about missing data.
     """
 
     asked: str
@@ -69,11 +69,11 @@ class Workflow(NamedTuple):
     unknown: tuple[str, ...]
 
     def counts(self) -> Counter[str]:
-        """How many calls are in each state; groups do not count."""
+        """Return how many calls are in each state; groups do not count."""
         return Counter(step.state for step in self.steps.values() if not step.is_group)
 
     def line(self, first: str) -> Iterator[Step]:
-        """The step *first* and those that follow it, each after the one before."""
+        """Yield the step *first* and its successors in order."""
         identity: str | None = first
         while identity is not None:
             step = self.steps[identity]
@@ -82,7 +82,7 @@ class Workflow(NamedTuple):
 
 
 class _Node:
-    """What is known of a step, while it is looked at."""
+    """A step while it is being examined."""
 
     __slots__ = ("after", "calls", "ignored", "is_group", "meta", "name", "node", "then")
 
@@ -98,7 +98,7 @@ class _Node:
 
 
 class Survey:
-    """Looks at the workflow of *task_id*, again and again if need be: what has ended is looked at once."""
+    """Examines the workflow of *task_id*, repeatedly if required: ended calls are read once."""
 
     def __init__(self, app: QWorker, task_id: str) -> None:
         self._app = app
@@ -109,12 +109,12 @@ class Survey:
         self._nodes: dict[str, _Node] = {}
         self._made_by: list[tuple[str, str]] = []
         self._lone: dict[str, str] = {}
-        """A member of each group that no outline was found of."""
+        """A member of each group without an outline."""
         self._unknown: list[str] = []
 
     def look(self) -> Workflow | None:
-        """Return what is known now; None when nothing is stored of the id. Raises BackendError when the store
-        does not answer, NotSupported when results are disabled."""
+        """Return the current state of the workflow; None when nothing is stored for the id. Raises
+        BackendError when the store is unavailable, NotSupported when results are disabled."""
         self._nodes, self._made_by, self._lone, self._unknown = {}, [], {}, []
         root = self._climb()
         if root is None:
@@ -125,7 +125,7 @@ class Survey:
     # -- up --
 
     def _climb(self) -> str | None:
-        """Find the first call of all, or None; take in what the outlines on the way tell."""
+        """Find the first call of all, or None, and read the outlines on the way."""
         top, current = self._asked, self._asked
         seen: set[str] = set()
         known = False
@@ -149,13 +149,13 @@ class Survey:
             elif current != self._asked:
                 self._node(current)
                 top = current
-                self._unknown.append(f"what called {current} is known when that has ended")
+                self._unknown.append(f"the caller of {current} is known when that has ended")
             else:
                 return None
             if found is None and meta is not None and not self._backend.keeps_parents and not known:
                 self._unknown.append(
-                    f"{self._backend.safe_url} does not keep which call made another: what came before "
-                    f"{current} is not known"
+                    f"{self._backend.safe_url} does not store which call made another: the calls before "
+                    f"{current} are not known"
                 )
             known = True
             if not isinstance(parent, str) or parent in seen:
@@ -170,7 +170,7 @@ class Survey:
         return self._outlines[identity]
 
     def _saved(self, identity: str) -> Any:
-        """The group that somebody saved with this id; None when there is none."""
+        """Return the group saved with this id; None if there is none."""
         try:
             described = self._backend.get_group(identity)
             return described and result_from_tuple(described, self._app)
@@ -186,7 +186,7 @@ class Survey:
         return node
 
     def _take_line(self, steps: outline.Line) -> str:
-        """Take in a line of an outline; return the id of its first step."""
+        """Add a line of an outline; return the id of its first step."""
         waiting = deque([steps])
         while waiting:
             one = waiting.popleft()
@@ -206,14 +206,14 @@ class Survey:
         return str(steps[0][0])
 
     def _take_nodes(self, firsts: Mapping[str, str], after: Mapping[str, Iterable[str]]) -> None:
-        """Take in a graph. firsts: the id of what runs first in each node, by its name. after: the names of
-        the nodes that each waits for."""
+        """Add a graph. firsts: the id of the first call of each node, by name. after: the names of the nodes
+        that each waits for."""
         for name, identity in firsts.items():
             node = self._node(identity)
             node.node, node.after = name, tuple(firsts[each] for each in after[name])
 
     def _take_result(self, result: Any) -> str:
-        """Take in a result, with those before it that were not known yet; return the id of the first."""
+        """Add a result, with its unknown predecessors; return the id of the first."""
         waiting, first = deque([result]), None
         while waiting:
             before: list[Any] = []
@@ -235,7 +235,7 @@ class Survey:
     # -- down --
 
     def _descend(self) -> None:
-        """Look at all that is known, and at what that tells of, until nothing new is told of."""
+        """Read all known steps and those they name, until there are no new ones."""
         looked, groups = 0, 0
         while new := list(islice(self._nodes, looked, None)):
             looked += len(new)
@@ -259,11 +259,11 @@ class Survey:
         try:
             result = result_from_tuple(child, self._app)
         except ValueError:
-            return  # whatever wrote it, it names no call
+            return  # invalid data: it names no call
         node.calls[self._take_result(result)] = None
 
     def _read(self, ids: Iterable[str]) -> dict[str, Found]:
-        """What is stored of *ids*; of what has ended, as it was when that was seen first."""
+        """Return the stored results of *ids*; ended ones as first read."""
         wanted = list(ids)
         unknown = [each for each in wanted if each not in self._ended]
         found = self._backend.read_many(unknown) if unknown else {}
@@ -275,8 +275,8 @@ class Survey:
     # -- what is made of it --
 
     def _made(self, root: str) -> Workflow:
-        """Put each step in one place: after the one whose value it gets, else below the one that called it,
-        or the group that it is a member of."""
+        """Put each step in one place: after the step whose value it gets, else below its caller or its
+        group."""
         placed: dict[str, tuple[list[str], list[str]]] = {root: ([], [])}
         waiting = deque([root])
 
@@ -297,7 +297,7 @@ class Survey:
             placed[maker][1].extend(place([made]))
             spread()
         steps: dict[str, Step] = {}
-        for identity in reversed(placed):  # what comes after it, or is below it, was placed later
+        for identity in reversed(placed):  # successors and descendants were placed later
             then, calls = placed[identity]
             node = self._nodes[identity]
             if node.is_group:
@@ -313,7 +313,7 @@ class Survey:
             if group not in self._nodes:
                 self._unknown.append(_lone(member, group))
         if any(_may_call(step, self._nodes[step.id]) for step in steps.values()):
-            self._unknown.append("what a task calls is known when it has ended")
+            self._unknown.append("the calls of a task are known when it has ended")
         return Workflow(self._asked, root, dict(reversed(steps.items())), tuple(self._unknown))
 
 
@@ -324,7 +324,7 @@ def _state(meta: Found | None) -> str:
 
 
 def _state_at_end(steps: dict[str, Step], first: str) -> str:
-    """The state of the last of the line that begins with *first*."""
+    """Return the state of the last step of the line that begins with *first*."""
     step = steps[first]
     while step.then:
         step = steps[step.then[0]]
@@ -340,6 +340,6 @@ def _lone(identity: str, group: str) -> str:
 
 
 def _first(result: Any) -> str:
-    """The id of what runs first in *result*."""
+    """Return the id of the first call in *result*."""
     *_, first = line(result)
     return str(first.id)

@@ -1,11 +1,10 @@
-"""Tasks: what a task is, how an app comes to have it, and one run of it.
+"""Tasks: how they are defined and registered, and how one run works.
 
-Modules, in reading order: ``task`` (the object that is called), ``options`` (every option once),
-``definition`` (a function becomes a task), ``typed_calls`` and
-``forms`` (what annotations say of arguments), ``decorators`` and ``shared`` (``@app.task``,
-``@shared_task``), ``registry``, ``builtins`` and ``chord_unlock`` (those of every app), ``loading`` (their
-modules), ``execution`` and ``async_execution`` (a run),
-``aftermath`` (of what did not come to run), ``copies`` (what is not to run again), ``outcome`` (how it
-ended), ``next_attempt`` (retries), ``replacement`` (what a run sends in its stead), ``followup`` (links),
-``unsent`` (what cannot be sent for now), ``eager`` (a run in the caller's process).
+Modules, in reading order: ``task`` (the object that is called), ``options`` (all options), ``definition`` (a
+function becomes a task), ``typed_calls`` and ``forms`` (conversion by annotations), ``decorators`` and
+``shared`` (``@app.task``, ``@shared_task``), ``registry``, ``builtins`` and ``chord_unlock`` (the tasks of
+every app), ``loading`` (their modules), ``execution`` and ``async_execution`` (a run), ``aftermath`` (ending
+calls that did not run), ``copies`` (duplicates that must not run), ``outcome`` (how a run ended),
+``next_attempt`` (retries), ``replacement`` (calls sent instead of a run's result), ``followup`` (links),
+``unsent`` (calls that cannot be sent now), ``eager`` (a run in the caller's process).
 """

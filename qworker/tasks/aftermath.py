@@ -1,7 +1,7 @@
-"""Aftermath: what follows a call that did not come to run, or whose process died.
+"""Aftermath: ending calls that did not run, or whose process died.
 
-Comes from:  a pool child, or a thread of the threads pool, which is given such a call with how it ended.
-Goes to:     errbacks, what would have come after it, and back as an Outcome.
+Comes from:  a pool child, or a thread of the threads pool, which gets the call and how it ended.
+Goes to:     errbacks, the calls that would have followed, and back as an Outcome.
 Thread:      whichever runs tasks.
 """
 
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 1.0
-"""How long a child waits for a broker that is away, so as not to be given the same at once, for ever."""
+"""How long a child waits when the broker is unavailable, so that it does not get the same call again at
+once."""
 _RAN = frozenset([LOST, TIME_LIMIT, TERMINATED])
-"""Ends of a task that had begun to run."""
+"""Endings of a task that had begun to run."""
 
 
 def tell(
@@ -44,16 +45,14 @@ def tell(
     error: dict[str, Any],
     aloud: bool = True,
 ) -> Outcome:
-    """End a task that did not come to run, or whose process died: tell its errbacks, and what would have come
-    after it.
+    """End a task that did not run, or whose process died: call its errbacks, and fail the calls after it.
 
-    - kind, text: of the outcome. state, error: what is stored. aloud: False, and no errback or other code of
-      the user's is called, which may have killed those who did.
+    - kind, text: of the outcome. state, error: to be stored. aloud: False calls no errback or other user
+      code, which may have killed the previous processes.
 
     A task whose success was stored before its process was killed has succeeded: its callbacks are sent, and
-    the outcome is SUCCESS.
-    NOT_STARTED when that cannot be told for now: a child is given it again, after a pause. RETRY, without a
-    runtime, when the task has sent its next attempt on hearing of it: then it has not ended.
+    the outcome is SUCCESS. NOT_STARTED when something cannot be sent now: a child gets it again after a
+    pause. RETRY, without a runtime, when the task's hook has sent a next attempt: then it has not ended.
     """
     token = push(context, task)
     try:
@@ -66,7 +65,7 @@ def tell(
             meta = app.backend.meta(context.id, state, error, context=context)
             row = app.backend.row(context.id, meta)
         stored = False
-        if aloud and context.errbacks and state == states.FAILURE:  # Celery calls none for what was revoked
+        if aloud and context.errbacks and state == states.FAILURE:  # Celery calls none for revoked tasks
             stored = store_now(app, row)
             cause = exception_of({"status": state, "result": error})
             followup.failed(app, context, cause, "", again=True)
@@ -77,19 +76,18 @@ def tell(
         return cut_short(app, task, context, directive, time.perf_counter())._replace(runtime=None)
     except Exception as problem:
         if is_away(problem) or (isinstance(problem, Reject) and problem.requeue):
-            logger.error("the end of task %s[%s] cannot be told for now: %s", task.name, context.id, problem)
+            logger.error("the end of task %s[%s] cannot be reported now: %s", task.name, context.id, problem)
             app.clock.sleep(AGAIN_SECONDS)
             return NOT_STARTED
-        logger.exception("the end of task %s[%s] could not be told", task.name, context.id)
+        logger.exception("the end of task %s[%s] could not be reported", task.name, context.id)
         return Outcome(kind, None, text, told=True)
     finally:
         pop(token)
 
 
 def _success(app: QWorker, task: Task[..., Any], context: Context) -> Mapping[str, Any] | None:
-    """What is stored of a task that was killed between its end and its callbacks, before which its success is
-    stored; None when it was not. An id that was called before, as the mark RUN says, may have the success of
-    another call."""
+    """Return the stored success of a task that was killed between its end and its callbacks; None if there is
+    none. For an id that was called before, as the mark RUN shows, the success may belong to another call."""
     if not context.callbacks or ignores_result(context, task) or run_in(message_headers(context)):
         return None
     try:
@@ -100,12 +98,12 @@ def _success(app: QWorker, task: Task[..., Any], context: Context) -> Mapping[st
 
 
 def _go_on(app: QWorker, task: Task[..., Any], context: Context, value: Any) -> Outcome:
-    """Send what follows the task, which has succeeded with *value*."""
+    """Send the calls after the task, which has succeeded with *value*."""
     run = Run(app, task, context)
     run.start, run.stored = time.perf_counter(), True
     outcome = run.tell(run.returned, value)
     if outcome.kind == REQUEUED:
-        logger.error("what follows task %s[%s] is sent later: %s", task.name, context.id, outcome.text)
+        logger.error("the calls after task %s[%s] are sent later: %s", task.name, context.id, outcome.text)
         app.clock.sleep(AGAIN_SECONDS)
         return NOT_STARTED
     return outcome._replace(runtime=None)

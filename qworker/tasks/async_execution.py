@@ -1,13 +1,13 @@
-"""Async execution: one run of one ``async def`` task; its limits, and what a cancellation of it means.
+"""Async execution: one run of one ``async def`` task, its limits and its cancellation.
 
 Comes from:  the event loop of a pool child or of the threads pool, or an eager call.
-Goes to:     back as an Outcome, as in execution.py.
+Goes to:     back as an Outcome, like execution.py.
 Thread:      the event loop's.
 
-A task may be cancelled by anybody: by its own code, by a library that lets a timeout leak, by a neighbour
-that cancels all that it finds. Only the worker knows whether it was the worker, so it is asked; whatever else
-cancels a task has made it fail. (CancelledError is no Exception: like SystemExit it is retried only where
-``autoretry_for`` names it.)
+Anybody can cancel a task: its own code, a library that leaks a timeout, another task that cancels all tasks
+of the loop. Only the worker knows its own cancellations, so it is asked; any other cancellation is a failure
+of the task. (CancelledError is not an Exception: like SystemExit it is retried only if ``autoretry_for``
+names it.)
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ async def execute_async(
     """Run *task* for *context*; return how it ended.
 
     - soft, hard: limits in seconds; None for no limit. Both cancel the task.
-    - disarm: called as soon as the body is done.
-    - cancelled: tells with what the worker has cancelled the task (Interrupted or Terminated); None when it
-      has not.
+    - disarm: called as soon as the body has ended.
+    - cancelled: returns the reason if the worker has cancelled the task (Interrupted or Terminated), else
+      None.
     """
-    import asyncio  # some 30 ms and 3 MB that a process without async tasks does not pay
+    import asyncio  # about 30 ms and 3 MB, saved in a process without async tasks
 
     if (copy := copies.refused(app, task, context)) is not None:
         return copy
@@ -55,7 +55,7 @@ async def execute_async(
     try:
         run.enter()
         try:
-            # Both, so that a task that takes its time over the soft one is cancelled again at the hard one.
+            # Both, so that a task that handles the soft limit is cancelled again at the hard one.
             async with asyncio.timeout(hard or None) as last, asyncio.timeout(soft or None) as first:
                 value = await run.call(body)
                 disarm()
@@ -79,5 +79,5 @@ async def execute_async(
     finally:
         run.leave()
         if asyncio.current_task().cancelling():  # type: ignore[union-attr]
-            with suppress(asyncio.CancelledError):  # that the body ordered, and did not wait for
+            with suppress(asyncio.CancelledError):  # requested by the body itself, without awaiting it
                 await asyncio.sleep(0)

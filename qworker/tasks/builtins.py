@@ -1,7 +1,7 @@
-"""Built-in tasks: those that every app has, by the names that Celery gives them.
+"""Built-in tasks: those of every app, under Celery's names.
 
 Comes from:  the app, when it is finalized.
-Goes to:     its registry; messages for them come from ``task.map`` and its like, ours and Celery's.
+Goes to:     its registry; they are called by ``task.map`` and similar methods, ours and Celery's.
 Thread:      whichever runs the task.
 """
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 CHORD_UNLOCK = "celery.chord_unlock"
 
 STAND_IN = "celery.accumulate"
-"""In whose name the calls are told that came with a task which nobody knows here."""
+"""The task that reports the calls carried by a message whose task is unknown."""
 
 
 def add_builtin_tasks(app: QWorker, registry: TaskRegistry) -> None:
-    """Enter celery.map, celery.starmap, celery.chunks, celery.accumulate, celery.chord_unlock and
-    qworker.graph in the *registry* of *app*, but for those that it has of its own."""
+    """Register celery.map, celery.starmap, celery.chunks, celery.accumulate, celery.chord_unlock and
+    qworker.graph in the *registry* of *app*, unless it has its own."""
 
     def xmap(task: Mapping[str, Any], it: Iterable[Any]) -> list[Any]:
         call = _taking_plain(signature(task, app=app).type)
@@ -70,14 +70,14 @@ def add_builtin_tasks(app: QWorker, registry: TaskRegistry) -> None:
 
 
 class StarMapped(Task[..., Any]):
-    """A task that calls another with each item of a list, which has the arguments of one call."""
+    """A task that calls another task for each item of a list; an item holds the arguments of one call."""
 
     dumps_arguments = True
 
     def dump_arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any], partial: bool = False
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Those of each item are as the task that is called has them."""
+        """Convert the arguments in each item as the called task does."""
         inner, items = kwargs.get("task"), kwargs.get("it")
         called = self.app.tasks.get(inner["task"]) if isinstance(inner, Mapping) else None
         if called is None or called.typed_calls is None or not isinstance(items, list):
@@ -90,7 +90,7 @@ class StarMapped(Task[..., Any]):
 
 
 class Mapped(StarMapped):
-    """The same, of which each item is the one argument."""
+    """The same, but each item is the only argument."""
 
     def _dumped(self, called: Task[..., Any], item: Any, options: Mapping[str, Any]) -> Any:
         return called.dump_arguments((item,), {}, options)[0][0]

@@ -1,12 +1,12 @@
-"""Chord unlock: the body of a chord whose members Celery does not count.
+"""Chord unlock: polls for the members of a chord, for Celery's result stores that cannot count them.
 
-Comes from:  producers of Celery's whose results are in an SQL database, or in files: they publish this task
-             beside the header of each chord.
-Goes to:     the result store, where it looks whether all members have ended; the broker, with the body, or
-             with the next look.
+Comes from:  Celery producers with results in an SQL database or in files: they publish this task with the
+             header of each chord.
+Goes to:     the result store, where it checks whether all members have ended; the broker, with the body or
+             the next check.
 Thread:      whichever runs the task.
 
-Between two looks it waits in the broker, and holds no slot. Our own chords have joins instead.
+Between two checks it waits in the broker, without using a slot. qworker's own chords have joins instead.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def unlock_chord(
     result: Any = None,
     **more: Any,
 ) -> None:
-    """Run as *task*, ``celery.chord_unlock``, whose arguments Celery says."""
+    """Run as *task*, ``celery.chord_unlock``, with Celery's arguments."""
     app = task.app
     pause = app.conf.result_chord_retry_interval if interval is None else interval
     members = [result_from_tuple(each, app) for each in result]
@@ -63,7 +63,7 @@ def unlock_chord(
     if not all(_ended(found.get(task_id)) for task_id in ids):
         try:
             task.retry(countdown=pause, max_retries=max_retries)
-        except (MaxRetriesExceeded, PublishError) as error:  # nobody would look again
+        except (MaxRetriesExceeded, PublishError) as error:  # there would be no further check
             _fail(app, callback, f"chord_unlock could not be retried: {safe_repr(error)}")
             raise
     why = next(filter(None, (_failure(task_id, found[task_id]) for task_id in ids)), None)
@@ -94,7 +94,7 @@ def _ended(meta: Any) -> bool:
 
 
 def _failure(task_id: str, meta: Any) -> str | None:
-    """Why the body is not to run because of this member; None: it has succeeded."""
+    """Return why this member makes the body fail; None if it has succeeded."""
     if isinstance(meta, DamagedResult):
         return str(meta)
     if meta["status"] == states.SUCCESS:
@@ -109,14 +109,13 @@ def _value(member: Any, found: Mapping[str, Any]) -> Any:
 
 
 def _fail(app: QWorker, callback: Mapping[str, Any], why: str) -> None:
-    """Store that the body of a chord failed, with all that would have come after it, and call its
-    errbacks."""
+    """Store that the body of a chord has failed, with all calls after it, and call its errbacks."""
     try:
         envelopes, ended = followup.chord_failed(app, signature(callback, app=app), why)
     except _AWAY:
         raise
     except QWorkerError as error:
-        logger.error("nor can that be told: %s", error, extra={"event": "join-failed"})
+        logger.error("nor can that be reported: %s", error, extra={"event": "join-failed"})
         return
     if envelopes:
         sender(app).push(envelopes)

@@ -1,17 +1,16 @@
-"""Copies: the messages of one body, of which one is to run.
+"""Copies: several messages of one body, of which one must run.
 
-Comes from:  execution, before each run; the header was written by ``publishing/bodies.py``.
-Goes to:     the result store, where the first of them is written down.
+Comes from:  execution, before each run; ``publishing/bodies.py`` writes the header.
+Goes to:     the result store, which records the first one.
 Thread:      whichever runs the task.
 
-Where results are kept apart from messages, no step both publishes a body and writes down that it was
-published. A joiner that dies in between is followed by one that publishes it once more, with the same id.
-Each publication has a number of its own, so that a message which is delivered again runs again, as any, and a
-copy of it does not.
+When results are stored apart from messages, publishing a body and recording that it was published are two
+steps. If a joiner dies in between, another one publishes the body again, with the same id. Each publication
+has its own number, so that a redelivered message runs again as usual, and a copy does not.
 
-A task that replaces itself hands its id on, as to the body of a chord, which is published with a number of
-its own. That is no copy: calls of one id are told apart by how many they have taken the place of; and those
-of a workflow that is called again with the same ids, by their run.
+A task that replaces itself passes its id on, for example to the body of a chord, which is published with a
+number of its own. That is not a copy: calls with one id are distinguished by the number of replacements, and
+calls of a workflow called again with the same ids by their run.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
     from qworker.tasks.task import Task
 
 LONGEST_ID = 200
-"""Characters of the ids that are looked up; a body with a longer one may run twice."""
+"""Maximum characters of ids that are looked up; a body with a longer id may run twice."""
 
 
 def refused(app: QWorker, task: Task[..., Any], context: Context) -> Outcome | None:
-    """How a call ends of which another message runs, or ran; None when it is to run.
+    """Return how a call ends if another message of it runs or ran; None when it should run.
 
-    While the result store does not answer, the message goes back.
+    While the result store is unavailable, the message goes back.
     """
     number = message_headers(context).get(PUBLICATION)
     task_id = context.id
@@ -54,7 +53,7 @@ def refused(app: QWorker, task: Task[..., Any], context: Context) -> Outcome | N
     except BackendError as error:
         if not task.acks_late:  # its message is gone
             return None
-        return Outcome(REQUEUED, 0.0, f"whether it is a copy cannot be told: {error}")
+        return Outcome(REQUEUED, 0.0, f"whether it is a copy cannot be determined: {error}")
     if first == number:
         return None
     return Outcome(COPY, 0.0, "its joiner died while it was published, and this is the second message of it")

@@ -1,4 +1,4 @@
-"""Definitions: how a function, or a class, becomes a task of an app.
+"""Definitions: how a function or a class becomes a task of an app.
 
 Comes from:  ``@app.task``, ``@shared_task``, ``app.register_task``; the app's settings, once it is finalized.
 Goes to:     the app's registry.
@@ -40,17 +40,17 @@ def make_task(
     pydantic_dump_kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> AnyTask:
-    """Make the task of *function*.
+    """Make a task of *function*.
 
-    - name (text): None makes it of the module and the function.
+    - name (text): None derives it from the module and the function.
     - bind (bool): the function gets the task as its first argument.
-    - base: the class of the task; None for that of the app.
-    - pydantic (bool): also who calls the function directly may give it plain data for models, and gets
-      plain data; as in Celery. pydantic_strict, pydantic_context, pydantic_dump_kwargs: see ModelOptions.
+    - base: the class of the task; None for the app's.
+    - pydantic (bool): also let direct callers pass plain data for models and get plain data, as in Celery.
+      pydantic_strict, pydantic_context, pydantic_dump_kwargs: see ModelOptions.
     - options: those of task_options.OPTIONS; methods of Task (``on_failure=…``), which get the task first;
-      and attributes that *base* has.
+      and attributes of *base*.
 
-    Raises ConfigurationError for an option that does not exist or cannot have its value.
+    Raises ConfigurationError for an unknown option or an invalid value.
     """
     if not callable(function):
         raise ConfigurationError(
@@ -97,7 +97,7 @@ def _refuse_generator(name: str, function: Callable[..., Any]) -> None:
 
 
 def adopt(task_or_class: AnyTask | type[AnyTask], app: QWorker) -> AnyTask:
-    """Make a task of *app*, of an instance or its class; run() is a method of that."""
+    """Make a task of *app* from an instance or its class, whose run() is a method."""
     task = task_or_class() if isinstance(task_or_class, type) else task_or_class
     name = task.name or app.gen_task_name(type(task).__qualname__, type(task).__module__)
     _refuse_generator(name, task.run)
@@ -115,8 +115,8 @@ def adopt(task_or_class: AnyTask | type[AnyTask], app: QWorker) -> AnyTask:
 
 
 def bind(task: AnyTask, app: QWorker) -> None:
-    """Settle what *app* says about *task*: the annotations, and the settings behind options that are None.
-    Called once, when the app is finalized."""
+    """Apply *app* to *task*: the annotations, and the settings behind options that are None. Called once,
+    when the app is finalized."""
     annotations = annotations_for(app.conf.task_annotations, task)
     if annotations:
         methods, options = _split(task.name, type(task), annotations)
@@ -129,8 +129,8 @@ def bind(task: AnyTask, app: QWorker) -> None:
 
 
 def task_class(name_or_class: str | type[AnyTask]) -> type[AnyTask]:
-    """The class of an app's tasks, from itself or its dotted name. Raises ConfigurationError when it is
-    none."""
+    """Return the class of an app's tasks, given itself or its dotted name. Raises ConfigurationError for
+    anything else."""
     kind = import_object(name_or_class) if isinstance(name_or_class, str) else name_or_class
     if not (isinstance(kind, type) and issubclass(kind, Task)):
         raise ConfigurationError(
@@ -142,14 +142,14 @@ def task_class(name_or_class: str | type[AnyTask]) -> type[AnyTask]:
 def change_class(
     app: QWorker, tasks: Mapping[str, AnyTask], name_or_class: str | type[AnyTask]
 ) -> type[AnyTask]:
-    """Give those of *tasks* that were made without a class of their own another one, which is returned.
+    """Change the class of those *tasks* that were made without a class of their own; return the class.
 
-    Raises ConfigurationError when the app is finalized: by then its tasks may have been called.
+    Raises ConfigurationError when the app is finalized, because its tasks may have been called.
     """
     if app.finalized:
         raise ConfigurationError(
-            "app.Task is set too late, since the app's tasks have been looked at or called: set it where the "
-            "app is made"
+            "app.Task is set too late, since the app's tasks have been used already: set it where the app "
+            "is made"
         )
     base = task_class(name_or_class)
     for task in tasks.values():
@@ -175,7 +175,7 @@ def _methods() -> frozenset[str]:
 def _split(
     name: str, base: type[AnyTask], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What of *options* belongs into the class of the task, and the rest of them."""
+    """Split *options* into the attributes of the task's class and the rest."""
     own: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     methods = _methods()
@@ -194,8 +194,8 @@ def _split(
 
 
 def _class(name: str, base: type[AnyTask], is_async: bool, own: dict[str, Any]) -> type[AnyTask]:
-    """The class of the task *name*: *base*, with the call of an async task where it is one, and with *own* in
-    it."""
+    """Return the class of the task *name*: *base*, with an async call for an async task, and with the
+    attributes *own*."""
     bases: tuple[type[AnyTask], ...] = (base,)
     if is_async and not issubclass(base, AsyncTask):
         bases = (AsyncTask,) if base is Task else (base, AsyncTask)
@@ -219,7 +219,7 @@ def _looks(base: type[AnyTask]) -> dict[str, Any]:
 
 
 def _set_options(task: AnyTask, app: QWorker, options: Mapping[str, Any]) -> None:
-    """Give *task* its options: those of its class, and *options* over them."""
+    """Set the options of *task*: those of its class, and *options* over them."""
     base = type(task)
     inherited = {
         key: getattr(base, key)
@@ -232,14 +232,14 @@ def _set_options(task: AnyTask, app: QWorker, options: Mapping[str, Any]) -> Non
 
 
 # -- Annotations: what the setting ``task_annotations`` says about a task --
-# Thread: whoever finalizes the app.
+# Thread: the one that finalizes the app.
 
 
 def annotations_for(annotations: object, task: Task[..., Any]) -> dict[str, Any]:
     """Return the attributes that *annotations* give to *task*.
 
-    Its own win over those for all tasks ("*", ``annotate_any()``). Of several annotations, the later one
-    wins. Raises ConfigurationError for what is no annotation.
+    Annotations for the task win over those for all tasks ("*", ``annotate_any()``), and later ones over
+    earlier ones. Raises ConfigurationError for an invalid annotation.
     """
     for_all: dict[str, Any] = {}
     for_task: dict[str, Any] = {}

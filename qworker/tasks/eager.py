@@ -1,4 +1,4 @@
-"""Eager calls: a task is run here and now, through the same steps as in a worker.
+"""Eager calls: a task runs in the caller's process, through the same steps as in a worker.
 
 Comes from:  ``task.apply``, and every call while ``task_always_eager`` is on.
 Goes to:     ``execution.execute``; back as an EagerResult.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class EagerResult(AsyncResult[R]):
-    """The result of a task that was run in the caller's process. Everything is known already."""
+    """The result of a task that ran in the caller's process, known at once."""
 
     __module__ = "qworker"
 
@@ -77,7 +77,7 @@ class EagerResult(AsyncResult[R]):
         return False
 
     def revoke(self, *args: Any, **kwargs: Any) -> None:
-        """Too late: it has run."""
+        """Do nothing: it has run already."""
 
     def __reduce__(self) -> Any:
         meta = self._look()
@@ -94,12 +94,11 @@ def apply_eagerly(
     throw: bool | None,
     options: Mapping[str, Any],
 ) -> EagerResult[Any]:
-    """Run *task* as a worker would, and return how it ended. It runs again at once for as long as it asks for
-    a retry.
+    """Run *task* as a worker would, and return its result. Retries run at once.
 
     - task_id (text): None for a new one.
-    - retries (number): how many retries there have been before.
-    - throw (bool): raise what it raises; None for what ``task_eager_propagates`` says.
+    - retries (number): number of earlier retries.
+    - throw (bool): raise the task's exception; None: the setting ``task_eager_propagates``.
     - options: as for apply_async.
     """
     app = task.app
@@ -131,11 +130,11 @@ def apply_eagerly(
 
 
 def _replaced(task: Task[..., Any], context: Context, by: Replaced) -> tuple[str, Any, str | None]:
-    """Run what has taken the place of a task; return state, value or error, and traceback of that."""
+    """Run the replacement of a task; return its state, value or error, and traceback."""
     token = push(context, task)
     try:
         ended: Any = by.sig.apply()
-        if not ended._is_single:  # of a graph, whose values one more call returns
+        if not ended._is_single:  # a graph, whose values one more call returns
             ended = last_call(by.sig).apply((), ended.get(disable_sync_subtasks=False))  # type: ignore[union-attr]
     except Exception as error:  # noqa: BLE001 - of a chain it is raised, whoever asks
         return states.FAILURE, error, "".join(format_exception(error))
@@ -147,10 +146,10 @@ def _replaced(task: Task[..., Any], context: Context, by: Replaced) -> tuple[str
 def _run(app: QWorker, task: Task[..., Any], context: Context, body: Body) -> Outcome:
     if not task.is_async:
         return execute(app, task, context, body)
-    import asyncio  # here, because it costs 30 ms
+    import asyncio  # here, because it takes 30 ms
 
     async def run_beside() -> Outcome:
-        # In a task of its own, which the body may cancel: what cancels this one is Ctrl-C.
+        # In a separate asyncio task, which the body may cancel; a cancellation of this one means Ctrl-C.
         outer: Any = asyncio.current_task()
         return await asyncio.create_task(
             execute_async(
@@ -162,11 +161,11 @@ def _run(app: QWorker, task: Task[..., Any], context: Context, body: Body) -> Ou
 
 
 def _pass_on(outcome: Outcome, value: Any) -> None:
-    """Raise what is not meant for the task but for the process that it was run in."""
+    """Raise exceptions that are meant for the process and not for the task."""
     if isinstance(value, KeyboardInterrupt):
         raise value
     if outcome.kind == INTERRUPTED:
-        # Of a task in a worker it ends the outer run as well; elsewhere it is how asyncio tells of Ctrl-C.
+        # In a task in a worker this ends the outer run too; elsewhere it is how asyncio reports Ctrl-C.
         raise KeyboardInterrupt if current_context() is None else Interrupted
 
 
@@ -177,7 +176,7 @@ def _context(
     retries: int,
     options: Mapping[str, Any],
 ) -> Context:
-    """The request of an eager run, as like to that of a real one as can be."""
+    """Return the request of an eager run, as similar to a real one as possible."""
     parent = current_context()
     limits = [options.get(name) or getattr(task, name) for name in ("time_limit", "soft_time_limit")]
     ignore_result = options.get("ignore_result")

@@ -1,10 +1,10 @@
-"""Execution: one run of one task, as a pipe of named steps, ending in an Outcome.
+"""Execution: one run of one task, as a sequence of named steps that ends in an Outcome.
 
 Comes from:  a pool child, a thread of the threads pool, or an eager call.
-Goes to:     back as an Outcome, with the row that the worker is to store in it.
+Goes to:     back as an Outcome, which contains the row for the worker to store.
 Thread:      whichever runs the task; everything it needs is passed in.
 
-Whatever the body raises, this returns an Outcome: SystemExit and KeyboardInterrupt are failures of the task,
+This returns an Outcome whatever the body raises: SystemExit and KeyboardInterrupt are failures of the task,
 not of the process.
 """
 
@@ -70,20 +70,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_TRACEBACK = 64 * 1024
-"""Characters of a traceback that are kept."""
+"""Maximum characters of a stored traceback."""
 PATIENCE_SECONDS = 0.5
-"""How long a task that has ended waits for the result store, so that who is called then sees its state."""
+"""How long an ended task waits for the result store, so that hooks and observers called next can read its
+state."""
 _HANGING: WeakKeyDictionary[Any, Event] = WeakKeyDictionary()
-"""Result stores that have not answered in that time, each with an event that is set when it does. Any thread:
-each use is one call."""
+"""Result stores that did not answer in that time, each with an event that is set when it does. Any thread:
+each access is one call."""
 
 
 class Interrupted(SoftTimeLimitExceeded):
-    """The worker ends and waits no longer. A task may catch it and end in its own way; else it goes back."""
+    """The worker stops and waits no longer. A task may catch it and end in its own way; otherwise its message
+    goes back."""
 
 
 class ExceptionInfo:
-    """What hooks get as *einfo*: ``str(einfo)`` is the traceback, ``einfo.exception`` the exception."""
+    """The *einfo* of hooks: ``str(einfo)`` is the traceback, ``einfo.exception`` the exception."""
 
     __slots__ = ("exception", "traceback", "type")
 
@@ -99,7 +101,7 @@ class ExceptionInfo:
 def execute(
     app: QWorker, task: Task[..., Any], context: Context, body: Body, disarm: Callable[[], None] | None = None
 ) -> Outcome:
-    """Run *task* for *context*; return how it ended. disarm: called as soon as the body is done."""
+    """Run *task* for *context*; return how it ended. disarm: called as soon as the body has ended."""
     if (copy := copies.refused(app, task, context)) is not None:
         return copy
     run = Run(app, task, context)
@@ -119,7 +121,7 @@ def execute(
 
 
 def invalid(error: BaseException) -> Outcome:
-    """The outcome of a message that cannot be run."""
+    """Return the outcome of a message that cannot be run."""
     text = str(error) if isinstance(error, MessageError) else repr(error)
     return Outcome(INVALID, 0.0, storable(text))
 
@@ -127,15 +129,15 @@ def invalid(error: BaseException) -> Outcome:
 def cut_short(
     app: QWorker, task: Task[..., Any], context: Context, error: BaseException, since: float
 ) -> Outcome:
-    """The outcome of a run out of which *error* came, having been raised just as the body began or ended.
-    since: by time.perf_counter()."""
+    """Return the outcome of a run that raised *error* just as its body began or ended.
+    since: a value of time.perf_counter()."""
     run = Run(app, task, context)
     run.start = since
     return run.tell(run.raised, error)
 
 
 def started(app: QWorker, task: Task[..., Any], context: Context) -> ResultRow | None:
-    """The row of the state STARTED, for the worker to store. Never fails the run."""
+    """Return the row of the state STARTED, for the worker to store. Never fails the run."""
     info = {"pid": os.getpid(), "hostname": context.hostname}
     try:
         return app.backend.row(
@@ -147,9 +149,9 @@ def started(app: QWorker, task: Task[..., Any], context: Context) -> ResultRow |
 
 
 def store_now(app: QWorker, row: ResultRow | None) -> bool:
-    """Store *row* before anybody is called who may ask for the state of the task. False when the store does
-    not take it at once: then it goes to the worker, which tries until it does. Nobody waits for that here:
-    the task's time limit still runs."""
+    """Store *row* before observers are called, because they may query the task's state. Return False when the
+    store does not accept it at once: then the worker stores it, and tries until it succeeds. This does not
+    wait for it, because the task's time limit still runs."""
     if row is None:
         return False
     backend = app.backend
@@ -177,7 +179,7 @@ def store_now(app: QWorker, row: ResultRow | None) -> bool:
 
 
 def ignores_result(context: Context, task: Task[..., Any]) -> bool:
-    """Whether nobody is to be told what this call returns."""
+    """Tell whether the return value of this call is discarded."""
     ignored = context.ignore_result
     return is_ignored(message_headers(context), task.ignore_result) if ignored is None else ignored
 
@@ -211,7 +213,7 @@ class Run:
         self.start = 0.0
         self.stored = False
         self.doom: BaseException | None = None
-        """With what it fails without having been run: nothing of its own says how it goes on."""
+        """The error with which the task fails without running; its own retry options do not apply."""
 
     def enter(self) -> None:
         context, task = self.context, self.task
@@ -244,20 +246,22 @@ class Run:
         return function(*body[0], **body[1])
 
     def tell(self, step: Callable[[Any], Outcome], ended: Any) -> Outcome:
-        """Make the outcome; what goes wrong with that itself is an outcome too."""
+        """Make the outcome; an error in doing so is an outcome too."""
         outcome = self._told(step, ended)
         unsent = self.context.unsent
-        if not unsent or outcome.kind in (REQUEUED, INTERRUPTED):  # the next run sends the same
+        if not unsent or outcome.kind in (REQUEUED, INTERRUPTED):  # the next run sends the same calls
             return outcome
         return outcome._replace(follow=(*outcome.follow, *unsent))
 
     def _told(self, step: Callable[[Any], Outcome], ended: Any) -> Outcome:
         try:
             return step(ended)
-        except BaseException as error:  # ours or an extension's fault: the message must still get its outcome
+        except BaseException as error:  # a bug here or in an extension: the message must still get an outcome
             if is_away(error) and can_go_back(self.task, self.context):
                 return self._unsent(error)
-            logger.exception("the outcome of task %s[%s] could not be told", self.task.name, self.context.id)
+            logger.exception(
+                "the outcome of task %s[%s] could not be reported", self.task.name, self.context.id
+            )
             if signals.task_internal_error.receivers:
                 context = self.context
                 signals.task_internal_error.send(
@@ -268,7 +272,7 @@ class Run:
             follow: tuple[Followed, ...] = ()
             parts: Fields = ()
             try:
-                # Without the context, which may be what cannot be stored.
+                # Without the context, which may be the part that cannot be stored.
                 row = self._store(states.FAILURE, exception_to_dict(error), text, describe=False)
                 follow, parts = (
                     self._doomed(error, text),
@@ -288,7 +292,7 @@ class Run:
         try:
             held: list[Envelope] = []
             if calls_within(context) and not ignores_result(context, task):
-                self.app.backend.check_encodable(kept)  # else nothing that follows may be sent
+                self.app.backend.check_encodable(kept)  # else the following calls must not be sent
             if context.callbacks:  # made before the state is stored, which names them, and sent after it
                 with holding_back(self.app) as held:
                     followup.succeeded(self.app, context, kept)
@@ -301,7 +305,7 @@ class Run:
                 self.stored = store_now(self.app, row)
             if held:
                 self.app.publisher.push(held, f"what follows {task.name}")
-        except Exception as error:  # a result that nobody can store, or what comes after cannot be sent
+        except Exception as error:  # the result cannot be stored, or the following calls cannot be sent
             if is_away(error) and can_go_back(task, context):
                 return self._unsent(error)
             if self.stored:
@@ -318,10 +322,10 @@ class Run:
         return Outcome(SUCCESS, self.runtime, text, None, row, follow, parts, self.stored)
 
     def _unfollowed(self, error: BaseException) -> tuple[Followed, ...]:
-        """What fails with *error*, since it cannot be sent: all that comes after the task. That the task has
-        succeeded is stored, and stands for ever."""
+        """Fail all calls after the task with *error*, because they cannot be sent. The task's own success is
+        stored and final."""
         context, text = self.context, _format(error)
-        logger.error("what follows task %s[%s] is not sent: %s", self.task.name, context.id, error)
+        logger.error("the calls after task %s[%s] are not sent: %s", self.task.name, context.id, error)
         followup.failed(self.app, context, error, text)
         return () if context.is_eager else followup.unsent(self.app, context, exception_to_dict(error), text)
 
@@ -340,14 +344,14 @@ class Run:
             self.status, self.value = states.IGNORED, error
             if isinstance(error, Replaced):
                 return Outcome(REPLACED, self.runtime, storable(str(error)))
-            # Its chord would wait for a value for ever.
+            # Otherwise its chord would wait for a value forever.
             parts = self._parts(states.FAILURE, exception_to_dict(error))
             return Outcome(IGNORED, self.runtime, safe_repr(error), parts=parts)
         if isinstance(error, Reject):
             return self._rejected(error)
         if isinstance(error, Retry):
             return self._retried(error)
-        if isinstance(error, InvalidValue):  # the same arguments will not do next time either
+        if isinstance(error, InvalidValue):  # the same arguments would fail again
             return self._failed(error)
         if isinstance(error, task.autoretry_for) and not isinstance(error, task.dont_autoretry_for):
             return self._autoretry(error)
@@ -360,9 +364,9 @@ class Run:
             options = {**task.retry_kwargs, "countdown": task.autoretry_countdown(self.context)}
             directive = task.retry(exc=error, throw=False, **options)
         except BaseException as final:  # noqa: BLE001
-            # No retry is left, or the next attempt could not be sent.
+            # No retries are left, or the next attempt could not be sent.
             if final is error:
-                error.__traceback__ = trace  # the task's own, without the way through retry()
+                error.__traceback__ = trace  # the task's own traceback, without the frames of retry()
                 return self._failed(error)
             if final.__context__ is None:
                 final.__context__ = error
@@ -370,8 +374,8 @@ class Run:
         return self._retried(directive)
 
     def _unsent(self, error: BaseException) -> Outcome:
-        """What comes after the run cannot be sent for now: the message goes back, and the next run sends the
-        same calls."""
+        """Put the message back, because calls after the run cannot be sent now; the next run sends the same
+        calls."""
         self.status, self.value = states.REJECTED, error
         return Outcome(REQUEUED, self.runtime, reason(error))
 
@@ -396,7 +400,7 @@ class Run:
         parts: Fields = ()
         # A message that was acknowledged before the run cannot go back.
         requeue = error.requeue and (self.context.is_eager or can_go_back(self.task, self.context))
-        if not requeue:  # it will never run: who waits for it is told
+        if not requeue:  # it will never run: report its end to those who wait
             text = _format(error)
             row, follow = self._tell_failure(error, text), self._doomed(error, text)
             parts = self._parts(states.FAILURE, exception_to_dict(error))
@@ -413,27 +417,26 @@ class Run:
         self._hook(task.on_failure, error, context.id, context.args, context.kwargs, self.info)
         kind = EXPECTED if isinstance(error, task.throws) else FAILURE
         if not context.is_eager:
-            # The traceback's frames hold everything the body held: let go of it.
+            # The traceback's frames hold all objects of the body: release them.
             error.__traceback__ = None
         parts = self._parts(states.FAILURE, exception_to_dict(error))
         return Outcome(kind, self.runtime, safe_repr(error), text, row, follow, parts, self.stored)
 
     def _parts(self, status: str, result: Any) -> Fields:
-        """What the task is a part of by the chord in its message."""
+        """Return the task's parts, according to the chord in its message."""
         if not self.context.chord or self.context.is_eager:
             return ()
         return followup.chord_parts(self.app, self.context, status, result)
 
     def _doomed(self, error: BaseException, text: str) -> tuple[Followed, ...]:
-        """What ends along with the task, which has failed with *error* for good."""
+        """Return what fails along with the task, which has finally failed with *error*."""
         if self.context.is_eager:
             return ()
         return followup.doomed(self.app, self.context, exception_to_dict(error), text)
 
     def _tell_failure(self, error: BaseException, text: str) -> ResultRow | None:
-        """Tell errbacks and observers of the final *error*; return the row of the failure, None when it is
-        not to be stored. Raises what tells that an errback cannot be sent for now, if the message can go
-        back."""
+        """Report the final *error* to errbacks and observers; return the row of the failure, None when it is
+        not stored. Raises if an errback cannot be sent now and the message can go back."""
         task, context = self.task, self.context
         row = None
         ignored = ignores_result(context, task)
@@ -457,9 +460,9 @@ class Run:
         return row
 
     def leave(self) -> None:
-        """Whatever happened: the last hook, the last signal, the old context."""
+        """In any case: call the last hook, send the last signal, restore the old context."""
         task, context = self.task, self.context
-        context.ended = self.status, self.value  # for who called eagerly
+        context.ended = self.status, self.value  # for an eager caller
         if self.status in (states.SUCCESS, states.FAILURE):
             arguments = context.id, context.args, context.kwargs, self.info
             self._hook(task.after_return, self.status, self.value, *arguments)
@@ -480,17 +483,18 @@ class Run:
     def _hook(self, hook: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         try:
             hook(*arguments, **named)
-        except BaseException as error:  # a hook observes; the outcome stands
+        except BaseException as error:  # a hook only observes; the outcome stays
             if isinstance(error, KeyboardInterrupt) and self.context.is_eager:
-                raise  # Ctrl-C, of who made the call
+                raise  # Ctrl-C in the caller's process
             logger.exception("%s of task %s raised", hook.__name__, self.task.name)
 
     def _store(
         self, status: str, result: Any, text: str | None = None, describe: bool = True
     ) -> ResultRow | None:
-        """The row of the state, for the worker to store before the ack. describe: and what was asked for.
+        """Return the row of the state, for the worker to store before the ack. describe: include the
+        arguments.
 
-        An eager call has no worker: it stores here, once, and only if it is to.
+        An eager call has no worker: it stores the row here, once, if it should be stored.
         """
         context, backend = self.context, self.app.backend
         if context.is_eager and not self.app.conf.task_store_eager_result:
@@ -502,19 +506,20 @@ class Run:
             return backend.row(context.id, meta, kept_in(message_headers(context)))
         try:
             backend.store(context.id, meta)
-        except BackendError as error:  # no message waits for it, and the caller has the value
+        except BackendError as error:  # no message depends on it, and the caller has the value
             logger.warning("the result of %s is not stored: %s", context.id, error)
         return None
 
 
 def _kept(value: Any) -> Any:
-    """What is kept of the *value* that a task returned: the handle of a call or of a workflow is described,
-    as result_from_tuple() reads it."""
+    """Return the stored form of the task's *value*: the handle of a call or workflow is described in the form
+    that result_from_tuple() reads."""
     return value.as_tuple() if hasattr(type(value), "_members_described") else value
 
 
 def _format(error: BaseException) -> str:
-    """The traceback as text, from the task's own first frame on; bounded, and fit for every store."""
+    """Return the traceback as text, from the task's own first frame, limited in size, and valid for every
+    store."""
     try:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_globals.get("__name__") == __name__:

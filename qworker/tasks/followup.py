@@ -1,10 +1,10 @@
-"""What follows a task: its callbacks, the next of its chain, its errbacks.
+"""Calls after a task: its callbacks, the next call of its chain, its errbacks.
 
-Comes from:  execution, after the body and before the ack; the calls came inside the message.
-Goes to:     publishing, as calls of their own with this task as parent; some errbacks run at once.
+Comes from:  execution, after the body and before the ack; the calls are in the task's message.
+Goes to:     publishing, as calls with this task as parent; some errbacks run at once.
 Thread:      whichever ran the task.
 
-The calls carry the ids that were settled when they were linked, so a task that runs again sends the same
+The calls have the ids that were assigned when they were linked, so a task that runs again sends the same
 calls again.
 """
 
@@ -42,14 +42,14 @@ logger = logging.getLogger(__name__)
 
 
 def succeeded(app: QWorker, context: Context, value: Any) -> None:
-    """Send the callbacks and the next of the chain, with *value* put before their arguments.
+    """Send the callbacks and the next call of the chain, with *value* before their arguments.
 
-    Raises PublishError when one of them can never be sent, BrokerUnavailable or BackendError when it cannot
-    be sent now.
+    Raises PublishError when one can never be sent, BrokerUnavailable or BackendError when it cannot be sent
+    now.
     """
     for callback in context.callbacks or ():
         follow(app, context, callback, (value,))
-    # The chain is kept in reverse: the last comes next, and takes the others along.
+    # The chain is stored in reverse: the last call runs next, and carries the others.
     carried = carried_chain(context)
     if carried is not None:
         follow(app, context, carried.next, (value,), chain=carried.rest)
@@ -60,12 +60,11 @@ def succeeded(app: QWorker, context: Context, value: Any) -> None:
 def failed(app: QWorker, context: Context, error: BaseException, traceback: str, again: bool = False) -> None:
     """Call the errbacks.
 
-    An errback that takes ``(request, exc, traceback)`` before its own arguments is run here and now. Every
-    other is sent, with the id of the failed task before its arguments. So is one that is immutable, bound, or
-    not known here.
+    An errback that takes ``(request, exc, traceback)`` before its own arguments runs here. Every other one is
+    sent, with the id of the failed task before its arguments, as are immutable, bound and unknown ones.
 
-    again: whether the caller will do all of this again. Then what tells that one cannot be sent for now is
-    raised; nothing is otherwise.
+    again: the caller will do all of this again. Then an error that prevents sending now is raised; otherwise
+    nothing is raised.
     """
     for errback in context.errbacks or ():
         call = Signature(errback, app=app)
@@ -78,14 +77,14 @@ def failed(app: QWorker, context: Context, error: BaseException, traceback: str,
         except QWorkerError as unsent:
             if again and is_away(unsent):
                 raise
-            # The failure itself is told and stored, and must stand.
+            # The failure itself is reported and stored, and must stand.
             logger.error("an errback of task %s[%s] was not sent: %s", context.task, context.id, unsent)
         except (Exception, SystemExit):
             logger.exception("errback %s of task %s[%s] raised", call.task, context.task, context.id)
 
 
 def _run_here(call: Signature, arguments: tuple[Any, ...]) -> None:
-    """Run an errback now. What it raises is told, and ends nothing."""
+    """Run an errback now. Its error is logged only."""
     try:
         told = call.clone(arguments)
         returned = call.type.taking_plain(call.type)(*told.args, **told.kwargs)
@@ -97,9 +96,10 @@ def _run_here(call: Signature, arguments: tuple[Any, ...]) -> None:
 
 
 def chord_parts(app: QWorker, context: Context, status: str, result: Any) -> Fields:
-    """What the task is a part of, by the chord in its message (Celery's format), having ended with *status*.
+    """Return the task's parts for the chord in its message (Celery's format). The task has ended with
+    *status*.
 
-    result: the value, or the exception as it is stored. Raises EncodeError.
+    result: the value, or the exception as stored. Raises EncodeError.
     """
     number = -1 if context.group_index is None else context.group_index
     return _chord_parts(app, context.chord, context.group, number, context.id, status, result)
@@ -120,22 +120,22 @@ def _chord_parts(
 
 
 def doomed(app: QWorker, context: Context, error: Mapping[str, Any], traceback: str) -> tuple[Followed, ...]:
-    """The calls of the chain that would have come after the task, which has failed with *error* (as it is
-    stored): each fails along with it, so that nobody waits for it."""
+    """Return the results of the calls in the chain after the task, which has failed with *error* (as stored):
+    each fails with it, so that nobody waits for them."""
     carried = carried_chain(context)
     try:
         chain = context.chain or ()
     except InvalidTaskMessage as damaged:
         assert carried is not None
-        logger.error("what follows task %s[%s] cannot be read: %s", context.task, context.id, damaged)
+        logger.error("the calls after task %s[%s] cannot be read: %s", context.task, context.id, damaged)
         chain = [carried.next]
     calls = calls_in(chain, following=True)
     return ended(app, calls, error, traceback, context.id, reply_to=context.reply_to)
 
 
 def unsent(app: QWorker, context: Context, error: Mapping[str, Any], traceback: str) -> tuple[Followed, ...]:
-    """The calls that would have come after the task, which has succeeded, and of which none can be sent: each
-    fails with *error* (as it is stored), so that nobody waits for it."""
+    """Return the results of the calls after the task, which has succeeded, when none of them can be sent:
+    each fails with *error* (as stored), so that nobody waits for them."""
     linked = calls_in(context.callbacks or (), following=True)
     callbacks = ended(app, linked, error, traceback, context.id, reply_to=context.reply_to)
     return (*callbacks, *doomed(app, context, error, traceback))
@@ -144,16 +144,17 @@ def unsent(app: QWorker, context: Context, error: Mapping[str, Any], traceback: 
 def chord_failed(
     app: QWorker, body: Signature, why: str, cause: Mapping[str, Any] | None = None
 ) -> tuple[list[Envelope], tuple[Followed, ...]]:
-    """The messages to the errbacks of the *body* of a chord that failed, and what is to be stored of its
-    calls. cause: the error of the member, as it is stored, if they fail with that.
+    """Return the messages to the errbacks of the *body* of a failed chord, and the results of its calls.
+    cause: the stored error of the member, if they fail with that.
 
-    An errback that the chord has, too, of whose header this body is a member, is left to that, which fails
-    along: ``link_error()`` of Celery's puts one errback at both. Like Celery, the state that is stored of the
-    body names the errbacks as its children.
+    If this body is a member of an outer chord's header, and the outer chord has the same errback, the errback
+    is left to it, because it fails
+    too: Celery's ``link_error()`` adds an errback to both. As in Celery, the stored state of the body names
+    the errbacks as its children.
 
-    For chords of which Celery's workers know: one of them would run a body that is sent to fail. An errback
-    that takes ``(request, exc, traceback)`` gets these in our workers alone; one of Celery's gives it the id
-    of the body, as it does to all others.
+    This is for chords that Celery's workers know: they would run a body that is sent to fail. An errback that
+    takes ``(request, exc, traceback)`` gets these only in qworker's workers; Celery's pass it the id of the
+    body, like any other.
     """
     failing: list[Signature] = []
     error = exception_to_dict(ChordError(why)) if cause is None else cause
@@ -168,7 +169,7 @@ def chord_failed(
                 if each in later:
                     continue
                 errback = signature(each, app=app)
-                if errback.id is None and call.id is not None:  # who tells it again makes the same call
+                if errback.id is None and call.id is not None:  # reporting it again makes the same call
                     errback.set(task_id=f"{call.id}-errback-{number}")
                 try:
                     _tell(app, errback, call, why, publication(body), cause)
@@ -192,7 +193,7 @@ def _tell(
     cause: Mapping[str, Any] | None,
 ) -> None:
     if errback["subtask_type"] is not None:
-        if errback.id is not None:  # all of its calls are to be the same, too
+        if errback.id is not None:  # all of its calls must be the same, too
             errback = errback.frozen(errback.id, ids=ids_of(errback.id)).step
         from qworker.publishing.workflows import planned, start
 
@@ -212,15 +213,15 @@ def _tell(
 
 
 def failure(headers: Mapping[str, Any]) -> BaseException | None:
-    """With which error the call fails instead of being run whose message has these *headers*, FAILED among
-    them; None: it is run."""
+    """Return the error with which a call fails instead of running, if FAILED is in the *headers* of its
+    message; None: it runs."""
     told = headers[FAILED]
     return None if isinstance(told, Mapping) else _failure(str(told), headers)
 
 
 def for_failed(function: Callable[..., Any], headers: Mapping[str, Any]) -> Callable[..., Any]:
-    """What is run instead of *function*, the errback of the body of a chord that failed: itself, with what it
-    takes. headers: of its message."""
+    """Return what runs instead of *function*, the errback of a failed chord body: the same function with its
+    arguments. headers: of its message."""
     told = headers[FAILED]
     request = Context(**{name: told.get(name) for name in ("id", "task", "args", "kwargs")})
     error = _failure(str(told.get("why")), headers)
@@ -241,9 +242,9 @@ def ended(
     children: Mapping[str, list[Any]] = MappingProxyType({}),
     reply_to: str | None = None,
 ) -> tuple[Followed, ...]:
-    """What is to be stored of *calls* that are not to run, and fail with *error* (as it is stored). children:
-    of some, by their ids, in the form of ``as_tuple()``. reply_to: the queue to which their results are sent,
-    unless a call names another."""
+    """Return the results of *calls* that do not run, and fail with *error* (as stored). children: of some
+    calls, by id, in the form of ``as_tuple()``. reply_to: the queue for their results, unless a call names
+    another."""
     found: list[Followed] = []
     for call in calls:
         given = call.options
@@ -269,11 +270,10 @@ def ended(
 
 
 def _takes(task: Task[..., Any] | None, errback: Signature, arguments: tuple[Any, ...]) -> bool:
-    """Whether *task*, which *errback* calls, is a function that takes *arguments* first. Celery asks this,
-    too."""
+    """Tell whether *task*, called by *errback*, is a function that takes *arguments* first, as in Celery."""
     if task is None or task.bind or errback.immutable:
         return False
-    from inspect import signature  # 10 ms, for those alone whose task has failed
+    from inspect import signature  # 10 ms, only when a task has failed
 
     try:
         signature(task.run).bind(*arguments, *errback.args, **errback.kwargs)
@@ -285,7 +285,7 @@ def _takes(task: Task[..., Any] | None, errback: Signature, arguments: tuple[Any
 def follow(
     app: QWorker, context: Context, call: Mapping[str, Any], args: tuple[Any, ...], **more: Any
 ) -> None:
-    """Send *call*, with *args* before its own, as what follows the task of *context*. more: further options.
+    """Send *call*, with *args* before its own, after the task of *context*. more: additional options.
 
     Raises PublishError or BrokerUnavailable when it cannot be sent.
     """
@@ -305,7 +305,7 @@ def follow(
                 following.apply_async()
             return
         _read_chain(following)
-        if app.conf.task_always_eager:  # no worker joins what is run here
+        if app.conf.task_always_eager:  # no worker joins what runs here
             with suppress(*(() if app.conf.task_eager_propagates else (Exception,))):
                 following.apply_async(args)
             return
@@ -315,46 +315,46 @@ def follow(
         for each in made.calls:
             _tidy(app, context, each)
         start(app, made)
-    except TypeError as error:  # it does not take what is put before its arguments
+    except TypeError as error:  # it does not accept the arguments put before its own
         raise PublishError(
             f"{following.task}, which follows {context.task}, was not sent: {error}"
         ) from error
 
 
 def _read_chain(call: Signature) -> None:
-    """Have the chain of *call* as calls."""
+    """Read the chain of *call* as calls."""
     chain = call.options.get("chain")
     if type(chain) is WrittenCalls:
         try:
             call["options"]["chain"] = chain.read()
         except InvalidTaskMessage as damaged:
             raise PublishError(
-                f"{call.task} was not sent: what follows it cannot be read: {damaged}"
+                f"{call.task} was not sent: the calls after it cannot be read: {damaged}"
             ) from None
 
 
 def _tidy(app: QWorker, context: Context, call: Signature) -> None:
-    """Leave of a call's options those that we know; see tidied()."""
+    """Keep only the known options of a call; see tidied()."""
     call["options"] = options = tidied(app, call.options)
-    if context.reply_to is not None:  # who called the first is to hear of all
+    if context.reply_to is not None:  # the first caller receives all results
         options.setdefault("reply_to", context.reply_to)
 
 
 # -- Coroutines: how code that is not async runs one to its end --
-# Thread: the caller's, or one made for it where the caller is in an event loop.
+# Thread: the caller's, or a new one if the caller is in an event loop.
 
 T = TypeVar("T")
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run *coroutine* here and return what it returns. The caller waits, also one in an event loop."""
-    import asyncio  # here, because it costs 30 ms
+    """Run *coroutine* here and return its value. The caller waits, even in an event loop."""
+    import asyncio  # here, because it takes 30 ms
 
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
-    # The caller is in an event loop, and another cannot run in its thread.
+    # The caller's thread runs an event loop, and cannot run another.
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as thread:

@@ -1,8 +1,8 @@
-"""Forms: what JSON does not carry, made plain and made again, as an annotation says.
+"""Forms: conversion of values that JSON does not support, by annotation.
 
-Comes from:  ``typed_calls``, with what a task's function is annotated with.
-Goes to:     the same, as a Form for each annotation.
-Thread:      any; pure, but for the user's annotations and classes.
+Comes from:  ``typed_calls``, with the annotations of a task's function.
+Goes to:     ``typed_calls``, as a Form for each annotation.
+Thread:      any; pure, except for the user's annotations and classes.
 
 ===================  =====================================================
 a dataclass          an object of its fields
@@ -11,9 +11,9 @@ an Enum              the value of the member
 a timedelta          its seconds; text of ISO 8601 is read, too
 ===================  =====================================================
 
-They may stand in lists, tuples, sets, dicts and dataclasses, and beside None. What JSON carries already
-(UUID, Decimal, datetime, date, time, bytes: see ``message/kombu_json.py``) goes as it is. Any other
-annotation is as good as none, and so is one that cannot be evaluated: the value is left alone.
+They may be nested in lists, tuples, sets, dicts and dataclasses, and be optional. Values that JSON supports
+already (UUID, Decimal, datetime, date, time, bytes: see ``message/kombu_json.py``) are left unchanged, as are
+values with any other annotation, or one that cannot be evaluated.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from qworker.interrupts import let_pass
 from qworker.safe_repr import safe_repr
 
 MOST_TOLD = 3
-"""Mistakes in one model that an error names."""
+"""Maximum number of mistakes in one model that an error names."""
 
 
 class ModelOptions(NamedTuple):
-    """What pydantic is told. strict, context: for ``model_validate``. dump: for ``model_dump``."""
+    """Options for pydantic. strict, context: for ``model_validate``. dump: for ``model_dump``."""
 
     strict: bool = False
     context: Mapping[str, Any] = types.MappingProxyType({})
@@ -47,23 +47,23 @@ class ModelOptions(NamedTuple):
 
 
 class Forms:
-    """Makes the forms of annotations.
+    """Makes the forms for annotations.
 
-    - models: what pydantic is told; None for nothing.
-    - exact (bool): what was dumped is to be loaded as an equal value, as arguments are. Of results the class
-      may be a subclass of what is annotated, and all of it is dumped.
+    - models: options for pydantic; None for the defaults.
+    - exact (bool): a dumped value must be loaded as an equal value, as for arguments. A result may be of a
+      subclass of its annotation, and is dumped completely.
     """
 
     def __init__(self, models: ModelOptions | None = None, exact: bool = True) -> None:
         self._models = models or ModelOptions()
         self._exact = exact
         self._dataclasses: dict[type, Form] = {}
-        """By their classes, which may stand in themselves."""
+        """By class, because dataclasses may be recursive."""
         self._aliases: list[Any] = []
-        """Those that are being read, which may stand in themselves, too."""
+        """Aliases being read, because they may be recursive."""
 
     def of(self, annotation: Any) -> Form:
-        """Return the form of *annotation*, which has been evaluated; ANYTHING when it says nothing here."""
+        """Return the form of *annotation*, already evaluated; ANYTHING when no conversion applies."""
         annotation = _meant(annotation)
         if type(annotation).__name__ == "TypeAliasType":
             return self._alias(annotation)
@@ -107,7 +107,7 @@ class Forms:
             given = checked(value, dict, f"an object with the fields of {kind.__name__}")
             if missing := sorted(required - given.keys()):
                 raise Unfit(f"{kind.__name__} needs the field {missing[0]!r}, which is missing")
-            # Others are left out: whoever sends them may be of a later version.
+            # Unknown fields are ignored: the sender may be a later version.
             found = {
                 name: _within(f".{name}", forms[name].load, given[name]) for name in forms if name in given
             }
@@ -132,7 +132,7 @@ class Forms:
 
     def _model(self, kind: Any) -> Form:
         strict, context, options = self._models
-        # Of arguments what validation reads: names as it knows them, and nothing that is computed.
+        # Arguments need exactly what validation reads: its names, and no computed fields.
         extent = {"by_alias": True, "round_trip": True} if self._exact else {}
         options = {"mode": "json", **extent, **options}
 
@@ -161,7 +161,7 @@ class Forms:
     # -- what has others in it --
 
     def _alias(self, alias: Any) -> Form:
-        """Of ``type X = …``, of which there is a value only now."""
+        """The form of ``type X = …``, whose value is only available now."""
         if alias in self._aliases:
             return ANYTHING
         self._aliases.append(alias)
@@ -174,7 +174,7 @@ class Forms:
             self._aliases.pop()
 
     def _union(self, members: Iterable[Any]) -> Form:
-        """Of one kind and None. Of others nobody can tell what a value was."""
+        """The form of one type or None. With several types the original one cannot be determined."""
         others = [member for member in members if member is not types.NoneType]
         form = self.of(others[0])
         if len(others) > 1 or form is ANYTHING or _has_none(others[0]):
@@ -230,7 +230,7 @@ class Forms:
         return Form("an object", load, dump, key.typed or form.typed)
 
     def _key(self, annotation: Any) -> Form | None:
-        """Of a key, which JSON has as text; None of one that cannot be told by that."""
+        """The form of a key, which is text in JSON; None if the original cannot be determined."""
         if isinstance(annotation, type) and issubclass(annotation, Enum):
             is_text = all(isinstance(member.value, str) for member in annotation)
             return self.of(annotation) if is_text else None
@@ -238,7 +238,7 @@ class Forms:
 
 
 def _sequence(made: Callable[[Iterable[Any]], Any], form: Form) -> Form:
-    """Of a list, tuple or set, which *made* makes of its members."""
+    """The form of a list, tuple or set; *made* builds it from its members."""
     name = f"a list of {form.name}"
 
     def load(value: Any) -> Any:
@@ -266,7 +266,7 @@ _MAPPINGS = frozenset([dict, abc.Mapping, abc.MutableMapping])
 
 
 def _within(place: str, step: Callable[[Any], Any], value: Any) -> Any:
-    """``step(value)``, where what does not fit is told to stand in *place*."""
+    """Return ``step(value)``; errors name *place*."""
     try:
         return step(value)
     except Unfit as unfit:
@@ -280,7 +280,7 @@ def _each(steps: Iterable[Callable[[Any], Any]], items: Iterable[Any]) -> list[A
 
 
 def _unless_same(value: Any, items: list[Any]) -> Any:
-    """*items*, or the list or tuple *value*, where they are the same."""
+    """Return *items*, or *value* itself if it is a list or tuple with the same items."""
     return value if isinstance(value, list | tuple) and _are(items, value) else items
 
 
@@ -289,7 +289,8 @@ def _are(items: Iterable[Any], others: Iterable[Any]) -> bool:
 
 
 def _made(name: str, make: Callable[[], Any]) -> Any:
-    """What *make* makes. Raises Unfit when it does not: ``__post_init__`` and validators are the user's."""
+    """Return the result of *make*. Raises Unfit when it fails: ``__post_init__`` and validators are user
+    code."""
     try:
         return make()
     except Exception as error:
@@ -298,7 +299,7 @@ def _made(name: str, make: Callable[[], Any]) -> Any:
 
 
 def _told(error: Any) -> str:
-    """What is wrong: of pydantic's error where and why, without the values."""
+    """Describe an error; for pydantic's error the place and the reason, without values."""
     invalid = _pydantic("ValidationError")
     if invalid is None or not isinstance(error, invalid):
         return f"{type(error).__name__}: {safe_repr(str(error), 200)}"
@@ -311,7 +312,7 @@ def _told(error: Any) -> str:
 
 
 def _pydantic(name: str) -> Any:
-    """A class of pydantic's; None where nobody has imported that, so that there can be no model."""
+    """Return a pydantic class; None if pydantic has not been imported, so that there are no models."""
     return getattr(sys.modules.get("pydantic"), name, None)
 
 
@@ -321,14 +322,14 @@ def _is_model(kind: type) -> bool:
 
 
 def _has_a_codec(kind: type) -> bool:
-    """Whether the class has JSON of its own, which both sides know: ``__json__()``, or what was registered
-    with kombu."""
+    """Tell whether the class has JSON of its own, which both sides know: ``__json__()``, or registered with
+    kombu."""
     registered = getattr(sys.modules.get("kombu.utils.json"), "_encoders", ())
     return hasattr(kind, "__json__") or any(issubclass(kind, each) for each in registered)
 
 
 def _has_none(annotation: Any) -> bool:
-    """Whether None is the value of one of its members."""
+    """Tell whether None is the value of one of its members."""
     return (
         isinstance(annotation, type)
         and issubclass(annotation, Enum)
@@ -337,22 +338,22 @@ def _has_none(annotation: Any) -> bool:
 
 
 def _fields(kind: Any) -> list[dataclasses.Field[Any]]:
-    """The fields of a dataclass that are given when one is made; the others are reckoned of them."""
+    """Return the fields of a dataclass that its constructor takes; the others are computed."""
     return [field for field in dataclasses.fields(kind) if field.init]
 
 
 def _takes_its_fields(kind: Any) -> bool:
-    """Whether a dataclass is made of its fields: it may want more than that, or have an __init__ of its
-    own."""
+    """Tell whether a dataclass can be built from its fields: it may require more, or have its own
+    __init__."""
     code = getattr(kind.__init__, "__code__", None)
-    if code is None or code.co_flags & 0x0C:  # as those of pydantic's dataclasses: anything by name
+    if code is None or code.co_flags & 0x0C:  # pydantic's dataclasses take any names
         return True
     names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
     return {*names} == {field.name for field in _fields(kind)}
 
 
 def _meant(annotation: Any) -> Any:
-    """What stands behind another name of a type (``__supertype__``), or within Annotated."""
+    """Return the type behind an alias (``__supertype__``) or Annotated."""
     while True:
         if typing.get_origin(annotation) is typing.Annotated:
             annotation = typing.get_args(annotation)[0]
@@ -363,12 +364,13 @@ def _meant(annotation: Any) -> Any:
 
 
 # -- Hints: the annotations of a function or a dataclass, evaluated as far as they can be --
-# Thread: any; evaluating annotations runs the user's code.
+# Thread: any; evaluating annotations runs user code.
 
 
 def hints_of(thing: Any) -> dict[str, Any]:
-    """Return the annotations of a function or dataclass, evaluated, by name. Those that cannot be are left
-    out: they may name what is there for type checkers only."""
+    """Return the evaluated annotations of a function or dataclass, by name. Annotations that cannot be
+    evaluated are left
+    out: they may use names that exist only for type checkers."""
     try:
         return typing.get_type_hints(thing)
     except Exception as error:  # noqa: BLE001 - annotations are the user's code
@@ -397,16 +399,15 @@ def _annotations(function: Any) -> dict[str, Any]:
 
 
 # -- Values: how one that stands alone is made plain, and made again --
-# Thread: any; pure, but for the user's Enums.
-# What JSON carries already goes as it is. It is read from what a stranger may write in its stead, too:
-# a UUID from text, a number of seconds from an int.
+# Thread: any; pure, except for the user's Enums. Values that JSON supports are unchanged, but also read from
+# what other senders write for them: a UUID from text, a number of seconds from an int.
 
 LONGEST_DURATION = 64
-"""Characters of a duration that is text."""
+"""Maximum characters of a duration given as text."""
 
 
 class Unfit(Exception):
-    """A value that does not fit. reason: why. path: where it stands, as in ``.lines[2]``."""
+    """A value that does not fit. reason: why. path: its place, such as ``.lines[2]``."""
 
     def __init__(self, reason: str, path: str = "") -> None:
         super().__init__(reason)
@@ -415,13 +416,14 @@ class Unfit(Exception):
 
 
 class Form(NamedTuple):
-    """What an annotation says of a value.
+    """The conversion for an annotation.
 
     - name: of the annotation, for errors.
-    - load: makes the value of plain data; takes one that is made already as it is. Raises Unfit.
-    - dump: makes plain data of the value. Gives back the same object where there is nothing to do: it is
-      plain already, or is not what was annotated. Raises Unfit for what load() would make something else of.
-    - typed: it is one that JSON does not carry, or has such in it.
+    - load: makes the value from plain data; returns a value that is already of the type unchanged. Raises
+      Unfit.
+    - dump: makes plain data from the value. Returns the same object if it is plain already, or not of the
+      annotated type. Raises Unfit for a value that load() would change.
+    - typed: JSON does not support the type, or one nested in it.
     """
 
     name: str
@@ -439,7 +441,7 @@ ANYTHING = Form("anything", same, same)
 
 
 def checked(value: Any, kinds: Any, expected: str) -> Any:
-    """Return *value*. Raises Unfit, which names what was *expected*, when it is of none of the *kinds*."""
+    """Return *value*. Raises Unfit, which names what was *expected*, when it is not of one of the *kinds*."""
     if not isinstance(value, kinds):
         raise Unfit(f"expected {expected}, not {_shown(value)}")
     return value
@@ -454,7 +456,7 @@ def _shown(value: Any) -> str:
 
 
 def enum_form(kind: type[Enum]) -> Form:
-    """Return the form of an Enum; ANYTHING when JSON does not carry the values of all its members."""
+    """Return the form of an Enum; ANYTHING when JSON does not support the values of all its members."""
     if not list(kind) or not all(type(member.value) in CARRIED for member in kind):
         return ANYTHING
     values = safe_repr([member.value for member in kind], 200)
@@ -462,7 +464,7 @@ def enum_form(kind: type[Enum]) -> Form:
     def load(value: Any) -> Any:
         try:
             return kind(value)
-        except Exception as error:  # _missing_ is the user's code
+        except Exception as error:  # _missing_ is user code
             let_pass(error)
             raise Unfit(
                 f"expected a value of {kind.__name__}, one of {values}, not {_shown(value)}"
@@ -474,7 +476,7 @@ def enum_form(kind: type[Enum]) -> Form:
 
 
 def _read(expected: str, kinds: Any, read: Callable[[Any], Any]) -> Form:
-    """Of a class whose values JSON carries. kinds: of what *read* makes one; a bool is no number."""
+    """The form of a class that JSON supports. kinds: accepted by *read*; a bool is not a number."""
 
     def load(value: Any) -> Any:
         if isinstance(value, bool) and bool not in kinds:
@@ -490,7 +492,7 @@ def _read(expected: str, kinds: Any, read: Callable[[Any], Any]) -> Form:
 def _moment(kind: Any, expected: str) -> Form:
     def read(value: Any) -> Any:
         value = kind.fromisoformat(value) if isinstance(value, str) else value
-        if isinstance(value, datetime) and kind is date:  # which is a date, too
+        if isinstance(value, datetime) and kind is date:  # a datetime is a date, too
             raise ValueError
         return value
 
@@ -498,7 +500,7 @@ def _moment(kind: Any, expected: str) -> Form:
 
 
 def _decimal(value: Decimal | float | str) -> Decimal:
-    # By the text of a float: that is what was written.
+    # Use the text of a float: that is what was written.
     return Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
 
 
@@ -560,5 +562,5 @@ def _dump_duration(value: Any) -> Any:
 
 
 TIMEDELTA = _read(
-    "a timedelta: seconds, or text of ISO 8601 as PT1H30M", (timedelta, int, float, str), _read_duration
+    "a timedelta: seconds, or text of ISO 8601 such as PT1H30M", (timedelta, int, float, str), _read_duration
 )._replace(dump=_dump_duration, typed=True)

@@ -1,8 +1,8 @@
-"""Loading: the modules that define an app's tasks, and their import.
+"""Loading: finding and importing the modules that define an app's tasks.
 
 Comes from:  the settings ``imports`` and ``include``, and ``app.autodiscover_tasks``.
 Goes to:     the import machinery, when a worker or a command needs all tasks.
-Thread:      whoever loads; a list that only grows.
+Thread:      whichever loads; the list only grows.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def _installed() -> Iterable[str]:
 
 
 def _is_configured() -> bool:
-    """Whether this process is a Django project already."""
+    """Tell whether this process is configured as a Django project."""
     conf = sys.modules.get("django.conf")
     return conf is not None and bool(conf.settings.configured)
 
 
 class TaskModules:
-    """The packages that were named for discovery; looked at no sooner than load() is called."""
+    """The packages named for discovery; they are examined when load() is called."""
 
     def __init__(self) -> None:
         self._packages: list[tuple[Callable[[], Iterable[str]], str | None]] = []
@@ -39,10 +39,10 @@ class TaskModules:
     def discover(
         self, packages: Iterable[str] | Callable[[], Iterable[str]] | None, related_name: str | None
     ) -> None:
-        """Add *packages*, of which load() imports the module *related_name*. None imports the packages
+        """Add *packages*, whose module *related_name* load() will import. None imports the packages
         themselves.
 
-        None packages are those of Django's INSTALLED_APPS; ConfigurationError where there is no Django
+        If *packages* is None, use Django's INSTALLED_APPS; ConfigurationError where there is no Django
         project.
         """
         if packages is None:
@@ -55,7 +55,7 @@ class TaskModules:
         self._packages.append((packages if callable(packages) else lambda: packages, related_name))
 
     def load(self, conf: Any) -> None:
-        """Import the modules of the settings, then those of the packages that have one."""
+        """Import the modules of the settings, then those of the packages."""
         for setting in ("imports", "include"):
             for module in getattr(conf, setting):
                 try:
@@ -66,7 +66,7 @@ class TaskModules:
         self.load_discovered()
 
     def load_discovered(self) -> None:
-        """Import the modules of the packages that have one."""
+        """Import the modules of the packages, where they exist."""
         for find, related in self._packages:
             for package in find():
                 name = f"{package}.{related}" if related else package
@@ -75,8 +75,8 @@ class TaskModules:
 
 
 def _is_there(name: str) -> bool:
-    """Whether there is a module of this name. What should have it may be no package, as a Django app that is
-    one module."""
+    """Tell whether there is a module of this name. Its parent may not be a package: a Django app may be a
+    single module."""
     from importlib.util import find_spec
 
     try:

@@ -1,4 +1,4 @@
-"""The next attempt of a task that is running: whether there is one, when, and with which arguments.
+"""The next attempt of a running task: whether there is one, when, and with which arguments.
 
 Comes from:  ``task.retry()``, and automatic retries.
 Goes to:     publishing, as a call with the same id; an eager run makes it itself.
@@ -59,7 +59,7 @@ def retry(
     if request.is_eager:
         directive.sig = Signature(task.name, *attempt, given, app=task.app)
     else:
-        # Once it is sent, a time limit must not make a failure of this one.
+        # Once it is sent, a time limit must not turn this attempt into a failure.
         publish = conclude if throw else deferred
         with put_back_if_unsent(task, request):
             publish(_publish, task, request, attempt, given)
@@ -76,7 +76,7 @@ def _publish(
 ) -> None:
     if task.own_apply_async:
         headers = {**(request.headers or {}), **(options.pop("headers", None) or {})}
-        given = {**options, "retries": request.retries + 1, "headers": headers}  # retries: by nobody else
+        given = {**options, "retries": request.retries + 1, "headers": headers}  # retries: set only here
         task.apply_async(*attempt, task_id=request.id, **given)
     else:
         task.app.publisher.next_attempt(Invocation(task, task.name, *attempt, options), request)
@@ -85,9 +85,9 @@ def _publish(
 def _arguments(
     task: Task[..., Any], request: Context, args: Any, kwargs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of the next attempt: those of this one, with what is given over them.
+    """Return the arguments of the next attempt: those of this one, with the given ones over them.
 
-    A parameter that is given by position now and was given by name before, or the reverse, is given once.
+    A parameter given by position in one and by name in the other is passed once.
     """
     new = None if args is None else positional(task.name, args)
     named = None if kwargs is None else keywords(task.name, kwargs)
@@ -106,8 +106,8 @@ def _arguments(
 
 
 def _names(task: Task[..., Any], count: int) -> tuple[str | None, ...]:
-    """The names of the first *count* positional parameters; None for one that has no name for a caller."""
-    import inspect  # only for who mixes the two: it costs 10 ms
+    """Return the names of the first *count* positional parameters; None for a positional-only one."""
+    import inspect  # only if both forms are mixed: it takes 10 ms
 
     try:
         parameters = inspect.signature(task.run).parameters.values()

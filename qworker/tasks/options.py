@@ -1,7 +1,7 @@
-"""The options of a task: which there are, what each must be, and which setting stands behind it.
+"""The options of a task: names, allowed values, and the setting behind each.
 
 Comes from:  ``@app.task(**options)`` and the class attributes of a custom base.
-Goes to:     the attributes of Task, filled in once from ``app.conf`` when the app is finalized.
+Goes to:     the attributes of Task, set once from ``app.conf`` when the app is finalized.
 Thread:      whoever imports the tasks; pure.
 """
 
@@ -19,9 +19,9 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def rate_per_second(limit: str | float | None) -> float | None:
-    """Return tasks per second that a rate limit allows: "10/s", "100/m", "5/h", or a number a second.
+    """Return the tasks per second of a rate limit: "10/s", "100/m", "5/h", or a number per second.
 
-    None, no limit, for None. Raises ValueError saying which forms there are.
+    Return None, no limit, for None. Raises ValueError, which names the accepted forms.
     """
     if limit is None:
         return None
@@ -55,7 +55,7 @@ def _backoff(value: object) -> float | bool:
 
 
 def _expires(value: object) -> Any:
-    # A moment (datetime) will do as well as a duration: the publisher tells them apart.
+    # A datetime is accepted like a duration: the publisher distinguishes them.
     return value if hasattr(value, "isoformat") else kinds.DURATION.read(value)
 
 
@@ -93,7 +93,7 @@ OPTIONS: dict[str, Callable[[Any], Any]] = {
     "typing": kinds.BOOLEAN.read,
     "schedule": lambda value: value,
 }
-"""Every option that ``@app.task`` takes besides name, bind and base, with what reads its value.
+"""Every option that ``@app.task`` takes besides name, bind and base, with the function that reads its value.
 
 ``TaskOptions`` has a line about each.
 """
@@ -113,16 +113,16 @@ FROM_SETTINGS: dict[str, str] = {
     "store_errors_even_if_ignored": "task_store_errors_even_if_ignored",
     "track_started": "task_track_started",
 }
-"""The setting that an option takes its value from when the task says nothing (None)."""
+"""The setting used for an option that is None."""
 
 
 def parse(
     task_name: str, options: Mapping[str, Any], extra: Callable[[], frozenset[str]] = frozenset
 ) -> dict[str, Any]:
-    """Return the checked attributes that *options* ask for. None stays None, and means to ask the setting.
+    """Return the checked attributes for *options*. None stays None: the setting applies.
 
     - task_name: for errors.
-    - extra: gives the names that middlewares have declared. Their values pass as they are.
+    - extra: returns the names that middlewares have declared. Their values are not checked.
 
     Raises ConfigurationError, which names the task, the option and the nearest spelling.
     """

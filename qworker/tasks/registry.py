@@ -1,8 +1,8 @@
-"""The tasks an app knows, by name; and the tasks that are shared by every app.
+"""The tasks of an app, by name; and the tasks shared by every app.
 
 Comes from:  ``@app.task`` and ``@shared_task``, while modules are imported.
-Goes to:     the worker, which looks names of messages up here and nowhere else.
-Thread:      written by whoever imports; reading is free.
+Goes to:     the worker, which looks up names in messages only here.
+Thread:      written during imports; reading is safe from any.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 class TaskRegistry(dict[str, "Task[..., Any]"]):
-    """Task by name. An unknown name raises NotRegistered, which lists names that look like it."""
+    """Tasks by name. An unknown name raises NotRegistered, which lists similar names."""
 
     def __missing__(self, name: str) -> Task[..., Any]:
         raise NotRegistered(name, near_tasks(name, self) if isinstance(name, str) else ())
 
     def register(self, task: Task[..., Any]) -> None:
-        """Add *task* under its name, over an older one of that name."""
+        """Add *task* under its name, replacing an earlier one."""
         self[task.name] = task
 
     def unregister(self, name: str) -> None:
-        """Take the task *name* out. Raises NotRegistered when it is not there."""
+        """Remove the task *name*. Raises NotRegistered when it is missing."""
         self[name]
         del self[name]
 
 
 shared: list[Callable[[QWorker], Task[..., Any]]] = []
-"""Makers of the tasks that ``@shared_task`` declared; each app calls them once, when it is finalized."""
+"""Factories of the tasks declared with ``@shared_task``; each app calls them once, when it is finalized."""

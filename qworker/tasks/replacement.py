@@ -1,11 +1,11 @@
-"""Replacement: what a running task sends instead of itself, or beside itself into its chord.
+"""Replacement: the calls that a running task sends instead of itself, or adds to its chord.
 
 Comes from:  ``task.replace()``, ``task.add_to_chord()``.
 Goes to:     publishing; an eager run makes the calls itself.
 Thread:      whichever runs the task.
 
-The ids of all that takes the place of a run follow from its own id: a run that is delivered again replaces
-itself by the same calls, and the joins count each of them once.
+The ids of all replacements derive from the id of the run: a run that is delivered again replaces itself with
+the same calls, and the joins count each of them once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def replacement(task: Task[..., Any], sig: Any) -> Signature:
-    """The workflow that takes the place of the run of *task*. See ``Task.replace``."""
+    """Return the workflow that replaces the run of *task*. See ``Task.replace``."""
     request, app = task.request, task.app
     check(sig)
     work = maybe_signature(sig, app, clone=True)
@@ -55,7 +55,7 @@ def replacement(task: Task[..., Any], sig: Any) -> Signature:
     if isinstance(work, chunks):
         work = work.group().clone(**work["options"])
     nesting = request.replaced_task_nesting + 1
-    # A group becomes a chord whose body returns the list: one call has to stand for the task.
+    # A group becomes a chord whose body returns the list: the replacement of a task must be one call.
     step: Any = work.frozen(request.id, True, _ids_of(request, nesting)).step
     for callback in listed(request.callbacks):
         with_callback(step, maybe_signature(callback, app))
@@ -73,15 +73,15 @@ def replacement(task: Task[..., Any], sig: Any) -> Signature:
 
 
 def _ids_of(request: Context, what: object) -> Callable[[], str]:
-    """New ids for *what* comes of *request*, the same whenever that is delivered."""
+    """Return a generator of ids for *what* results from *request*, the same at every delivery."""
     if request.id is None:
         return task_id
     return ids_of(f"{request.id} {request.retries} {what}")
 
 
 def _placed(step: Any, request: Context, nesting: int) -> Signature:
-    """Let the last call of *step* be what the task was: the id of its result, the member of its group; return
-    it."""
+    """Give the last call of *step* the role of the task: the id of its result and its membership in the
+    group; return it."""
     for each in [step, *(step.tasks if isinstance(step, chain) else ())]:
         each["options"]["replaced_task_nesting"] = nesting
     last = last_call(step)
@@ -100,10 +100,10 @@ def _placed(step: Any, request: Context, nesting: int) -> Signature:
 
 
 def replace(task: Task[..., Any], sig: Signature) -> NoReturn:
-    """Send *sig*, which replacement() has made, and raise Replaced. See ``Task.on_replace``."""
+    """Send *sig*, made by replacement(), and raise Replaced. See ``Task.on_replace``."""
     request = task.request
     if not request.is_eager:
-        # Once it is sent, a time limit must not make a failure of this run.
+        # Once it is sent, a time limit must not turn this run into a failure.
         with put_back_if_unsent(task, request):
             conclude(_publish, task, request, sig)
     raise Replaced(sig)
@@ -118,31 +118,31 @@ def _publish(task: Task[..., Any], request: Context, sig: Signature) -> None:
         call["options"].setdefault("root_id", request.root_id)
         if request.reply_to is not None:
             call["options"].setdefault("reply_to", request.reply_to)
-    caller = copy(request)  # the calls come from where this one came from
+    caller = copy(request)  # the calls have the same origin as this one
     caller.id = request.parent_id  # type: ignore[assignment]
     token = push(caller, task)
     try:
         start(task.app, made)
     finally:
         pop(token)
-    # Whoever dies here is delivered again, and sends the same.
+    # A run that dies here is delivered again, and sends the same calls.
     if CRASHING:
         crash_point("replacement-sent")
 
 
 def add_to_chord(task: Task[..., Any], sig: Any, lazy: bool) -> Any:
-    """Make *sig* a member of the chord that the run of *task* is a member of. See ``Task.add_to_chord``."""
+    """Make *sig* a member of the chord that the run of *task* belongs to. See ``Task.add_to_chord``."""
     request, app = task.request, task.app
     check(sig)
     shared = not request.chord
-    # Its joins are those of the call; of a chord, the one that has the name of the group.
+    # Its joins are those of the call; for a chord, the one with the name of the group.
     run, group = run_in(message_headers(request)), str(request.group)
     join = f"{group}.{run}" if run and shared else group
     named = [part.join for part in parts_of(message_headers(request), FAILURE)]
     if request.is_eager or (shared and join not in named):
         raise NotInChord(
-            f"{task.name}[{request.id}] is a member of no chord: add_to_chord() is for tasks in "
-            "the header of one"
+            f"{task.name}[{request.id}] is not a member of a chord: add_to_chord() is for tasks in the "
+            "header of one"
         )
     joins: Joins = app.backend.joins
     request.added += 1
@@ -155,7 +155,7 @@ def add_to_chord(task: Task[..., Any], sig: Any, lazy: bool) -> Any:
 
 
 def _grown(joins: Joins, join: str, task_id: str) -> int | None:
-    """As Joins.grow(). It may be done, and only its answer be lost: to do it again changes nothing then."""
+    """Call Joins.grow(). If only its answer is lost, repeating it changes nothing."""
     try:
         return joins.grow(join, task_id)
     except BackendError:
@@ -163,18 +163,18 @@ def _grown(joins: Joins, join: str, task_id: str) -> int | None:
 
 
 def _add(task: Task[..., Any], work: Any, last: Signature, joins: Joins, join: str, lazy: bool) -> Any:
-    """Count *work*, of which *last* is the last call, as a member of *join*, and send it unless *lazy*."""
+    """Count *work*, whose last call is *last*, as a member of *join*, and send it unless *lazy*."""
     request, app = task.request, task.app
     headers, group, shared = message_headers(request), str(request.group), not request.chord
     run, kept = run_in(headers), kept_in(headers)
-    with put_back_if_unsent(task, request):  # else the chord may wait for what nobody sends
+    with put_back_if_unsent(task, request):  # else the chord would wait for a call that is never sent
         number = _grown(joins, join, last["options"]["task_id"])
-    # Whoever dies here is delivered again, and adds the same.
+    # A run that dies here is delivered again, and adds the same calls.
     if CRASHING:
         crash_point("chord-grown")
     if number is None:
         raise NotInChord(
-            f"the chord of {task.name}[{request.id}] has got all its members, or is there no more"
+            f"the chord of {task.name}[{request.id}] has got all its members already, or no longer exists"
         )
     last["options"].update(group_id=group, group_index=number)
     if shared:
@@ -189,6 +189,6 @@ def _add(task: Task[..., Any], work: Any, last: Signature, joins: Joins, join: s
         if shared:
             note_added(app, join, number, last["options"]["task_id"], kept)
         return work if lazy else work.apply_async()
-    except QWorkerError as error:  # it counts, and nobody else will end it
+    except QWorkerError as error:  # it is counted, and nothing else will end it
         request.unsent = (*request.unsent, *followup.ended(app, [last], exception_to_dict(error), ""))
         raise

@@ -1,8 +1,8 @@
-"""Shared tasks: for libraries that define tasks and do not know the app they will run in.
+"""Shared tasks: for libraries that define tasks without knowing the app.
 
 Comes from:  ``@shared_task``.
-Goes to:     every app, when it is finalized; what the decorator returns stands for the current app's task.
-Thread:      whoever imports.
+Goes to:     every app, when it is finalized; the decorator returns a proxy for the current app's task.
+Thread:      the importing one.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def shared_task(*, base: type[Task], bind: Literal[False] = False, **options: An
 
 
 def shared_task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Make a task that belongs to every app, for libraries that do not know it.
+    """Make a task that belongs to every app, for libraries that do not know the app.
 
-    options: as for app.task. What this returns stands for the task of the current app. Raises
-    ConfigurationError as app.task does, here or where the app is first used.
+    options: as for app.task. Returns a proxy for the task of the current app. Raises ConfigurationError like
+    app.task, here or when the app is first used.
     """
     if function is None:
         return lambda function: shared_task(function, **options)
@@ -74,14 +74,14 @@ def add_periodic_task(
     name: str | None = None,
     **options: Any,
 ) -> str:
-    """Have *sig* called when *schedule* says; return the name of the entry.
+    """Call *sig* on a *schedule*; return the name of the entry.
 
     - schedule: a crontab or other schedule of ``qworker.beat``, seconds, a timedelta, or text.
-    - sig: a signature, a task, or the name of one. args, kwargs: put after and over those of a signature.
-    - name (text): of the entry; by default what *sig* looks like, as with Celery.
-    - options: fields of an entry, as ``jitter=5``; what is none is an option of the call.
+    - sig: a signature, a task, or the name of one. args, kwargs: put before and over those of a signature.
+    - name (text): of the entry; by default the text of *sig*, as in Celery.
+    - options: fields of an entry, such as ``jitter=5``; any other option is passed to the call.
 
-    An entry that is wrong is told of by ``qworker beat list`` and in the log, and stops no other.
+    An invalid entry is reported by ``qworker beat list`` and in the log, and stops no other.
     """
     call = sig if isinstance(sig, Signature) else Signature(getattr(sig, "name", sig), app=app)
     fields = {key: options.pop(key) for key in FIELDS & options.keys()}
@@ -98,4 +98,4 @@ def add_periodic_task(
 
 
 FIELDS = frozenset(["enabled", "start", "end", "max_runs", "jitter", "catch_up", "overlap"])
-"""What an entry has that a call has not; ``expires`` is one of the call's."""
+"""Fields that only an entry has; ``expires`` is an option of the call."""

@@ -1,4 +1,4 @@
-"""Task: a function that can be called later, elsewhere; with its options and the ways to call it.
+"""Task: a function that can be called later, elsewhere; its options and the ways to call it.
 
 Comes from:  ``@app.task`` and ``@shared_task``; ``definition.py`` makes them.
 Goes to:     ``publishing`` (delay, apply_async, apply_many, retry) or ``eager`` (apply); a worker calls
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from qworker.tasks.typed_calls import TypedCalls
 
 if TYPE_CHECKING:
-    from typing_extensions import ParamSpec, TypeVar  # those of typing have no default before Python 3.13
+    from typing_extensions import ParamSpec, TypeVar  # typing's have no default before Python 3.13
 
-    P = ParamSpec("P", default=...)  # Task alone is one with any arguments and any value
+    P = ParamSpec("P", default=...)  # a bare Task has any arguments and any value
     R = TypeVar("R", default=Any)
     _A = TypeVar("_A")
     _B = TypeVar("_B")
@@ -54,10 +54,10 @@ _HOOKS_OF_ENDS = ("on_success", "on_failure", "after_return")
 
 
 class Task(Generic[P, R]):
-    """A task: call it here (``add(1, 2)``), or have a worker call it (``add.delay(1, 2)``).
+    """A task: call it directly (``add(1, 2)``), or have a worker call it (``add.delay(1, 2)``).
 
     Subclass it for ``@app.task(base=…)`` to share options, hooks or helpers between tasks. Options that are
-    None here are taken from the settings when the app is finalized.
+    None are taken from the settings when the app is finalized.
     """
 
     __module__ = "qworker"
@@ -105,32 +105,32 @@ class Task(Generic[P, R]):
     MaxRetriesExceededError = MaxRetriesExceeded
     """For ``except self.MaxRetriesExceededError``."""
     OperationalError = BrokerUnavailable
-    """For ``except add.OperationalError``: the broker did not take the call."""
+    """For ``except add.OperationalError``: the broker did not accept the call."""
 
     check_arguments: Callable[..., None] | None = None
     """Raises the TypeError that calling the function with these arguments would raise."""
     model_options: ModelOptions | None = None
-    """What pydantic is told where ``pydantic=True`` is said: then run() itself takes and returns plain
-    data."""
+    """Options for pydantic if ``pydantic=True``: then run() itself takes and returns plain data."""
     declared: tuple[dict[str, Any], dict[str, Any]] | None = None
-    """The methods and the options that the decorator was given, where the class was left to the app."""
+    """The methods and options given to the decorator, if the task has the app's class."""
     renames: bool = False
-    """Its class has a shadow_name() of its own."""
+    """Whether its class overrides shadow_name()."""
     own_call: bool = False
-    """Its class has a __call__() of its own: a worker calls that, and not run()."""
+    """Whether its class overrides __call__(): a worker then calls that instead of run()."""
     hears_of_ends: bool = False
-    """A child is given each call that ends without having run to its end, and calls heard_of_end()."""
+    """Whether heard_of_end() is called in a child for each call that ends without having run to its end."""
     again_after_time_limit: bool = False
-    """A run that its hard time limit ended counts as a death of its process: it is delivered again."""
+    """Whether a run ended by its hard time limit counts as a death of its process, so that it is delivered
+    again."""
     sees_its_end: bool = False
-    """Its class has hooks of its own that are called when it has ended: its state is stored first."""
+    """Whether its class overrides hooks that are called at its end: its state is stored before."""
     own_apply_async: bool = False
-    """Its class has an apply_async() of its own, through which every call goes."""
+    """Whether its class overrides apply_async(), through which every call goes."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         refuse(f"class {cls.__qualname__}", vars(cls), absent.OVERRIDES)
-        # Asked once a class, so that no call and no run has to.
+        # Determined once per class, not for each call and run.
         cls.renames = cls.shadow_name is not Task.shadow_name
         cls.own_apply_async = cls.apply_async is not Task.apply_async
         cls.sees_its_end = any(getattr(cls, hook) is not getattr(Task, hook) for hook in _HOOKS_OF_ENDS)
@@ -138,22 +138,21 @@ class Task(Generic[P, R]):
 
     @classmethod
     def on_bound(cls, app: QWorker) -> None:
-        """Called when a task of this class belongs to *app* and its options are settled."""
+        """Called when a task of this class is bound to *app* and its options are set."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Do the work. The decorators put the function here; a class-based task overrides it."""
-        raise NotImplementedError(f"task {self.name} defines no run()")
+        raise NotImplementedError(f"task {self.name} does not define run()")
 
     # -- calling it --
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the task here and now, as the plain function it is, without a message and without a result
-        store.
+        """Call the task as a plain function in this process, without a message and without a result store.
 
-        A class may have one of its own, around ``super().__call__(…)`` or ``self.run(…)``. A worker then runs
-        its tasks through it.
+        A class may override this, around ``super().__call__(…)`` or ``self.run(…)``. A worker then runs its
+        tasks through it.
         """
-        if is_entered(current_context(), self):  # a worker's run, on its way through a __call__
+        if is_entered(current_context(), self):  # a worker's run, through an overridden __call__
             return cast(R, self.run(*args, **kwargs))
         token = push(Context(task=self.name, args=args, kwargs=kwargs), self)
         try:
@@ -175,21 +174,20 @@ class Task(Generic[P, R]):
         task_id: str | None = None,
         **options: Unpack[CallOptions],
     ) -> AsyncResult[R]:
-        """Have a worker call this task, with options of this one call.
+        """Have a worker call this task, with options for this call.
 
         - args (iterable), kwargs (mapping): its arguments.
-        - task_id (text): a new id when it is left out.
-        - options: those of ``CallOptions``, which has a line about each: when it is to run (countdown, eta,
-          expires), where it goes (queue, exchange, routing_key, priority), how it is written (headers,
-          serializer, compression), its limits (time_limit, soft_time_limit), its result (ignore_result, link,
-          link_error), its name in logs (shadow), and what is done while the broker is away (retry,
-          retry_policy); and those that a middleware declares.
+        - task_id (text): a new id if not given.
+        - options: those of ``CallOptions``, which documents each: when it runs (countdown, eta, expires),
+          where it goes (queue, exchange, routing_key, priority), how it is written (headers, serializer,
+          compression), its limits (time_limit, soft_time_limit), its result (ignore_result, link,
+          link_error), its name in logs (shadow), and retries while the broker is unavailable (retry,
+          retry_policy); and options that a middleware declares.
 
-        Returns the handle of the result as soon as the broker has the message safely. Raises TypeError for
-        arguments that the function does not take. Raises PublishError for an option that does not exist, and
-        for an argument that cannot be serialised. Raises BrokerUnavailable when the broker did not take the
-        message within ``task_publish_timeout``: then it is not known whether the task will run, and it may be
-        called again.
+        Returns the handle of the result as soon as the broker has stored the message. Raises TypeError for
+        arguments that the function does not accept. Raises PublishError for an unknown option, and for an
+        argument that cannot be serialised. Raises BrokerUnavailable when the broker did not confirm the
+        message within ``task_publish_timeout``: then the task may or may not run, and it may be called again.
         """
         given: Mapping[str, Any] = options if task_id is None else {**options, "task_id": task_id}
         publisher = self.app.publisher
@@ -197,14 +195,14 @@ class Task(Generic[P, R]):
         if not given:
             return publisher.call(self, arguments, named)
         invocation = Invocation(self, self.name, arguments, named, given)
-        # retry(), by way of a subclass that has an apply_async of its own
+        # retry(), through an overridden apply_async
         if given.get("retries") is not None:
             return publisher.next_attempt(invocation, self.request)
         return publisher.call_with(invocation)
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
-        """delay() for asyncio: the event loop goes on while the broker takes the message."""
-        import asyncio  # here, because it costs 30 ms
+        """delay() for asyncio: the event loop runs while the broker takes the message."""
+        import asyncio  # here, because it takes 30 ms
 
         return await asyncio.to_thread(self.delay, *args, **kwargs)
 
@@ -215,9 +213,9 @@ class Task(Generic[P, R]):
         task_id: str | None = None,
         **options: Unpack[CallOptions],
     ) -> AsyncResult[R]:
-        """apply_async() for asyncio: the event loop goes on while the broker takes the message.
+        """apply_async() for asyncio: the event loop runs while the broker takes the message.
 
-        Cancelling it does not call the message back.
+        Cancelling it does not cancel the call.
         """
         import asyncio
 
@@ -230,12 +228,12 @@ class Task(Generic[P, R]):
           signature.
         - options: as for apply_async, the same for all.
 
-        Returns the results in the order of *calls*. Raises what apply_async does.
+        Returns the results in the order of *calls*. Raises like apply_async.
         """
         return self.app.publisher.call_many(self, calls, options)
 
     async def aapply_many(self, calls: Iterable[Any], **options: Unpack[CallOptions]) -> list[AsyncResult[R]]:
-        """apply_many() for asyncio: the event loop goes on while the broker takes the messages."""
+        """apply_many() for asyncio: the event loop runs while the broker takes the messages."""
         import asyncio
 
         return await asyncio.to_thread(self.apply_many, calls, **options)
@@ -250,15 +248,15 @@ class Task(Generic[P, R]):
         throw: bool | None = None,
         **options: Unpack[CallOptions],
     ) -> EagerResult[R]:
-        """Run the task here and now as a worker would: with request, hooks, signals, retries.
+        """Run the task in this process as a worker would: with request, hooks, signals, retries.
 
         - args, kwargs: its arguments.
         - task_id (text): None for a new one.
-        - retries (number): how many retries there have been before.
-        - throw (bool): raise what the task raises; None for what the setting ``task_eager_propagates`` says.
+        - retries (number): number of earlier retries.
+        - throw (bool): raise the task's exception; None: the setting ``task_eager_propagates``.
         - options: as for apply_async.
 
-        Returns how it ended, an EagerResult. Raises what the task raises only if *throw* says so.
+        Returns an EagerResult. Raises the task's exception only with *throw*.
         """
         from qworker.tasks.eager import apply_eagerly
 
@@ -281,7 +279,7 @@ class Task(Generic[P, R]):
         immutable: bool = False,
         **more: Unpack[SignatureOptions],
     ) -> Signature:
-        """Return the call that is not made yet; *more* options go over *options*."""
+        """Return the call without making it; *more* options go over *options*."""
         return Signature(self.name, args, kwargs, options, immutable=immutable, app=self.app, **more)
 
     subtask = signature
@@ -299,28 +297,29 @@ class Task(Generic[P, R]):
     @overload
     def s(self, **kwargs: Any) -> Signature: ...
     def s(self: Any, *args: Any, **kwargs: Any) -> Signature:  # type: ignore[misc]
-        """Return the call with these arguments, not made yet; a callback gets its parent's result put
+        """Return the call with these arguments without making it; a callback gets its parent's result
         first."""
         return self.signature(args, kwargs)  # type: ignore[no-any-return]
 
     def si(self, *args: P.args, **kwargs: P.kwargs) -> Signature:
-        """Return the call with exactly these arguments, not made yet."""
+        """Return the call with exactly these arguments, without making it."""
         return self.signature(args, kwargs, immutable=True)
 
     def map(self, it: Iterable[Any]) -> xmap:
-        """Return a call that runs ``task(item)`` for each item of *it*, in one message; not made yet."""
+        """Return a call that runs ``task(item)`` for each item of *it*, in one message, without making it."""
         from qworker.canvas.mapping import xmap
 
         return xmap(self.s(), it, app=self.app)
 
     def starmap(self, it: Iterable[Any]) -> xstarmap:
-        """Return a call that runs ``task(*item)`` for each item of *it*, in one message; not made yet."""
+        """Return a call that runs ``task(*item)`` for each item of *it*, in one message, without making
+        it."""
         from qworker.canvas.mapping import xstarmap
 
         return xstarmap(self.s(), it, app=self.app)
 
     def chunks(self, it: Iterable[Any], n: int) -> chunks:
-        """Return a group of calls like starmap(), of *n* items each; not made yet."""
+        """Return a group of calls like starmap(), with *n* items each, without making it."""
         from qworker.canvas.mapping import chunks
 
         return chunks(self.s(), it, n, app=self.app)
@@ -329,8 +328,8 @@ class Task(Generic[P, R]):
 
     @cached_property
     def typed_calls(self) -> TypedCalls | None:
-        """What its annotations say of values that JSON does not carry; None when they say nothing. Looked at
-        once, when it is first called or run: by then the names are there that they mean."""
+        """The conversions by its annotations; None if there are none. Determined at the first call or run,
+        when the names in the annotations are defined."""
         if has_plain_annotations(self.run):
             return None
         from qworker.tasks.typed_calls import typed_calls
@@ -339,18 +338,18 @@ class Task(Generic[P, R]):
 
     @cached_property
     def dumps_arguments(self) -> bool:
-        """Whether dump_arguments() may make others of them."""
+        """Whether dump_arguments() may change arguments."""
         return self.typed_calls is not None
 
     def dump_arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any], partial: bool = False
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call as they are sent.
+        """Return the arguments of a call in the form that is sent.
 
-        - options: of the call. Pickle carries everything, and has the values as they are.
-        - partial: others may still be put before *args*.
+        - options: of the call. Pickle supports every type, so values are unchanged.
+        - partial: others may be put before *args* later.
 
-        Raises EncodeError for what would arrive as something else.
+        Raises EncodeError for a value that would not arrive unchanged.
         """
         typed = self.typed_calls
         if typed is None or (options.get("serializer") or self.serializer) == "pickle":
@@ -358,18 +357,17 @@ class Task(Generic[P, R]):
         return typed.dump(args, kwargs, partial)
 
     def taking_plain(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what a worker calls for *function*, which is run() or the task: it takes what came in a
-        message, and returns what can be stored."""
+        """Return a wrapper of *function*, run() or the task, for workers: it takes arguments from a message,
+        and returns a value that can be stored."""
         typed = self.typed_calls
         if typed is None or self.model_options is not None:
             return function
         return typed.around(function, self.is_async, as_is=self.app.conf.result_serializer == "pickle")
 
     def load_result(self, value: Any) -> R:
-        """Return *value*, which is what ``get()`` gave, as a value of the annotated return type.
+        """Return *value*, returned by ``get()``, as a value of the annotated return type.
 
-        Raises InvalidValue for what is none. A task that is annotated with what JSON carries returns it as it
-        is.
+        Raises InvalidValue if it does not match. A value of a type that JSON supports is unchanged.
         """
         typed = self.typed_calls
         return cast(R, value if typed is None else typed.load_result(value))
@@ -378,8 +376,7 @@ class Task(Generic[P, R]):
 
     @property
     def request(self) -> Context:
-        """The request that this task is running for. It is an empty one (called_directly is True) when there
-        is none."""
+        """The request of the running task. It is empty (called_directly is True) when there is none."""
         return context_of(self) or Context(task=self.name)
 
     def retry(
@@ -393,61 +390,60 @@ class Task(Generic[P, R]):
         max_retries: int | None = None,
         **options: Unpack[RetryOptions],
     ) -> Retry:
-        """Send the next attempt of the task that is running, under the same id, and raise Retry to leave this
-        one.
+        """Send the next attempt of the running task, under the same id, and raise Retry to leave this one.
 
-        - args, kwargs: those of the next attempt; None for those of this one, but for parameters that the
-          other gives.
-        - exc: why. It is raised instead when there were *max_retries* already.
+        - args, kwargs: of the next attempt; None: those of this one, except parameters given in the other.
+        - exc: the reason. It is raised instead after *max_retries* retries.
         - throw (bool): False returns the Retry instead of raising it.
-        - eta (datetime) or countdown (seconds or timedelta): when. Without them default_retry_delay says it.
-        - max_retries (number): in place of that of the task.
-        - options: those of ``RetryOptions``; what is left out is as in this attempt.
+        - eta (datetime) or countdown (seconds or timedelta): when. By default after default_retry_delay.
+        - max_retries (number): overrides that of the task.
+        - options: those of ``RetryOptions``; by default those of this attempt.
 
-        Raises MaxRetriesExceeded when there is no *exc* to raise; Reject, with which the message of this
-        attempt is put back, when the next cannot be sent for now (BrokerUnavailable, if the task is acked
-        early). Called without a worker, it raises the exception itself.
+        Raises MaxRetriesExceeded when there is no *exc* to raise; Reject, which puts the message of this
+        attempt back, when the next cannot be sent now (BrokerUnavailable, if the task is acked early). When
+        called without a worker, raises the exception itself.
         """
         return next_attempt.retry(self, args, kwargs, exc, throw, eta, countdown, max_retries, options)
 
     def replace(self, sig: Any) -> Any:
-        """Let *sig* take the place of the task that is running, and raise Replaced (which is an Ignore) to
-        leave it.
+        """Replace the running task with *sig*, and raise Replaced (a subclass of Ignore) to leave it.
 
-        - sig: a signature or a workflow; of a group, the value is the list.
+        - sig: a signature or a workflow; the value of a group is the list.
 
-        What it returns is the result of this task: it has its id, its callbacks and errbacks, the rest of its
-        chain, and its place in a chord. Raises ConfigurationError for a signature that is part of a chord
-        already, PublishError as apply_async does, and Reject when it cannot be sent for now, as retry() does.
-        Say ``return self.replace(sig)``.
+        The replacement's value is the result of this task: it has its id, its callbacks and errbacks, the
+        rest of its chain, and its place in a chord. Raises ConfigurationError for a signature that is already
+        part of a chord, PublishError like apply_async, and Reject when it cannot be sent now, like retry().
+        Write ``return self.replace(sig)``.
         """
         from qworker.tasks import replacement
 
         return self.on_replace(replacement.replacement(self, sig))
 
     def on_replace(self, sig: Any) -> Any:
-        """Called by replace() with what is to be sent; an override returns ``super().on_replace(sig)``."""
+        """Called by replace() with the signature to send; an override returns ``super().on_replace(sig)``."""
         from qworker.tasks import replacement
 
         return replacement.replace(self, sig)
 
     def add_to_chord(self, sig: Any, lazy: bool = False) -> Any:
-        """Add *sig*, a signature or workflow, to the chord whose member is running: the body waits for it,
-        too, and gets its value after those of the members so far.
+        """Add *sig*, a signature or workflow, to the chord of the running task: the body also waits for it,
+        and gets its value after those of the existing members.
 
-        - lazy (bool): leave it to the caller to send it: the body waits until he does.
+        - lazy (bool): do not send it; the body waits until the caller does.
 
         Returns its result, or the signature if *lazy*. Raises NotInChord where there is no chord,
-        PublishError and BrokerUnavailable as apply_async does, and NotSupported where results keep no chords.
+        PublishError and BrokerUnavailable like apply_async, and NotSupported where the result store keeps no
+        chords.
         """
         from qworker.tasks import replacement
 
         return replacement.add_to_chord(self, sig, lazy)
 
     def autoretry_countdown(self, context: Context) -> float:
-        """Seconds to wait before the automatic retry of *context*.
+        """Return the seconds to wait before the automatic retry of *context*.
 
-        retry_backoff says how many; without it the countdown of retry_kwargs, else default_retry_delay.
+        They come from retry_backoff; without it from the countdown of retry_kwargs, else from
+        default_retry_delay.
         """
         if not self.retry_backoff:
             countdown = self.retry_kwargs.get("countdown", self.default_retry_delay)
@@ -460,13 +456,13 @@ class Task(Generic[P, R]):
     def update_state(
         self, task_id: str | None = None, state: str | None = None, meta: Any = None, **extra: Any
     ) -> bool:
-        """Store a state of your own, such as PROGRESS.
+        """Store a custom state, such as PROGRESS.
 
-        - task_id (text): None for the task that is running.
+        - task_id (text): None for the running task.
         - state (text): its name.
-        - meta: its info; anything that can be serialised.
+        - meta: its info; any serialisable value.
 
-        Returns False when a final state stands already.
+        Returns False if a final state is stored already.
         """
         request = self.request
         identity = task_id or request.id
@@ -486,22 +482,22 @@ class Task(Generic[P, R]):
         return self.app.backend
 
     def AsyncResult(self, task_id: str) -> AsyncResult[R]:
-        """Return the handle of a call made earlier, by its id."""
+        """Return the handle of an earlier call, by id."""
         return self.app.AsyncResult(task_id)
 
     # -- hooks: what a custom base overrides; they run in the worker --
 
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called before the task runs, each attempt of it. What it raises is as if the task had raised it."""
+        """Called before each attempt of the task. Its exception counts as the task's."""
 
     def on_success(self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called after the task returned *retval*. What this or a hook below raises is logged, and changes
-        nothing."""
+        """Called after the task returned *retval*. An exception here or in a hook below is logged, and
+        changes nothing."""
 
     def on_retry(
         self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: Any
     ) -> None:
-        """Called when the task is to run again because of *exc*; str(einfo) is the traceback."""
+        """Called before a retry because of *exc*; str(einfo) is the traceback."""
 
     def on_failure(
         self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: Any
@@ -509,8 +505,8 @@ class Task(Generic[P, R]):
         """Called when the task failed with *exc*; str(einfo) is the traceback."""
 
     def heard_of_end(self, context: Context, state: str, error: dict[str, Any]) -> None:
-        """Called in a child for a call that was killed, revoked or has expired, where hears_of_ends says so.
-        error: what is stored of it. With ``raise self.retry(…, throw=False)`` it has not ended."""
+        """Called in a child for a call that was killed, revoked or has expired, if hears_of_ends is set.
+        error: as stored. With ``raise self.retry(…, throw=False)`` the task has not ended."""
 
     def after_return(
         self,
@@ -533,7 +529,7 @@ class Task(Generic[P, R]):
     # -- being a task --
 
     def origin(self) -> tuple[str, str]:
-        """Module and name of the function, to tell one task from another of the same name."""
+        """Module and name of the function, to distinguish tasks of the same name."""
         return self.__module__, self.__dict__.get("__qualname__") or type(self).__qualname__
 
     if not TYPE_CHECKING:
@@ -549,11 +545,11 @@ class Task(Generic[P, R]):
 
 
 class AsyncTask(Task[P, R]):
-    """A task whose function is ``async def``. Calling it gives a coroutine; delay() and the rest are as
-    ever."""
+    """A task whose function is ``async def``. Calling it returns a coroutine; delay() and the other methods
+    are as usual."""
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:  # type: ignore[override]
-        """Run the task here, in this event loop."""
+        """Run the task in this event loop."""
         if is_entered(current_context(), self):
             return cast(R, await self.run(*args, **kwargs))
         token = push(Context(task=self.name, args=args, kwargs=kwargs), self)

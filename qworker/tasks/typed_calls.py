@@ -1,12 +1,12 @@
-"""Typed calls: what the annotations of a task's function say of its arguments and its result.
+"""Typed calls: conversion of a task's arguments and result by the annotations of its function.
 
-Comes from:  the function of a task, once, when it is first called or first run.
+Comes from:  the function of a task, once, at its first call or run.
 Goes to:     publishing, which sends plain arguments; a run, whose function gets values of the annotated
              types, and whose result is plain again.
-Thread:      any; it does not change.
+Thread:      any; immutable.
 
-What becomes of which value is in ``forms``. A parameter whose annotation speaks of none such is not looked
-at, and a task without any has no TypedCalls at all.
+The conversions are in ``forms``. A parameter without a conversion is ignored, and a task without any has no
+TypedCalls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter by its name. form: None where there is nothing to do."""
+    """A parameter. form: None if there is no conversion."""
 
     name: str
     form: Form | None
@@ -38,13 +38,13 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class TypedCalls:
-    """The forms of one function.
+    """The conversions of one function.
 
     - task: its name, for errors.
-    - positional, named: parameters by their place and their name. more, others: those of ``*more`` and
+    - positional, named: parameters by position and by name. more, others: those of ``*more`` and
       ``**others``.
-    - result: what is returned; None where there is nothing to do.
-    - bare: what does not fit a model raises pydantic's own error, and not InvalidValue.
+    - result: of the return value; None if there is no conversion.
+    - bare: a value that does not fit a model raises pydantic's own error instead of InvalidValue.
     """
 
     task: str
@@ -56,17 +56,16 @@ class TypedCalls:
     bare: bool = False
 
     def load(self, args: Iterable[Any], kwargs: dict[str, Any]) -> Arguments:
-        """Return arguments as the function takes them, of those that came in a message. Raises
-        InvalidValue."""
+        """Convert arguments from a message for the function. Raises InvalidValue."""
         return self._each(args, kwargs, self._loaded)
 
     def dump(self, args: Iterable[Any], kwargs: dict[str, Any], partial: bool = False) -> Arguments:
-        """Return arguments as they are sent.
+        """Convert arguments to the form that is sent.
 
-        - partial: others may still be put before *args*, as in a signature.
+        - partial: others may be put before *args* later, as in a signature.
 
-        What is of another type than its parameter stays, for the serialiser, or the task, to refuse. Raises
-        EncodeError for what would arrive as something else.
+        A value of another type than its parameter is unchanged, for the serialiser, or the task, to refuse.
+        Raises EncodeError for a value that would not arrive unchanged.
         """
         if not partial:
             return self._each(args, kwargs, self._dumped)
@@ -75,7 +74,7 @@ class TypedCalls:
         return tuple(self._dumped_from(place, value) for place, value in enumerate(args)), named
 
     def dump_result(self, value: Any) -> Any:
-        """Return what the function returned as it is stored. Raises EncodeError."""
+        """Convert the function's return value to its stored form. Raises EncodeError."""
         if self.result is None:
             return value
         try:
@@ -95,12 +94,12 @@ class TypedCalls:
             return self.result.load(value)
         except Unfit as unfit:
             raise InvalidValue(
-                f"the result{unfit.path} of {self.task} is not what the task says: {unfit.reason}"
+                f"the result{unfit.path} of {self.task} does not match its annotation: {unfit.reason}"
             ) from unfit.__cause__
 
     def around(self, function: Callable[..., Any], is_async: bool, as_is: bool = False) -> Callable[..., Any]:
-        """Return a function that takes what came in a message, calls *function*, and returns what can be
-        stored. as_is: what it returns is stored as it is."""
+        """Return a function that takes arguments from a message, calls *function*, and returns a value that
+        can be stored. as_is: the return value needs no conversion."""
         dump = same if as_is else self.dump_result
         if is_async:
 
@@ -159,7 +158,7 @@ class TypedCalls:
             ) from unfit.__cause__
 
     def _dumped_from(self, place: int, value: Any) -> Any:
-        """*value* as the first parameter from *place* on takes it that is of its type."""
+        """Dump *value* with the first parameter from *place* on whose type matches."""
         refused: EncodeError | None = None
         for parameter in (*self.positional[place:], self.more):
             if parameter is None or parameter.form is None:
@@ -177,7 +176,7 @@ class TypedCalls:
 
 
 def typed_calls(task: Task[..., Any]) -> TypedCalls | None:
-    """What the annotations of *task* say; None when they speak of nothing that JSON does not carry."""
+    """Return the conversions of *task*; None if it has none."""
     options = task.model_options
     if options is None and not task.typing:
         return None
@@ -196,7 +195,7 @@ def typed_calls(task: Task[..., Any]) -> TypedCalls | None:
 def _of_parameters(
     task: Task[..., Any], forms: dict[str, Form], result: Form | None, bare: bool
 ) -> TypedCalls:
-    from inspect import signature  # 10 ms, for those who have such values
+    from inspect import signature  # 10 ms, only for tasks with such values
 
     positional: list[Parameter] = []
     named: dict[str, Parameter] = {}
@@ -222,10 +221,10 @@ def by_models(
     context: Mapping[str, Any] | None = None,
     dump_kwargs: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Return what is run() of *task*, whose name is *name*, where ``pydantic=True`` is said: also who calls
-    it directly may give plain data, and gets plain data, as in Celery.
+    """Return run() of *task*, named *name*, for ``pydantic=True``: direct callers may also pass plain data,
+    and get plain data, as in Celery.
 
-    strict, context: go to pydantic's ``model_validate``. dump_kwargs: to ``model_dump``. Raises
+    strict, context: for pydantic's ``model_validate``. dump_kwargs: for ``model_dump``. Raises
     ConfigurationError where pydantic is not installed.
     """
     try:

@@ -1,7 +1,8 @@
-"""Unsent: what becomes of a run when a call that comes of its end cannot be sent for now.
+"""Unsent: the end of a run whose resulting calls cannot be sent now.
 
 Comes from:  ``execution.py``, ``next_attempt.py``, ``replacement.py``, which send such calls.
-Goes to:     back: the message is put back as after ``Reject(requeue=True)``, and the next run sends the same.
+Goes to:     back: the message is put back as after ``Reject(requeue=True)``, and the next run sends the same
+          calls.
 Thread:      whichever runs the task.
 """
 
@@ -27,27 +28,27 @@ if TYPE_CHECKING:
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether *error* says that the broker or the result store is away, or refuses us: it may be there again
-    later."""
+    """Tell whether *error* says that the broker or the result store is unavailable, or refuses us: this may
+    be temporary."""
     if isinstance(error, ConfigurationError):
         return error.setting in ("broker_url", "result_backend")
     return isinstance(error, TransportError | BackendError) and not isinstance(error, DamagedResult)
 
 
 def can_go_back(task: Task[..., Any], context: Context) -> bool:
-    """Whether there is a message still: of a task that is acked late, and was not called eagerly."""
+    """Tell whether the message still exists: for a task that is acked late, and was not called eagerly."""
     return bool(task.acks_late) and not context.is_eager
 
 
 def reason(error: BaseException) -> str:
-    """What is said of a run whose calls cannot be sent because of *error*."""
-    return f"what comes after it cannot be sent: {storable(str(error))}"
+    """Return the text for a run whose calls cannot be sent because of *error*."""
+    return f"a call after it cannot be sent: {storable(str(error))}"
 
 
 @contextmanager
 def put_back_if_unsent(task: Task[..., Any], context: Context) -> Iterator[None]:
-    """Within this a call is sent that ends the run. Raises Reject, with which the message is put back, when
-    that cannot be done for now; and any error as it is when there is no message any more."""
+    """Context for sending a call that ends the run. Raises Reject, which puts the message back, when the call
+    cannot be sent now; any error is unchanged when there is no message any more."""
     try:
         yield
     except QWorkerError as error:

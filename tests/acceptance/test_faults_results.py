@@ -86,7 +86,7 @@ def test_what_comes_after_a_task_waits_for_the_store(tmp_path: Path, kind: str) 
             site.until(lambda: site.records(kind=STARTED), "the first task to start")
             server.kill()
             go.touch()
-            site.until(lambda: "what comes after it cannot be sent" in worker.log, "it to be put back")
+            site.until(lambda: "a call after it cannot be sent" in worker.log, "it to be put back")
             server.start()
             site.until(lambda: _is_there(result), "the chain to end")
             assert result.get(timeout=10) == [str(go)] * 2
@@ -109,7 +109,7 @@ def test_a_worker_that_stops_meanwhile_leaves_the_tasks_to_the_next(site: Site, 
     ids = site.send_many("work", [(number,) for number in range(10)])
     site.ended(*ids[:2])
     worker.stop()
-    assert "results were not stored: those tasks will come again" in worker.log
+    assert "results were not stored: those tasks will run again" in worker.log
     assert site.waiting() == 10
     store.start()
     site.start("--concurrency", "2")

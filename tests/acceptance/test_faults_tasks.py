@@ -222,7 +222,7 @@ def test_children_that_fail_at_birth(site: Site, how: str) -> None:
         assert "this process was not born to work" in worker.log
     else:
         assert worker.wait() == 1
-        assert "died at birth, the last one: exited with code 7" in worker.log
+        assert "died while starting, the last one: exited with code 7" in worker.log
         assert "Traceback" not in worker.log
         worker = site.start(name="two")
         site.finished(id)

@@ -76,7 +76,7 @@ def test_the_file_is_moved_away_without_its_log_and_back(site: Site) -> None:
 @pytest.mark.parametrize("broken", ["redis"], indirect=True)
 def test_redis_is_flushed(remote: RemoteSite, broken: Broken) -> None:
     log = _outlive(remote, lambda: broken.server.do("FLUSHALL"))
-    assert "its data was deleted or replaced; what had not started is left to others" in log
+    assert "its data was deleted or replaced; tasks that had not started are left to other workers" in log
 
 
 @pytest.mark.parametrize("broken", ["postgresql"], indirect=True)

@@ -329,17 +329,17 @@ LINE = {f"n{number}": S for number in range(10_000)}
         ({"nodes": {"a": {**S, "kwargs": 7}}}, "not a mapping"),
         ({"nodes": {"two words": S}}, "a node of a graph is called 'two words'"),
         ({"nodes": {"class": S}}, "called 'class'"),
-        ({"nodes": {"a" * 101: S}}, "100 characters at most"),
+        ({"nodes": {"a" * 101: S}}, "at most 100 characters"),
         ({"nodes": {"a": S}, "after": 7}, "after=7"),
         ({"nodes": {"a": S}, "after": {"a": 7}}, "expected a list of names"),
         ({"nodes": {"a": S}, "after": {"b": ["a"]}}, "after in a graph names 'b', and there is no such node"),
         ({"nodes": {"abc": S}, "after": {"abc": ["abd"]}}, "Did you mean abc"),
         ({"nodes": {"a": S}, "after": {"a": [["a"]]}}, "there is no such node"),
         ({"nodes": {"a": S, "b": S}, "after": {"a": {"two words": "b"}}}, "an argument of node a"),
-        ({"nodes": {"a": S}, "after": {"a": ["a"]}}, "in a circle: a after a"),
+        ({"nodes": {"a": S}, "after": {"a": ["a"]}}, "in a cycle: a after a"),
         (
             {"nodes": dict.fromkeys("abcd", S), "after": {"d": "c", "a": "b", "b": "c", "c": "a"}},
-            "in a circle: c after a after b after c",
+            "in a cycle: c after a after b after c",
         ),
         ({"nodes": {"a": S}, "always": 7}, "always=7"),
         ({"nodes": {"a": S}, "always": ["b"]}, "always in a graph names 'b'"),
@@ -349,7 +349,7 @@ LINE = {f"n{number}": S for number in range(10_000)}
         ),
         (
             {"nodes": LINE, "after": {f"n{n}": f"n{(n + 1) % 10_000}" for n in range(10_000)}},
-            "in a circle: .* … after n0",
+            "in a cycle: .* … after n0",
         ),
         ({"nodes": LINE, "after": {"n1": ["m1"]}}, "there is no such node"),
     ],
@@ -368,7 +368,7 @@ def test_graphs_in_each_other_without_end_are_refused() -> None:
     fields: Any = S
     for _ in range(10_000):
         fields = {"task": "qworker.graph", "kwargs": {"nodes": {"a": fields}}, "subtask_type": "graph"}
-    with pytest.raises(PublishError, match="stand in each other more than"):
+    with pytest.raises(PublishError, match="nested more than"):
         plan(fields, shared=True)
 
 

@@ -235,7 +235,7 @@ def test_a_member_may_be_added_from_inside(flow: Flow) -> None:
 def test_there_must_be_a_chord_to_add_to(flow: Flow) -> None:
     for call in (flow.s("grow", 1), flow.s("grow", 1) | flow.s("add", 1), group([flow.s("grow", 1)])):
         result = call.delay()
-        with pytest.raises(NotInChord, match="is a member of no chord"):
+        with pytest.raises(NotInChord, match="is not a member of a chord"):
             value(result)
 
 

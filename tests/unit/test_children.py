@@ -337,7 +337,7 @@ def test_recalled_tasks_do_not_wear_a_child_out() -> None:
         (0, "exited with code 0"),
         (3 << 8, "exited with code 3"),
         (11, "killed by SIGSEGV"),
-        (9, "killed by SIGKILL, possibly for want of memory"),
+        (9, "killed by SIGKILL, possibly because memory ran out"),
         (64, "killed by SIGRTMAX"),
         (35, "killed by signal 35"),
         (-1, "could not be forked: too many processes, or no memory"),

@@ -405,7 +405,7 @@ def test_a_broken_store_still_gives_the_message_an_outcome(caplog: pytest.LogCap
     outcome = bench.do(lambda: 1)
     assert outcome.kind == FAILURE
     assert "a bug in a store" in outcome.text
-    assert "could not be told" in caplog.text
+    assert "could not be reported" in caplog.text
 
 
 def test_the_started_state_names_the_process() -> None:
@@ -958,7 +958,7 @@ def test_an_automatic_retry_that_cannot_be_reckoned_is_a_failure(caplog: pytest.
     )
     assert (outcome.kind, bench.state) == (FAILURE, "FAILURE")
     assert "KeyError: 'no'" in (outcome.traceback or "")
-    assert "could not be told" not in caplog.text
+    assert "could not be reported" not in caplog.text
 
 
 def test_an_eager_call_does_not_wait_for_a_store_that_is_away(caplog: pytest.LogCaptureFixture) -> None:

@@ -479,7 +479,7 @@ def test_what_a_task_sends_in_its_place_goes_the_same_way(
     assert outcome.kind == kind
     assert str(error) in outcome.text
     if kind == REQUEUED:
-        assert outcome.text.startswith("'what comes after it cannot be sent: ")
+        assert outcome.text.startswith("'a call after it cannot be sent: ")
         assert outcome.row is None
     store.failures = 0
     assert run(app, name).kind == {"again": RETRY, "other": REPLACED}[name]

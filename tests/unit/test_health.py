@@ -264,7 +264,7 @@ def test_a_task_that_hangs_is_named_at_growing_intervals(caplog: pytest.LogCaptu
         (
             {"pid": os.getpid(), "time_limit": 900.0},
             "WARNING",
-            "runs in a thread, which nothing ends before its",
+            "runs in a thread, which can only end with its",
         ),
         ({"name": "qworker.spooler.run"}, "WARNING", "it has no time limit: see --spooler-harakiri"),
     ],

@@ -94,7 +94,7 @@ def test_a_dead_child_is_replaced_at_once(pool: Pool, caplog: pytest.LogCaptureF
     pool.step()
     assert len(pool.children) == len(pool.handles.all()) == 2
     assert sorted(child.index for child in pool.children) == [0, 1]
-    assert "killed by SIGKILL, possibly for want of memory; it is being replaced" in caplog.text
+    assert "killed by SIGKILL, possibly because memory ran out; it is being replaced" in caplog.text
     assert pool.submit(*pool.rooms.requests(2)) == []
     pool.work()
     assert sorted(tag for child in pool.children for tag in child.started) == [1, 2]
@@ -176,7 +176,7 @@ def test_children_that_never_come_up_end_the_worker() -> None:
     pool.spawner.notify("up", 0, pool.children[0].pid)
     pool.spawner.die(pool.children[0], 1 << 8)
     with pytest.raises(
-        QWorkerError, match="5 pool processes died at birth, the last one: exited with code 1"
+        QWorkerError, match="5 pool processes died while starting, the last one: exited with code 1"
     ):
         pool.step()
     pool.spawner.release()

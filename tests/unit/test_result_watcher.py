@@ -609,7 +609,7 @@ def test_promises_outlive_a_store_that_is_away(store: FakeStore, caplog: pytest.
     kept: list[Any] = []
     store.away = True
     store.watcher.promises.call("a", kept.append)
-    until(lambda: "promises wait for the result store: the store is away" in caplog.text)
+    until(lambda: "promises are waiting for the result store: the store is away" in caplog.text)
     store.away = False
     store.end("a")
     until(lambda: kept)

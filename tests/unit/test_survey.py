@@ -91,7 +91,7 @@ def test_calls_are_found_down_and_up() -> None:
     assert (found.root, found.asked) == ("a", "b")
     assert shape(found) == [("a", "SUCCESS", [[("b", "SUCCESS", CALLED)]])]
     assert found.counts() == {"SUCCESS": 2, "PENDING": 2}
-    assert found.unknown == ("what a task calls is known when it has ended",)
+    assert found.unknown == ("the calls of a task are known when it has ended",)
 
 
 def test_what_called_it_and_runs_still_is_shown() -> None:
@@ -166,7 +166,9 @@ def test_a_store_without_parents_says_so() -> None:
     app.backend.keeps_parents = False  # type: ignore[misc]
     end(app, "m")
     (unknown,) = look(app, "m").unknown
-    assert unknown == "cache+memory:// does not keep which call made another: what came before m is not known"
+    assert (
+        unknown == "cache+memory:// does not store which call made another: the calls before m are not known"
+    )
 
 
 def test_a_call_whose_result_is_ignored_is_not_waited_for() -> None:

@@ -213,7 +213,7 @@ def test_the_function_gets_values_and_the_result_is_plain(
     assert result.get() == by_name.get() == RECEIPT
     assert task.load_result(result.get()) == Receipt(ORDER, timedelta(minutes=1))
     with pytest.raises(
-        InvalidValue, match=r"the result\.waited of bill is not what the task says: expected a time"
+        InvalidValue, match=r"the result\.waited of bill does not match its annotation: expected a time"
     ):
         task.load_result({**RECEIPT, "waited": "long"})
 

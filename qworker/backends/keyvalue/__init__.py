@@ -1,5 +1,5 @@
-"""Result stores that are a map of keys to bytes, under Celery's keys.
+"""Result stores that map keys to bytes, under Celery's keys.
 
-Modules, in reading order: ``keys`` (their names), ``backend`` (what the stores share), ``joins``;
-``filesystem``, ``memcached``, ``memory``.
+Modules, in reading order: ``keys`` (their names), ``backend`` (the shared code), ``joins``; ``filesystem``,
+``memcached``, ``memory``.
 """

@@ -1,6 +1,6 @@
-"""Result stores that are a map of keys to bytes, under Celery's keys.
+"""Result stores that map keys to bytes, under Celery's keys.
 
-Comes from:  ``memory.py`` and ``filesystem.py``, which say how to read, write and lock one key.
+Comes from:  ``memory.py`` and ``filesystem.py``, which implement reading, writing and locking of one key.
 Goes to:     the Backend contract.
 Thread:      any.
 """
@@ -21,19 +21,20 @@ from qworker.transports.lease import ResultRow
 
 
 class KeyValueBackend(Backend):
-    """A Backend over five primitives."""
+    """A Backend based on five primitives."""
 
     @abstractmethod
     def locked(self, key: str) -> AbstractContextManager[Any]:
-        """Hold *key* against every other holder, in all processes that share the store."""
+        """Lock *key* against all other threads and processes that share the store."""
 
     @abstractmethod
     def read(self, key: str) -> bytes | None:
-        """Return the value of *key*; None when there is none, or it has expired."""
+        """Return the value of *key*; None if it is missing or has expired."""
 
     @abstractmethod
     def write(self, key: str, value: bytes, ttl: float | None) -> None:
-        """Set *key* for *ttl* seconds; None: for ever. A reader sees the old value or the new one, whole."""
+        """Set *key* for *ttl* seconds; None: for ever. A reader sees either the old value or the new one,
+        complete."""
 
     @abstractmethod
     def remove(self, key: str) -> None:
@@ -41,7 +42,7 @@ class KeyValueBackend(Backend):
 
     @abstractmethod
     def list(self, prefix: str) -> Iterable[str]:
-        """The keys that begin with *prefix*, which is that of joins. Some may be gone by now."""
+        """Return the keys that begin with *prefix*, which is that of joins. Some may be deleted by now."""
 
     @property
     def joins(self) -> Joins:
@@ -103,6 +104,6 @@ class KeyValueBackend(Backend):
         self.delete_key(GROUP_PREFIX + group_id)
 
     def delete_key(self, key: str) -> None:
-        """Delete *key* while nobody else is changing it."""
+        """Delete *key* while holding its lock."""
         with self.locked(key):
             self.remove(key)

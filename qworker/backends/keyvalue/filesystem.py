@@ -1,11 +1,11 @@
 """Results as files in a directory, one for each task, under Celery's names.
 
 Comes from:  ``result_backend = "file:///directory"``.
-Goes to:     that directory; it may be shared by many processes of one machine.
+Goes to:     that directory, which several processes of one machine may share.
 Thread:      any; each operation opens its own files.
 
-A file is written under another name, flushed to the disk and renamed, so that a reader sees the old one or
-the new one, whole. When it was written is its time stamp; a lock's is when it expires.
+A file is written under another name, flushed to disk and renamed, so that a reader sees either the old or the
+new one, complete. Its time stamp is the time of writing; for a lock, the time of expiry.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zlib import crc32
 
 try:
     import fcntl
-except ImportError:  # Windows: the rename is still atomic, but two writers are not kept apart
+except ImportError:  # Windows: the rename is still atomic, but two writers are not serialised
     fcntl = None  # type: ignore[assignment]
 
 from qworker.backends.keyvalue.backend import KeyValueBackend
@@ -34,17 +34,17 @@ from qworker.errors import BackendError, ConfigurationError
 from qworker.transports.connect_errors import refuse_parameters
 
 LONGEST_NAME = 200
-"""Characters of a file name; longer keys are told apart by their hash."""
+"""Maximum characters of a file name; longer keys are replaced by their hash."""
 JOINS = "qworker-joins"
-"""The directory within, for joins."""
+"""The subdirectory for joins."""
 LOCKS = 64
-"""How many lock files the keys are spread over."""
+"""Number of lock files shared by all keys."""
 FOR_EVER = 100 * 365 * 86400.0
 _ABANDONED_SECONDS = 3600.0
 
 
 class FilesystemBackend(KeyValueBackend):
-    """A directory of files, made at the first use."""
+    """A directory of files, created on first use."""
 
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
@@ -60,8 +60,8 @@ class FilesystemBackend(KeyValueBackend):
 
     @contextmanager
     def _explained(self, writes: bool = False) -> Iterator[None]:
-        """Errors of the file system come out as BackendError. writes: make the directory if it is not
-        there."""
+        """Convert errors of the file system to BackendError. writes: create the directory if it is
+        missing."""
         try:
             if writes and not self._prepared:
                 self.directory.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ class FilesystemBackend(KeyValueBackend):
             ) from error
 
     def _path(self, key: str) -> Path:
-        # Joins are looked for every few seconds: not among a hundred thousand results.
+        # Joins are listed every few seconds, so they are not stored among a hundred thousand results.
         return (self.directory / JOINS if key.startswith(JOIN_PREFIX) else self.directory) / _name(key)
 
     @contextmanager
@@ -86,7 +86,7 @@ class FilesystemBackend(KeyValueBackend):
                     fcntl.flock(handle, fcntl.LOCK_EX)
                 yield
             finally:
-                os.close(handle)  # which unlocks
+                os.close(handle)  # this unlocks
 
     def _expires(self, name: str, written: float) -> float:
         if name.startswith(LOCK_PREFIX):
@@ -104,7 +104,7 @@ class FilesystemBackend(KeyValueBackend):
                     data = file.read()
             except FileNotFoundError:
                 return None
-            except (IsADirectoryError, PermissionError) as error:  # which others need not be
+            except (IsADirectoryError, PermissionError) as error:  # others may be readable
                 task_id = key.removeprefix(TASK_PREFIX)
                 raise self.damaged(
                     task_id, f"is in {path}, which cannot be read: {error.strerror}"
@@ -117,7 +117,7 @@ class FilesystemBackend(KeyValueBackend):
         if key.startswith(LOCK_PREFIX):
             stamp += FOR_EVER if ttl is None else ttl
         elif key.startswith((TASK_PREFIX, GROUP_PREFIX)) and ttl is not None and self.expires is not None:
-            stamp += ttl - self.expires  # what is kept longer than others seems to be written later
+            stamp += ttl - self.expires  # a result that is kept longer gets a later time stamp
         draft = self.directory / f".draft-{os.getpid()}-{os.urandom(6).hex()}"
         with self._explained(writes=True):
             if key.startswith(JOIN_PREFIX):
@@ -143,10 +143,10 @@ class FilesystemBackend(KeyValueBackend):
             for entry in entries:
                 try:
                     written = entry.stat().st_mtime
-                except FileNotFoundError:  # somebody else sweeps too
+                except FileNotFoundError:  # another process sweeps too
                     continue
                 if entry.name.startswith(".draft-"):
-                    # Left by a process that died while writing. Drafts carry the file system's own time.
+                    # Left by a process that died while writing. Drafts have the file system's own time.
                     expired = written + _ABANDONED_SECONDS <= time.time()
                 else:
                     expired = entry.name.startswith(("celery-", LOCK_PREFIX)) and (
@@ -159,7 +159,7 @@ class FilesystemBackend(KeyValueBackend):
 
 
 def _name(key: str) -> str:
-    """What the file of *key* is called."""
+    """Return the file name for *key*."""
     name = quote(key, safe="")
     if len(name) > LONGEST_NAME:
         name = f"{name[: LONGEST_NAME - 65]}-{sha256(key.encode()).hexdigest()}"
@@ -167,7 +167,7 @@ def _name(key: str) -> str:
 
 
 def _replace(path: Path, value: bytes, stamp: float, draft: Path) -> None:
-    """Write *value* to *path*, by way of *draft*, with that time stamp."""
+    """Write *value* to *path* via *draft*, with that time stamp."""
     try:
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660)
         with open(handle, "wb") as file:

@@ -1,13 +1,14 @@
-"""Joins in a map of keys to bytes.
+"""Joins in a store that maps keys to bytes.
 
 Comes from:  ``backend.py``, for ``memory.py`` and ``filesystem.py``.
-Goes to:     a key for each join, and one for each few of its members.
-Thread:      any; a join is changed by who holds its key.
+Goes to:     one key for each join, and one for each few of its members.
+Thread:      any; a join is changed only while holding its key's lock.
 
-Whatever is done here may be cut short between two keys, and done again. So the parts of some members stand
-in one key together, and the join only says for which of these all parts are there: to say so twice changes
-nothing. What a part costs does not grow with the join. A join that is to go is marked first, and its key goes
-last: who finds the mark goes on with it. That it was finished stands in a key of its own, which expires.
+Any operation may be interrupted between two keys, and repeated. So the parts of several members share one
+key, and the join only records which of these keys are complete: recording it twice changes nothing. The cost
+of a part does not depend on the size of the join. A join to be deleted is marked first, and its key is
+deleted
+last: whoever finds the mark continues. A separate key with an expiry records that it was finished.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ JOIN_PREFIX = "qworker-join-"
 PART_PREFIX = "qworker-part-"
 DONE_PREFIX = "qworker-lock-join-"
 BODY_PREFIX = "qworker-lock-body-"
-"""Of what goes when its time is over, as the locks of ``backend.py`` do."""
+"""Prefix of keys that are deleted when they expire, like the locks of ``backend.py``."""
 TOGETHER = 32
-"""So many members have their parts in one key."""
+"""Number of members whose parts share one key."""
 
 
 class Keys(Protocol):
-    """The store, as KeyValueBackend has it."""
+    """The part of KeyValueBackend used here."""
 
     def locked(self, key: str) -> AbstractContextManager[Any]: ...
 
@@ -49,14 +50,14 @@ class Keys(Protocol):
     def remove(self, key: str) -> None: ...
 
     def list(self, prefix: str) -> Iterable[str]:
-        """The keys that begin with *prefix*, without their lock."""
+        """Return the keys that begin with *prefix*, without locking."""
 
 
 @dataclass
 class State:
-    """What the key of a join holds. due: epoch second at which it may be claimed. complete: a bit for each
-    key of parts, set when all are there. place: among those that were opened together. added: the numbers of
-    the calls that were added later, by their ids. gone: it is to go."""
+    """The content of a join's key. due: epoch second at which it may be claimed. complete: a bit for each key
+    of parts, set when its parts are all there. place: its position among those opened together. added:
+    numbers of the calls added later, by id. gone: it is being deleted."""
 
     id: str
     size: int
@@ -72,7 +73,7 @@ class State:
 
     @property
     def keys(self) -> int:
-        """How many keys its parts have."""
+        """Return the number of keys for its parts."""
         return -(-self.size // TOGETHER)
 
     @property
@@ -88,7 +89,7 @@ class KeyValueJoins(Joins):
         self._clock = clock
 
     def _read(self, key: str) -> State | None:
-        """The join at *key*; None when there is none, or it is damaged."""
+        """Return the join at *key*; None if it is missing or damaged."""
         data = self._keys.read(key)
         try:
             return None if data is None else State(**json.loads(data))
@@ -99,12 +100,12 @@ class KeyValueJoins(Joins):
         self._keys.write(key, json.dumps(vars(state)).encode(), None)
 
     def _standing(self, key: str) -> State | None:
-        """The join at *key*; None when there is none, or it is to go."""
+        """Return the join at *key*; None if it is missing or being deleted."""
         state = self._read(key)
         return None if state is None or state.gone else state
 
     def open(self, joins: Sequence[Join]) -> None:
-        """As Joins.open(); but a process that dies in between leaves the first of them there."""
+        """See Joins.open(); but if the process dies meanwhile, the first joins are stored."""
         for join in joins:
             check_join(join.id, join.size)
         now = self._clock.now()
@@ -151,7 +152,7 @@ class KeyValueJoins(Joins):
                     self._record(key, state, numbered)
 
     def _record(self, key: str, state: State, numbered: Mapping[int, Part]) -> None:
-        """For who holds *key*."""
+        """The caller holds the lock of *key*."""
         together: dict[int, list[Part]] = defaultdict(list)
         for number, part in numbered.items():
             if number < state.size:
@@ -170,7 +171,7 @@ class KeyValueJoins(Joins):
             crash_point("parts-recorded")
 
     def _add_to(self, key: str, parts: Sequence[Part]) -> int:
-        """Add *parts* to those in *key*; return how many there are then."""
+        """Add *parts* to those in *key*; return how many there are now."""
         there = self._parts(key)
         count = len(there)
         for part in parts:
@@ -180,11 +181,11 @@ class KeyValueJoins(Joins):
         return len(there)
 
     def _parts(self, key: str) -> dict[str, tuple[str, str]]:
-        """The task and the state of each member that has its part in *key*."""
+        """Return the task and the state of each member whose part is in *key*."""
         data = self._keys.read(key)
         try:
             found: dict[str, tuple[str, str]] = {} if data is None else json.loads(data)
-        except ValueError:  # damaged: they are missing
+        except ValueError:  # damaged: treated as missing
             return {}
         return found
 
@@ -241,7 +242,7 @@ class KeyValueJoins(Joins):
         return True
 
     def _forget(self, key: str) -> None:
-        """For who holds *key*: delete its join, if there is one, with its parts."""
+        """Delete the join at *key*, if any, with its parts. The caller holds the lock."""
         state = self._read(key)
         if state is None:
             return
@@ -272,7 +273,7 @@ class KeyValueJoins(Joins):
 
 
 def _key(join: str) -> str:
-    """The key of *join*, whatever its id is made of."""
+    """Return the key of *join*; its id may contain any characters."""
     return f"{JOIN_PREFIX}{sha256(join.encode('utf-8', 'surrogatepass')).hexdigest()[:40]}"
 
 

@@ -1,5 +1,4 @@
-"""Keys: how names of keys begin in stores that are a map of keys to values. Those of tasks and groups are
-Celery's.
+"""Keys: prefixes of keys in key-value result stores. Those of tasks and groups are Celery's.
 
 Comes from:  nothing.
 Goes to:     the result stores.

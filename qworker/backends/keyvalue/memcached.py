@@ -1,9 +1,9 @@
 """Results in memcached, under Celery's keys.
 
-Comes from:  ``result_backend = "cache+memcached://host:11211/"``; several servers are parted by semicolons.
-Goes to:     the servers, by pymemcache; they let results expire, or forget them sooner when memory runs
-             short.
-Thread:      any; a pool of connections, and none crosses a fork.
+Comes from:  ``result_backend = "cache+memcached://host:11211/"``; several servers are separated by
+             semicolons.
+Goes to:     the servers, using pymemcache; they expire results, or evict them earlier when memory is short.
+Thread:      any; a pool of connections that is not shared across a fork.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from qworker.transports.connect_errors import refuse_parameters
 from qworker.transports.lease import ResultRow
 
 try:
-    pymemcache: Any = import_module("pymemcache")  # which has no types
+    pymemcache: Any = import_module("pymemcache")  # it has no types
 except ImportError as error:
     raise ConfigurationError(
         f"cache+memcached:// needs pymemcache, which is not installed: {install_command('memcache')}",
@@ -39,11 +39,11 @@ PORT = 11211
 CONNECT_TIMEOUT, TIMEOUT = 5.0, 10.0
 LONGEST_KEY = 240
 ABSOLUTE_SECONDS = 30 * 86400
-"""An expiry beyond this is taken for an epoch second by the server."""
+"""The server interprets a larger expiry as an epoch second."""
 
 
 class MemcachedBackend(Backend):
-    """Results on one server, or spread over several, which are connected to at the first use."""
+    """Results on one server, or distributed over several; it connects on first use."""
 
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
@@ -59,7 +59,7 @@ class MemcachedBackend(Backend):
     # -- commands --
 
     def _do(self, work: Callable[[Any], T], tries: int = 2) -> T:
-        """Return what *work* makes of a client. tries: 1 for what must not be done twice."""
+        """Return *work* applied to a client. tries: 1 for operations that must not be repeated."""
         return apart(lambda: self._try(work, tries))
 
     def _try(self, work: Callable[[Any], T], tries: int) -> T:
@@ -85,13 +85,13 @@ class MemcachedBackend(Backend):
                     raise EncodeError(f"the result is larger than {self.safe_url} takes: {error}") from error
                 if isinstance(
                     error, pymemcache.MemcacheClientError
-                ):  # what was asked is wrong, not the server
+                ):  # the request is invalid; the server is not at fault
                     raise EncodeError(f"{self.safe_url} cannot take the result: {error}") from error
                 if tries <= 0:
                     raise BackendError(f"{self.safe_url}: {error or type(error).__name__}") from error
 
     def _key(self, prefix: str, name: str) -> str:
-        """A key that memcached takes: what is too long, or has blanks in it, is told apart by its hash."""
+        """Return a valid memcached key: one that is too long, or contains blanks, is replaced by its hash."""
         key = f"{self._prefix}{prefix}{name}"
         if len(key.encode()) <= LONGEST_KEY and not any(
             char.isspace() or not char.isprintable() for char in key
@@ -120,7 +120,7 @@ class MemcachedBackend(Backend):
         while True:
             old, token = self._do(lambda client: client.gets(key))
             if old is None:
-                # Not tried again: who is not told that it was added would take its own state for another's.
+                # Not retried: after a lost answer, the caller would mistake its own state for another's.
                 if self._do(lambda client: client.add(key, data, lasting), tries=1):
                     return True
             elif not states.may_replace(self.status_of(old), status):

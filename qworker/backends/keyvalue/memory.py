@@ -1,7 +1,7 @@
 """Results in the memory of one process: for tests, and for the threads and solo pools.
 
 Comes from:  ``result_backend = "cache+memory://"``.
-Goes to:     a dict; nothing survives the process, and no other process sees it.
+Goes to:     a dict, which is lost with the process and invisible to others.
 Thread:      any; one lock.
 """
 
@@ -24,7 +24,7 @@ _stores = forgetful()
 
 
 class StoringThreads:
-    """A Source: whoever stores tells it, in this process. tell() is for any thread."""
+    """A Source: storing code notifies it, in this process. tell() may be called from any thread."""
 
     def __init__(self) -> None:
         self._wakeup = WakeupPipe()
@@ -55,7 +55,7 @@ class StoringThreads:
 
 
 class MemoryBackend(KeyValueBackend):
-    """A dict with expiry. Who waits is woken by who stores."""
+    """A dict with expiry. Storing wakes the waiters."""
 
     persistent = False
 
@@ -67,8 +67,8 @@ class MemoryBackend(KeyValueBackend):
         _stores.add(self)
 
     def _after_fork(self) -> None:
-        """In a forked child: another thread of the parent's may have held the lock, and will never let go of
-        it here."""
+        """In a forked child: another thread of the parent may have held the lock, and cannot release it
+        here."""
         self._lock = threading.RLock()
         self._source = None
 

@@ -2,11 +2,11 @@
 
 Comes from:  ``result_backend = "redis://host:6379/0"``, ``rediss://``, ``redis+socket:///path``,
              ``sentinel://…``.
-Goes to:     keys and channels that ``transports/redis/result_rows.py`` describes; the server lets them
-             expire. Joins by ``joins.py``.
-Thread:      any: each use borrows a connection, those who wait share another. None crosses a fork.
+Goes to:     keys and channels described in ``transports/redis/result_rows.py``; the server expires them.
+             Joins: ``joins.py``.
+Thread:      any: each use borrows a connection, and all waiters share one. None is shared across a fork.
 
-A worker's batch is one script call. When the messages are in the same database of the same server, the broker
+A worker's batch is one script call. If the messages are in the same database of the same server, the broker
 stores the results itself, in the script that acks them.
 """
 
@@ -29,7 +29,7 @@ from qworker.transports.redis.result_rows import GROUP_PREFIX, STORE_ROWS, TASK_
 from qworker.transports.redis.url import Endpoint, endpoint
 
 MAX_KEYS = 1000
-"""Asked for in one command, so that others are served in between."""
+"""Maximum keys per command, so that others are served in between."""
 
 _STORE = Script(STORE_ROWS)
 _COUNT = Script("""
@@ -40,7 +40,7 @@ return value
 
 
 class RedisBackend(Backend):
-    """Results on one server, which is connected to at the first use."""
+    """Results on one server; it connects on first use."""
 
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
@@ -69,9 +69,9 @@ class RedisBackend(Backend):
     # -- commands --
 
     def _do(self, work: Callable[[Link], Any], tries: int = 2) -> Any:
-        """Return what *work* makes of a connection; errors of the server come out as ours.
+        """Return *work* applied to a connection; convert errors of the server.
 
-        tries: 1 for what must not be done twice; a kept connection may have been closed by the server since.
+        tries: 1 for operations that must not be repeated; the server may have closed a kept connection.
         """
         if self._pid != os.getpid():
             self._links.abandon()  # the connections are the parent's
@@ -185,11 +185,11 @@ def _milliseconds(seconds: float) -> int:
 
 
 # -- RedisSubscription: the channels on which results are told, for those who wait for them --
-# Thread: one at a time: the one that leads.
+# Thread: one at a time: the leader.
 
 
 class RedisSubscription:
-    """A Source. prefix: of the channels; the id of a task follows. Raises BrokerUnavailable."""
+    """A Source. prefix: of the channels, followed by the id of a task. Raises BrokerUnavailable."""
 
     def __init__(self, where: Endpoint, prefix: str) -> None:
         self._link = Link(where)
@@ -201,7 +201,7 @@ class RedisSubscription:
         return self._link.fileno()
 
     def subscribe(self, ids: Collection[str]) -> None:
-        """Returns when the server has confirmed: a look that follows sees what was stored before."""
+        """Return when the server has confirmed: a later read sees everything that was stored before."""
         wanted = set(ids)
         old, new = self._subscribed - wanted, wanted - self._subscribed
         data = pack(("UNSUBSCRIBE", *map(self._channel, old))) if old else b""

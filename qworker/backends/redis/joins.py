@@ -1,16 +1,15 @@
-"""Joins on Redis, in our layout and in Celery's.
+"""Joins on Redis, in qworker's format and in Celery's.
 
 Comes from:  ``backend.py``.
-Goes to:     the keys that ``transports/redis/join_rows.py`` describes; the queues, when the broker is the
-             same database.
+Goes to:     the keys described in ``transports/redis/join_rows.py``; the queues, if the broker is the same
+             database.
 Thread:      any; each use borrows a connection of the result store.
 
-Every step is one script. A join that has a time at which it expires goes by itself KEPT_SECONDS later, should
-nobody have claimed it.
+Every step is one script. A join with an expiry is deleted KEPT_SECONDS after it, if nobody has claimed it.
 
-A chord in Celery's layout is counted as Celery counts it, so some members may run on Celery's workers. Who
-completes it finishes it: when that was one of our parts, the chord is claimed here, with Celery's ``.c`` held
-as long as the claim lasts. What is Celery's to finish never shows up here.
+A chord in Celery's format is counted as Celery counts it, so some members may run on Celery's workers. The
+side that records the last part finishes the chord: if that was qworker, the chord is claimed here, with
+Celery's ``.c`` lock held as long as the claim lasts. A chord that Celery finishes never appears here.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ from qworker.transports.redis.join_rows import (
 from qworker.transports.redis.sender import PUBLISH, RedisSender
 
 KEPT_SECONDS = 86400.0
-"""For how long a join that is overdue is kept for a worker that claims it."""
+"""How long an overdue join is kept for a worker to claim."""
 PORTION = 10_000
-"""Parts in one script, so that others are served in between."""
+"""Parts per script, so that others are served in between."""
 
 _PRELUDE = (
     JOIN_KEYS
@@ -266,8 +265,8 @@ return 1
 
 
 class RedisJoins(Joins):
-    """Of *backend*. do: gives a connection of the result store, and as often as it is told to. place: the
-    server and database. keys: which keys are ours."""
+    """The joins of *backend*. do: runs work with a connection of the result store, with a number of tries.
+    place: the server and database. keys: names of keys."""
 
     def __init__(
         self, backend: Backend, do: Callable[[Callable[[Link], Any], int], Any], place: Any, keys: JoinKeys
@@ -329,7 +328,7 @@ class RedisJoins(Joins):
             try:
                 claimed.append(self._finished(token, name.decode(), *rest))
             except UnicodeDecodeError:
-                self._call(_DROP, name)  # nobody has opened it
+                self._call(_DROP, name)  # it was not opened
         return claimed
 
     def _finished(
@@ -362,7 +361,7 @@ class RedisJoins(Joins):
         try:
             task_id, status, _ = read_part(self._backend, join, value)
         except DamagedResult:
-            return Part(join, number, "", FAILURE, value, body)  # the joiner says why
+            return Part(join, number, "", FAILURE, value, body)  # the joiner reports the reason
         return Part(join, number, task_id, status, value, body)
 
     def chord_part(
@@ -412,18 +411,18 @@ _COUNT = Script(JOIN_KEYS + "return ask('ZCARD', index_key(ARGV[1])) or 0")
 
 
 def part_value(backend: Backend, join: str, task_id: str, status: str, result: Any) -> bytes:
-    """What Celery keeps of a chord's member: the ``Part.value`` of *task_id*, a member of the chord of group
-    *join*.
+    """Return Celery's value for a chord's member: the ``Part.value`` of *task_id*, a member of the chord of
+    group *join*.
 
-    result: the value, or the exception as ``message/exceptions.py`` writes it. Raises EncodeError when it
+    result: the value, or the exception in the format of ``message/exceptions.py``. Raises EncodeError when it
     cannot be serialised.
     """
     return backend.encode_value([1, task_id, status, result], about=("part", join))
 
 
 def read_part(backend: Backend, join: str, value: bytes) -> tuple[str, str, Any]:
-    """Undo part_value(): the id of the task, its state, and its value or exception as it was written. Raises
-    DamagedResult."""
+    """Undo part_value(): return the id of the task, its state, and its value or exception in stored form.
+    Raises DamagedResult."""
     found = backend.decode_value(value, ("part", join))
     if (
         not isinstance(found, list | tuple)

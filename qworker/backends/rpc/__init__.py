@@ -1,4 +1,4 @@
-"""Results as messages to the process that called, as Celery's ``rpc://`` sends them.
+"""Results as messages to the calling process, like Celery's ``rpc://``.
 
 Modules, in reading order: ``backend`` (sends them), ``replies`` (receives them).
 """

@@ -1,13 +1,13 @@
-"""Results as messages to the one who called, as Celery's ``rpc://`` sends them.
+"""Results as messages to the calling process, like Celery's ``rpc://``.
 
-Comes from:  ``result_backend = "rpc://"`` with a broker that kombu reaches.
-Goes to:     the queue that a call names in ``reply_to``, by ``backend.py``; ours is read into memory by
-             ``replies.py``.
-Thread:      any; the reader of our queue stores what comes.
+Comes from:  ``result_backend = "rpc://"`` with a broker that kombu supports.
+Goes to:     the queue named in ``reply_to`` of a call; ``replies.py`` reads the queue of this process into
+             memory.
+Thread:      any; the reader of the reply queue stores what arrives.
 
-Only the process that called can ask for the result. A reply queue belongs to one process, and goes away with
-it: results that come later are lost, and so are those that come while the broker is away. A process that
-calls much and asks for nothing keeps the newest results only.
+Only the calling process can ask for the result. A reply queue belongs to one process, and is deleted with
+it: later results are lost, and so are those sent while the broker is unavailable. A process that makes many
+calls without asking for results keeps only the newest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class RpcBackend(MemoryBackend):
-    """What was read from the reply queue is kept in memory until it expires; what is stored is sent."""
+    """Results read from the reply queue are kept in memory until they expire; stored results are sent."""
 
     supports_locks = False
 
@@ -61,13 +61,12 @@ class RpcBackend(MemoryBackend):
         self._replies.after_fork()
 
     def reply_to(self) -> str:
-        """The queue for the results of this process, which is there when this returns. Raises
-        BrokerUnavailable."""
+        """Return the queue for the results of this process, after creating it. Raises BrokerUnavailable."""
         return self._replies.name()
 
     def _take(self, body: bytes, correlation: object) -> None:
-        """Keep a reply for who waits. One that cannot be read, for who waits for what it is said to be of:
-        that raises DamagedResult. Not where replies are signed: anybody may have sent it."""
+        """Keep a received reply. An unreadable one is kept for the task that it names, whose waiters get
+        DamagedResult; except where replies are signed, because anybody may have sent it."""
         try:
             meta = self.decode(body)
             self._store(str(meta["task_id"]), meta["status"], body, self.expires)
@@ -88,7 +87,7 @@ class RpcBackend(MemoryBackend):
         properties: Mapping[str, Any] | None = None,
         **extra: Any,
     ) -> Meta:
-        """As in Backend, and where to send it."""
+        """See Backend.meta(); adds the address."""
         asked = (context.properties if context is not None else properties) or {}
         where = {"reply_to": asked.get("reply_to"), "correlation_id": asked.get("correlation_id") or task_id}
         return {**super().meta(task_id, status, result, traceback, context, **extra), **where}
@@ -110,7 +109,7 @@ class RpcBackend(MemoryBackend):
         replies = [Reply(*marshal.loads(payload)) for _, _, payload, _ in rows]
         apart(lambda: self._sender.send(replies))
 
-    # What a dict can do, and messages cannot.
+    # A dict can do this, messages cannot.
     add, incr, delete = Backend.add, Backend.incr, Backend.delete
     save_group, get_group, delete_group = Backend.save_group, Backend.get_group, Backend.delete_group
 
@@ -121,19 +120,19 @@ class RpcBackend(MemoryBackend):
 
 
 # -- What a process has got by ``rpc --
-# What a process has got by ``rpc://``: only the newest of it, so that it fills no memory if nobody
-# asks.
+# The results that a process received by ``rpc://``: only the newest, so that unread results do not fill its
+# memory.
 
 KEPT_BYTES = 64 * 1024**2
-"""Of results: beyond it the oldest go."""
+"""Maximum size of the results; beyond it the oldest are removed."""
 ENTRY_BYTES = 256
-"""What keeping one takes besides its own bytes, about."""
+"""Approximate overhead of an entry."""
 
 Value = tuple[bytes, float | None]
 
 
 class Newest(dict[str, Value]):
-    """A dict that forgets its oldest values while they have more than *most* bytes together."""
+    """A dict that removes its oldest values while they exceed *most* bytes in total."""
 
     def __init__(self, most: int = KEPT_BYTES) -> None:
         super().__init__()
@@ -142,7 +141,7 @@ class Newest(dict[str, Value]):
         self._told = False
 
     def __setitem__(self, key: str, value: Value) -> None:
-        self.pop(key, None)  # what is newer stands behind
+        self.pop(key, None)  # newer entries come last
         super().__setitem__(key, value)
         self.size += _size(value)
         while self.size > self._most and len(self) > 1:
@@ -150,8 +149,8 @@ class Newest(dict[str, Value]):
             if not self._told:
                 self._told = True
                 logger.warning(
-                    "this process has %d MB of results that came by rpc://, and forgets the oldest: set "
-                    "task_ignore_result or ignore_result where nobody asks for them, or result_backend",
+                    "this process has %d MB of results from rpc://, and drops the oldest: set "
+                    "task_ignore_result or ignore_result where results are not needed, or result_backend",
                     self._most // 1024**2,
                 )
 
@@ -160,7 +159,7 @@ class Newest(dict[str, Value]):
         super().__delitem__(key)
 
     def pop(self, key: str, default: Value | None = None) -> Value | None:  # type: ignore[override]
-        """As of a dict, with a default."""
+        """Like dict.pop(), with a default."""
         value = self.get(key)
         if value is None:
             return default
@@ -173,13 +172,13 @@ def _size(value: Value) -> int:
 
 
 # -- Results on their way to the queues of those who called --
-# Thread: any; each has a connection of its own.
+# Thread: any; each has its own connection.
 
 _TRANSIENT = 1
 
 
 class Reply(NamedTuple):
-    """queue: what the call named in ``reply_to``. correlation: its correlation id."""
+    """queue: the ``reply_to`` of the call. correlation: its correlation id."""
 
     queue: str
     correlation: str
@@ -187,7 +186,7 @@ class Reply(NamedTuple):
 
 
 class ReplySender:
-    """content: the type and the encoding that all bodies have."""
+    """content: the type and encoding of all bodies."""
 
     def __init__(self, connector: Connector, content: tuple[str, str]) -> None:
         self._connector = connector
@@ -195,7 +194,7 @@ class ReplySender:
         self._mine = threading.local()  # pid, connection and producer of each thread
 
     def send(self, replies: Iterable[Reply]) -> None:
-        """Send them in their order. Raises BackendError: some may have been sent."""
+        """Send them in order. Raises BackendError: some may have been sent."""
         content_type, content_encoding = self._content
         with self._producer() as producer:
             for reply in replies:
@@ -212,7 +211,7 @@ class ReplySender:
 
     @contextmanager
     def _producer(self) -> Iterator[Any]:
-        """The producer of this thread; errors of the broker are BackendError, and end its connection."""
+        """The producer of this thread; errors of the broker become BackendError, and close its connection."""
         mine = self._mine
         if getattr(mine, "pid", None) != os.getpid():
             mine.pid, mine.connection = os.getpid(), None

@@ -1,8 +1,8 @@
-"""The queue that results come to, read by a thread of the process that called.
+"""The queue for results, read by a thread of the calling process.
 
 Comes from:  ``backend.py``, which asks for its name when this process calls.
 Goes to:     *take*, with the body of each reply.
-Thread:      any asks for the name; one thread of its own reads.
+Thread:      any for the name; a thread of its own reads.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ SWEEP_SECONDS = 60.0
 
 
 class ReplyQueue:
-    """One queue a process, which goes away with it.
+    """One queue for each process, deleted with it.
 
-    expires: seconds that it outlives its reader. take(body, correlation id) and sweep(epoch second):
+    expires: seconds that it outlives its reader. take(body, correlation id) and sweep(epoch second) are
     called by the reader.
     """
 
@@ -54,12 +54,11 @@ class ReplyQueue:
         self._stop = threading.Event()
 
     def after_fork(self) -> None:
-        """In a forked child: another thread of the parent's may have held the lock."""
+        """In a forked child: another thread of the parent may have held the lock."""
         self._opening = threading.Lock()
 
     def name(self) -> str:
-        """The queue for the results of this process, which is there when this returns. Raises
-        BrokerUnavailable."""
+        """Return the queue for the results of this process, after creating it. Raises BrokerUnavailable."""
         known = self._known
         if known is not None and known[0] == os.getpid():
             return known[1]
@@ -104,14 +103,14 @@ class ReplyQueue:
     def _read(
         self, connection: Any, queue: Any, stop: threading.Event, broken: tuple[type[BaseException], ...]
     ) -> None:
-        """The thread of the reply queue: reads until the store is closed, connects again when it breaks."""
+        """The thread of the reply queue: reads until the store is closed, and reconnects after failures."""
         sweep_at, failures = 0.0, 0
         while not stop.is_set():
             try:
                 if connection is None:
                     connection = self._connector.connect()
                     self._consume(connection, queue)
-                    logger.warning("the reply queue is back; results that came meanwhile may be lost")
+                    logger.warning("the reply queue is back; results sent meanwhile may be lost")
                     failures = 0
                 connection.drain_events(timeout=LISTEN_SECONDS)
             except TimeoutError:
@@ -137,25 +136,25 @@ class ReplyQueue:
 
 
 # -- Connections by kombu to the broker that carries results as messages --
-# Thread: any; a connection belongs to the thread that made it, and none crosses a fork.
+# Thread: any; a connection belongs to the thread that made it, and is not shared across a fork.
 
-kombu: Any = import_module("kombu")  # which has types for a part of itself only
+kombu: Any = import_module("kombu")  # it has only partial types
 
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 10.0
-"""After so long without a word a server that was asked something is given up."""
+"""Seconds to wait for an answer before a server is given up."""
 
 
 class Connector:
-    """Makes connections to the broker that *conf* names."""
+    """Makes connections to the broker in *conf*."""
 
     def __init__(self, conf: Any) -> None:
         self.safe_url = mask_urls(conf.broker_url)
         hostname, ssl = for_kombu(conf.broker_url.split(";")[0], conf.broker_use_ssl)
         self._options = {
             "hostname": hostname,
-            # For amqp:// kombu would look for librabbitmq at every connection. A child that was forked while
-            # another thread is at it would wait for that import without end.
+            # For amqp:// kombu would look for librabbitmq at every connection. A child forked while another
+            # thread does so would wait for that import forever.
             "transport": "pyamqp" if hostname.startswith("amqp:") else None,
             "ssl": ssl,
             "transport_options": {**_patience(hostname), **conf.broker_transport_options},
@@ -169,13 +168,13 @@ class Connector:
         return connection
 
     def why(self, error: BaseException) -> str:
-        """What is said of one of ``broken`` while connecting, in words that say what to do."""
+        """Explain one of ``broken`` raised while connecting, and what to do."""
         words = while_connecting(str(error) or type(error).__name__, bool(self._options["ssl"]))
         return f"no reply queue at the broker ({self.safe_url}): {explained(words, RABBITMQ)}"
 
     @property
     def broken(self) -> tuple[type[BaseException], ...]:
-        """What kombu raises when the broker does not answer, or refuses."""
+        """kombu's exceptions for a broker that does not answer, or refuses."""
         connection = kombu.Connection(**self._options)
         return (
             *connection.connection_errors,
@@ -186,18 +185,18 @@ class Connector:
 
 
 def let_go(connection: Any) -> None:
-    """Close *connection*, which may be broken; None: there is none."""
+    """Close *connection*, which may be broken or None."""
     if connection is None:
         return
     try:
-        # Not collect(): it sets a timeout for all new sockets of the process, for a while.
+        # Not collect(): it temporarily sets a timeout for all new sockets of the process.
         connection.release()
     except Exception as error:  # noqa: BLE001
-        # Whatever a broken connection raises when it is closed, it is closed.
+        # It is closed, whatever it raises.
         logger.debug("closing a connection: %s", error)
 
 
 def _patience(hostname: str) -> dict[str, float]:
-    """The options by which py-amqp gives up on a server that has accepted us and then says nothing."""
+    """Options with which py-amqp gives up on a server that accepts a connection and then does not answer."""
     amqp = hostname.partition("://")[0] in ("amqp", "amqps", "pyamqp")
     return {"read_timeout": ANSWER_SECONDS, "write_timeout": ANSWER_SECONDS} if amqp else {}

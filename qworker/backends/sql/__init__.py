@@ -2,5 +2,5 @@
 
 Modules, in reading order: ``tables`` (Celery's layout), ``columns`` (a result as a row), ``database`` (its
 connections), ``keys`` (locks and counters), ``listen`` (notifications of PostgreSQL), ``joins``, ``backend``;
-``sqlite`` and ``sqlite_joins`` for the file that also has the messages.
+``sqlite`` and ``sqlite_joins`` for the embedded broker's file.
 """

@@ -1,16 +1,16 @@
-"""Results in an SQL database, in the tables that Celery makes.
+"""Results in an SQL database, in Celery's tables.
 
 Comes from:  ``result_backend = "db+postgresql://…"``, ``db+mysql://…``, ``db+sqlite:///…``.
-Goes to:     ``celery_taskmeta`` and ``celery_tasksetmeta``, by ``database.py``; locks and counters by
-             ``keys.py``, joins by ``joins.py``.
+Goes to:     ``celery_taskmeta`` and ``celery_tasksetmeta``, through ``database.py``; locks and counters in
+             ``keys.py``, joins in ``joins.py``.
 Thread:      any.
 
-Rows are stored by the batch in one statement, where
-``transports/sql/results.py`` has one for the database. Elsewhere, and where that does not tell whether
-it stored a row, a row is only inserted after a look has found none; and a state is replaced by one UPDATE
-whose WHERE names the states that may not be, so two writers cannot pass each other.
+Rows are stored in batches of one statement, where ``transports/sql/results.py`` has one for the database.
+Elsewhere, or if that does not report whether it stored a row, a row is inserted only after a read has found
+none, and a state is replaced by one UPDATE whose WHERE excludes final states, so that two writers cannot
+conflict.
 
-PostgreSQL tells those who wait of results; on other databases they look.
+PostgreSQL notifies waiters of results; on other databases they poll.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from qworker.transports.sql.result_rows import key_of, latest, pack, place_of, u
 from qworker.transports.sql.result_upserts import COUNTING, UPSERTS, channel_of, lock_of
 
 PORTION = 500
-"""How many ids are asked for in one statement."""
+"""Number of ids per statement."""
 
 
 class SQLBackend(Backend):
-    """Results in SQL tables, which are made at the first use if they are not there."""
+    """Results in SQL tables, created on first use if missing."""
 
     keeps_parents = False
 
@@ -71,7 +71,7 @@ class SQLBackend(Backend):
         return self._store_many({task_id: values}) > 0 if self._counts else self._store_one(task_id, values)
 
     def row(self, task_id: str, meta: Meta, kept: float = 0.0) -> ResultRow:
-        if kept and meta["date_done"] is not None:  # results go by it, for Celery's sweep, too
+        if kept and meta["date_done"] is not None:  # results expire by it, also for Celery's sweep
             meta = {**meta, "date_done": isoformat(parse_iso(meta["date_done"]).timestamp() + kept)}
         return task_id, meta["status"], pack(self._columns.of(task_id, meta)), self.expiry(delay=kept)
 
@@ -83,11 +83,11 @@ class SQLBackend(Backend):
                 return
             for task_id, values in found.items():
                 self._store_one(task_id, values)
-        except (ValueError, TypeError, LookupError, EOFError) as error:  # it is no row
+        except (ValueError, TypeError, LookupError, EOFError) as error:  # it is not a row
             raise unfit(error) from error
 
     def _store_many(self, found: Mapping[str, Mapping[str, Any]]) -> int:
-        """Store the columns of many tasks; return how many were, where the database counts them."""
+        """Store the columns of many tasks; return how many were stored, if the database counts them."""
         assert self._upsert is not None
         layout = self._database.layout()
         columns = tuple(name for name in layout.columns if name != "id")
@@ -120,14 +120,14 @@ class SQLBackend(Backend):
         return self._database.execute(self._replace(key, values)) > 0
 
     def _replace(self, key: str, values: Mapping[str, Any]) -> sa.Update:
-        """The statement that replaces what is stored of a task, unless it may not be."""
+        """Return the statement that replaces the stored result of a task, if allowed."""
         task = self._tables.task
         standing = [old for old in states.ALL_STATES if not states.may_replace(old, values["status"])]
         replaceable = sa.or_(task.c.status.is_(None), task.c.status.not_in(standing))
         return task.update().where(task.c.task_id == key, replaceable).values(self._fitting(values))
 
     def _fitting(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of *values* that the table has columns for, as SQLAlchemy takes them."""
+        """Return those *values* that the table has columns for, in SQLAlchemy's form."""
         columns = self._database.layout().columns
         row = {name: value for name, value in values.items() if name in columns}
         if row["date_done"] is not None:
@@ -145,18 +145,19 @@ class SQLBackend(Backend):
         return found
 
     def _read(self, keys: Sequence[str], names: Mapping[str, str]) -> dict[str, Found]:
-        """What read_many() finds of *keys* in one statement; *names* are the ids that they stand for."""
+        """Return what read_many() finds for *keys* in one statement; *names* maps them to ids."""
         task = self._tables.task
         try:
             rows = self._database.tasks(task.c.task_id.in_(keys))
-        except (EncodeError, ValueError, TypeError) as error:  # of the driver: it can take no such id or row
+        # From the driver: it does not support such an id or row
+        except (EncodeError, ValueError, TypeError) as error:
             if len(keys) == 1:
                 task_id = names[keys[0]]
                 return {task_id: self.damaged(task_id, f"cannot be read: {str(error).removeprefix(UNFIT)}")}
             return {task_id: each for key in keys for task_id, each in self._read([key], names).items()}
         read: dict[str, Found] = {}
         for row in rows:
-            # By its rules of comparison the database may find another's.
+            # By its collation the database may match another id.
             owner = names.get(row._mapping["task_id"])
             each = None if owner is None else self._columns.found(row._mapping, owner)
             if owner is not None and each is not None:
@@ -173,10 +174,10 @@ class SQLBackend(Backend):
             self._database.execute(task.delete().where(task.c.task_id.in_(portion)))
 
     def open_source(self) -> ListenConnection | None:
-        """A connection of its own on which PostgreSQL tells of results; other databases do not."""
+        """Return a separate connection on which PostgreSQL announces results; other databases have none."""
         if not self.listens:
             return None
-        self._database.layout()  # which makes the tables
+        self._database.layout()  # creates the tables
         connection = self._database.engine.connect()
         try:
             driver = connection.connection.driver_connection
@@ -184,8 +185,8 @@ class SQLBackend(Backend):
             connection.exec_driver_sql("SET lock_timeout = '5s'")
             channel = connection.exec_driver_sql(f"SELECT {channel_of(self._table)}").scalar_one()
             connection.exec_driver_sql(f"LISTEN {channel}")
-            # Who stored without telling us has committed when this returns, and the look that follows sees
-            # it.
+            # Writers that do not notify us have committed when this returns, and the following read sees
+            # their results.
             connection.exec_driver_sql(f"SELECT pg_advisory_lock_shared({lock_of(self._table)})")
             return ListenConnection(driver, connection.close)
         except BaseException:

@@ -25,7 +25,7 @@ from qworker.transports.sql.result_rows import key_of
 
 
 class Columns:
-    """extended: with what was asked for. serializer: the name of *backend*'s own."""
+    """extended: with the arguments. serializer: the name of *backend*'s serializer."""
 
     def __init__(self, backend: Backend, extended: bool, serializer: str) -> None:
         self._backend = backend
@@ -33,8 +33,8 @@ class Columns:
         self._serializer = serializer
 
     def of(self, task_id: str, meta: Meta) -> dict[str, Any]:
-        """The columns of a row, as plain values. The database is not asked. Raises EncodeError as
-        Backend.encode() does."""
+        """Return the columns of a row, as plain values, without accessing the database. Raises EncodeError
+        like Backend.encode()."""
         key = key_of(task_id)
         result = self._backend.encode_value(meta.get("result"), None, ("result", key, meta["status"]))
         refuse_too_large(result, self._backend.max_bytes)
@@ -57,14 +57,13 @@ class Columns:
         return None if value is None else self._backend.encode_value(value, None, (name, key))
 
     def found(self, row: Mapping[str, Any], task_id: str) -> Found | None:
-        """The metadata in *row*, which is of *task_id*, or why it cannot be read; None when it has
-        expired."""
+        """Return the metadata in *row* of *task_id*, or why it cannot be read; None when it has expired."""
         try:
             return self._meta(row, task_id)
         except DamagedResult as error:
             return error
         except Exception as error:  # noqa: BLE001
-            # A value that is not of its column's type, which some databases let in.
+            # A value of the wrong type, which some databases accept.
             let_pass(error)
             return self._backend.damaged(task_id, f"cannot be read: {error}")
 
@@ -99,12 +98,12 @@ class Columns:
         return meta
 
     def value(self, data: Any, about: About, task_id: str | None = None) -> Any:
-        """The value in a column: serialised by us or Celery 5.7, or pickled by an older Celery. Raises
-        DamagedResult."""
+        """Return the value in a column: serialised by qworker or Celery 5.7, or pickled by an older Celery.
+        Raises DamagedResult."""
         if data is None:
             if not self._backend.signs or about[0] != "result":
                 return None
-            data = b""  # which is not signed
+            data = b""  # it is not signed
         payload = data.encode() if isinstance(data, str) else bytes(data)
         if is_pickle(payload) and self._serializer != "pickle" and not self._backend.signs:
             return load_plain(payload, self._backend.called(task_id), task_id)
@@ -112,7 +111,7 @@ class Columns:
 
 
 def _text(value: Any) -> Any:
-    """*value* as a column of text takes it."""
+    """Return *value* in the form of a text column."""
     return storable(value) if type(value) is str else value
 
 
@@ -120,12 +119,12 @@ def _text(value: Any) -> Any:
 
 
 def _latin1(text: str, encoding: str = "latin1") -> bytes:
-    """What a pickle of protocol 2 asks of ``_codecs.encode``, to write bytes."""
+    """The substitute for ``_codecs.encode`` in pickles of protocol 2, to build bytes."""
     return text.encode("latin1")
 
 
 def _described(name: str, arguments: tuple[Any, ...]) -> Any:
-    """Of a result or a group of results that was pickled whole: the tuple that describes it."""
+    """Return the description of a pickled result or group of results."""
     if name == "GroupResult":
         group_id, children = arguments[:2]
         return [[group_id, arguments[2] if len(arguments) > 2 else None], children]
@@ -135,7 +134,7 @@ def _described(name: str, arguments: tuple[Any, ...]) -> Any:
 
 
 def _no_backend(*arguments: Any) -> None:
-    """The store that a pickled result belonged to is not opened again."""
+    """The store of a pickled result is not opened."""
 
 
 _PLAIN: dict[tuple[str, str], Any] = {
@@ -170,15 +169,14 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def is_pickle(payload: bytes) -> bool:
-    """Tell whether *payload* begins as every pickle of protocol 2 and up does, and no JSON, YAML or text
-    can."""
+    """Tell whether *payload* begins like a pickle of protocol 2 or later, and not like JSON, YAML or text."""
     return payload[:1] == b"\x80"
 
 
 def load_plain(payload: bytes, called: str, task_id: str | None = None) -> Any:
-    """Return the plain value that is pickled in *payload*. Raises DamagedResult, saying what else it holds.
+    """Return the plain value pickled in *payload*. Raises DamagedResult, which names any other content.
 
-    called: what the error calls that which is stored; task_id: of whom it is.
+    called: the name of the stored data in errors; task_id: its owner.
     """
     try:
         return _PlainUnpickler(io.BytesIO(payload)).load()

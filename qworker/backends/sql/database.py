@@ -1,8 +1,8 @@
-"""One SQL database of results: its connections, its tables as they really are, and statements tried again.
+"""One SQL database of results: its connections, its actual tables, and retried statements.
 
 Comes from:  ``backend.py`` and ``keys.py``, with SQLAlchemy's statements.
-Goes to:     the database; its errors come back as ours.
-Thread:      any; SQLAlchemy's pool gives each its connection, and a forked child a pool of its own.
+Goes to:     the database; its errors are converted.
+Thread:      any; SQLAlchemy's pool gives each its connection, and a forked child has its own pool.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ T = TypeVar("T")
 
 UNFIT = "the database cannot take the result: "
 TRIES = 3
-"""How often a statement is tried when the connection was lost, or another transaction was in the way."""
+"""How often a statement is tried after a lost connection or a conflict with another transaction."""
 
 
 class Database:
-    """Each statement is a transaction of its own. The first that changes anything makes the tables that are
-    not there. safe_url: what errors call the database. file: which it is, of SQLite's."""
+    """Each statement is its own transaction. The first that writes creates missing tables. safe_url: the name
+    of the database in errors. file: for SQLite."""
 
     def __init__(
         self, engine: sa.Engine, tables: Tables, clock: Clock, safe_url: str, file: str | None = None
@@ -44,19 +44,19 @@ class Database:
         self._layout: Layout | None = None
         self._made = False
         self._seen: set[str] = set()
-        """Names of tables that are there."""
+        """Names of existing tables."""
 
     def run(self, work: Callable[[sa.Connection], T], makes: bool = True) -> T:
-        """Return what *work* makes of a connection. makes: make the tables that are not there first.
+        """Return *work* applied to a connection. makes: create missing tables first.
 
-        Raises BackendError when the database does not answer, EncodeError for a value that it can never
-        take, and SQLAlchemy's IntegrityError for a key that is there already.
+        Raises BackendError when the database is unavailable, EncodeError for a value that it can never store,
+        and SQLAlchemy's IntegrityError for an existing key.
         """
         return apart(lambda: self._try(work, makes))
 
     def _try(self, work: Callable[[sa.Connection], T], makes: bool) -> T:
         if self._pid != os.getpid():
-            self.engine.dispose(close=False)  # the connections are the parent's
+            self.engine.dispose(close=False)  # the connections belong to the parent
             self._pid = os.getpid()
         for attempt in range(1, TRIES + 1):
             try:
@@ -75,24 +75,24 @@ class Database:
                     raise BackendError(f"{self._safe_url}: {explained(str(error.orig), spelling)}") from error
                 self._clock.sleep(0.02 * attempt)
             except (sa_errors.StatementError, UnicodeError, OverflowError) as error:
-                raise unfit(error) from error  # it never left this process
+                raise unfit(error) from error  # the error occurred in this process
             except sa_errors.SQLAlchemyError as error:
                 raise BackendError(f"{self._safe_url}: {error}") from error
-        raise AssertionError("unreachable: the last try returns or raises")
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     def execute(self, statement: sa.Executable, values: Any = None) -> int:
-        """Run *statement*; return how many rows it touched. Raises as run() does."""
+        """Run *statement*; return the number of affected rows. Raises like run()."""
         return self.run(lambda connection: connection.execute(statement, values).rowcount)
 
     def rows(self, statement: sa.Select[Any]) -> list[Any]:
-        """All rows of *statement*; [] where there is no file or no table, and none is made. Raises as run()
-        does."""
+        """Return all rows of *statement*; [] if the file or table is missing (none is created). Raises like
+        run()."""
         if not self._is_there(statement):
             return []
         return self.run(lambda connection: list(connection.execute(statement)), makes=False)
 
     def tasks(self, condition: sa.ColumnElement[bool]) -> list[Any]:
-        """As rows(), those of tasks for which *condition* holds, with all columns that there are."""
+        """Like rows(), for tasks that match *condition*, with all existing columns."""
         task = self._tables.task
         if not self._is_there(sa.select(task.c.task_id)):
             return []
@@ -100,7 +100,7 @@ class Database:
         return self.rows(sa.select(*columns).where(condition))
 
     def _is_there(self, statement: sa.Select[Any]) -> bool:
-        """Whether there are the tables that *statement* reads."""
+        """Tell whether the tables of *statement* exist."""
         names = {table.name for table in statement.get_final_froms() if isinstance(table, sa.Table)}
         unseen = names - self._seen
         if self._made or not unseen:
@@ -116,7 +116,7 @@ class Database:
         return names <= self._seen
 
     def insert(self, statement: sa.Executable, values: dict[str, Any]) -> bool:
-        """Insert a row; False when its key is there already."""
+        """Insert a row; False when its key exists."""
         try:
             self.execute(statement, values)
         except sa_errors.IntegrityError:
@@ -124,7 +124,7 @@ class Database:
         return True
 
     def layout(self) -> Layout:
-        """How the table of tasks is really laid out. Raises as run() does."""
+        """Return the actual columns of the table of tasks. Raises like run()."""
         if not self._made:
             self.run(lambda connection: None)
         return self._looked_at()
@@ -135,10 +135,10 @@ class Database:
         return self._layout
 
     def close(self) -> None:
-        """Let go of the connections; the next use opens new ones."""
+        """Close connections; the next use opens new ones."""
         self.engine.dispose(close=self._pid == os.getpid())
 
 
 def unfit(error: BaseException | None) -> EncodeError:
-    """The error for a value that the database refused with *error*, and always will."""
+    """Return the error for a value that the database refused with *error*, and always will."""
     return EncodeError(f"{UNFIT}{error}")

@@ -1,12 +1,12 @@
-"""Joins in an SQL database, beside the results.
+"""Joins in an SQL database, stored with the results.
 
 Comes from:  ``backend.py``.
-Goes to:     ``qworker_join`` and ``qworker_part``, which are made when the first join is opened; the table of
-             messages, when the broker is the same database.
+Goes to:     ``qworker_join`` and ``qworker_part``, created when the first join is opened; the table of
+             messages, if the broker is the same database.
 Thread:      any; SQLAlchemy's pool gives each its connection.
 
-When the broker is the same database, its consumer records parts itself, in the transaction of the ack
-(``transports/sql/join_rows.py``), and a body is published in the transaction that forgets its join.
+If the broker is the same database, its consumer records parts itself, in the transaction of the ack
+(``transports/sql/join_rows.py``), and a body is published in the transaction that deletes its join.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ T = TypeVar("T")
 
 BEGIN = {
     "postgresql": ("BEGIN",),
-    # Else what was looked for and not found is kept from others who would insert it.
+    # Otherwise gaps read by one transaction are locked against inserts by others.
     "mysql": ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "BEGIN"),
     "mariadb": ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "BEGIN"),
     "sqlite": ("BEGIN IMMEDIATE",),
 }
-"""How a transaction begins, by dialect; on others there are no joins."""
+"""How a transaction begins, by dialect; other dialects have no joins."""
 
 
 _SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass(%s)"
-"""In which schema PostgreSQL finds a table."""
+"""Finds the schema of a table in PostgreSQL."""
 
 
 def _rows(joins: Sequence[Join]) -> list[Row]:
-    """The rows that *joins* are opened as."""
+    """Return the rows for opening *joins*."""
     rows: list[Row] = []
     for join in sorted(joins, key=lambda join: join.id):
         check_join(join.id, join.size)
@@ -65,7 +65,7 @@ def _rows(joins: Sequence[Join]) -> list[Row]:
 
 
 def _inserting(table: str, count: int, dialect: str) -> str:
-    """What inserts *count* rows into the *table* of joins, and leaves alone those that are there."""
+    """Return the statement that inserts *count* rows into the *table* of joins, and keeps existing ones."""
     keep = (
         "ON DUPLICATE KEY UPDATE seq = seq" if dialect in ("mysql", "mariadb") else "ON CONFLICT DO NOTHING"
     )
@@ -74,7 +74,7 @@ def _inserting(table: str, count: int, dialect: str) -> str:
 
 
 class _Within(NamedTuple):
-    """Opens joins in the transaction in which *execute* carries out statements. table: its full name."""
+    """Opens joins in the transaction in which *execute* runs statements. table: its full name."""
 
     execute: Execute
     table: str
@@ -91,7 +91,7 @@ class _Within(NamedTuple):
 
 
 class SQLSession:
-    """A connection of SQLAlchemy's, for statements with %s in the place of values."""
+    """A SQLAlchemy connection, for statements with %s placeholders."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -112,21 +112,21 @@ class SQLSession:
         self._execute(statement, list(rows))
 
     def transact(self, work: Callable[[SQLSession], T]) -> T:
-        """What *work* makes of this, in one transaction."""
+        """Return *work* applied to this, in one transaction."""
         for statement in BEGIN[self.connection.dialect.name]:
             self.do(statement)
         try:
             found = work(self)
             self.do("COMMIT")
         except BaseException:
-            with suppress(Exception):  # its connection may be the trouble; what is wrong, it has said
+            with suppress(Exception):  # its connection may be broken; the error was raised already
                 self.do("ROLLBACK")
             raise
         return found
 
 
 class SQLJoins(Joins):
-    """url: of the result store; where the broker's leads to the same database, bodies are sent there."""
+    """url: of the result store; if the broker uses the same database, bodies are sent there."""
 
     def __init__(
         self, database: Database, layout: JoinLayout, clock: Clock, url: str, keys: KeyTable
@@ -137,7 +137,7 @@ class SQLJoins(Joins):
         self._clock = clock
         self._url = url
         self._dialect = database.engine.dialect.name
-        locks = self._dialect != "sqlite"  # there who writes has the whole file
+        locks = self._dialect != "sqlite"  # there a writer locks the whole file
         name = database.engine.dialect.identifier_preparer.format_table
         self._tables = JoinTables(name(layout.join), name(layout.part), " FOR UPDATE" if locks else "")
         self._skipping = " FOR UPDATE SKIP LOCKED" if locks else ""
@@ -150,7 +150,7 @@ class SQLJoins(Joins):
         return self._run(lambda session: session.transact(work))
 
     def _none_yet(self) -> bool:
-        """Whether nobody has opened a join here."""
+        """Tell whether no join has been opened here."""
         if not self._there:
             self._there = self._database.run(self._layout.are_there, makes=False)
         return not self._there
@@ -164,7 +164,7 @@ class SQLJoins(Joins):
         self._transact(lambda session: session.do_many(statement, rows))
 
     def _make(self) -> None:
-        """Have the tables there."""
+        """Create the tables."""
         if self._none_yet():
             self._database.run(lambda connection: self._layout.create(self._database.engine))
             self._there = True
@@ -173,11 +173,12 @@ class SQLJoins(Joins):
         place = place_of(self._url)
         if not isinstance(sender, TransactionalSender) or place is None or place != place_of(sender.url):
             return None
-        self._make()  # not in the transaction: MySQL would end it
+        self._make()  # not in the transaction: MySQL would commit it
         return _Within(sender.execute, self._full_name(), self._dialect)
 
     def _full_name(self) -> str:
-        """Of the table of joins: the caller's connection may look for tables elsewhere."""
+        """Return the full name of the table of joins: the caller's connection may have another search
+        path."""
         name = self._tables.join
         if self._dialect == "postgresql":
             ((schema,),) = self._run(lambda session: session.ask(_SCHEMA, (name,)))
@@ -188,7 +189,7 @@ class SQLJoins(Joins):
 
     def grow(self, join: str, task_id: str) -> int | None:
         query = f"SELECT seq, size, remaining FROM {self._tables.join} WHERE id = %s"
-        # A call that was added later has a row besides that of its part: -1 - its number.
+        # A call added later has an additional row: -1 - its number.
         known = f"SELECT number FROM {self._tables.part} WHERE seq = %s AND number < 0 AND task_id = %s"
         adding = f"INSERT INTO {self._tables.part} (seq, number, task_id, status) VALUES (%s, %s, %s, '')"
         growth = f"UPDATE {self._tables.join} SET size = size + 1, remaining = remaining + 1 WHERE seq = %s"
@@ -299,7 +300,7 @@ class SQLJoins(Joins):
         return ours
 
     def _done(self, session: SQLSession, join: Finished) -> bool:
-        """Keep of *join* that it was finished; False when it is not claimed so."""
+        """Record that *join* was finished; False when this claim has expired."""
         query = f"SELECT seq, expires FROM {self._tables.join} WHERE id = %s AND token = %s"
         for seq, expires in session.ask(query + self._tables.locking, (join.id, join.token)):
             session.do(f"DELETE FROM {self._tables.part} WHERE seq = %s", (seq,))

@@ -1,4 +1,4 @@
-"""Locks and counters in an SQL database: a table of ours beside Celery's.
+"""Locks and counters in an SQL database, in a separate table beside Celery's.
 
 Comes from:  ``backend.py``.
 Goes to:     ``database.py``.
@@ -14,7 +14,7 @@ from qworker.clock import Clock
 
 
 class KeyTable:
-    """The rows of ``qworker_keyvalue``: a lock is there or not, a counter has its value."""
+    """The rows of ``qworker_keyvalue``: a lock is its existence, a counter has a value."""
 
     def __init__(self, database: Database, table: sa.Table, clock: Clock) -> None:
         self._database = database
@@ -22,7 +22,7 @@ class KeyTable:
         self._clock = clock
 
     def add(self, key: str, ttl: float | None) -> bool:
-        """As Backend.add()."""
+        """See Backend.add()."""
         return self._add(key, 1, ttl)
 
     def _add(self, key: str, value: int, ttl: float | None) -> bool:
@@ -31,7 +31,7 @@ class KeyTable:
         return self._database.insert(self._table.insert(), values)
 
     def hold(self, key: str, holder: int, ttl: float) -> int:
-        """Give *key* to *holder* for *ttl* seconds unless another has it; return who has it."""
+        """Give *key* to *holder* for *ttl* seconds unless another has it; return the owner."""
         query = sa.select(self._table.c.value).where(self._table.c.key == key)
         while not self._add(key, holder, ttl):
             held = self._database.run(lambda connection: connection.execute(query).scalar())
@@ -40,7 +40,7 @@ class KeyTable:
         return holder
 
     def incr(self, key: str, ttl: float | None) -> int:
-        """As Backend.incr()."""
+        """See Backend.incr()."""
         while True:
             self._forget_expired(key)
             value = self._database.run(lambda connection: self._count(connection, key, ttl))
@@ -50,11 +50,11 @@ class KeyTable:
                 return 1
 
     def _count(self, connection: sa.Connection, key: str, ttl: float | None) -> int | None:
-        """Add 1 to the counter that is there; None: there is none."""
+        """Add 1 to an existing counter; None: there is none."""
         table = self._table
         higher = table.update().where(table.c.key == key)
         higher = higher.values(value=table.c.value + 1, expires=self._expiry(ttl))
-        # One transaction, so that the row which the UPDATE has locked is the one that is read.
+        # One transaction, so that the row locked by the UPDATE is the one read.
         level = "SERIALIZABLE" if connection.dialect.name == "sqlite" else "READ COMMITTED"
         with connection.execution_options(isolation_level=level).begin():
             if not connection.execute(higher).rowcount:
@@ -62,11 +62,11 @@ class KeyTable:
             return int(connection.execute(sa.select(table.c.value).where(table.c.key == key)).scalar_one())
 
     def delete(self, key: str) -> None:
-        """As Backend.delete()."""
+        """See Backend.delete()."""
         self._database.execute(self._table.delete().where(self._table.c.key == key))
 
     def sweep(self, now: float) -> int:
-        """Delete what expired before epoch second *now*; return how many rows went."""
+        """Delete rows that expired before epoch second *now*; return their number."""
         return self._database.execute(self._table.delete().where(self._table.c.expires <= now))
 
     def _forget_expired(self, key: str) -> None:

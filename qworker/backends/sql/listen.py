@@ -1,8 +1,8 @@
-"""ListenConnection: a connection on which PostgreSQL tells of results, by psycopg or psycopg2.
+"""ListenConnection: a connection on which PostgreSQL announces results, using psycopg or psycopg2.
 
 Comes from:  ``backend.py``, which has sent LISTEN on it.
 Goes to:     the ResultWatcher.
-Thread:      the one that leads.
+Thread:      the leader.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
 class ListenConnection:
-    """A Source. connection: the driver's. close: lets go of it."""
+    """A Source. connection: the driver's. close: closes it."""
 
     def __init__(self, connection: Any, close: Callable[[], None]) -> None:
         self._connection = connection
         self._close = close
-        with suppress(OSError):  # it is no TCP connection: then nothing stands between us and the server
+        with suppress(OSError):  # not a TCP connection: then no network is involved
             _keep_alive(connection.fileno())
 
     def fileno(self) -> int:
         return int(self._connection.fileno())
 
     def subscribe(self, ids: Collection[str]) -> None:
-        """The server tells of all tasks."""
+        """Do nothing: the server announces all tasks."""
 
     def told(self) -> Collection[str] | None:
         told = [task_id for payload in self._payloads() for task_id in payload.split("\n")]
@@ -56,12 +56,12 @@ class ListenConnection:
         self._close()
 
     def abandon(self) -> None:
-        with suppress(Exception):  # whatever a connection says that is closed already
+        with suppress(Exception):  # errors of a connection that is closed already
             blind(self.fileno())
 
 
 def _keep_alive(file: int) -> None:
-    """Ask now and then whether the server is still there: nothing is sent on this connection."""
+    """Enable TCP keepalive: this connection sends nothing by itself."""
     with socket.socket(fileno=os.dup(file)) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():

@@ -1,11 +1,11 @@
-"""Results in the one SQLite file, beside the messages.
+"""Results in the single SQLite file, with the messages.
 
-Comes from:  no result_backend while the broker is embedded, or ``result_backend = "sqlite:///path"``.
-Goes to:     the tables ``result`` and ``key_value`` of ``embedded``; joins by ``sqlite_joins.py``.
-Thread:      any; one connection for the process, in turn, and none crosses a fork.
+Comes from:  an embedded broker without result_backend, or ``result_backend = "sqlite:///path"``.
+Goes to:     the tables ``result`` and ``key_value`` of ``embedded``; joins in ``sqlite_joins.py``.
+Thread:      any; one connection for the process, used in turn, and not shared across a fork.
 
-When the broker is the same file, the worker itself stores a result, in the transaction of the ack: the child
-only makes the row. A process that waits has a notification pipe beside the file.
+If the broker is the same file, the worker stores a result in the transaction of the ack: the child only makes
+the row. A waiting process has a notification pipe beside the file.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ SWEEP = (
 
 
 class PipeSource:
-    """A Source: whoever stores a final state writes to all pipes, and does not say which task has ended."""
+    """A Source: code that stores a final state writes to all pipes, without saying which task has ended."""
 
     tells_of_all = True
 
     def __init__(self, pipe: NotificationPipe) -> None:
         self._pipe = pipe
-        weakref.finalize(self, pipe.close)  # at the end of the process, too: nobody else removes its file
+        weakref.finalize(self, pipe.close)  # also at the end of the process: nothing else removes its file
 
     def fileno(self) -> int:
         return self._pipe.fileno()
@@ -77,7 +77,7 @@ class PipeSource:
 
 
 class SQLiteBackend(Backend):
-    """Results in one SQLite file, which is opened at the first use, not before."""
+    """Results in one SQLite file, opened on first use."""
 
     def __init__(self, url: str, conf: Any, clock: Clock) -> None:
         super().__init__(url, conf, clock)
@@ -134,7 +134,7 @@ class SQLiteBackend(Backend):
         self._write(f"DELETE FROM result WHERE task_id IN ({chosen})", (json.dumps(list(ids)),))
 
     def open_source(self) -> PipeSource | None:
-        self._do(lambda: self._handle.run(lambda connection: None))  # then its directory is there, too
+        self._do(lambda: self._handle.run(lambda connection: None))  # then its directory exists, too
         pipe = NotificationPipe(self._database.pipes, "result")
         return PipeSource(pipe) if pipe.fileno() >= 0 else None
 
@@ -180,7 +180,7 @@ class SQLiteBackend(Backend):
     def sweep(self, now: float) -> int:
         total = 0
         for statement in SWEEP:
-            # A thousand at a time: others may write in between.
+            # A thousand at a time, so that others can write in between.
             while gone := self._write(statement, (now,)):
                 total += gone
         return total

@@ -1,11 +1,11 @@
-"""Joins in the one SQLite file, beside the results.
+"""Joins in the single SQLite file, stored with the results.
 
 Comes from:  ``sqlite.py``.
-Goes to:     the tables ``joins``, ``part`` and ``key_value``; ``message``, when the broker is the same file.
-Thread:      any; by the connection of the result store, in turn.
+Goes to:     the tables ``joins``, ``part`` and ``key_value``; ``message``, if the broker is the same file.
+Thread:      any; the connection of the result store, used in turn.
 
-When the broker is the same file, the consumer records parts itself, in the transaction of the ack
-(``transports/sqlite/join_rows.py``), and a body is published in the transaction that forgets its join.
+If the broker is the same file, the consumer records parts itself, in the transaction of the ack
+(``transports/sqlite/join_rows.py``), and a body is published in the transaction that deletes its join.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ON CONFLICT DO NOTHING"""
 FIND = "SELECT seq, size, remaining FROM joins WHERE id = ?"
 ADDED = "SELECT -1 - number FROM part WHERE seq = ? AND number < 0 AND task_id = ?"
 GROW = "UPDATE joins SET size = size + 1, remaining = remaining + 1 WHERE seq = ?"
-"""A call that was added later has a row besides that of its part: -1 - its number."""
+"""A call added later has an additional row: -1 - its number."""
 ADD = "INSERT INTO part (seq, number, task_id, status) VALUES (?, -1 - ?, ?, '')"
 HOLD = """INSERT INTO key_value (key, value, expires) VALUES (:key, :publication, :expires)
 ON CONFLICT (key) DO UPDATE SET expires = CASE WHEN key_value.expires <= :now THEN excluded.expires
@@ -92,7 +92,7 @@ class SQLiteJoins(Joins):
     def claim(self, limit: int, seconds: float) -> list[Finished]:
         now = self._clock.now()
         if not as_backend_error(lambda: self._handle.read(ANY_DUE, (now,))):
-            return []  # without a turn to write
+            return []  # without the write lock
 
         def work(connection: sqlite3.Connection) -> list[Finished]:
             connection.execute(PAST, (now,))
@@ -118,7 +118,7 @@ class SQLiteJoins(Joins):
         return True
 
     def _done(self, connection: sqlite3.Connection, join: Finished) -> bool:
-        """Keep of *join* that it was finished; False when it is not claimed so."""
+        """Record that *join* was finished; False when this claim has expired."""
         for seq, expires in connection.execute(CLAIMED, (join.id, join.token)).fetchall():
             connection.execute(DONE_PARTS, (seq,))
             connection.execute(DONE, (remembered(expires, self._clock.now()), seq))
@@ -170,7 +170,7 @@ class _Within(NamedTuple):
 
 
 def _opened(joins: Sequence[Join]) -> Callable[[sqlite3.Connection], object]:
-    """What opens *joins* by the connection that it is given."""
+    """Return a function that opens *joins* with a given connection."""
     rows = []
     for join in joins:
         check_join(join.id, join.size)
@@ -180,7 +180,7 @@ def _opened(joins: Sequence[Join]) -> Callable[[sqlite3.Connection], object]:
 
 
 def _dropped(joins: Collection[str]) -> Callable[[sqlite3.Connection], None]:
-    """What drops *joins* by the connection that it is given."""
+    """Return a function that drops *joins* with a given connection."""
 
     def work(connection: sqlite3.Connection) -> None:
         for statement in (FORGET_PARTS, FORGET):
@@ -196,7 +196,7 @@ def _claimed(connection: sqlite3.Connection, order: dict[str, Any]) -> Finished:
 
 
 def as_backend_error(work: Callable[[], T]) -> T:
-    """What *work* returns; errors of the file come out as BackendError."""
+    """Return *work*(); errors of the file become BackendError."""
     try:
         return work()
     except (BrokerUnavailable, ConfigurationError) as error:

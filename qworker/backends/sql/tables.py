@@ -1,4 +1,4 @@
-"""The tables of the SQL result store, in Celery's layout, and the engine that reaches them.
+"""The tables of the SQL result store, in Celery's format, and their engine.
 
 Comes from:  ``backend.py``.
 Goes to:     SQLAlchemy.
@@ -26,12 +26,12 @@ from qworker.transports.sql.result_rows import LONGEST_ID
 from qworker.transports.sql.schema import SQL_MODE
 
 EXTENDED = ("name", "args", "kwargs", "worker", "retries", "queue")
-"""Columns that are there when Celery made the table with ``result_extended``, or we made it."""
+"""Columns that exist if Celery created the table with ``result_extended``, or qworker created it."""
 
-# Celery's has 32 bits. Each result takes a number, and so does each change of it: 10,000 a second would use
-# them up in two days. SQLite numbers rows by INTEGER only, which has 64.
+# Celery's has 32 bits. Each result, and each change of it, takes a number: 10,000 a second would use them up
+# in two days. SQLite only numbers INTEGER columns, which have 64 bits.
 _ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")
-# On MySQL, Celery's BLOB and TEXT end at 64 KB, and a longer result would not fit.
+# On MySQL, Celery's BLOB and TEXT are limited to 64 KB, too little for a longer result.
 _BYTES = sa.LargeBinary().with_variant(LONGBLOB(), "mysql", "mariadb")
 _LONG_TEXT = sa.Text().with_variant(MEDIUMTEXT(), "mysql", "mariadb")
 
@@ -40,15 +40,15 @@ _ON_MYSQL: Any = {
     for dialect in ("mysql", "mariadb")
     for name, value in (("charset", "utf8mb4"), ("collate", "utf8mb4_bin"))
 }
-"""By the database's own rules ids might be the same that differ by case, and texts that are not of its
-alphabet refused."""
+"""With the database's default collation, ids that differ by case might be equal, and text outside its
+character set refused."""
 
 _DRIVERS = {
     "postgresql": ("psycopg", "psycopg2"),
     "mysql": ("pymysql", "MySQLdb"),
     "mariadb": ("pymysql", "mariadb"),
 }
-"""The drivers we look for where the URL names none, best first, by dialect; the first is in the extra."""
+"""Drivers to try when the URL names none, best first, by dialect; the first is in the extra."""
 _EXTRAS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql"}
 
 _LIBPQ: Mapping[str, Any] = {"connect_timeout": 10, "tcp_user_timeout": 30_000}
@@ -62,26 +62,26 @@ _USUAL: Mapping[str, Mapping[str, Any]] = {
     "psycopg": _LIBPQ, "psycopg2": _LIBPQ, "pymysql": _LIBMYSQL, "mysqldb": _LIBMYSQL,
     "pysqlite": {"timeout": 30},
 }  # fmt: skip
-"""What drivers are told besides: when to give up on a server of which nothing is heard, by themselves never
-or after many minutes; and what we can rely on."""
+"""Additional options for drivers: timeouts for a server that stops answering, because the defaults are
+infinite or many minutes; and features to rely on."""
 
 _CONNECTIONS = {
     "psycopg": ("qworker.transports.sql.timeout_connection", "TimeoutConnection.connect"),
     "pymysql": ("qworker.transports.sql.limited_connection", "LimitedConnection"),
 }
-"""What makes a connection in the place of the driver's own, by the driver."""
+"""Replacements for the driver's connect function, by driver."""
 
 
 class Layout(NamedTuple):
-    """columns: of our own that the table of tasks really has, in one order. makes_ids: it gives a new row its
-    id."""
+    """columns: our own columns that the table of tasks actually has, in a fixed order. makes_ids: new rows
+    get their id from the table."""
 
     columns: tuple[str, ...]
     makes_ids: bool
 
 
 class Tables(NamedTuple):
-    """The three tables and what they belong to."""
+    """The three tables and their metadata."""
 
     metadata: sa.MetaData
     task: sa.Table
@@ -89,11 +89,11 @@ class Tables(NamedTuple):
     keyvalue: sa.Table
 
     def create(self, engine: sa.Engine) -> None:
-        """Make the tables that are missing."""
+        """Create missing tables."""
         _create(self.metadata, engine)
 
     def layout(self, connection: sa.Connection) -> Layout:
-        """Return how the table of tasks, which is there, is really laid out."""
+        """Return the actual layout of the existing table of tasks."""
         found = {column["name"]: column for column in sa.inspect(connection).get_columns(self.task.name)}
         key = found["id"]
         makes_ids = key["default"] is not None or key.get("autoincrement") is True
@@ -108,16 +108,16 @@ class JoinLayout(NamedTuple):
     part: sa.Table
 
     def are_there(self, connection: sa.Connection) -> bool:
-        """Whether the tables have been made."""
+        """Tell whether the tables exist."""
         return sa.inspect(connection).has_table(self.part.name)
 
     def create(self, engine: sa.Engine) -> None:
-        """Make those that are missing."""
+        """Create missing tables."""
         _create(self.metadata, engine)
 
 
 def _create(metadata: sa.MetaData, engine: sa.Engine) -> None:
-    """Make the tables that are missing, also beside others who do."""
+    """Create missing tables; other processes may do so at the same time."""
     for table in metadata.sorted_tables:
         for tries_left in reversed(range(4)):
             with engine.connect() as connection:
@@ -126,16 +126,16 @@ def _create(metadata: sa.MetaData, engine: sa.Engine) -> None:
                     connection.commit()
                     break
                 except sa_errors.DBAPIError as error:
-                    # Another process makes it at the same time: look again, it should be there now.
+                    # Another process creates it at the same time: check again, it should exist now.
                     if not tries_left or error.connection_invalidated:
                         raise
             time.sleep(0.05)
 
 
 def make_tables(names: Mapping[str, str]) -> Tables:
-    """Describe the tables. names: "task", "group" and "keyvalue" give them other names.
+    """Describe the tables. names: other names for "task", "group" and "keyvalue".
 
-    The columns of ``result_extended`` are always made, since it may be set later; Celery does not mind them.
+    The columns of ``result_extended`` are always created, because it may be set later; Celery ignores them.
     """
     metadata = sa.MetaData()
     task = sa.Table(
@@ -180,8 +180,8 @@ def make_tables(names: Mapping[str, str]) -> Tables:
 
 
 def make_join_layout(names: Mapping[str, str]) -> JoinLayout:
-    """Describe the tables of joins, whose statements are in ``joins.py``. names: "join" and "part" give
-    them other names."""
+    """Describe the tables of joins, whose statements are in ``joins.py``. names: other names for "join" and
+    "part"."""
     metadata = sa.MetaData()
     join = sa.Table(
         names.get("join", "qworker_join"),
@@ -209,7 +209,7 @@ def make_join_layout(names: Mapping[str, str]) -> JoinLayout:
 
 
 def connect(url: str, options: dict[str, Any], short_lived: bool) -> sa.Engine:
-    """Return the engine for ``db+…`` *url*; it connects at its first use.
+    """Return the engine for ``db+…`` *url*; it connects on first use.
 
     Raises ConfigurationError for a URL that SQLAlchemy does not understand, or a driver that is not
     installed.
@@ -251,9 +251,10 @@ def connect(url: str, options: dict[str, Any], short_lived: bool) -> sa.Engine:
 
 
 def _with_options(url: sa.URL, options: dict[str, Any]) -> sa.URL:
-    """Add what *url* asks of the connection to *options*; return what is left for SQLAlchemy to read.
+    """Add the connection options in *url* to *options*; return the rest of the URL for SQLAlchemy.
 
-    PyMySQL gets from us what the broker's connection gets, so that the same words mean the same to both.
+    PyMySQL gets the same options as the broker's connection, so that the same parameters mean the same in
+    both.
     """
     if url.get_backend_name() == "postgresql":
         check_libpq(url.query, "result_backend")
@@ -269,7 +270,7 @@ def _with_options(url: sa.URL, options: dict[str, Any]) -> sa.URL:
                 raise ConfigurationError(f"result_backend: {error}", setting="result_backend") from None
     if not url.drivername.endswith("+pymysql"):
         return url
-    # OpenSSL is only for those who use PyMySQL, which loads it too.
+    # It loads OpenSSL, only needed with PyMySQL, which loads it too.
     read = import_module("qworker.transports.sql.mysql_options").asked_of
     asked = read(((name, str(value)) for name, value in url.query.items()), "result_backend")
     if asked.tls is not None:

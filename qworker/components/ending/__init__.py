@@ -1,10 +1,9 @@
-"""Ending: what becomes of a run: its result, its message, and the calls that follow.
+"""Ending: the consequences of a run: its result, its message, and the calls that follow.
 
 Comes from:  the pool, with outcomes.
 Goes to:     the result store, and the listener's mailbox.
 Thread:      the pool's, the result writer's and the joiner's.
 
-Modules, in reading order: ``outcomes`` (the table of consequences), ``settler`` (makes orders to the listener
-of them), ``result_writer`` (results in a store of their own), ``joiner`` (sends what follows the members of
-a group).
+Modules, in reading order: ``outcomes`` (the table of consequences), ``settler`` (makes orders to the
+listener), ``result_writer`` (results in a separate store), ``joiner`` (sends the bodies of joins).
 """

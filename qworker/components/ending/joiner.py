@@ -1,12 +1,12 @@
 """Joiner: sends the body of a join when its last member has ended.
 
-Comes from:  the listener and the result writer, which wake it when they have recorded parts; the result
-             store, which has the joins.
-Goes to:     the broker, with the body; the result store, with the failure of a body that is not to run.
-Thread:      joiner; record() is the result writer's, stir() anybody's.
+Comes from:  the listener and the result writer, which wake it after recording parts; the result store, which
+             has the joins.
+Goes to:     the broker, with the body; the result store, with the failure of a body that does not run.
+Thread:      joiner; record() is called by the result writer, stir() by any.
 
-Whichever worker claims a join first sends its body. A claim expires: if that worker dies, another one's
-joiner takes the join over, at its next round. Nobody waits in a slot for the members.
+The first worker that claims a join sends its body. A claim expires: if that worker dies, another one's joiner
+takes over at its next round. No slot is blocked while members run.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BATCH = 16
-"""How many joins are claimed at a time."""
+"""Maximum joins per claim."""
 RETRY_SECONDS = 1.0
 _AWAY = (BackendError, BrokerUnavailable)
 PORTION = 1000
-"""How many results are read at a time."""
+"""Maximum results per read."""
 
 
 class Joiner(ThreadComponent):
-    """joins: gives those of the app's result store. may_have_due: whether to look there for some that are due
-    at an epoch second. A broker in the same store tells by its own connection: to open the result store would
-    cost time at the start, and tens of MB, in each worker that has no workflows."""
+    """joins: returns the joins of the app's result store. may_have_due: whether that store may have joins due
+    at an epoch second. If the broker is in the same store, it can tell through its own connection: opening
+    the result store would delay the start, and take tens of MB, in each worker without workflows."""
 
     name = "joiner"
 
@@ -74,22 +74,22 @@ class Joiner(ThreadComponent):
         self._open_joins = joins
         self._may_have_due = may_have_due
         self._seconds: float = app.conf.worker_lease_seconds
-        """So long a claim lasts, as all that a worker holds; and between two looks for what dead workers have
-        left, and for what is overdue."""
+        """Duration of a claim, the same as of a lease, and the interval between checks for overdue joins and
+        those of dead workers."""
 
     @property
     def _joins(self) -> Joins:
         return self._open_joins()
 
     def record(self, parts: Sequence[Part]) -> None:
-        """Record *parts*, and look whether they were the last. Raises BackendError when the store does not
-        answer."""
+        """Record *parts*, and check whether they were the last. Raises BackendError when the store is
+        unavailable."""
         self._joins.add(parts)
         self.wake()
 
     def opened(self) -> None:
-        """Rest until the broker has taken this worker on, or for a claim's time: what keeps it from that is
-        often what keeps us from the joins, and is told once."""
+        """Wait until the broker has registered this worker, or for the duration of a claim: what prevents
+        that often affects the joins too, and is reported once."""
         self.wait(self._seconds)
 
     def step(self, now: float) -> float | None:
@@ -101,7 +101,7 @@ class Joiner(ThreadComponent):
                     self._finish(join)
         except QWorkerError as error:
             logger.warning(
-                "what follows the members of a group is not sent: %s; trying again in %g s",
+                "the call after a group is not sent: %s; trying again in %g s",
                 error,
                 RETRY_SECONDS,
                 extra={"event": "joins-wait"},
@@ -110,7 +110,7 @@ class Joiner(ThreadComponent):
         return self._seconds
 
     def _finish(self, join: Finished) -> None:
-        """Send what follows *join*. Where that cannot be sent, send what tells of it, as far as it can be."""
+        """Send the body of *join*. If it cannot be sent, report its failure as far as possible."""
         if CRASHING:
             crash_point("join-claimed")
         try:
@@ -122,7 +122,7 @@ class Joiner(ThreadComponent):
             self._give_up(join, _told(damaged))
             return
         if body.tentative and join.overdue and not join.parts:
-            logger.info("join %s ends, whose members nobody has seen: they were not committed", join.id)
+            logger.info("join %s ends without its members: they were not committed", join.id)
             self._joins.finish(join, (), self._app.broker.sender)
             return
         fail = partial(self._fail, believed=doubt is None)
@@ -132,14 +132,14 @@ class Joiner(ThreadComponent):
             except Exception as raised:
                 if is_away(raised):
                     raise
-                error = error or _told(raised)  # values that are gone, a call that nobody can send
+                error = error or _told(raised)  # missing values, or a call that cannot be sent
                 continue
             if CRASHING:
                 crash_point("body-made")
             try:
                 self._joins.finish(join, envelopes, self._app.broker.sender)
                 break
-            except (EncodeError, PublishError) as raised:  # the broker does not take them
+            except (EncodeError, PublishError) as raised:  # the broker refuses them
                 error = error or _told(raised)
         else:
             self._give_up(join, error)
@@ -151,17 +151,17 @@ class Joiner(ThreadComponent):
         self._joins.finish(join, (), self._app.broker.sender)
 
     def _call(self, join: Finished, body: JoinBody, error: Any) -> list[Envelope]:
-        """The call of *body*."""
+        """Return the messages that call *body*."""
         from qworker.publishing.body_messages import messages_of
 
         return messages_of(self._app, body, self._values(join, body))
 
     def _fail(self, join: Finished, body: JoinBody, error: Any, believed: bool) -> list[Envelope]:
-        """What tells that *body* is not called: a message by which it fails, where a worker of ours gets
-        that. believed: the parts are those of the members."""
+        """Return the messages that make *body* fail: one that fails in a worker, if that is qworker's.
+        believed: the parts belong to the members."""
         why = self._why(error)
         if not body.of_chord:
-            logger.info("what join %s would have called fails along: %s", join.id, why)
+            logger.info("the call after join %s fails with it: %s", join.id, why)
             if body.one and believed:
                 bodies.keep_rest(self._app, join.id, body)
             self._fail_along(body, error, why)
@@ -175,7 +175,7 @@ class Joiner(ThreadComponent):
         return failed_messages_of(self._app, body, why, members, self._cause(error, body))
 
     def _end(self, join: Finished, body: JoinBody, error: Any) -> list[Envelope]:
-        """The messages to the errbacks of *body*, which has failed here: it can be in no message."""
+        """Return the messages to the errbacks of *body*, which failed here and can be in no message."""
         envelopes, ended = followup.chord_failed(
             self._app, body.call, self._why(error), self._cause(error, body)
         )
@@ -183,14 +183,14 @@ class Joiner(ThreadComponent):
         return envelopes
 
     def _store(self, join: Finished, body: JoinBody, error: Any) -> list[Envelope]:
-        """Nothing: not even the errbacks of *body* can be told. It has failed all the same."""
-        logger.error("nobody is told that join %s fails: %s", join.id, self._why(error))
+        """Return no messages: even the errbacks of *body* cannot be sent. It has still failed."""
+        logger.error("the failure of join %s cannot be reported: %s", join.id, self._why(error))
         self._fail_along(body, self._why(error), self._why(error))
         return []
 
     def _cause(self, error: str | Part, body: JoinBody) -> Any:
-        """With which error, as it is stored, the calls of *body* fail: a group's with that of the member, as
-        in Celery; None: with ChordError."""
+        """Return the stored error with which the calls of *body* fail: for a group that of the member, as in
+        Celery; None: ChordError."""
         if isinstance(error, str) or body.call["subtask_type"] != "group":
             return None
         try:
@@ -204,8 +204,8 @@ class Joiner(ThreadComponent):
         return error if isinstance(error, str) else f"Dependency {error.task_id} {self._end_of(error)}"
 
     def _fail_along(self, body: JoinBody, error: str | Part, why: str) -> None:
-        """Store that the calls of *body* fail: with the error of the member that failed, as the rest of a
-        chain does, where one did."""
+        """Store that the calls of *body* fail, with the error of the failed member if there is one, like the
+        rest of a chain."""
         meta = None if isinstance(error, str) else self._meta_of(error)
         if meta is None:
             stored, traceback = exception_to_dict(ChordError(why)), ""
@@ -220,14 +220,14 @@ class Joiner(ThreadComponent):
             self._joins.add(parts)
 
     def _error(self, join: Finished, body: JoinBody) -> Part | str | None:
-        """Why the body is not to run: a member that has not succeeded, or a sentence. None: it runs."""
+        """Return why the body does not run: a member that has not succeeded, or a sentence. None: it runs."""
         failed = (part for part in join.parts if part.status != states.SUCCESS)
         if not body.always and (part := next(failed, None)) is not None:
             return part
         return "not all dependencies have ended in time" if join.overdue else None
 
     def _end_of(self, part: Part) -> str:
-        """How a member has ended that has not succeeded, in Celery's words."""
+        """Describe the end of a member that has not succeeded, in Celery's words."""
         if part.value:
             try:
                 stored = {"status": states.FAILURE, "result": self._joins.read_chord_part(part)}
@@ -240,16 +240,16 @@ class Joiner(ThreadComponent):
         return f"raised {safe_repr(exception_of(meta))}"
 
     def _meta_of(self, part: Part) -> Meta | None:
-        """What is stored of a member that has failed; None when that is nothing, or cannot be read."""
+        """Return the stored metadata of a failed member; None if there is none, or it is unreadable."""
         meta = self._app.backend.read_many([part.task_id]).get(part.task_id)
         known = isinstance(meta, dict) and meta["status"] in states.PROPAGATE_STATES
         return meta if known else None  # type: ignore[return-value]
 
     def _values(self, join: Finished, body: JoinBody) -> list[Any]:
-        """The values of the members, in their order; None of one that has failed or that is not wanted."""
+        """Return the values of the members in order; None for one that failed or is not needed."""
         if join.parts and join.parts[0].value:
             return self._values_of_chord(join)
-        # Of a body that is called in any case nobody else is to say that a member has failed.
+        # A body that always runs has no other way to know that a member has failed.
         looked_at = body.always and body.members is not None
         wanted = [
             (part.status == states.SUCCESS or looked_at) and body.wants(part.number) for part in join.parts
@@ -266,8 +266,9 @@ class Joiner(ThreadComponent):
         return values
 
     def _values_of_chord(self, join: Finished) -> list[Any]:
-        """The values of a chord in Celery's format. A client of Celery's whose header has groups in it counts
-        each of their members, and stores of which results the header is made: its body gets these."""
+        """Return the values of a chord in Celery's format. A Celery client whose header contains groups
+        counts each of their members, and stores the structure of the header: its body gets values in that
+        structure."""
         from qworker.results.group_result import GroupResult
 
         header = GroupResult.restore(join.id, app=self._app)
@@ -279,11 +280,11 @@ class Joiner(ThreadComponent):
 
 
 def _shaped(result: Any, known: Mapping[str, Any]) -> Any:
-    """The value of *result*, of a group a list, out of those that are *known* by the ids of their calls."""
+    """Return the value of *result*, a list for a group, from the *known* values by id."""
     if not result._is_single:
         return [_shaped(each, known) for each in result.results]
     if result.id not in known:
-        raise ResultNotFound(f"{result.id} stands in the saved header, and is no member that has ended")
+        raise ResultNotFound(f"{result.id} is in the saved header, but is not a member that has ended")
     return known[result.id]
 
 

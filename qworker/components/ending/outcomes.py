@@ -1,12 +1,13 @@
-"""Outcomes: what each way to end means for the message, the stored state, the signal, the log, the metrics.
+"""Outcomes: what each way to end means for the message, the stored state, the signal, the log and the
+metrics.
 
-Comes from:  Settler, with a request (or a message of which none could be made) and its Outcome.
-Goes to:     back to it: the settlement for the broker.
-Thread:      any: it is a table, and functions of what they are given.
+Comes from:  Settler, with a request (or an invalid message) and its Outcome.
+Goes to:     Settler: the settlement for the broker.
+Thread:      any: a table and functions.
 
-OUTCOMES is the specification of the worker, and it is executed: whoever changes a row changes what happens.
-What goes back to the broker has not ended: nothing is stored of it and no signal is sent, whatever its row
-says.
+OUTCOMES is the specification of the worker, and it is executed: changing a row changes the behaviour. A
+message that goes back to the broker has not ended: no result is stored and no signal is sent, whatever its
+row says.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_REDELIVERY_SECONDS = 30.0
-"""The longest pause before a message that a death or its own task put back is delivered again."""
+"""The longest pause before a message is delivered again after a death, or at the task's request."""
 
 # -- what the broker is told: functions of the request, the outcome and the epoch seconds of now --
 
@@ -57,22 +58,23 @@ def ack(request: Request, outcome: Outcome, now: float) -> Settlement:
 
 
 def dead_letter(request: Request | Stranger, outcome: Outcome, now: float) -> Settlement:
-    """A dead letter, whose reason is what the outcome says."""
+    """Dead-letter the message, with the outcome's text as the reason."""
     return DeadLetter(request.tag, outcome.text, outcome.row)
 
 
 def dead_letter_failed(request: Request, outcome: Outcome, now: float) -> Settlement:
-    """A dead letter, whose reason begins with the kind of the end."""
+    """Dead-letter the message, with the kind of the end and the text as the reason."""
     return DeadLetter(request.tag, f"{OUTCOMES[outcome.kind].label}: {outcome.text}", outcome.row)
 
 
 def ack_or_dead_letter(request: Request, outcome: Outcome, now: float) -> Settlement:
-    """As the task's option ``acks_on_failure_or_timeout`` says."""
+    """Ack or dead-letter, by the task's option ``acks_on_failure_or_timeout``."""
     return (ack if request.task.acks_on_failure_or_timeout else dead_letter_failed)(request, outcome, now)
 
 
 def ack_or_dead_letter_overdue(request: Request, outcome: Outcome, now: float) -> Settlement:
-    """As that option says; the reason names the limit. A task may have a time limit count as a death."""
+    """Ack or dead-letter, by that option; the reason names the limit. A task may count a time limit as a
+    death."""
     if request.task.again_after_time_limit:
         return deliver_again(request, outcome, now)
     if request.task.acks_on_failure_or_timeout:
@@ -81,13 +83,14 @@ def ack_or_dead_letter_overdue(request: Request, outcome: Outcome, now: float) -
 
 
 def put_back(request: Request, outcome: Outcome, now: float) -> Settlement:
-    """The task asked for it, or nothing could be sent: each time after a longer pause."""
+    """Put the message back, because the task asked for it or a call could not be sent: after a longer pause
+    each time."""
     due = _again_at(now, request.leased.requeued + 1)
     return Release(request.tag, due, requeued=True, redelivered=True)
 
 
 def deliver_again(request: Request, outcome: Outcome, now: float) -> Settlement:
-    """After a death: counted, each time after a longer pause; a dead letter after too many."""
+    """Deliver again after a death: counted, after a longer pause each time; dead-letter after too many."""
     if request.acked or not request.task.reject_on_worker_lost:
         return Ack(request.tag)
     deaths = request.leased.deliveries + 1
@@ -97,19 +100,19 @@ def deliver_again(request: Request, outcome: Outcome, now: float) -> Settlement:
 
 
 def give_back(request: Request, outcome: Outcome, now: float) -> Settlement:
-    """At once, and uncounted; what was acked before it ran cannot go back."""
+    """Give back at once, uncounted. A message acked before its run cannot go back."""
     return Ack(request.tag) if request.acked else Release(request.tag, redelivered=True)
 
 
 def keep(request: Request, outcome: Outcome, now: float) -> None:
-    """The broker is told nothing: the request waits again, here."""
+    """Tell the broker nothing: the request waits again in this worker."""
 
 
 def _again_at(now: float, times: int) -> float | None:
-    """Epoch second at which a message that is put back for the time number *times* is due again.
+    """Return the epoch second at which a message that is put back for the time number *times* is due again.
 
-    The first time at once (None), then after 1, 2, 4… seconds, so that what comes back for ever does not keep
-    a worker busy.
+    At once the first time (None), then after 1, 2, 4… seconds, so that a message that always comes back does
+    not keep a worker busy.
     """
     if times == 1:
         return None
@@ -131,7 +134,7 @@ def _worker_lost(request: Request, outcome: Outcome) -> WorkerLost:
 
 
 def _as(error: type[QWorkerError]) -> Callable[[Any, Outcome], QWorkerError]:
-    """The error whose text is the outcome's."""
+    """Return an error whose text is the outcome's."""
     return lambda request, outcome: error(outcome.text)
 
 
@@ -193,8 +196,8 @@ def _of_message(stranger: Stranger, outcome: Outcome) -> tuple[Any, ...]:
 
 
 def _fate(request: Request | Stranger, settlement: Settlement | None, now: float) -> str:
-    """What becomes of the message, where the line about the end does not say it: it becomes a dead letter, or
-    is delivered again."""
+    """Describe what happens to the message, if the log line does not say it: it is dead-lettered, or
+    delivered again."""
     if isinstance(settlement, DeadLetter):
         acked = isinstance(request, Request) and request.acked
         return f" ({_ACKED}: nothing is kept)" if acked else " (it becomes a dead letter)"
@@ -210,15 +213,14 @@ def _fate(request: Request | Stranger, settlement: Settlement | None, now: float
 class Rule(NamedTuple):
     """One row of OUTCOMES.
 
-    message: what the broker is told; a function of this module.
-    level, said, fields: of the log line, with what fills its places. "": there is none.
-    label: what metrics and the reasons of dead letters call it. None: it is not counted.
-    event: what monitors of the cluster are told, by Celery's names, and what the log line carries as its
-    event. None: nothing. Nobody sends it to monitors yet.
-    state, error: what is stored when the run has brought no result of its own. None: nothing.
-    part: the final state by which the joins hear of it that the call is a part of. None: they do not yet.
-    kept: the task has failed, and its message is kept where the broker keeps those.
-    aftermath: no child knows of it, and one has to tell the calls that the message carries.
+    message: returns the settlement for the broker; a function of this module.
+    level, said, fields: of the log line, and what fills its placeholders. "": no line.
+    label: its name in metrics and in reasons of dead letters. None: it is not counted.
+    event: Celery's name of the event for monitors, also logged. None: none. Events are not sent yet.
+    state, error: stored when the run has no result of its own. None: nothing.
+    part: the final state reported to the joins of the call. None: not reported yet.
+    kept: the task has failed, and its message is kept if the broker keeps failed tasks.
+    aftermath: no child has handled it, so one has to report the end to the calls that the message carries.
     signal: sends the signal. None: there is none, or the child has sent it.
     """
 
@@ -237,7 +239,7 @@ class Rule(NamedTuple):
 
 
 OUTCOMES: dict[str, Rule] = {
-    # Its own code ended it.
+    # Ended by its own code.
     kinds.SUCCESS: Rule(
         ack, INFO, "Task %s[%s] succeeded in %.6fs: %s", _timed,
         label="success", event="task-succeeded", part=states.SUCCESS,
@@ -271,7 +273,7 @@ OUTCOMES: dict[str, Rule] = {
         put_back, WARNING, "Task %s[%s] was rejected after %.6fs: %s", _timed,
         label="rejected", event="task-rejected",
     ),
-    # The worker ended it, or a process did.
+    # Ended by the worker, or by a process.
     kinds.INVALID: Rule(
         dead_letter_failed, ERROR, "Task %s[%s] cannot be run (after %.6fs): %s", _timed,
         label="invalid", event="task-failed",
@@ -307,7 +309,7 @@ OUTCOMES: dict[str, Rule] = {
     ),
     kinds.UNSTARTED: Rule(keep),
     kinds.LAPSED: Rule(give_back),
-    # It is not run at all.
+    # Not run at all.
     kinds.REVOKED: Rule(
         ack, INFO, "Task %s[%s] was revoked: %s",
         label="revoked", event="task-revoked",
@@ -336,15 +338,15 @@ OUTCOMES: dict[str, Rule] = {
         signal=tell_rejected,
     ),
 }  # fmt: skip
-"""Every kind of Outcome, and what follows from it."""
+"""Every kind of Outcome, and its consequences."""
 
 STATES: dict[str, str | None] = {kinds.RETRY: states.RETRY, kinds.REJECTED: states.REJECTED}
-"""The state that a log line gives a call, where nothing is stored of it."""
+"""The state of a call in a log line, if none is stored."""
 
 
 def end(app: QWorker, request: Request | Stranger, outcome: Outcome, now: float) -> Settlement | None:
-    """Do what OUTCOMES says of *outcome*; return what the broker is to be told, with the result that is to be
-    stored along, or None: nothing, since the request waits again.
+    """Apply OUTCOMES to *outcome*; return the settlement for the broker, with the result to be stored with
+    it, or None if the request waits again.
 
     now: epoch seconds.
     """
@@ -360,14 +362,15 @@ def end(app: QWorker, request: Request | Stranger, outcome: Outcome, now: float)
         return settlement
     settlement = _told(app, rule, request, outcome, settlement)
     if not outcome.stored or (isinstance(request, Request) and request.acked):
-        return settlement  # of what was acked before it ran only the row takes the parts along
+        return settlement  # only the row carries the parts of a message acked before its run
     return settlement._replace(row=None)
 
 
 def _told(
     app: QWorker, rule: Rule, request: Request | Stranger, outcome: Outcome, settlement: Ack | DeadLetter
 ) -> Ack | DeadLetter:
-    """*settlement* with all that *rule* has in it: parts, the row, the message kept. Observers are told."""
+    """Return *settlement* with everything from *rule*: parts, the row, the kept message. Observers are
+    notified."""
     if rule.part is not None and (JOINS in request.headers or outcome.parts):
         parts = *parts_of(request.headers, rule.part), *(Part(*part) for part in outcome.parts)
         settlement = settlement._replace(parts=parts)
@@ -384,7 +387,7 @@ def _told(
             failed=True,
         )
     if rule.state is not None and error is not None and settlement.row is None:
-        # A child that was given the end to tell has made the row of it.
+        # The child that was told to report the end has made its row.
         told = outcome.row if isinstance(request, Request) and request.failing is not None else None
         settlement = settlement._replace(row=told or _row(app, request, rule.state, error))
     if rule.signal is not None:
@@ -393,7 +396,7 @@ def _told(
 
 
 def _extra(rule: Rule, request: Request | Stranger, outcome: Outcome, state: str | None) -> dict[str, Any]:
-    """What the log record of an end carries besides its text, for JSON lines and handlers of the user's."""
+    """Return the additional attributes of an end's log record, for JSON lines and the user's handlers."""
     headers = request.headers
     extra = {
         "task_id": headers.get("id"),
@@ -409,15 +412,15 @@ def _extra(rule: Rule, request: Request | Stranger, outcome: Outcome, state: str
 
 
 def _is_kept(app: QWorker, request: Request | Stranger) -> bool:
-    """Whether the message of *request*, which has failed, is kept: it is still there, and is to be."""
+    """Tell whether the message of the failed *request* still exists and should be kept."""
     if not isinstance(request, Request) or request.acked or not request.task.keep_failed:
         return False
     return app.broker.failed is not None
 
 
 def failing(app: QWorker, request: Request, outcome: Outcome, now: float) -> Failing | None:
-    """What a child is to tell the calls that the message of *request* carries, before *outcome* is its end;
-    None when there are none, or it goes back to the broker, or a child knows."""
+    """Return what a child must report to the calls in the message of *request* before *outcome* is its end;
+    None if there are none, or it goes back to the broker, or a child has done so."""
     rule = OUTCOMES[outcome.kind]
     if not rule.aftermath or request.failing is not None:
         return None
@@ -430,7 +433,7 @@ def failing(app: QWorker, request: Request, outcome: Outcome, now: float) -> Fai
 
 
 def _row(app: QWorker, request: Request | Stranger, state: str, error: QWorkerError) -> ResultRow | None:
-    """The result of a task that the worker itself ends with *error*; None when it is ignored, or unknown."""
+    """Return the result of a task that the worker ends with *error*; None when it is ignored, or unknown."""
     headers = request.headers
     task = app.tasks.get(headers.get("task", ""))
     if not headers or is_ignored(headers, task is not None and task.ignore_result):
@@ -447,5 +450,5 @@ def _row(app: QWorker, request: Request | Stranger, state: str, error: QWorkerEr
     try:
         return app.backend.row(headers["id"], meta)
     except EncodeError as why:
-        logger.error("how task %s ended cannot be stored: %s", headers["id"], why)
+        logger.error("the end of task %s cannot be stored: %s", headers["id"], why)
         return None

@@ -1,15 +1,15 @@
-"""ResultWriter: stores results in a store that is not the broker's, before the messages are acked.
+"""ResultWriter: stores results in a store other than the broker's, before the messages are acked.
 
-Comes from:  Settler, with orders to settle that carry rows.
-Goes to:     the result backend, as many rows at a time as have come; then the orders go to the Listener.
-Thread:      result writer; no other thread of the worker, and no task, ever waits for a result store.
+Comes from:  Settler, with orders to settle that contain rows.
+Goes to:     the result backend, many rows at a time; then the orders go to the Listener.
+Thread:      result writer; no other thread of the worker, and no task, waits for a result store.
 
-A store that is away is asked for ever; no message is settled before its result is stored. What waits here
-counts as held, so that a worker whose store is away soon takes no more messages.
+An unavailable store is retried without limit; no message is settled before its result is stored. Waiting
+results count as held messages, so a worker whose store is unavailable soon takes no more messages.
 
-A third party's store that raises anything but our errors is taken for away, too, but not for ever. After
-TRIES each result is tried by itself, and one that is refused again becomes a failure that says so. Where not
-even that is taken, the message becomes a dead letter: the task is not lost, and the worker goes on.
+A third-party store that raises other errors is treated as unavailable too, but not without limit. After TRIES
+each result is tried separately, and one that is refused again is replaced by a failure that says so. If that
+is refused too, the message becomes a dead letter: the task is not lost, and the worker continues.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 3600.0
-"""Between two rounds of deleting expired results."""
+"""Seconds between deletions of expired results."""
 MAX_BATCH = 256
-"""How many rows are stored at a time, and"""
+"""Maximum rows stored at a time, and"""
 MAX_BATCH_BYTES = 4 * 1024**2
-"""how many bytes of them: the row that goes over it is the last."""
+"""maximum bytes of them: the row that exceeds it is the last."""
 TRIES = 20
-"""How often a store may fail in a way that it should not: about a quarter of a minute."""
+"""How often a store may raise an unexpected error: about a quarter of a minute."""
 UNFIT = (EncodeError, UnicodeError)
-"""What a store raises for a row that it can never take."""
+"""Errors of a store for a row that it can never store."""
 UNIT_BYTES = 65536
-"""Of a result that waits: as much as this is held like one more message."""
+"""A waiting result counts as one more held message for each of these."""
 
 
 class ResultWriter(ThreadComponent):
-    """post: gives orders to the Listener. record: records the parts of joins."""
+    """post: sends orders to the Listener. record: records the parts of joins."""
 
     name = "result writer"
 
@@ -71,24 +71,25 @@ class ResultWriter(ThreadComponent):
         self._units = 0
         self._failures = 0
         self._faults = 0
-        """How many of these were errors that a store should not raise."""
+        """How many of these were unexpected errors."""
         self._retry_at = 0.0
         self._sweep_at = 0.0
         self._timeout: float = app.conf.result_store_patience
 
     def held(self) -> int:
-        """How many messages wait for their results to be stored; large results count as more. Any thread."""
+        """Return how many messages wait for their results to be stored; large results count as more. Any
+        thread."""
         return self._units + len(self.mailbox)
 
     def opened(self) -> None:
-        """Say at the start what would otherwise come out with the first result."""
+        """Report at the start problems that would otherwise appear with the first result."""
         backend = self._app.backend
         if not backend.supports_locks:
-            return  # it stores nothing at all
+            return  # it stores nothing
         if not backend.persistent and self._app.conf.worker_pool == "prefork":
             logger.warning(
-                "results are kept in memory (%s), where only this worker sees them: set result_backend, "
-                "or use --pool threads and ask for them in the same process",
+                "results are kept in memory (%s), where only this worker sees them: set result_backend, or "
+                "use --pool threads and read them in the same process",
                 backend.safe_url,
             )
         probe = f"qworker-probe-{os.getpid()}"
@@ -98,8 +99,8 @@ class ResultWriter(ThreadComponent):
         except BackendError as error:
             logger.error("results cannot be stored: %s. Tasks are not acknowledged until they can", error)
         except QWorkerError:
-            raise  # what is configured is wrong
-        except Exception:  # a third party's store
+            raise  # the configuration is wrong
+        except Exception:  # a third-party store
             logger.exception("the result store %s failed", backend.safe_url)
 
     def step(self, now: float) -> float | None:
@@ -114,11 +115,11 @@ class ResultWriter(ThreadComponent):
                 self._store(batch)
             except BackendError as error:
                 return self._try_later(now, f"does not answer: {error}")
-            except Exception as error:  # a third party's store: it must not stop the worker
+            except Exception as error:  # a third-party store: it must not stop the worker
                 self._faults += 1
                 if self._faults == 1:
                     logger.exception(
-                        "the result store raised what it should not: when it is away, that is BackendError"
+                        "the result store raised an unexpected error (if unavailable: BackendError)"
                     )
                 if self._faults < TRIES:
                     return self._try_later(now, f"failed: {_shown(error)}")
@@ -140,7 +141,7 @@ class ResultWriter(ThreadComponent):
         return self._sweep(now)
 
     def _try_later(self, now: float, how: str) -> float:
-        """Note that the store could not be used, and say so; return for how many seconds to let it be."""
+        """Record and log that the store could not be used; return the seconds to wait."""
         delay = max(RECONNECT.delay(self._failures, random.random), 0.05)
         self._failures += 1
         self._retry_at = now + delay
@@ -154,12 +155,12 @@ class ResultWriter(ThreadComponent):
         return delay
 
     def _done(self, order: SettlementOrder) -> None:
-        """Nothing of *order*, which waited longest, is left to store."""
+        """The oldest *order* has nothing left to store."""
         self._waiting.popleft()
         self._units -= _units(order)
 
     def _give_up(self, batch: list[SettlementOrder]) -> None:
-        """Try the row of each order once more, by itself, and go on without those that are refused."""
+        """Try the row of each order once more, separately, and drop those that are refused."""
         for order in batch:
             left = _stripped(order)
             try:
@@ -173,7 +174,7 @@ class ResultWriter(ThreadComponent):
                 self._post([left])
 
     def _without_result(self, order: SettlementOrder, error: Exception) -> SettlementOrder:
-        """What is to become of *order*, whose row the store has refused for the last time."""
+        """Return *order* changed for a row that the store has finally refused."""
         row = _row(order)
         if row is None:
             return _stripped(order)
@@ -186,7 +187,7 @@ class ResultWriter(ThreadComponent):
         except BackendError:
             raise
         except Exception:  # as in step()
-            logger.debug("the traceback of that", exc_info=True)
+            logger.debug("the traceback of the last error", exc_info=True)
         if isinstance(settlement, Ack):
             logger.error(
                 "state %s of %s is not stored, and its message is a dead letter: %s", status, task_id, why
@@ -196,7 +197,7 @@ class ResultWriter(ThreadComponent):
         return _stripped(order)
 
     def _batch(self) -> list[SettlementOrder]:
-        """The orders whose rows are stored next: they stay in what waits until that is done."""
+        """Return the orders whose rows are stored next; they keep waiting until that is done."""
         size, count = 0, 0
         for order in islice(self._waiting, MAX_BATCH):
             count += 1
@@ -211,7 +212,7 @@ class ResultWriter(ThreadComponent):
         parts = [part for order in batch for part in _parts(order)]
         try:
             backend.store_rows(rows)
-        except UNFIT:  # one of them is to blame, and must not keep the others
+        except UNFIT:  # one of them is invalid, and must not block the others
             for row in rows:
                 try:
                     backend.store_rows([row])
@@ -222,11 +223,11 @@ class ResultWriter(ThreadComponent):
                         for part in parts
                     ]
         if parts:
-            self._record(parts)  # after the results, which whoever finishes a join is going to read
+            self._record(parts)  # after the results, because finishing a join reads them
 
     def _store_why_not(self, refused: ResultRow, error: Exception) -> bool:
-        """The store will never take this result: it is a failure for who waits for it. False when it does not
-        take that either."""
+        """Store a failure in place of a result that the store refuses, for those who wait for it. False when
+        it is refused too."""
         logger.error("the result of %s cannot be stored: %s", refused[0], _shown(error))
         backend = self._app.backend
         try:
@@ -235,12 +236,12 @@ class ResultWriter(ThreadComponent):
             if row is not None:
                 backend.store_rows([row])
         except UNFIT:
-            logger.error("nor can be that it failed")
+            logger.error("nor can its failure be stored")
             return False
         return True
 
     def _sweep(self, now: float) -> float:
-        """Delete expired results now and then; return the seconds until the next time."""
+        """Delete expired results from time to time; return the seconds until the next time."""
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_SECONDS
             try:
@@ -250,7 +251,7 @@ class ResultWriter(ThreadComponent):
         return self._sweep_at - now
 
     def closed(self) -> None:
-        """Store what still waits, within the patience of the setting: what is not stored will be decided
+        """Store what still waits, within the limit of the setting; tasks whose results are not stored run
         again."""
         deadline = self.clock.monotonic() + self._timeout
         self._retry_at = 0.0
@@ -258,15 +259,13 @@ class ResultWriter(ThreadComponent):
             pause = self.step(self.clock.monotonic()) or 0.0
             if self._waiting:
                 if self.clock.monotonic() + pause > deadline:
-                    logger.error(
-                        "%d results were not stored: those tasks will come again", len(self._waiting)
-                    )
+                    logger.error("%d results were not stored: those tasks will run again", len(self._waiting))
                     return
                 self.clock.sleep(pause)
 
 
 def carries_result(order: SettlementOrder) -> bool:
-    """Whether there is a result to store, or a part to record, before *order* is carried out."""
+    """Tell whether there is a result to store, or a part to record, before *order* is carried out."""
     return order.after_others or _row(order) is not None or bool(_parts(order))
 
 
@@ -287,13 +286,13 @@ def _units(order: SettlementOrder) -> int:
 
 
 def _size(order: SettlementOrder) -> int:
-    """Bytes of the result."""
+    """Return the bytes of the result."""
     row = _row(order)
     return 0 if row is None else len(row[2])
 
 
 def _stripped(order: SettlementOrder) -> SettlementOrder:
-    """What is left to do once the row is stored."""
+    """Return the rest of the order once the row is stored."""
     settlement = order.settlement
     if isinstance(settlement, Ack | DeadLetter):
         return order._replace(settlement=settlement._replace(row=None, parts=()))

@@ -1,9 +1,10 @@
-"""Settler: turns how requests ended into orders to the Listener, with the result to store along or ahead of
+"""Settler: turns the ends of requests into orders to the Listener, with the result to store with or before
 them.
 
-Comes from:  the pool (how runs ended), Mediator (what is not to run), Intake (what cannot run).
-Goes to:     the Listener's mailbox; through ResultWriter where results have a store of their own.
-Thread:      any: it has no state but what it was built with, and a list that only grows.
+Comes from:  the pool (how runs ended), Mediator (requests that must not run), Intake (messages that cannot
+             run).
+Goes to:     the Listener's mailbox; through ResultWriter if results have a store of their own.
+Thread:      any: immutable, except for a list that only grows.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def _runs(ends: Iterable[tuple[Request, Outcome]]) -> Iterator[Run]:
-    """What is counted of *ends*."""
+    """Return the runs in *ends* for the counters."""
     for request, outcome in ends:
         label = outcomes.OUTCOMES[outcome.kind].label
         if label is not None:
@@ -42,8 +43,8 @@ def _runs(ends: Iterable[tuple[Request, Outcome]]) -> Iterator[Run]:
 
 
 class Settler:
-    """mailbox: of the Listener. writer: None when results are stored with the ack. counters: None when nobody
-    can ask for them."""
+    """mailbox: of the Listener. writer: None when results are stored with the ack. counters: None when they
+    are not exposed."""
 
     def __init__(
         self,
@@ -59,15 +60,15 @@ class Settler:
         self._writer = writer
         self._counters = counters
         self.cut: list[str | None] = []
-        """Ids of the calls whose runs were cut short since the worker began to end; any thread appends."""
+        """Ids of calls interrupted since the worker began to stop; any thread appends."""
         self._ending = False
 
     def quiet(self) -> None:
-        """The worker begins to end: what is interrupted from now on, is so because of that."""
+        """The worker begins to stop: from now on interruptions are caused by that."""
         self._ending = True
 
     def ended(self, ends: Sequence[tuple[Request, Outcome]]) -> None:
-        """Settle requests that ended, or are not to run after all; what had not started is ready again."""
+        """Settle requests that ended, or must not run; those that had not started are ready again."""
         orders, waiting, told = [], [], []
         app, now = self._app, self._app.clock.now()
         for request, outcome in ends:
@@ -103,9 +104,10 @@ class Settler:
         self._post_many([SettlementOrder(request, Store(row), final=False) for request, row in rows])
 
     def refuse(self, request: Request | Stranger, outcome: Outcome) -> bool:
-        """Settle a message that was not let in: nobody waits for its settlement, and it is not counted.
+        """Settle a message that was not accepted: nothing waits for it, and it is not counted.
 
-        True: it has to be let in after all, since a child is to tell the calls that it carries.
+        Return True if it has to be accepted after all, because a child must report its end to the calls it
+        carries.
         """
         if isinstance(request, Request):
             request.failing = outcomes.failing(self._app, request, outcome, self._app.clock.now())
@@ -117,11 +119,12 @@ class Settler:
         return False
 
     def settle(self, settlement: Settlement) -> None:
-        """Tell the broker of a message that is in nobody's hands here."""
+        """Settle a message for which there is no request."""
         self._post_many([SettlementOrder(None, settlement)])
 
     def _post_many(self, orders: list[SettlementOrder]) -> None:
-        """To the Listener; through the writer what has a row, where results have a store of their own."""
+        """Send orders to the Listener; those with a row through the writer, if results have a store of their
+        own."""
         if self._writer is None:
             self._mailbox.post_many(orders)
             return
@@ -130,32 +133,32 @@ class Settler:
 
 
 def _again(failing: Failing, outcome: Outcome) -> Failing | None:
-    """With what a request is given to another child, after one that was to tell of *failing* ended with
-    *outcome*; None: to none."""
+    """Return what another child must report, after one that was reporting *failing* ended with *outcome*;
+    None: nothing."""
     if outcome.told or failing.deaths >= MOST_DEATHS or outcome.kind not in (LOST, TIME_LIMIT):
         return None
-    # An errback that has taken too long would do so again.
+    # An errback that took too long would do so again.
     return failing._replace(deaths=failing.deaths + 1 if outcome.kind == LOST else MOST_DEATHS)
 
 
 def _answered(failing: Outcome, outcome: Outcome, limit: float | None) -> Outcome:
-    """The end of a request that was given to a child because it had ended as *failing*, and came back with
-    *outcome*. limit: the seconds that it might take."""
+    """Return the end of a request given to a child because it had ended as *failing*, and returned with
+    *outcome*. limit: the seconds allowed."""
     if outcome.kind in (RETRY, SUCCESS):
         return outcome._replace(runtime=limit or 0.0)
     return outcome if outcome.told or outcome.kind in (UNSTARTED, LAPSED) else failing
 
 
 def _along(row: ResultRow, parts: Sequence[Sequence[Any]]) -> SettlementOrder:
-    """The order to store what ends along with a request."""
+    """Return the order to store what ends with a request."""
     return SettlementOrder(None, Store(row, tuple(Part(*part) for part in parts)))
 
 
 def _order(request: Request, settlement: Settlement) -> SettlementOrder:
-    """The order to settle *request* so."""
+    """Return the order for *settlement* of *request*."""
     if not request.acked:
         return SettlementOrder(request, settlement)
-    # The message is gone: only the result is left to store, and the parts to record.
+    # The message is gone: only the result and the parts are left to store.
     if not isinstance(settlement, Ack | DeadLetter) or not (settlement.row or settlement.parts):
         return SettlementOrder(request, None)
     return SettlementOrder(request, Store(settlement.row, settlement.parts))

@@ -1,8 +1,8 @@
 """The task pool: processes or threads in which tasks run, watched and replaced.
 
-Modules, in reading order: ``contract`` (what a pool is), ``choice`` (which one), ``process_pool``,
-``children`` (which of them has room), ``child_handle`` (one child, seen from the worker), ``child_main``
-(seen from within), ``frames`` (what they say to each other), ``preparation``, ``event_loop``, ``zygote``,
-``zygote_keeper``, ``spawner`` and ``billiard_spawner`` (where children come from), ``thread_pool`` (threads,
+Modules, in reading order: ``contract`` (the interface of a pool), ``choice`` (the pool of the settings),
+``process_pool``, ``children`` (assigning requests to them), ``child_handle`` (the worker's side of a child),
+``child_main`` (the child's side), ``frames`` (their protocol), ``preparation``, ``event_loop``, ``zygote``,
+``zygote_keeper``, ``spawner`` and ``billiard_spawner`` (how children are started), ``thread_pool`` (threads,
 and the worker's own thread).
 """

@@ -1,8 +1,8 @@
-"""BilliardSpawner: children that import the app anew, where no zygote forks them.
+"""BilliardSpawner: children that import the app anew, for systems without the zygote.
 
 Comes from:  ProcessPool, with the start methods "spawn" and "forkserver".
 Goes to:     billiard's contexts of those names.
-Thread:      pool thread; one besides for each child, which waits for its end.
+Thread:      pool thread, and one thread for each child, which waits for its end.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from qworker.naming import import_object
 class BilliardSpawner:
     """Children of billiard's ``spawn`` or ``forkserver`` context, which import the app anew.
 
-    app_path: ``module:attribute`` under which a child finds the app.
+    app_path: ``module:attribute``, where a child finds the app.
     """
 
     def __init__(self, method: str, app_path: str) -> None:
-        # billiard asks for all signals that a number could name, also those that the C library keeps for
-        # itself.
+        # billiard asks for every possible signal number, including those reserved by the C library.
         warnings.filterwarnings("ignore", "invalid signal number", RuntimeWarning)
         self._context = billiard.get_context(method)
         self._app_path = app_path
@@ -57,7 +56,7 @@ class BilliardSpawner:
             ),
             name=f"child-{settings['index']}",
         )
-        # Ctrl-C goes to all processes of a terminal: it would end the fork server, and a child that begins.
+        # Ctrl-C goes to all processes of a terminal: it would end the fork server, and a starting child.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
@@ -102,7 +101,7 @@ class BilliardSpawner:
 
 
 def _forget_server() -> None:
-    """Have billiard start another fork server, which it does not by itself when that has died."""
+    """Make billiard start another fork server; it does not notice by itself that one has died."""
     from billiard.forkserver import _forkserver as server
 
     with server._lock:
@@ -115,9 +114,9 @@ def _bootstrap(
     app_path: str, duplicates: Sequence[Any], settings: Mapping[str, Any], logging: logs.SetUp | None
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for what tasks start
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for programs that tasks start
     app = import_object(app_path)
-    if logging is not None:  # what a forked child inherits
+    if logging is not None:  # a forked child would inherit this
         logs.setup(app.conf, *logging)
         logs.redirect_stdouts(app.conf)
     app.finalize()

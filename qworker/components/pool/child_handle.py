@@ -1,8 +1,8 @@
-"""ChildHandle: the parent's picture of one pool child, and its ends of the socket and the two pipes.
+"""ChildHandle: the parent's view of one pool child, and its ends of the socket and the two pipes.
 
 Comes from:  ProcessPool, which makes one for each child.
 Goes to:     the child, in frames.
-Thread:      everything under the pool's lock, but receive(), kill() and close(), which are the pool thread's.
+Thread:      under the pool's lock, except receive(), kill() and close(), which belong to the pool thread.
 """
 
 import logging
@@ -29,23 +29,21 @@ from qworker.tasks.outcome import TERMINATED, TIME_LIMIT, Outcome
 logger = logging.getLogger(__name__)
 
 MAX_JOBS = 128
-"""In one child, however short they are."""
+"""Maximum jobs in one child, however short they are."""
 FRAME_BYTES = 128 * 1024
-"""Of the bodies in a frame, about."""
+"""Approximate size of the bodies in a frame."""
 ASYNC_GRACE_SECONDS = 2.0
-"""An async task is cancelled at its hard limit by the child itself; the parent kills it only this much
-later."""
+"""The child itself cancels an async task at its hard limit; the parent kills it only this much later."""
 CANCEL_SECONDS = 5.0
-"""So long an async task that is cancelled on request may take to end; then its process is killed."""
+"""How long a cancelled async task may take to end before its process is killed."""
 TELL_SECONDS = 60.0
-"""So long at least may it take to tell the end of a task that was killed, however short its time limit is."""
+"""Minimum time to report the end of a killed task, however short its time limit is."""
 
 OVERDUE = Outcome(TIME_LIMIT, text="the hard time limit passed")
 
 
 class Assigned(NamedTuple):
-    """A request that a child has: how many seconds it is expected to take, and since when (monotonic) it is
-    there."""
+    """A request in a child: its expected seconds, and since when (monotonic) it is there."""
 
     request: Request
     seconds: float
@@ -53,8 +51,8 @@ class Assigned(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """The child is killed at *at* (monotonic) for the sake of *request*, if that runs by then; *outcome* says
-    why."""
+    """The child is killed at *at* (monotonic) because of *request*, if that is still running; *outcome* is
+    the reason."""
 
     at: float
     request: Request
@@ -64,9 +62,9 @@ class Limit(NamedTuple):
 class ChildHandle:
     """The parent's side of one child.
 
-    - index: its place in the pool, which a replacement takes over.
-    - max_tasks: after so many it is replaced. None: never.
-    - monotonic, send_signal: the system's, but for tests.
+    - index: its position in the pool, which its replacement takes over.
+    - max_tasks: it is replaced after so many. None: never.
+    - monotonic, send_signal: the system's, except in tests.
     """
 
     def __init__(
@@ -82,31 +80,32 @@ class ChildHandle:
         self._send_signal = send_signal
         self.pid = 0
         self._pending_signals: list[int] = []
-        """What to send as soon as the process id is known."""
+        """Signals to send as soon as the process id is known."""
         self.interrupted = False
-        """We have asked what runs there to end."""
+        """The running task was interrupted."""
         self._cancelled: dict[int, Limit] = {}
-        """Async jobs that are to end on request."""
+        """Async jobs that must end on request."""
         self.up = False
         self.dead = False
         self.retiring = False
-        """It gets no more, and is replaced when it has ended what it has."""
+        """It gets no more jobs, and is replaced when it has finished its own."""
         self.reserved = False
-        """It is kept for a request that is to run there alone, or runs one."""
+        """It is reserved for a request that runs there alone, or runs one."""
         self.killed: tuple[Outcome, Request | None] | None = None
-        """Why we killed it, and for whose sake: for that of nobody (None) it is the outcome of all."""
+        """Why it was killed, and because of which request; if None, this is the outcome of all its
+        requests."""
         self.born = monotonic()
         self.jobs: dict[int, Assigned] = {}
         self.async_jobs = 0
         self.load = 0.0
-        """Seconds that its sync jobs are expected to take."""
+        """Expected seconds of its sync jobs."""
         self.total = 0
-        """How many jobs it was given, all in all."""
+        """Number of jobs it was given in total."""
         self.last_heard = 0.0
-        """Monotonic time at which its latest sync job began, or the one before that ended."""
+        """Monotonic time when its latest sync job began, or the one before ended."""
         self.outgoing: list[Job] = []
         self._unsent: deque[memoryview] = deque()
-        """Frames, as views: what is left of a large one is not copied for each send."""
+        """Frames as memoryviews: the rest of a large one is not copied for each send."""
         self._buffer = FrameBuffer()
         self._socket, self.their_socket = socket.socketpair()
         self._socket.setblocking(False)
@@ -119,7 +118,7 @@ class ChildHandle:
         self._open = True
 
     def spawned(self) -> None:
-        """The child has its ends: let go of ours of them (but for the tokens, which we may take back)."""
+        """The child has its ends: close ours (but keep the tokens, which may be recalled)."""
         self.their_socket.close()
         os.close(self.order_reader)
         self.order_reader = -1
@@ -130,19 +129,19 @@ class ChildHandle:
     # -- what it may take --
 
     def room(self, frame_seconds: float) -> int:
-        """How many sync requests could be assigned now, if they are short."""
+        """Return how many short sync requests could be assigned now."""
         if self._takes_no_more() or self.load >= frame_seconds:
             return 0
         return max(0, MAX_JOBS - self.sync_jobs)
 
     def room_for(self, runtime: float | None, frame_seconds: float) -> int:
-        """How many sync requests could be assigned now that take *runtime* seconds each; None: nobody knows,
-        so that one goes to a child that runs none."""
+        """Return how many sync requests of *runtime* seconds could be assigned now; None: unknown, so that
+        one goes to an idle child."""
         if self._takes_no_more():
             return 0
         if not self.sync_jobs:
             return min(MAX_JOBS, max(1, int(frame_seconds / runtime))) if runtime else 1
-        # Half a frame at least, so that frames do not shrink.
+        # At least half a frame, so that frames do not shrink.
         if not runtime or self.load > frame_seconds / 2 or not self.takes(runtime, frame_seconds):
             return 0
         return min(MAX_JOBS - self.sync_jobs, max(1, int((frame_seconds - self.load) / runtime)))
@@ -156,7 +155,7 @@ class ChildHandle:
 
     @property
     def worn_out(self) -> bool:
-        """Whether it was given all the tasks that one child may run."""
+        """Whether it was given its maximum number of tasks."""
         return self._max_tasks is not None and self.total >= self._max_tasks
 
     def takes(self, seconds: float | None, frame_seconds: float) -> bool:
@@ -167,8 +166,8 @@ class ChildHandle:
         return seconds is not None and self.load + seconds <= frame_seconds and self.sync_jobs < MAX_JOBS
 
     def async_room(self, most: int) -> int:
-        """How many async requests it may take: none while its main thread is busy, since that reads the
-        socket."""
+        """Return how many async requests it may take: none while its main thread is busy, because that reads
+        the socket."""
         if self._takes_no_more() or self.sync_jobs:
             return 0
         return most - self.async_jobs
@@ -204,9 +203,9 @@ class ChildHandle:
         )
 
     def flush(self) -> bool:
-        """Send what is assigned; False when the socket is full and the rest waits."""
+        """Send assigned jobs; False when the socket is full and the rest waits."""
         if self.outgoing:
-            # The tokens first: a child that finds none for a job takes the job for recalled.
+            # Tokens first: a child without a token for a job assumes that it was recalled.
             os.write(self._token_writer, pack_tokens([job[0] for job in self.outgoing]))
             self._pack()
         while self._unsent:
@@ -216,7 +215,7 @@ class ChildHandle:
             except BlockingIOError:
                 return False
             except OSError:
-                self._unsent.clear()  # the child is dead: its end will be noticed, and its jobs with it
+                self._unsent.clear()  # the child is dead: its end, and that of its jobs, will be noticed
                 break
             if sent < len(data):
                 self._unsent[0] = data[sent:]
@@ -225,12 +224,12 @@ class ChildHandle:
         return True
 
     def _pack(self) -> None:
-        """Put what is assigned into frames: of large jobs several, so that the child begins before all of
-        them are there."""
+        """Put assigned jobs into frames; large jobs into several, so that the child begins before all have
+        arrived."""
         jobs, self.outgoing = self.outgoing, []
         first = size = 0
         for index, job in enumerate(jobs, 1):
-            body: object = job[-1]  # whatever a stranger has put there: the child will refuse it
+            body: object = job[-1]  # it came from an untrusted message: the child will refuse it
             size += len(body) if isinstance(body, bytes | str) else 0
             if size >= FRAME_BYTES or index == len(jobs):
                 self._unsent.append(memoryview(pack(jobs[first:index])))
@@ -256,7 +255,7 @@ class ChildHandle:
         return [assigned.request for assigned in self.jobs.values()]
 
     def recall(self) -> list[Request]:
-        """Take back the jobs that have not started."""
+        """Recall the jobs that have not started."""
         if self.dead or not self._open:
             return []
         taken = []
@@ -274,15 +273,15 @@ class ChildHandle:
     # -- watching --
 
     def stalls_at(self, seconds: float) -> float | None:
-        """Monotonic time from which the task it runs takes longer than anybody thought, with others waiting
-        behind it; None when none waits."""
+        """Return the monotonic time from which its task is longer than expected, with others waiting behind
+        it; None when none waits."""
         if self.sync_jobs < 2:
             return None
         expected = next(job.seconds for job in self.jobs.values() if not job.request.is_async)
         return self.last_heard + max(seconds, 1.5 * expected)
 
     def cancel(self, request: Request, how: str) -> None:
-        """Have the child cancel *request*, which is async and runs there; if it does not end, it is killed
+        """Make the child cancel *request*, a running async task; if it does not end, the child is killed
         later."""
         for sequence, assigned in self.jobs.items():
             if assigned.request is request and sequence not in self._cancelled:
@@ -294,17 +293,18 @@ class ChildHandle:
                 try:
                     os.write(self._order_writer, pack_tokens([sequence]))
                 except OSError:
-                    pass  # the child is dead, or hears nothing: see the limit
+                    pass  # the child is dead, or does not react: see the limit
                 return
 
     def remaining(self, now: float) -> float:
-        """Seconds for which it probably has work: what is late is expected to take as long again as it
+        """Return the estimated seconds of its work: a late task is expected to take as long again as it
         has."""
         since = now - self.last_heard
         return self.load - since if since < self.load else since
 
     def running(self) -> list[tuple[Request, float]]:
-        """What has begun here, each with the monotonic time since when: of the sync jobs the first."""
+        """Return the requests that have begun, with the monotonic start times; of the sync jobs only the
+        first."""
         found: list[tuple[Request, float]] = []
         first = True
         for request, _, since in self.jobs.values() if self.up else ():
@@ -316,7 +316,7 @@ class ChildHandle:
         return found
 
     def next_limit(self) -> Limit | None:
-        """The next time at which something that runs here must have ended; None when nothing must."""
+        """Return the next time limit of something running here; None when there is none."""
         limits = list(self._cancelled.values())
         first = True
         for request, _, since in self.jobs.values():
@@ -327,17 +327,18 @@ class ChildHandle:
                 if limit is not None:
                     limits.append(Limit(since + limit + ASYNC_GRACE_SECONDS, request, OVERDUE))
             elif first:
-                first = False  # the sync jobs run one after the other: only the first one is running
+                first = False  # sync jobs run one after the other: only the first one is running
                 if limit is not None:
-                    # It started after its predecessor's outcome at the latest: never too early a kill.
+                    # It started at the latest when its predecessor's outcome was sent, so it is never killed
+                    # too early.
                     limits.append(Limit(max(since, self.last_heard) + limit, request, OVERDUE))
         return min(limits, default=None, key=lambda limit: limit.at)
 
     # -- pool thread --
 
     def receive(self) -> list[Any] | None:
-        """The frames that have come; None when the child has hung up, or says what no child does: a task may
-        write into any of its process's files. Then it is killed, for nobody knows any more what it runs."""
+        """Return the received frames; None when the child has closed the socket, or sent invalid data: a task
+        may write into any of its process's files. Then it is killed, because its state is unknown."""
         try:
             data = self._socket.recv(RECEIVE_BYTES)
         except BlockingIOError:
@@ -349,11 +350,11 @@ class ChildHandle:
         frames: list[Any] = []
         try:
             for frame in self._buffer.feed(data):
-                frames.append(frame)  # what came before it counts
+                frames.append(frame)  # frames before it are valid
         except NO_FRAMES as error:
             logger.error(
-                "process %d of the pool is killed: something in it wrote into the file by which it tells how "
-                "tasks end (%s)",
+                "process %d of the pool is killed: something in it wrote into the socket that reports the "
+                "ends of tasks (%s)",
                 self.pid,
                 error,
                 extra={"event": "child-unreadable"},
@@ -363,8 +364,7 @@ class ChildHandle:
         return frames
 
     def started_as(self, pid: int) -> None:
-        """Its process id is known now: tell it of what was given to it before, and send the signals that are
-        owed to it."""
+        """Its process id is now known: record it for the earlier requests, and send pending signals."""
         self.pid = pid
         for request, _, _ in list(self.jobs.values()):
             request.pid = pid
@@ -372,7 +372,7 @@ class ChildHandle:
             self.kill(number)
 
     def kill(self, number: int) -> None:
-        """Send a signal; as soon as the process id is known."""
+        """Send a signal, as soon as the process id is known."""
         self.interrupted = self.interrupted or number == signal.SIGUSR1
         if not self.pid:
             if number not in self._pending_signals:
@@ -384,7 +384,7 @@ class ChildHandle:
                 pass
 
     def hang_up(self) -> None:
-        """Tell the child to end when it has done what it has. Safe to call twice."""
+        """Tell the child to end after its current jobs. Safe to call twice."""
         try:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
@@ -403,7 +403,7 @@ class ChildHandle:
 
 
 def describe_exit(status: int) -> str:
-    """Say how a process ended, from its wait status; -1: it was never born."""
+    """Describe how a process ended, from its wait status; -1: it was never started."""
     if status < 0:
         return "could not be forked: too many processes, or no memory"
     if os.WIFSIGNALED(status):
@@ -412,6 +412,6 @@ def describe_exit(status: int) -> str:
             name = signal.Signals(number).name
         except ValueError:
             name = f"signal {number}"
-        hint = ", possibly for want of memory" if number == signal.SIGKILL else ""
+        hint = ", possibly because memory ran out" if number == signal.SIGKILL else ""
         return f"killed by {name}{hint}"
     return f"exited with code {os.WEXITSTATUS(status)}"

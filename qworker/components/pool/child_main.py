@@ -1,12 +1,12 @@
-"""The child of the process pool: takes jobs, runs them, tells their outcomes.
+"""The child of the process pool: receives jobs, runs them, and reports their outcomes.
 
 Comes from:  the zygote (or billiard's forkserver or spawn), with a socket, the token pipe and its settings.
 Goes to:     ``tasks/execution.py`` for each job; the outcome back through the socket.
 Thread:      the child's main thread runs sync tasks; an event loop in a second thread runs ``async def``
              tasks.
 
-An outcome is sent as soon as it is known, so a long task never holds back the outcome of a short one. The
-child ends when its socket does: a worker that dies leaves no orphans.
+An outcome is sent at once, so a long task never delays the outcome of a short one. The child ends when its
+socket closes: a dead worker leaves no orphans.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ logger = logging.getLogger(__name__)
 
 def main(app: Any, jobs: socket.socket, tokens: int, orders: int, settings: Mapping[str, Any]) -> int:
     """Run the child until its socket closes; return the exit code."""
-    os.setsid()  # a task that kills its process group takes nobody else with it
-    jobs.settimeout(None)  # a program may have set another default, for its own connections
+    os.setsid()  # a task that kills its process group does not kill others
+    jobs.settimeout(None)  # a program may have set another default for its own connections
     child = Child(app, jobs, tokens, orders, settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -63,8 +63,9 @@ def main(app: Any, jobs: socket.socket, tokens: int, orders: int, settings: Mapp
     try:
         child.run()
     except OSError as error:
-        # The socket is broken, since a task closed it or the worker is gone; or no files are left.
-        logger.debug("this process cannot go on: %s", error)
+        # The socket is broken, because a task closed it or the worker is gone; or there are no more file
+        # descriptors.
+        logger.debug("this process cannot continue: %s", error)
         return 1
     finally:
         signals.worker_process_shutdown.send(app, pid=os.getpid(), exitcode=0)
@@ -74,10 +75,10 @@ def main(app: Any, jobs: socket.socket, tokens: int, orders: int, settings: Mapp
 
 
 class Child:
-    """The child's side.
+    """The child's side of the protocol.
 
-    - jobs: the socket through which jobs come and outcomes go.
-    - tokens, orders: the reading ends of those pipes; see frames.py.
+    - jobs: the socket for jobs and outcomes.
+    - tokens, orders: the read ends of those pipes; see frames.py.
     - settings: index, hostname, max_memory (KiB, or None), running_path (or None).
     """
 
@@ -89,12 +90,12 @@ class Child:
         self._tokens = tokens
         self._orders = orders
         self._pid = os.getpid()
-        self._token = 0  # main thread: a token taken for a job that is still to come
+        self._token = 0  # main thread: a token for a job that has not arrived yet
         self._send_lock = threading.Lock()
         self._loop: EventLoop | None = None
         self._limit = SoftLimit()
         self._alarms_are_tasks = True
-        """Whoever sets the system's alarm clock is a task: nobody had when this process was ready."""
+        """Only tasks set the system's alarm: none was set when this process was ready."""
         self._running_file = RunningFile(settings.get("running_path"), settings["index"])
         self._hostname = settings["hostname"]
         self._accept = frozenset(app.conf.accept_content)
@@ -134,7 +135,7 @@ class Child:
         except MessageError as error:
             self._tell(sequence, execution.invalid(error))
             return
-        if app.clock.uptime() >= before:  # the worker was frozen, or this process: others may have it
+        if app.clock.uptime() >= before:  # the worker or this process was frozen: other workers may have them
             self._tell(sequence, NOT_STARTED)
             return
         task, context, arguments, soft, _ = prepared
@@ -157,15 +158,16 @@ class Child:
         try:
             interrupts.begin()
             if soft:
-                signal.signal(SIGNAL, self.interrupt)  # a task before this one may have had its own
+                signal.signal(SIGNAL, self.interrupt)  # an earlier task may have set its own
                 self._limit.begin(soft)
             outcome = execution.execute(app, task, context, arguments, self._over)
         except BaseException as error:  # noqa: BLE001
-            # A signal's, which came just as the body began or ended.
+            # Raised by a signal just as the body began or ended.
             last = error
             try:
                 if self._alarms_are_tasks:
-                    signal.setitimer(signal.ITIMER_REAL, 0)  # first: they may come in quick succession
+                    # First, because they may come in quick succession
+                    signal.setitimer(signal.ITIMER_REAL, 0)
             except BaseException as later:  # noqa: BLE001 - the last one counts
                 last = later
             self._over()
@@ -192,7 +194,7 @@ class Child:
         return self._loop
 
     def _obey(self, orders: bytes) -> None:
-        """Cancel the async tasks that the worker names. On the loop's thread."""
+        """Cancel the async tasks named by the worker. On the loop's thread."""
         assert self._loop is not None
         for (sequence,) in TOKEN.iter_unpack(orders):
             self._loop.cancel(sequence, Terminated("terminated on request"))
@@ -201,7 +203,8 @@ class Child:
         retire = bool(self._max_memory) and _resident() > (self._max_memory or 0)
         broken = _out_of_files() if outcome.kind in (FAILURE, EXPECTED) else None
         self._send((OUTCOME, sequence, tuple(outcome), retire or broken is not None))
-        if broken is not None:  # what follows would only fail for that: what has not started runs elsewhere
+        # Further jobs would only fail for that reason: what has not started runs elsewhere
+        if broken is not None:
             logger.error("%s: too many files are open in this process, so it ends", outcome.text)
             raise broken
 
@@ -211,7 +214,7 @@ class Child:
             self._socket.sendall(data)
 
     def interrupt(self, signum: int, frame: object) -> None:
-        """SIGUSR1: the soft limit has passed, or the worker shuts down and does not wait any longer."""
+        """SIGUSR1: the soft limit has passed, or the worker shuts down and waits no longer."""
         exceeded = self._limit.struck()
         if exceeded:
             interrupts.interrupt(SoftTimeLimitExceeded())
@@ -221,8 +224,8 @@ class Child:
             interrupts.interrupt(execution.Interrupted())
 
     def _over(self) -> None:
-        """The body has ended: nothing may interrupt what follows, nor the next task. An alarm that it has set
-        and forgotten is raised here, if it goes off at this moment, or never."""
+        """The body has ended: nothing may interrupt the code after it, or the next task. An alarm that the
+        body left behind is raised here if it fires now, or never."""
         interrupts.end()
         self._leave_copy()
         self._limit.end()
@@ -231,11 +234,11 @@ class Child:
 
     def _leave_copy(self) -> None:
         if os.getpid() != self._pid:
-            os._exit(0)  # the task forked, and this is the copy: it has no business here
+            os._exit(0)  # the task forked, and this is the copy, which must not continue
 
 
 def _out_of_files() -> OSError | None:
-    """The error with which this process cannot open a file any more; None as long as it can."""
+    """Return the error with which this process can open no more files; None if it can."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
@@ -244,7 +247,7 @@ def _out_of_files() -> OSError | None:
 
 
 def _resident() -> int:
-    """Resident memory of this process, KiB."""
+    """Return the resident memory of this process in KiB."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * resource.getpagesize() // 1024
@@ -253,10 +256,9 @@ def _resident() -> int:
 
 
 # -- SoftLimit: tells the main thread of a child that its task has run for long enough --
-# Thread: the main one; and a thread of its own, which waits for the limit and is there once a task has
-# had one.
-# The system's alarm clock (SIGALRM) is not used, because it is the task's: there is one of it, and who
-# sets it, as most timeout decorators do, puts off whatever it was set to before.
+# Thread: the main one; and one that waits for the limit, once a task has had one. The system's alarm
+# (SIGALRM) belongs to the task: there is only one, and setting it, as most timeout decorators do, cancels an
+# earlier setting.
 
 SIGNAL = signal.SIGUSR1
 
@@ -267,8 +269,8 @@ class SoftLimit:
     def __init__(self) -> None:
         self._main = threading.get_ident()
         self._deadline: list[float] = []  # written by the main thread
-        """[monotonic seconds]; [] when nothing runs. Two are told apart by identity."""
-        self._struck: list[float] | None = None  # this thread sets it, the main one clears it
+        """[monotonic seconds]; [] when nothing runs. Two are distinguished by identity."""
+        self._struck: list[float] | None = None  # set by this thread, cleared by the main one
         self._sleeps_until = math.inf  # this thread
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -283,19 +285,19 @@ class SoftLimit:
             self._wake.put(None)
 
     def end(self) -> None:
-        """It has ended: what strikes now is too late."""
+        """It has ended: the limit no longer applies."""
         self._deadline = []
 
     def struck(self) -> bool | None:
-        """For the signal's handler: whether the task that runs is to hear of its limit, once; None: the
-        signal is not ours."""
+        """For the signal handler: whether the running task must be told of its limit, once; None: the signal
+        has another sender."""
         struck, self._struck = self._struck, None
         return None if struck is None else struck is self._deadline
 
     def _run(self) -> None:
         told: list[float] = []
         while True:
-            self._sleeps_until = math.inf  # until that is said, whoever begins a task wakes us
+            self._sleeps_until = math.inf  # from here on, the start of a task wakes this thread
             deadline = self._deadline
             left = math.inf if not deadline or deadline is told else deadline[0] - time.monotonic()
             if left <= 0:

@@ -1,13 +1,13 @@
-"""Children: which child of the process pool has which requests, and which has room for more.
+"""Children: which child of the process pool has which requests, and room for more.
 
-Comes from:  ProcessPool: the mediator assigns, the pool thread takes outcomes and deaths.
+Comes from:  ProcessPool: the mediator assigns, the pool thread handles outcomes and deaths.
 Goes to:     the children, in frames.
-Thread:      any; everything is under one lock, which is never held while calling out.
+Thread:      any, under one lock, which is never held while calling out.
 
-A short task may follow others into a child, as long as the child then has at most ``frame_seconds`` of work;
-a long or unknown one goes alone to a child that has nothing else. What was put behind a task that turns out
-long is recalled, so that nothing short waits behind anything long. What is suspected of deaths runs in a
-child that has nothing else, one at a time (``children.py``).
+A short task may follow others into a child that then has at most ``frame_seconds`` of work; a long or unknown
+one goes alone to an idle child. Jobs behind a task that turns out to be long are recalled, so that short
+tasks never wait for long ones. Requests suspected of killing processes run alone in a child, one at a time
+(``Quarantine``).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from qworker.components.request import Request
 from qworker.tasks.outcome import LOST, TERMINATED, Outcome
 
 STALLED_SECONDS = 0.005
-"""A child that has said nothing for so long, with work behind what it runs, has that work recalled."""
+"""Work behind a running task is recalled if the child has sent nothing for this long."""
 MAX_SLACK_SECONDS = 0.004
-"""With this and STALLED_SECONDS, nothing short waits for longer than 10 ms behind what turns out long."""
+"""With this and STALLED_SECONDS, a short task waits at most 10 ms behind one that turns out to be long."""
 UNKNOWN_SECONDS = 1.0
-"""What a task that has never run here is taken to last."""
+"""Assumed duration of a task that has never run here."""
 
 STUCK = Outcome(LOST, text="it did not begin what it was given")
 
 
 class Watched(NamedTuple):
-    """What a look at the children found: requests that were taken back, and children that are to be killed.
+    """The result of watch(): recalled requests, and children to be killed.
 
-    has_suspects: some run apart from others, or wait for that, so that the room may have changed.
+    has_suspects: some run alone or wait for that, so the room may have changed.
     """
 
     recalled: list[Request]
@@ -45,7 +45,7 @@ class Watched(NamedTuple):
 
 
 class Children:
-    """runtimes: learns how long each run took. monotonic: the system's clock, but for tests."""
+    """runtimes: learns how long each run took. monotonic: the system's clock, except in tests."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Children:
         self._accepting = True
         self._limited = False
         self._watching = False
-        """The pool thread will look for stalled children in time."""
+        """The pool thread will check for stalled children in time."""
 
     # -- which there are: pool thread --
 
@@ -72,7 +72,7 @@ class Children:
             self._handles.append(child)
 
     def remove(self, child: ChildHandle) -> tuple[list[Request], list[Request]]:
-        """Forget a child that is dead; return what it had not started, and what it was running."""
+        """Remove a dead child; return the requests it had not started, and those it was running."""
         with self._lock:
             unstarted = child.recall()
             self._handles.remove(child)
@@ -84,12 +84,12 @@ class Children:
             return list(self._handles)
 
     def running(self) -> list[tuple[Request, float]]:
-        """What has begun, each with the monotonic time since when. Any thread."""
+        """Return the requests that have begun, with monotonic start times. Any thread."""
         with self._lock:
             return [run for child in self._handles for run in child.running()]
 
     def starting(self, index: int) -> ChildHandle | None:
-        """The child *index*, as long as its process id is not known."""
+        """Return the child *index*, if its process id is not known yet."""
         return next((child for child in self.all() if child.index == index and not child.pid), None)
 
     def with_pid(self, pid: int) -> ChildHandle | None:
@@ -106,7 +106,7 @@ class Children:
             self._accepting = False
 
     def free_slots(self, room: Callable[[ChildHandle], int]) -> Slots:
-        """room: how many sync requests a child could be assigned now."""
+        """room: returns how many sync requests can be assigned to a child now."""
         with self._lock:
             if not self._accepting:
                 return Slots(0, 0)
@@ -117,13 +117,13 @@ class Children:
             )
 
     def assign(self, requests: Sequence[Request]) -> tuple[list[Request], bool]:
-        """Give *requests* to children, in order; return those that found no room, and whether the pool thread
-        has to look: a socket was full, a limit runs, or something waits behind something else."""
+        """Assign *requests* to children, in order; return those without room, and whether the pool thread
+        must check: a socket was full, a limit is running, or something waits behind something else."""
         with self._lock:
             if not self._accepting:
                 return list(requests), False
             refused: list[Request] = []
-            full = [False, False]  # for sync tasks, for async ones: what comes later must not overtake
+            full = [False, False]  # for sync tasks, for async ones: later requests must not overtake
             for request in requests:
                 if request.is_suspect:
                     self._quarantine.add(request, self._monotonic())
@@ -147,8 +147,7 @@ class Children:
         self._limited = self._limited or request.time_limit is not None
 
     def _see_to_suspects(self) -> None:
-        """Keep a child free for the next suspect, and begin with that as soon as the child has nothing
-        else."""
+        """Reserve a child for the next suspect, and start it as soon as the child is idle."""
         now, quarantine = self._monotonic(), self._quarantine
         suspect = (
             quarantine.next(lambda one: self._child_of(one) is not None, now) if self._accepting else None
@@ -168,7 +167,8 @@ class Children:
             chosen.flush()
 
     def _choose(self, request: Request, seconds: float | None) -> ChildHandle | None:
-        """The child for *request*: the one with the least work that may take it; None when none may."""
+        """Return the child for *request*: the one with the least work that may take it; None when there is
+        none."""
         if request.is_async:
             most = self._settings.async_concurrency
             roomiest = max(self._handles, key=lambda child: child.async_room(most), default=None)
@@ -190,7 +190,7 @@ class Children:
     def finished(
         self, child: ChildHandle, sequence: int, outcome: Outcome, retire: bool, now: float
     ) -> Request | None:
-        """A run ended; None when the request is no longer the child's."""
+        """Record the end of a run; return None when the child no longer has the request."""
         with self._lock:
             request = child.finished(sequence, now)
             if request is not None and not request.is_async and outcome.runtime is not None:
@@ -201,8 +201,8 @@ class Children:
             return request
 
     def has_room(self, child: ChildHandle) -> bool:
-        """Whether the mediator should hear of *child*: it has half a frame of room, so that frames do not
-        shrink."""
+        """Whether the mediator should be notified about *child*: it has room for half a frame, so that frames
+        do not shrink."""
         settings = self._settings
         with self._lock:
             return bool(
@@ -210,7 +210,7 @@ class Children:
             )
 
     def watch(self, now: float) -> Watched:
-        """Find what is stalled, over its limit, or never came up."""
+        """Find children that stalled, passed a limit, or did not start."""
         recalled: list[Request] = []
         overdue: list[ChildHandle] = []
         with self._lock:
@@ -223,13 +223,13 @@ class Children:
                 stalls_at = child.stalls_at(STALLED_SECONDS)
                 if stalls_at is not None and stalls_at <= now:
                     recalled.extend(child.recall())
-                    # What it runs is long: nothing goes behind it.
+                    # Its task is long: nothing is put behind it.
                     child.load = UNKNOWN_SECONDS if child.sync_jobs else 0.0
                 limit = child.next_limit() if self._limited else None
                 if limit is not None and limit.at <= now:
                     unbegun = child.recall()
                     recalled.extend(unbegun)
-                    if limit.request in unbegun:  # the child had nothing else to do: it is frozen, or stuck
+                    if limit.request in unbegun:  # the child was otherwise idle: it is frozen, or stuck
                         child.killed = child.killed or (STUCK, None)
                         overdue.append(child)
                         continue
@@ -238,13 +238,13 @@ class Children:
                     child.killed = child.killed or (limit.outcome, limit.request)
                     overdue.append(child)
                 elif not child.up and now - child.born > self._settings.alive_timeout:
-                    how = f"it did not come up within {self._settings.alive_timeout:g} s"
+                    how = f"it did not start within {self._settings.alive_timeout:g} s"
                     child.killed = child.killed or (Outcome(LOST, text=how), None)
                     overdue.append(child)
         return Watched(recalled, overdue, has_suspects)
 
     def timeout(self, now: float) -> float:
-        """Seconds after which watch() could find something."""
+        """Return the seconds after which watch() could find something."""
         with self._lock:
             timeout = 0.1 if self._quarantine else 5.0
             stalls = [at for child in self._handles if (at := child.stalls_at(STALLED_SECONDS)) is not None]
@@ -260,7 +260,7 @@ class Children:
         return timeout
 
     def slack(self) -> float:
-        """Seconds for which nobody needs to be looked after: while short tasks stream, outcomes come in
+        """Return for how many seconds no child needs to be checked: with many short tasks, outcomes arrive in
         batches."""
         with self._lock:
             streaming = [child.load for child in self._handles if child.sync_jobs > 1]
@@ -274,8 +274,8 @@ class Children:
             return taken + self._quarantine.recall()
 
     def cancel(self, request: Request, how: str) -> bool:
-        """Have *request*, an async one, cancelled by the child that has it, and by a kill if it does not obey
-        in time; False when nobody has it."""
+        """Make the child cancel *request*, an async one, and kill the child if it does not end in time; False
+        when no child has it."""
         with self._lock:
             child = self._child_of(request)
             if child is not None:
@@ -284,7 +284,7 @@ class Children:
         return child is not None
 
     def mark_for_kill(self, request: Request, how: str, lethal: bool) -> ChildHandle | None:
-        """Return the child that has *request*; lethal: note that it is killed for that request's sake."""
+        """Return the child that has *request*; lethal: record that it is killed because of that request."""
         with self._lock:
             child = self._child_of(request)
             if child is not None and lethal:
@@ -297,7 +297,7 @@ class Children:
         )
 
     def retire_all(self) -> list[ChildHandle]:
-        """Let nobody be replaced any more; return those that are busy."""
+        """Stop replacing children; return those that are busy."""
         with self._lock:
             for child in self._handles:
                 child.retiring = True
@@ -317,17 +317,15 @@ class Children:
 
 
 # -- Quarantine --
-# Quarantine: requests that have met with so many deaths that they are suspected of them. They run one
-# at a time.
-# Thread: whoever holds the lock of the pool.
-# Whatever ran beside a task that kills its worker has met with the same deaths. Tried apart from each
-# other the others come to their ends, and only that task meets with yet another death. Normal work goes
-# on meanwhile, in the other processes. Nothing waits here for ever: a trial is over after
-# TRIAL_SECONDS, however long the task runs on, and where there is but one process the others have it
-# for as long after each trial.
+# Quarantine: requests suspected of killing processes, because they were running at several deaths. They run
+# one at a time. Thread: the one that holds the pool's lock. Requests that ran beside a task that kills its
+# worker have the same number of deaths. When each is tried alone, the others succeed, and only that task dies
+# again. Normal work continues meanwhile in the other processes. Nothing waits here indefinitely: a trial ends
+# after TRIAL_SECONDS, even if the task is still running, and if there is only one process, normal work gets
+# it for as long after each trial.
 
 TRIAL_SECONDS = 30.0
-"""For so long a suspect runs apart from other suspects, and waits for a process that has nothing else."""
+"""How long a suspect runs without other suspects, and how long it waits for an idle process."""
 
 
 class Quarantine:
@@ -337,29 +335,30 @@ class Quarantine:
         self._places = places
         self._waiting: deque[Request] = deque()
         self.tried: Request | None = None
-        """The one that runs."""
+        """The one that is running."""
         self._began = 0.0
         self._rests_until = 0.0
         self._asked = 0.0
-        """Since when the first in the line could begin."""
+        """Since when the first in the queue could begin."""
 
     def __bool__(self) -> bool:
         return self.tried is not None or bool(self._waiting)
 
     def add(self, request: Request, now: float) -> None:
-        """Put *request* at the end of the line. now: monotonic seconds, as everywhere here."""
+        """Append *request* to the queue. now: monotonic seconds, as everywhere here."""
         if not self:
             self._asked = now
         self._waiting.append(request)
 
     def recall(self) -> list[Request]:
-        """Take back what waits."""
+        """Return and remove those that wait."""
         waiting = list(self._waiting)
         self._waiting.clear()
         return waiting
 
     def next(self, runs: Callable[[Request], bool], now: float) -> Request | None:
-        """The one to be tried next; None when that is not yet. runs: whether a request is still running."""
+        """Return the next one to be tried; None when it must wait. runs: whether a request is still
+        running."""
         if self.tried is not None and (now >= self._began + TRIAL_SECONDS or not runs(self.tried)):
             self.tried = None
             self._asked = now
@@ -371,7 +370,7 @@ class Quarantine:
         return self._waiting[0]
 
     def is_patient(self, now: float) -> bool:
-        """Whether the next one still waits for a process that has nothing else."""
+        """Tell whether the next one still waits for an idle process."""
         return now < self._asked + TRIAL_SECONDS
 
     def begin(self, now: float) -> None:

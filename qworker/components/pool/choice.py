@@ -1,4 +1,4 @@
-"""Which pool a worker gets, and where its children come from.
+"""Choosing the pool of a worker, and how its children are started.
 
 Comes from:  Worker, at its start, and EmbeddedWorker, before that.
 Goes to:     ProcessPool or ThreadPool; the zygote.
@@ -27,9 +27,9 @@ FORKING = ("zygote", "fork")
 
 
 def make_zygote(app: QWorker) -> Zygote | None:
-    """Fork the process that will fork the children: now, while there is nothing that must not be forked.
+    """Fork the process that will fork the children, while there is nothing that must not be forked.
 
-    None where the settings ask for no such process.
+    None if the settings do not use such a process.
     """
     if app.conf.worker_pool != "prefork" or app.conf.worker_start_method not in FORKING:
         return None
@@ -42,15 +42,15 @@ def make_zygote(app: QWorker) -> Zygote | None:
 
     if threading.active_count() > 1:
         logger.debug("forking with %d threads alive", threading.active_count())
-    _ = app.broker, app.backend  # imported before the fork, their modules are shared
+    _ = app.broker, app.backend  # imported before the fork, so that their modules are shared
     zygote = Zygote(app)
     zygote.fork()
     return zygote
 
 
 def refuse_unsafe_fork(app: QWorker) -> None:
-    """Raise ConfigurationError if this thread is about to fork and must not: another thread may hold a lock,
-    which nobody would ever give back in the copy; and the kernel ends a copy with the thread that made it."""
+    """Raise ConfigurationError if forking from this thread is unsafe: another thread may hold a lock, which
+    would never be released in the copy; and the kernel ends the child when this thread ends."""
     conf, here = app.conf, threading.current_thread()
     if conf.worker_pool != "prefork" or conf.worker_start_method not in FORKING:
         return
@@ -62,8 +62,8 @@ def refuse_unsafe_fork(app: QWorker) -> None:
     else:
         return
     raise ConfigurationError(
-        f"this program cannot be forked safely here, for {why}: start the worker in the main thread before "
-        "any other begins, or say pool='threads', or start_method='spawn'",
+        f"this program cannot be forked safely here, because {why}: start the worker in the main thread "
+        "before any other begins, or use pool='threads', or start_method='spawn'",
         setting="worker_pool",
     )
 
@@ -77,7 +77,7 @@ def make_pool(
     on_room: OnRoom,
     on_crash: Callable[[str, BaseException], None],
 ) -> TaskPool:
-    """Return the pool that the setting ``worker_pool`` names, not started yet."""
+    """Return the pool named by the setting ``worker_pool``, not started yet."""
     kind: str = app.conf.worker_pool
     if kind != "prefork":
         from qworker.components.pool.thread_pool import ThreadPool
@@ -100,11 +100,11 @@ def make_pool(
 
 
 def _path_of(app: QWorker) -> str:
-    """``module:attribute`` of *app*, for children that import it anew."""
+    """Return ``module:attribute`` of *app*, for children that import it anew."""
     import sys
 
-    # The main program last: it may have the app of another module, and where it has no file, a spawned
-    # process does not have it.
+    # The main program last: its attribute may be the app of another module, and if it has no file, a spawned
+    # process cannot import it.
     mains = ("__main__", "__mp_main__")
     for name, module in sorted(sys.modules.items(), key=lambda item: item[0] in mains):
         for attribute, value in list(getattr(module, "__dict__", {}).items()):

@@ -1,4 +1,4 @@
-"""TaskPool: what a pool must do for the worker. One contract suite holds for all pools.
+"""TaskPool: the interface of a pool. One contract suite applies to all pools.
 
 Comes from:  Mediator (free_slots, free_slots_for, submit), Worker (start, quiet, stop), Listener (terminate).
 Goes to:     wherever tasks run: children (ProcessPool), threads (ThreadPool), inline in tests.
@@ -16,12 +16,12 @@ from qworker.tasks.outcome import Outcome
 from qworker.transports.lease import ResultRow
 
 OnRoom = Callable[[], None]
-"""Called when there may be room that was not there before."""
+"""Called when there may be new room."""
 Ended = tuple[Request, Outcome]
-"""A request that left the pool, and how; UNSTARTED: it is given back."""
+"""A request that left the pool, and its outcome; UNSTARTED: it is returned."""
 OnEnded = Callable[[Sequence[Ended]], None]
 OnStored = Callable[[Sequence[tuple[Request, ResultRow]]], None]
-"""Called with rows of running requests that are to be stored now."""
+"""Called with rows of running requests to be stored now."""
 
 
 class Slots(NamedTuple):
@@ -32,15 +32,15 @@ class Slots(NamedTuple):
 
 
 class PoolSettings(NamedTuple):
-    """What every pool needs to know.
+    """Settings for every pool.
 
     - concurrency: how many sync tasks run at once.
-    - hostname: the name of the worker, which tasks see.
-    - async_concurrency: how many async tasks run at once in a process, beside the sync ones.
-    - frame_seconds: at most so much expected work waits in a child; a longer task goes there alone.
-    - max_tasks_per_child, max_memory_per_child (KiB): a child that reaches it is replaced. None: no limit.
-    - running_path: of the running file. None: nobody reads one.
-    - alive_timeout (seconds): a child that has not come up by then is killed.
+    - hostname: the name of the worker, shown to tasks.
+    - async_concurrency: how many async tasks run at once in a process, in addition to sync ones.
+    - frame_seconds: the maximum expected work waiting in a child; a longer task goes there alone.
+    - max_tasks_per_child, max_memory_per_child (KiB): limits after which a child is replaced. None: no limit.
+    - running_path: of the running file. None: not used.
+    - alive_timeout (seconds): a child that has not started by then is killed.
     """
 
     concurrency: int
@@ -59,49 +59,49 @@ class TaskPool(ABC):
     def __init__(self) -> None:
         self.runtimes = RuntimeEstimates()  # written by the pool's own thread, as all here
         self.starts = self.deaths = self.recycled = 0
-        """How many processes were started, how many ended before their time, and how many were replaced since
-        they had run their number of tasks, or were too large."""
+        """Numbers of processes that were started, that died early, and that were replaced because of their
+        number of tasks or their size."""
 
     @abstractmethod
     def start(self) -> None:
-        """Begin to take requests. Raises QWorkerError when not one process or thread can be had."""
+        """Begin to accept requests. Raises QWorkerError when no process or thread can be started."""
 
     @abstractmethod
     def free_slots(self) -> Slots:
-        """How many requests may be submitted now, if they are short: a long one may be refused.
+        """Return how many requests may be submitted now, if they are short; long ones may be refused.
 
-        When there are more, *on_room* is called. Called by who has the mediator's turn: the mediator, the
-        pool's own thread or the listener.
+        When there is more room, *on_room* is called. Called by the thread that has the mediator's turn: the
+        mediator's, the pool's or the listener's.
         """
 
     def free_slots_for(self, runtime: float | None) -> Slots:
-        """How many requests may be submitted now; the first of them is sure to be accepted.
+        """Return how many requests may be submitted now; the first of them is certain to be accepted.
 
-        runtime: seconds that each sync one of them is expected to take. None: nobody knows, so each takes a
-        process or thread that runs nothing. Called as free_slots() is.
+        runtime: expected seconds of each sync request. None: unknown, so each takes an idle process or
+        thread. Called like free_slots().
         """
         return self.free_slots()
 
     @abstractmethod
     def submit(self, requests: Sequence[Request]) -> list[Request]:
-        """Take *requests* in order; return those that found no room: of each kind, sync and async, the first
-        one that did not and all after it.
+        """Take *requests* in order; return those without room: for each kind, sync and async, the first
+        refused one and all after it.
 
-        One that cannot start in time (Request.starts_before) does not start, and leaves as UNSTARTED.
-        Called by who has the mediator's turn, as free_slots() is.
+        A request that cannot start in time (Request.starts_before) does not start, and is returned as
+        UNSTARTED. Called by the thread that has the mediator's turn, like free_slots().
         """
 
     @abstractmethod
     def terminate(self, request: Request, signal_name: str) -> bool:
-        """End the run of *request* by a signal; False when it is not running here. Any thread."""
+        """End the run of *request* with a signal; False when it is not running here. Any thread."""
 
     @abstractmethod
     def recall(self) -> list[Request]:
-        """Take back everything that has not started. Any thread."""
+        """Recall everything that has not started. Any thread."""
 
     @abstractmethod
     def interrupt(self) -> None:
-        """Ask what runs to end now (SoftTimeLimitExceeded inside the task). Any thread."""
+        """Interrupt running tasks (SoftTimeLimitExceeded inside the task). Any thread."""
 
     @abstractmethod
     def in_flight(self) -> int:
@@ -109,30 +109,29 @@ class TaskPool(ABC):
 
     @abstractmethod
     def async_in_flight(self) -> int:
-        """How many of them are ``async def`` tasks, which take no process or thread of their own. Any
+        """Return how many of them are ``async def`` tasks, which need no process or thread of their own. Any
         thread."""
 
     @abstractmethod
     def running(self) -> list[tuple[Request, float]]:
-        """What has begun, as far as is known here, each with the monotonic time since when. Any thread."""
+        """Return the requests known to have begun, with monotonic start times. Any thread."""
 
     def mean_runtime(self) -> float:
-        """Seconds that recent sync tasks took, on average; 0.0 when none has run yet. Any thread."""
+        """Average seconds of recent sync tasks; 0.0 before the first. Any thread."""
         return self.runtimes.mean
 
     def expected_runtime(self, name: str) -> float | None:
-        """Seconds that a task of that name takes; None when none has run here. Any thread."""
+        """Expected seconds of a task with that name; None when none has run here. Any thread."""
         return self.runtimes.seconds(name)
 
     def latest_runtime(self) -> float:
-        """Seconds that the sync task took that ended last; 0.0 when none has run yet. Any thread."""
+        """Seconds of the sync task that ended last; 0.0 before the first. Any thread."""
         return self.runtimes.latest
 
     @abstractmethod
     def busy_beyond(self, seconds: float) -> int:
-        """How many processes or threads will, by all that is known, run on for more than *seconds* with what
-        they have. A sync task that nobody knows, or that takes longer than it should, is expected to take as
-        long again as it has. Any thread."""
+        """Return how many processes or threads are expected to be busy for more than *seconds*. A sync task
+        that is unknown, or late, is expected to take as long again as it has. Any thread."""
 
     @abstractmethod
     def info(self) -> dict[str, Any]:
@@ -140,28 +139,28 @@ class TaskPool(ABC):
 
     @abstractmethod
     def quiet(self) -> None:
-        """Take no more requests. Safe to call twice."""
+        """Accept no more requests. Safe to call twice."""
 
     @abstractmethod
     def stop(self, deadline: float) -> list[Request]:
-        """End everything by the monotonic *deadline*; return the requests whose runs were cut short."""
+        """Stop everything by the monotonic *deadline*; return the requests whose runs were interrupted."""
 
     @property
     @abstractmethod
     def alive(self) -> bool:
-        """False when the pool has crashed."""
+        """Whether the pool has not crashed."""
 
 
 # -- Runtime estimates: how long a task of each name takes, learned from its runs --
 # Thread: written by the pool thread, read by any.
 
 WEIGHT = 0.2
-"""Of the newest run, in the moving average of its name."""
+"""Weight of the newest run in the moving average of its name."""
 MEAN_UP, MEAN_DOWN = 0.2, 0.02
-"""Of the newest run, in the average of all: it rises quickly and falls slowly, since to fetch too much is
-worse than to fetch too often."""
+"""Weights of the newest run in the overall average: it rises quickly and falls slowly, because fetching too
+much is worse than fetching too often."""
 OVERHEAD = 0.000025
-"""Seconds that a run costs besides the task's own code."""
+"""Overhead of a run in seconds."""
 MAX_NAMES = 10_000
 
 
@@ -174,11 +173,12 @@ class RuntimeEstimates:
         """Seconds of the run that ended last; 0.0 before the first."""
 
     def seconds(self, name: str) -> float | None:
-        """How long the next run of *name* will take; None when it has never run here."""
+        """Expected seconds of the next run of *name*; None when it has never run here."""
         return self._by_name.get(name)
 
     def learn(self, name: str, runtime: float) -> None:
-        """A run took *runtime* seconds. One much longer than expected counts at once: caution first."""
+        """Record a run of *runtime* seconds. One much longer than expected is adopted at once, as a
+        precaution."""
         runtime += OVERHEAD
         self.latest = runtime
         known = self._by_name.get(name)

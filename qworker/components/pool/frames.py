@@ -1,22 +1,23 @@
-"""Frames: what the parent and a child of the process pool say to each other.
+"""Frames: the protocol between the parent and a child of the process pool.
 
 Comes from:  ProcessPool (jobs) and the child's loop (outcomes).
 Goes to:     the socket between them.
-Thread:      pure functions and one buffer that belongs to whoever reads the socket.
+Thread:      pure functions, and one buffer that belongs to the reader of the socket.
 
-A frame is a length and a marshalled value: both ends are the same interpreter, and marshal is the quickest
-way to carry bytes, text and numbers. Message bodies pass through as they came from the broker.
+A frame is a length and a marshalled value: both ends are the same interpreter, and marshal is the fastest way
+to transfer bytes, text and numbers. Message bodies pass through unchanged.
 
-Beside the socket runs a pipe of *tokens*, one for each job in order. A child takes a job's token before it
-starts the job. The parent holds the reading end too, and recalls what has not started by taking the tokens
-back: the kernel hands each token out once, so a job is started or recalled, never both, also when the child
-is killed in between.
+Besides the socket there is a pipe of *tokens*, one for each job in order. A child takes a job's token before
+it starts the job. The parent also holds the read end, and recalls jobs that have not started by taking their
+tokens
+back: the kernel delivers each token once, so a job is either started or recalled, even if the child is killed
+in between.
 
-A job says until when it is surely ours. However long a frame was on its way, a child that finds a job too
-late says that it has not started it.
+A job contains the time until which it is certainly ours. If a frame was delayed, a child that reads the job
+too late reports that it has not started it.
 
-Through a third pipe, of *orders*, the parent names async jobs that are to be cancelled. It is heard also
-while a sync task keeps the child from its socket.
+Through a third pipe, of *orders*, the parent names async jobs to be cancelled. It is read even while a sync
+task keeps the child from reading its socket.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from collections.abc import Iterator
 from typing import Any
 
 RECEIVE_BYTES = 65536
-"""Asked of a socket at a time: what malloc still serves without a system call of its own."""
+"""Bytes per read from a socket: malloc still serves this without a system call."""
 LENGTH = struct.Struct("=I")
 MOST_FRAME = 2**31
-"""Bytes: marshal writes no value that is larger."""
+"""In bytes: marshal cannot write a larger value."""
 TOKEN = struct.Struct("=Q")
 NO_FRAMES = (ValueError, EOFError, TypeError)
 
@@ -40,14 +41,15 @@ Job = tuple[int, int, str, int, int, bool, str, str | None, Failing | None, floa
 """``(sequence, tag, queue, priority, deliveries, redelivered, headers, properties, failing, starts_before,
 body)``
 
-failing: what Failing.told() returns; None for a job that is to run. starts_before: see Request."""
+failing: from Failing.told(); None for a job that runs. starts_before: see Request."""
 
 UP, STARTED, OUTCOME = 0, 1, 2
-"""What a child says: ``(UP,)``, ``(STARTED, sequence, row)``, ``(OUTCOME, sequence, outcome, retire)``."""
+"""Messages from a child: ``(UP,)``, ``(STARTED, sequence, row)``, ``(OUTCOME, sequence, outcome,
+retire)``."""
 
 
 def pack(value: Any) -> bytes:
-    """Return *value* (of plain types) as one frame."""
+    """Return *value* (of plain types) as a frame."""
     data = marshal.dumps(value)
     return LENGTH.pack(len(data)) + data
 
@@ -57,7 +59,7 @@ def pack_tokens(sequences: list[int]) -> bytes:
 
 
 def take_tokens(pipe: int) -> list[int]:
-    """Take all tokens that are left in *pipe*; [] when there are none."""
+    """Take all remaining tokens from *pipe*; [] when there are none."""
     try:
         data = os.read(pipe, 65536)
     except BlockingIOError:
@@ -66,7 +68,7 @@ def take_tokens(pipe: int) -> list[int]:
 
 
 class FrameBuffer:
-    """Puts frames together from what a socket yields."""
+    """Reassembles frames from the data of a socket."""
 
     __slots__ = ("_have", "_need", "_parts")
 
@@ -76,12 +78,12 @@ class FrameBuffer:
         self._need = LENGTH.size
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Take *data* in and yield the frames that are complete. Raises one of NO_FRAMES when that is not
-        what pack() writes; then nothing more can be read."""
+        """Add *data* and yield the complete frames. Raises one of NO_FRAMES for data that pack() did not
+        write; then nothing more can be read."""
         self._parts.append(data)
         self._have += len(data)
         if self._have < self._need:
-            return  # a large frame comes in many parts: they are joined once, when all are there
+            return  # a large frame arrives in many parts, which are joined once, when all are there
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         start, end = 0, len(data)
         self._need = LENGTH.size

@@ -1,8 +1,8 @@
-"""Preparation: from the bytes of a message to a task, its context and its arguments.
+"""Preparation: makes a task, its context and its arguments from a message.
 
 Comes from:  a pool child or a pool thread that is about to run a job.
 Goes to:     execution.
-Thread:      whichever runs the job. Only here is a body decoded: never in the worker's own threads.
+Thread:      whichever runs the job. A body is only decoded here, never in the worker's own threads.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ def prepare(
 ) -> Prepared:
     """Decode the body and make the context.
 
-    - accept: the content types that a body may have.
-    - headers: those of *leased*, parsed.
-    - failing: not None when it is not to run, so that its task need not be known.
+    - accept: content types allowed for a body.
+    - headers: the parsed headers of *leased*.
+    - failing: not None when it does not run, so that its task may be unknown.
 
-    Raises MessageError when the message is no good (NotRegistered for an unknown task).
+    Raises MessageError for an invalid message (NotRegistered for an unknown task).
     """
     properties = protocol.parse_properties(leased.properties)
     name = headers["task"]
     task = app.tasks[name if failing is None or name in app.tasks else STAND_IN]
-    # The listener has verified it: whatever it told and stored of a message came after that, too.
+    # The listener has verified the signature before using anything in the message.
     limit = app.conf.message_max_bytes
     body = decode_carrier(leased.body, headers, properties, accept, limit=limit)
     context = Context.from_message(
@@ -74,5 +74,5 @@ def prepare(
 
 
 def tracks_start(prepared: Prepared) -> bool:
-    """Whether the state STARTED is to be stored."""
+    """Tell whether the state STARTED is stored."""
     return bool(prepared.task.track_started) and not ignores_result(prepared.context, prepared.task)

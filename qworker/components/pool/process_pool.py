@@ -1,9 +1,9 @@
-"""ProcessPool: children that run tasks and are replaced when they die.
+"""ProcessPool: child processes that run tasks and are replaced when they die.
 
 Comes from:  Mediator, which submits requests.
-Goes to:     children (``child_main.py``) over sockets; requests and their outcomes to the worker.
-Thread:      the pool thread reads outcomes, enforces limits, sees deaths and has children replaced. The other
-             threads reach them through ``children.py``.
+Goes to:     children (``child_main.py``) through sockets; requests and their outcomes to the worker.
+Thread:      the pool thread reads outcomes, enforces limits, notices deaths and replaces children. Other
+             threads use ``children.py``.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ logger = logging.getLogger(__name__)
 LETHAL = frozenset((signal.SIGTERM, signal.SIGKILL, signal.SIGQUIT, signal.SIGABRT))
 """Signals that end a child unless its task catches them."""
 CRASH_LOOP_SECONDS = 1.0
-"""A child that lives no longer has died early."""
+"""A child that lived no longer died early."""
 CRASH_LOOP_DEATHS = 5
-"""Per child of the pool: so many early deaths in a row, with none ever up, and the worker gives up."""
+"""For each child of the pool: the worker gives up after so many early deaths in a row, if none has
+started."""
 
 STRAY_INTERRUPT = Outcome(LOST, text="interrupted by a signal that the worker did not send")
 
@@ -47,9 +48,9 @@ class ProcessPool(TaskPool):
     """A pool of processes.
 
     - settings: see PoolSettings.
-    - spawner: starts children, and tells of their deaths.
+    - spawner: starts children, and reports their deaths.
     - on_ended, on_stored, on_room, on_crash: called on the pool thread; see contract.py.
-    - clock, send_signal: the system's, but for tests.
+    - clock, send_signal: the system's, except in tests.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class ProcessPool(TaskPool):
         self._thread.start()
 
     def open(self) -> None:
-        """Have the children started; a test that plays the pool thread calls this and step()."""
+        """Start the children; a test that plays the pool thread calls this and step()."""
         self._poll.register(self._wakeup, select.POLLIN)
         self._poll.register(self._spawner.fileno(), select.POLLIN)
         for index in range(self._settings.concurrency):
@@ -146,10 +147,10 @@ class ProcessPool(TaskPool):
     def terminate(self, request: Request, signal_name: str) -> bool:
         try:
             number = signal.Signals[signal_name]
-        except KeyError:  # the order is another client's, and it may be of another kind
+        except KeyError:  # it came from another client, and may be of another type
             number = signal.SIGTERM
         how = f"terminated by {signal_name}"
-        if request.is_async:  # it shares its process with others, which are none of its business
+        if request.is_async:  # other tasks share its process, and must not be affected
             cancelled = self._children.cancel(request, how)
             self._wakeup.wake()
             return cancelled
@@ -192,14 +193,14 @@ class ProcessPool(TaskPool):
             while not self._stopping.is_set():
                 self.step(self._timeout())
         except BaseException as error:  # noqa: BLE001
-            # The component shell: the worker stops, with the reason.
+            # A crash stops the worker, with the reason.
             if not self._stopping.is_set():
                 self._crashed = True
                 self.quiet()
                 self._on_crash("pool", error)
 
     def step(self, timeout: float) -> None:
-        """One turn, after waiting up to *timeout* seconds for something to happen."""
+        """One turn, after waiting up to *timeout* seconds for an event."""
         ended: list[Ended] = []
         stored: list[tuple[Request, ResultRow]] = []
         notices = False
@@ -215,10 +216,10 @@ class ProcessPool(TaskPool):
                 if event & ~select.POLLOUT:
                     self._receive(child, ended, stored)
         failure = None
-        if notices:  # after the sockets: what a dead child had still said counts
+        if notices:  # after the sockets: frames sent by a dead child are valid
             try:
                 self._hear_spawner(ended, stored)
-            except EOFError as error:  # no more children can be had, and those that were are dead
+            except EOFError as error:  # no more children can be started, and the existing ones are dead
                 self._reap_all(str(error), ended, stored)
                 failure = error
         now = self._clock.monotonic()
@@ -259,7 +260,7 @@ class ProcessPool(TaskPool):
     ) -> None:
         frames = child.receive()
         if frames is None:
-            self._forget(child)  # the spawner will say how it ended
+            self._forget(child)  # the spawner will report how it ended
             return
         now = self._clock.monotonic()
         for kind, *content in frames:
@@ -272,7 +273,7 @@ class ProcessPool(TaskPool):
                 if request is None:
                     continue
                 if outcome.kind == INTERRUPTED and not child.interrupted:
-                    outcome = STRAY_INTERRUPT  # were it to go back uncounted, it might do so for ever
+                    outcome = STRAY_INTERRUPT  # if it went back uncounted, that might repeat forever
                 ended.append((request, outcome))
             elif kind == STARTED:
                 job = child.jobs.get(content[0])
@@ -296,8 +297,8 @@ class ProcessPool(TaskPool):
                     child.started_as(value)
                 continue
             if kind == "gone":
-                how = f"the process that forks children has died ({describe_exit(value)}), and they with it"
-                logger.error("%s; there is another", how, extra={"event": "process-died"})
+                how = f"the process that forks children and its children have died ({describe_exit(value)})"
+                logger.error("%s; it is being replaced", how, extra={"event": "process-died"})
                 self._reap_all(how, ended, stored)
                 continue
             child = self._children.starting(-number - 1) if number < 0 else self._children.with_pid(number)
@@ -311,7 +312,8 @@ class ProcessPool(TaskPool):
     def _reap(
         self, child: ChildHandle, how: str, ended: list[Ended], stored: list[tuple[Request, ResultRow]]
     ) -> None:
-        """A child is dead: end what it had said to have ended, what it had not started, and what it ran."""
+        """Handle a dead child: end the requests it reported as ended, those it had not started, and those it
+        was running."""
         while child.fileno() in self._by_file:
             before = len(ended) + len(stored)
             self._receive(child, ended, stored)
@@ -346,12 +348,12 @@ class ProcessPool(TaskPool):
         self._early_deaths += 1
         most = CRASH_LOOP_DEATHS * self._settings.concurrency
         if not self._ever_up and self._early_deaths >= most:
-            raise QWorkerError(f"{most} pool processes died at birth, the last one: {how}")
+            raise QWorkerError(f"{most} pool processes died while starting, the last one: {how}")
         if self._early_deaths > most:
             self._spawn_after = self._clock.monotonic() + min(5.0, 0.1 * (self._early_deaths - most))
 
     def _replace(self, now: float) -> None:
-        """Let retiring children go that have nothing left, and start those that are missing."""
+        """Release retiring children that are idle, and start missing ones."""
         children = self._children.all()
         for child in children:
             if child.retiring and not child.jobs:
@@ -382,7 +384,7 @@ class ProcessPool(TaskPool):
                     "running_path": settings.running_path,
                 },
             )
-        except OSError as error:  # no files, processes or memory are left, for now
+        except OSError as error:  # no files, processes or memory are available now
             if child is not None:
                 child.close()
             self._spawn_after = self._clock.monotonic() + 1.0

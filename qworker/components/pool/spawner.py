@@ -1,7 +1,7 @@
-"""Spawner: where the children of the process pool come from.
+"""Spawner: starts the children of the process pool.
 
-Comes from:  ProcessPool, which asks for children and hears of their deaths.
-Goes to:     the zygote; where there is none, see ``billiard_spawner.py``.
+Comes from:  ProcessPool, which requests children and is told of their deaths.
+Goes to:     the zygote; for other start methods see ``billiard_spawner.py``.
 Thread:      pool thread.
 """
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 Notice = tuple[str, int, int]
 """``("up", index, pid)``, ``("exit", pid, wait status)``, or ``("gone", number, wait status)``: all children
-asked for so far are dead, for the process that forked them is; more can be had."""
+so far are dead, because the process that forked them is; more can be started."""
 
 
 class Spawner(Protocol):
-    """What ProcessPool needs of it."""
+    """The interface that ProcessPool uses."""
 
     def fileno(self) -> int:
-        """Readable when receive() has something."""
+        """Readable when receive() has something to return."""
 
     def spawn(self, jobs: socket.socket, tokens: int, orders: int, settings: Mapping[str, Any]) -> None:
-        """Start a child with these ends and settings. Raises OSError when that cannot be done now."""
+        """Start a child with these ends and settings. Raises OSError if that is impossible now."""
 
     def receive(self) -> list[Notice]:
-        """What has happened since. Raises EOFError when no more children can be had."""
+        """Return new notices. Raises EOFError when no more children can be started."""
 
     def living(self) -> int:
-        """How many children live."""
+        """Return how many children are alive."""
 
     def close(self) -> None:
-        """End all that is left. Safe to call twice."""
+        """End all remaining children. Safe to call twice."""
 
 
 class ZygoteSpawner:
@@ -67,7 +67,7 @@ class ZygoteSpawner:
         return notices
 
     def _reap_all(self) -> None:
-        """The zygote is dead. Linux has killed its children, other systems have not."""
+        """The zygote is dead. Linux has killed its children; other systems have not."""
         for pid in self._living if sys.platform != "linux" else ():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

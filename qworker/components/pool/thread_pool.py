@@ -1,11 +1,11 @@
-"""ThreadPool: tasks run in threads of the worker itself (``--pool threads``; ``solo`` is one thread).
+"""ThreadPool: runs tasks in threads of the worker (``--pool threads``; ``solo`` is one thread).
 
 Comes from:  Mediator, which submits requests.
 Goes to:     execution, on the pool's threads; requests and their outcomes to the worker.
-Thread:      the pool's own threads; what they share is under one lock that is never held while calling out.
+Thread:      the pool's own threads; shared state is under one lock that is never held while calling out.
 
-For work that waits (network, files) and for systems that cannot fork. A thread cannot be killed: hard and
-soft time limits and ``terminate`` of sync tasks need the prefork pool.
+For tasks that mostly wait (network, files), and for systems that cannot fork. A thread cannot be killed: hard
+and soft time limits and ``terminate`` of sync tasks require the prefork pool.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class ThreadPool(TaskPool):
-    """settings: see PoolSettings. name: what info() calls it."""
+    """settings: see PoolSettings. name: its name in info()."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ThreadPool(TaskPool):
         self._accept = frozenset(app.conf.accept_content)
         self._work: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._running: dict[Request, float] = {}  # under _lock, oldest first: since when (monotonic)
+        self._running: dict[Request, float] = {}  # under _lock, oldest first: start time (monotonic)
         self._async_running = 0  # under _lock
         self._quarantine = Quarantine(settings.concurrency)  # under _lock
         self._accepting = True  # under _lock
@@ -114,7 +114,7 @@ class ThreadPool(TaskPool):
         self._work.put(request)
 
     def _see_to_suspects(self) -> None:
-        """Begin with the next suspect when none is on trial and a thread is free."""
+        """Start the next suspect when none is on trial and a thread is free."""
         with self._lock:
             if not self._quarantine or not self._accepting:
                 return
@@ -186,8 +186,8 @@ class ThreadPool(TaskPool):
             self._accepting = False
 
     def stop(self, deadline: float) -> list[Request]:
-        """See TaskPool. Nobody can end a thread, so one that is still busy is not waited for: what it does
-        then is told to nobody."""
+        """See TaskPool. A thread cannot be ended, so busy ones are not waited for, and their outcomes are
+        dropped."""
         self.quiet()
         for _ in self._threads:
             self._work.put(None)
@@ -200,7 +200,7 @@ class ThreadPool(TaskPool):
         endless = [request.name for request in cut if not request.is_async]
         if endless:
             logger.warning(
-                "%d tasks go on in threads, which nobody can end, until this process ends: %s",
+                "%d tasks continue in threads, which cannot be ended, until this process ends: %s",
                 len(endless),
                 ", ".join(endless[:10]),
             )
@@ -258,10 +258,10 @@ class ThreadPool(TaskPool):
 
     def _leave_copy(self) -> None:
         if os.getpid() != self._pid:
-            os._exit(0)  # a task forked, and this is the copy: it would go on as a second worker
+            os._exit(0)  # a task forked, and this is the copy, which would continue as a second worker
 
     def _remove(self, request: Request) -> bool:
-        """Whether it was in the pool; else stop() has given it up."""
+        """Remove a request; return False if stop() has given it up."""
         with self._lock:
             known = self._running.pop(request, None) is not None
             self._async_running -= known and request.is_async

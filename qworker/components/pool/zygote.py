@@ -1,13 +1,14 @@
-"""The zygote: a process that does nothing but fork the pool's children.
+"""The zygote: a process that only forks the pool's children.
 
-Comes from:  its keeper (``zygote_keeper.py``), which Worker forks before any thread, socket or database.
+Comes from:  its keeper (``zygote_keeper.py``), which Worker forks before opening threads, sockets or
+             databases.
 Goes to:     ``child_main.main`` in the children it forks.
-Thread:      single-threaded on both sides of each fork; the parent talks to it from the pool thread.
+Thread:      single-threaded on both sides of each fork; the parent's side belongs to the pool thread.
 
-Forking while threads run is unsafe, and a pool that heals itself forks at any time. The zygote has no
-threads, so its forks are safe, and the children share its memory. Each child has a session of its own: a task
-that kills its process group kills nobody else. When the zygote dies all its children die with it, and the
-keeper forks another.
+Forking while threads run is unsafe, and a pool that replaces children forks at any time. The zygote has no
+threads, so its forks are safe, and the children share its memory. Each child has its own session: a task that
+kills its process group kills no others. When the zygote dies, all its children die with it, and the keeper
+forks another.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ logger = logging.getLogger(__name__)
 
 
 class Zygote:
-    """The parent's handle of the zygote. fork() once, in the main thread; the rest belongs to the pool
-    thread."""
+    """The parent's handle of the zygote. Call fork() once, in the main thread; everything else belongs to the
+    pool thread."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
         self._control: socket.socket | None = None
         self._generation = 0
         self.pid = 0
-        """Of the keeper."""
+        """The process id of the keeper."""
 
     def fork(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
-            end.settimeout(None)  # a program may have set another default, for its own connections
+            end.settimeout(None)  # a program may have set another default for its own connections
         sys.stdout.flush()
         sys.stderr.flush()
-        # Collected here, before the fork, since a collection writes to every object: afterwards that would be
-        # to copy them all. Frozen, so that no later collection does it either.
+        # Collect before the fork, because a collection writes to every object and would copy their memory
+        # afterwards. Freeze, so that later collections skip them.
         gc.collect()
         gc.freeze()
         parent = os.getpid()
@@ -71,18 +72,17 @@ class Zygote:
         return self._control.fileno() if self._control else -1
 
     def spawn(self, jobs: socket.socket, tokens: int, orders: int, settings: Mapping[str, Any]) -> None:
-        """Ask for a child; ``("up", index, pid)`` will follow. Raises OSError when zygote and keeper are
+        """Request a child; ``("up", index, pid)`` will follow. Raises OSError when zygote and keeper are
         gone."""
         assert self._control is not None, "fork first"
         request = marshal.dumps((self._generation, dict(settings)))
         socket.send_fds(self._control, [request], [jobs.fileno(), tokens, orders])
 
     def receive(self) -> list[tuple[str, int, int]]:
-        """Take what there is to hear: ``("up", index, pid)``, ``("exit", pid, status)``, and of the keeper
-        ``("gone", generation, status)``: the zygote has died with all children asked for so far, and there is
-        another.
+        """Return notices: ``("up", index, pid)``, ``("exit", pid, status)``, and from the keeper ``("gone",
+        generation, status)``: the zygote has died with all children so far, and was replaced.
 
-        Raises EOFError when there is no keeper either.
+        Raises EOFError when the keeper is gone too.
         """
         assert self._control is not None, "fork first"
         messages: list[tuple[str, int, int]] = []
@@ -103,10 +103,10 @@ class Zygote:
             messages.append(message)
 
     def close(self) -> None:
-        """Let the zygote end, and with it every child that is left. Safe to call twice."""
+        """End the zygote, and with it all remaining children. Safe to call twice."""
         if self._control is not None:
             try:
-                # Not close() alone: the zygote of a second worker in this process may have inherited the
+                # close() is not enough: the zygote of a second worker in this process may have inherited the
                 # socket.
                 self._control.shutdown(socket.SHUT_RDWR)
             except OSError:
@@ -121,7 +121,7 @@ class Zygote:
 
 def _load(app: Any) -> None:
     """Load once, for all zygotes and their children, what each would load."""
-    with suppress(Exception):  # the worker says what is wrong with it
+    with suppress(Exception):  # the worker reports the error
         app.broker, app.backend  # noqa: B018  # loads the stores' modules
     import billiard.popen_fork
     import billiard.util  # noqa: F401
@@ -176,7 +176,7 @@ def _fork_child(
     )
     try:
         process.start()
-    except OSError:  # no memory, or too many processes: the pool sees the socket close and asks again later
+    except OSError:  # no memory, or too many processes: the pool sees the socket close and retries later
         control.send(marshal.dumps(("exit", -settings["index"] - 1, -1)))
     else:
         processes[process.pid] = process
@@ -205,10 +205,10 @@ def _child(
 
 
 def _reap(control: socket.socket, processes: dict[int, Any]) -> None:
-    # Asked one by one and through billiard, which buries the dead too, whenever it starts a process.
+    # Check each one separately and through billiard, which also reaps the dead whenever it starts a process.
     for pid, process in list(processes.items()):
         code = process.exitcode
         if code is not None:
             del processes[pid]
-            process.join()  # now billiard forgets it, and closes its file
+            process.join()  # this makes billiard forget it, and close its file
             control.send(marshal.dumps(("exit", pid, -code if code < 0 else code << 8)))

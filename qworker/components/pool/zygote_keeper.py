@@ -1,12 +1,12 @@
-"""The zygote's keeper: forks the zygote, and forks it anew when it dies.
+"""The zygote's keeper: forks the zygote, and replaces it when it dies.
 
-Comes from:  Worker, which forks it right after the app is imported, before any thread, socket or database.
+Comes from:  Worker, which forks it right after importing the app, before opening threads, sockets or
+             databases.
 Goes to:     the zygote, which forks the pool's children.
-Thread:      single-threaded; it does nothing but wait.
+Thread:      single-threaded; it only waits.
 
-The worker itself can make no new zygote: by the time one dies, the worker has threads. So the process that
-was forked first is kept as it was. A task that takes its parent with it takes the zygote, and the keeper
-tells the worker.
+The worker itself cannot fork a new zygote, because it has threads by then. So the first forked process is
+kept unchanged. If a task kills its parent, the zygote, the keeper replaces it and tells the worker.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 CRASH_LOOP_SECONDS = 1.0
-"""A zygote that lives no longer has died early."""
+"""A zygote that lived no longer died early."""
 CRASH_LOOP_DEATHS = 5
-"""After so many early deaths in a row no other zygote is forked."""
+"""After so many early deaths in a row the zygote is not replaced."""
 IGNORED = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -41,13 +41,12 @@ IGNORED = (
 
 
 def keep(control: socket.socket, parent: int, serve: Callable[[int, int], None]) -> None:
-    """Have a zygote at all times until the worker, *parent*, is gone.
+    """Keep a zygote running until the worker, *parent*, is gone.
 
-    serve: what a zygote does, given the number of its generation and the id of this process; it returns when
-    the worker is gone. control: through it the worker hears ``("gone", generation, wait status)`` of each one
-    that died.
+    serve: the zygote's code, called with its generation and the id of this process; it returns when the
+    worker is gone. control: tells the worker ``("gone", generation, wait status)`` for each zygote that died.
     """
-    os.setpgid(0, 0)  # a signal to the worker's group is the worker's business
+    os.setpgid(0, 0)  # signals to the worker's group are handled by the worker
     die_with(parent)
     for name in IGNORED:
         signal.signal(name, signal.SIG_IGN)
@@ -74,12 +73,12 @@ def _fork(generation: int, serve: Callable[[int, int], None]) -> int:
         return pid
     code = 1
     try:
-        os.setpgid(0, 0)  # who kills the zygote's group leaves the keeper
+        os.setpgid(0, 0)  # killing the zygote's group does not kill the keeper
         serve(generation, keeper)
         code = 0
     except ConnectionError:
-        code = 0  # the worker is gone, and has not waited for the last word of its children
-    except BaseException:  # else nobody would ever hear why no children can be had
+        code = 0  # the worker is gone, and has not waited for its children
+    except BaseException:  # otherwise the reason for missing children would be lost
         logger.critical("the process that forks the pool's children has failed", exc_info=True)
     finally:
         os._exit(code)
@@ -90,9 +89,9 @@ def _wait(pid: int) -> int:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, also by kill -9."""
+    """Make the kernel kill this process when its parent dies, even by kill -9."""
     if sys.platform == "linux":
-        import ctypes  # here, after the fork: the worker has no use for it
+        import ctypes  # here, after the fork: the worker does not use it
 
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

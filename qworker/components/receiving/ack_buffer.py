@@ -1,9 +1,9 @@
-"""AckBuffer: what the Listener has to tell the broker, until the broker has heard it.
+"""AckBuffer: settlements that the Listener still has to send to the broker.
 
-Comes from:  the mailbox, where whoever ended a request leaves an order; Listener, with what goes back.
-Goes to:     the store, many orders in one step, by way of Settlements; then the ledger, which lets go of the
-             requests, and EarlyAcks, from where requests start whose acks are there.
-Thread:      listener, but for ``len``, and what is said to be for any.
+Comes from:  the mailbox, where orders for ended requests arrive; Listener, with requests to give back.
+Goes to:     the store, many orders in one step, through Settlements; then the ledger, which releases the
+             requests, and EarlyAcks, from which acked requests start.
+Thread:      listener, except ``len`` and where noted.
 """
 
 import logging
@@ -32,14 +32,14 @@ LOST = "were acknowledged before they ran, have not run and are lost"
 
 
 class FlushLimits(NamedTuple):
-    """For how many seconds an order to settle waits for others, and how many *orders* are enough."""
+    """seconds: how long an order waits for others. orders: how many are sent at once."""
 
     seconds: float
     orders: int
 
 
 class AckBuffer:
-    """mailbox: where others leave their orders."""
+    """mailbox: where others put their orders."""
 
     def __init__(
         self,
@@ -59,22 +59,22 @@ class AckBuffer:
         self._orders: list[SettlementOrder] = []  # listener writes, as all below
         self._oldest = 0.0
         self._hurry = False
-        """Something in here keeps a request from its start."""
+        """An order here delays the start of a request."""
         self._told: set[int] = set()
-        """Tags of requests whose early ack the broker may have heard, though it did not answer."""
+        """Tags of requests whose early ack may have reached the broker, although it did not answer."""
         self.doubts = Doubts()
         self._now = 0.0  # monotonic, of the last collect()
         self._given_up: list[SettlementOrder] = []
-        """What the broker will not hear any more."""
+        """Orders that will not be sent any more."""
         self._quiet = False  # set by quiet(), a flag
 
     def __len__(self) -> int:
-        """How many orders the broker has not heard. Any thread."""
+        """Return how many orders were not sent yet. Any thread."""
         return len(self._orders) + len(self._mailbox) + len(self.doubts)
 
     def left(self) -> dict[str, list[str]]:
-        """What becomes of whom if the broker is not reached any more, in words: ids of tasks. Any thread, for
-        the listener's may be stuck."""
+        """Return the consequences if the broker is not reached any more, as descriptions with ids of tasks.
+        Any thread, because the listener's may be stuck."""
         found: dict[str, list[str]] = {}
         for order in (*self._given_up, *self._orders.copy()):
             request = order.request
@@ -89,7 +89,7 @@ class AckBuffer:
         return bool(self._orders)
 
     def collect(self, now: float) -> None:
-        """Take in what has come by the monotonic time *now*."""
+        """Collect new orders at the monotonic time *now*."""
         self._mailbox.armed = False
         self._now = now
         orders = self._mailbox.take()
@@ -100,12 +100,12 @@ class AckBuffer:
             self._hurry = self._hurry or any(order.starts for order in orders)
 
     def quiet(self) -> None:
-        """Nothing is to start any more: what was to be acked for that is given back. Any thread."""
+        """Start nothing any more: requests to be acked before their start are given back. Any thread."""
         self._quiet = True
 
     def give_back(self, requests: Sequence[Request]) -> None:
-        """Have the broker take back *requests*, which are not to run here. What is acked is sent anew, since
-        the broker has it no more."""
+        """Give *requests*, which must not run here, back to the broker. An acked one is sent again, because
+        the broker no longer has it."""
         if CRASHING and requests:
             crash_point("giving back")
         for request in requests:
@@ -116,24 +116,24 @@ class AckBuffer:
                 self._orders.append(SettlementOrder(None, Release(request.tag)))
 
     def is_due(self, now: float) -> bool:
-        """Whether what waits has waited long enough for others, or there is enough of it."""
+        """Whether orders have waited long enough for others, or are enough."""
         waited, enough = self._limits
         return bool(self._orders) and (
             self._hurry or len(self._orders) >= enough or now >= self._oldest + waited
         )
 
     def rest(self, now: float) -> float:
-        """Seconds until what waits is due, which the owner will sleep at most: who posts an order that can
-        wait need not wake it."""
+        """Return the seconds until orders are due, the owner's longest sleep: posting an order that can wait
+        need not wake it."""
         self._mailbox.armed = True
         return max(0.0, self._oldest + self._limits.seconds - now)
 
     # -- telling the broker --
 
     def flush(self, generation: int) -> None:
-        """Tell the broker everything. generation: of the lease that we hold now.
+        """Send all orders to the broker. generation: of the current lease.
 
-        Raises what Settlements.carry_out does; then what it has not heard is still here.
+        Raises like Settlements.carry_out(); then unsent orders are kept.
         """
         if self._quiet and self._hurry:
             self._orders = [self._not_started(order) for order in self._orders]
@@ -149,24 +149,24 @@ class AckBuffer:
         if self._hurry:
             self._told.update(order.request.tag for order in orders if order.starts and order.request)
         lost = self._settlements.carry_out(generation, current) if current else set()
-        # What is to start stays here until that is confirmed; all else is done.
+        # Requests to be started stay here until confirmed; everything else is done.
         starting = [order for order in orders if order.starts]
         self._orders = [order for order in orders if order.starts or order.anew]
         self._settled([order for order in orders if not order.starts], lost, generation)
         if self._hurry:
-            self._settlements.confirm(self._told)  # an ack lost on its way would have the task run twice
+            self._settlements.confirm(self._told)  # if an ack were lost, the task would run twice
             self._told.clear()
         if CRASHING:
             crash_point("settled")
         self._orders, self._hurry = [order for order in self._orders if order.anew], False
         self._answered([order.request for order in starting if order.request is not None], lost, told)
         if self._orders:
-            self._consumer.extend()  # while the broker is away nothing is sent
+            self._consumer.extend()  # while the broker is unavailable nothing is sent
             self._consumer.confirm()
             self._send_anew()
 
     def _not_started(self, order: SettlementOrder) -> SettlementOrder:
-        """What becomes of *order* now that nothing starts any more."""
+        """Return *order* changed because nothing starts any more."""
         request = order.request
         if not order.starts or request is None or request.tag in self._told:
             return order
@@ -174,7 +174,7 @@ class AckBuffer:
         return SettlementOrder(request, Release(request.tag))
 
     def _settled(self, orders: Sequence[SettlementOrder], lost: set[int], generation: int) -> None:
-        """The broker has heard *orders*, but those for the tags *lost* came too late."""
+        """The broker has processed *orders*; those for the tags *lost* came too late."""
         for order in orders:
             request, settlement = order.request, order.settlement
             if order.anew:
@@ -190,8 +190,8 @@ class AckBuffer:
                 self._state.leave(request, finished=not isinstance(settlement, Release | DeadLetter))
 
     def _answered(self, requests: Sequence[Request], lost: set[int], told: set[int]) -> None:
-        """The broker is known to have heard the acks of *requests*, which are to run, but for the tags
-        *lost*. told: the tags of those that it may have heard before, when no answer came."""
+        """The broker has confirmed the acks of *requests*, which will run, except the tags *lost*. told: tags
+        that it may have processed before, when no answer came."""
         late = [request for request in requests if request.tag in lost]
         doubtful = [request for request in late if request.tag in told]
         for request in late:
@@ -207,7 +207,7 @@ class AckBuffer:
             self._early.answered([request for request in requests if request.tag not in lost], late)
 
     def _came_too_late(self, request: Request, order: SettlementOrder) -> None:
-        """Another worker has *request* by now; should it be delivered here again, it need not run again."""
+        """Another worker has *request* now; if it is delivered here again, it need not run again."""
         if isinstance(order.settlement, Ack | DeadLetter):
             logger.warning(
                 "%r ended after its lease was lost; another worker has it",
@@ -219,8 +219,8 @@ class AckBuffer:
             self._state.finished_elsewhere(request, order.settlement)
 
     def _send_anew(self) -> None:
-        """Send what was acked and has not run. Once: if that fails it may have been sent, and must not run
-        twice; so it has failed."""
+        """Send requests again that were acked and have not run. Only once: after a failure they may have been
+        sent, and must not run twice, so they fail."""
         orders, self._orders = self._orders, []
         requests = [order.request for order in orders if order.request is not None]
         try:
@@ -241,15 +241,14 @@ class AckBuffer:
     # -- when the lease was lost, and at the end --
 
     def lost_lease(self, requests: Sequence[Request]) -> None:
-        """Forget *requests*, and what goes back without a request: it was held under the old lease, and is no
-        longer ours to give."""
+        """Remove *requests*, and releases without a request: they belonged to the old lease."""
         for request in requests:
             self._state.leave(request)
         self._orders = [order for order in self._orders if order.request or not order.settlement]
 
     def end(self, generation: int, clock: Clock, until: Callable[[], float]) -> None:
-        """Tell the broker the last, and try until the monotonic time *until*. What it has not heard by then
-        is told in the log, and by left()."""
+        """Send the last orders, and retry until the monotonic time *until*. What was not sent by then is
+        reported in the log and by left()."""
         self.quiet()
         for failures in count():
             self.collect(clock.monotonic())
@@ -258,7 +257,7 @@ class AckBuffer:
             try:
                 self.flush(generation)
             except LeaseLost as error:
-                # Others have what was held. What was acked before it ran nobody has.
+                # Held messages belong to other workers now. Those acked before their run belong to nobody.
                 held = [order for order in self._orders if not order.anew]
                 self._orders = [order for order in self._orders if order.anew]
                 self._give_up(held, error)
@@ -291,13 +290,13 @@ class AckBuffer:
 
 
 def _counted(settlement: Settlement | None) -> str:
-    """What the totals call it."""
+    """Return its name in the totals."""
     if isinstance(settlement, Release):
         return "lost" if settlement.counted else "requeued" if settlement.requeued else "returned"
     return "dead_lettered" if isinstance(settlement, DeadLetter) else "finished"
 
 
 def _is_over(order: SettlementOrder, generation: int) -> bool:
-    """Whether the lease under which this run ended was lost by then."""
+    """Whether the lease of this run has been lost since."""
     request = order.request
     return order.final and request is not None and not request.acked and request.generation != generation

@@ -1,12 +1,12 @@
 """FetchWindow: how many messages the Listener may hold ahead of the pool.
 
-Comes from:  what the pool has learned of run times, and what is ready.
+Comes from:  learned run times, and ready requests.
 Goes to:     Listener.
 Thread:      listener.
 
-Short tasks are fetched by the dozen, so that the broker is asked seldom; of long ones hardly more than there
-are processes, so that other workers may have them: what is ready is to be LOOKAHEAD_SECONDS of work. What
-would not start within AHEAD_SECONDS, since no process is free by then, is not kept from others at all.
+Short tasks are fetched by the dozen, to query the broker rarely. Of long tasks only few more than there are
+processes are fetched, so that other workers can have them: ready requests should be LOOKAHEAD_SECONDS of
+work. Requests that could not start within AHEAD_SECONDS are left to others.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ AHEAD_SECONDS = 1.0
 
 
 class FetchWindow:
-    """multiplier: of long tasks, how many per process are held besides those that run (0: none).
-    waiting: tells how many messages are done with but for their results, which are not stored yet."""
+    """multiplier: how many long tasks per process are held besides running ones (0: none).
+    waiting: returns how many messages only wait for their results to be stored."""
 
     def __init__(
         self,
@@ -42,18 +42,17 @@ class FetchWindow:
         self._multiplier = multiplier
         self._budget = LOOKAHEAD_SECONDS * concurrency
         self._most = MAX_WINDOW
-        """To be ready at a time: fewer after too much was fetched, and twice as many after each time it was
-        not."""
+        """Maximum ready requests: reduced after too much was fetched, and doubled each time it was not."""
         self.fits = MAX_LEASE_BYTES
-        """How many messages may be held, going by the size of the latest ones."""
+        """How many messages may be held, judging by the size of the latest ones."""
         self._kept: int | None = None
-        """How many were left when some were given back: nothing more is fetched before these get fewer."""
+        """How many were left when some were given back: nothing more is fetched until there are fewer."""
 
     def room(self) -> int:
-        """How many may be fetched now; few or none while more than half of the budget is held, so that
-        fetches are batches."""
+        """Return how many may be fetched now; few or none while more than half of the budget is held, so that
+        messages are fetched in batches."""
         ready = self._ready
-        # What waits for a token is not counted: it must not keep the others in the broker.
+        # Requests that wait for a token are not counted: they must not block others.
         waiting = self._waiting()
         held = ready.wanting_slots + self._pool.in_flight() - self._pool.async_in_flight() + waiting
         long = self._pool.busy_beyond(AHEAD_SECONDS)
@@ -67,33 +66,34 @@ class FetchWindow:
         return max(few, min(int(left / mean), self._most - ready.wanting_slots - waiting, self.fits - held))
 
     def _least(self, long: int) -> int:
-        """How many may be held, run or not, however long they take. long: how many processes are busy for
+        """Return how many may be held, regardless of their duration. long: number of processes busy for
         long."""
         if self._pool.latest_runtime() > AHEAD_SECONDS:
-            return self._concurrency  # what comes next is probably long, too
+            return self._concurrency  # the next task is probably long, too
         return self._concurrency + self._multiplier * max(0, self._concurrency - long)
 
     def measure(self, messages: Sequence[Leased]) -> bool:
-        """Note how large *messages* are, which were just fetched; True when they are few for being large."""
+        """Record the size of the fetched *messages*; True when there are few because they are large."""
         size = sum(len(message.body) for message in messages if type(message.body) is bytes)
         if messages:
-            # Growth counts at once, shrinkage slowly: a few small ones do not mean that no large ones follow.
+            # Growth applies at once, shrinkage slowly: a few small messages do not mean that no large ones
+            # follow.
             self.fits = max(1, min(MAX_LEASE_BYTES * len(messages) // (size + 1), 2 * self.fits))
         return size >= MAX_LEASE_BYTES
 
     def weigh(self, request: Request) -> float:
-        """Note how long *request* is expected to take, and return it."""
+        """Set the expected duration of *request*, and return it."""
         seconds = self._pool.expected_runtime(request.name)
         request.seconds = self._pool.mean_runtime() if seconds is None else seconds
         return request.seconds
 
     def reweigh(self) -> None:
-        """Weigh what is ready by what was learned since it came."""
+        """Update expected durations of ready requests."""
         self._ready.reweigh(self.weigh)
 
     def surplus(self) -> list[Request]:
-        """Take out what was fetched ahead for short tasks once it turns out to be far too much work, or that
-        no process will be free for it soon."""
+        """Take out requests that were fetched as short tasks, if they turn out to be too much work, or no
+        process will be free for them soon."""
         long = self._pool.busy_beyond(AHEAD_SECONDS)
         if long >= self._concurrency:
             return self._ready.drop_last(-1.0, 0)

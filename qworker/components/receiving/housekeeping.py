@@ -1,12 +1,13 @@
-"""Housekeeping: what each worker does about once a second for all: it takes over from the dead, and sweeps.
+"""Housekeeping: periodic work that each worker does for all: reclaiming messages of dead workers, and
+sweeping.
 
-Comes from:  Listener, at a turn of its own.
+Comes from:  Listener, once a second.
 Goes to:     the store.
 Thread:      listener.
 
-A worker is dead when its process has ended, or when its lease has run out. But who was cut off from the
-broker, or stood still, cannot tell whether the others were as well: they have a lease's time to renew theirs
-before their silence counts.
+A worker is dead when its process has ended, or its lease has expired. But a worker that was disconnected or
+frozen cannot tell whether the others were too: it gives them the duration of a lease to renew theirs before
+it reclaims.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ logger = logging.getLogger(__name__)
 ROUND_SECONDS = 1.0
 SWEEP_SECONDS = 60.0
 USUAL_SILENCE = 2.0
-"""Seconds that may pass between two turns of a listener that is well: it rests no longer than one."""
+"""Maximum seconds between two turns of a healthy listener, which rests at most one."""
 
 
 class Housekeeping:
-    """dead_limits: seconds for which dead letters are kept, and how many of a queue. failed_limits: the same
-    of failed tasks."""
+    """dead_limits: how many seconds dead letters are kept, and how many for each queue. failed_limits: the
+    same for failed tasks."""
 
     def __init__(
         self,
@@ -47,14 +48,14 @@ class Housekeeping:
         self._sweep_at = 0.0
         self._answered_at = -math.inf
         self._believe_at = 0.0
-        """From when on the silence of other workers means that they are dead."""
+        """When expired leases of other workers begin to count."""
 
     def answered(self, now: float) -> None:
         """The broker answered in a turn that began at *now*."""
         self._answered_at = now
 
     def reclaim(self, now: float) -> bool:
-        """Put back what dead workers held; whether there were any."""
+        """Put back the messages of dead workers; return whether there were any."""
         self.due_at = now + ROUND_SECONDS
         found = self._consumer.reclaim(silent=self._others_could_speak(now))
         for dead in found:
@@ -68,13 +69,13 @@ class Housekeeping:
         return bool(found)
 
     def _others_could_speak(self, now: float) -> bool:
-        now = max(now, self._clock.monotonic())  # what this turn has done may have taken long
+        now = max(now, self._clock.monotonic())  # this turn may have taken long
         if now - self._answered_at > max(self._lease_seconds / 3, USUAL_SILENCE):
             self._believe_at = now + self._lease_seconds
         return now >= self._believe_at
 
     def sweep(self, now: float) -> None:
-        """Delete what is too old, or too much, once a minute."""
+        """Delete old and surplus entries, once a minute."""
         if now >= self._sweep_at:
             swept = self._consumer.sweep(*self._dead_limits)
             swept += self._consumer.sweep_failed(*self._failed_limits)

@@ -1,11 +1,11 @@
-"""Intake: what the Listener does with one message that has come.
+"""Intake: handles one received message.
 
 Comes from:  Listener, with a leased message.
-Goes to:     back to it: a Request that is to run; to the Settler, what is not.
+Goes to:     Listener: a Request to run; or Settler, for one that does not run.
 Thread:      listener.
 
-Unknown tasks are put back a few times, longer each time, since a newer worker may know them; then they are
-dead letters, as is at once whatever cannot be read. Nothing that is wrong with a message stops the worker.
+Unknown tasks are put back a few times, with growing pauses, because a newer worker may know them; then they
+are dead-lettered. Unreadable messages are dead-lettered at once. No message can stop the worker.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Intake:
-    """settle, refuse: take what is not to run; see Settler."""
+    """settle, refuse: called for messages that do not run; see Settler."""
 
     def __init__(
         self,
@@ -65,13 +65,13 @@ class Intake:
             self._settle(known)
             return None
         running = self._state.requests.get(request.key)
-        if running is not None:  # it is running here still: let that run settle this delivery
+        if running is not None:  # it is still running here: its end settles this delivery
             running.generation = generation
-            if running.acked:  # which the broker has forgotten
+            if running.acked:  # the broker has forgotten it
                 self._settle(Ack(leased.tag))
             return None
         if self._state.is_copy(request):
-            # The broker forgets it. Nothing is lost by that: the signature is that of what ran here, or will.
+            # The broker drops it. Nothing is lost: the same signature ran here, or will.
             reason = "SecurityError: it is a copy of a signed message that this worker has, or had"
             self._refuse(request, Outcome(COPY, text=reason))
             return None
@@ -86,7 +86,7 @@ class Intake:
         if request.expires is not None and request.expires <= wall:
             return self._drop(request, Outcome(EXPIRED, text="expired"))
         if request.eta is not None and request.eta > wall and leased.due is None:
-            # Sent by one who does not tell brokers of due times: it waits there all the same.
+            # The sender did not set the due time for the broker: put it back to wait there.
             self._settle(Release(leased.tag, request.eta))
             return None
         self._state.enter(request)
@@ -94,15 +94,15 @@ class Intake:
             signals.task_received.send(request.task, request=request)
         if request.is_suspect:
             logger.warning(
-                "Task %s[%s] has met with %d %s, so it runs apart from others",
+                "Task %s[%s] was involved in %d %s, so it runs apart from others",
                 request.name, request.id, leased.deliveries, "death" if leased.deliveries == 1 else "deaths",
             )  # fmt: skip
         logger.debug("Task %s[%s] received", request.name, request.id)
         return request
 
     def _drop(self, request: Request, outcome: Outcome, finished: bool = True) -> Request | None:
-        """Have the broker forget *request*, which is not to run. finished: its message is not to come again.
-        Return the request if a child has to tell the calls that it carries."""
+        """Settle *request*, which does not run. finished: its message will not come again. Return the request
+        if a child has to report to the calls it carries."""
         if self._refuse(request, outcome):
             self._state.enter(request)
             return request
@@ -111,8 +111,8 @@ class Intake:
         return None
 
     def _unknown(self, leased: Leased, generation: int, error: NotRegistered, wall: float) -> Request | None:
-        """Put *leased* back, or into the dead letters. Return the request if a child has to tell the calls
-        that it carries."""
+        """Put *leased* back, or dead-letter it. Return the request if a child has to report to the calls it
+        carries."""
         app, name = self._app, error.name
         request: Request | None
         try:
@@ -128,7 +128,7 @@ class Intake:
                 "no task named %r is registered here (message %s in %s): putting it back for %g s",
                 name, task_id or leased.tag, leased.queue, delay,
             )  # fmt: skip
-            # What is due soon is fetched ahead of time, and would be counted again at once.
+            # A message due soon is fetched ahead of time, and would be counted again at once.
             due = max(leased.due or 0.0, wall + delay) + self._eta_window
             self._settle(Release(leased.tag, due, requeued=True))
             return None

@@ -1,9 +1,9 @@
-"""The worker's ledger: which requests it has, which tasks were revoked, and how many ended how.
+"""The worker's ledger: its requests, revoked tasks, and totals.
 
-Comes from:  the Listener enters requests; whoever ends them takes them out.
+Comes from:  the Listener adds requests; threads that end them remove them.
 Goes to:     revocation, shutdown, reports.
-Thread:      the dictionary is written by the listener (enter) and by the thread that posts the end (leave);
-             each single operation on it is atomic. Totals belong to the listener.
+Thread:      the listener adds to the dictionary, and the thread that posts the end removes; each operation is
+             atomic. Totals belong to the listener.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class WorkerState:
-    """max_revoked: how many revocations are remembered; the oldest are forgotten first. replays: where
-    messages are signed."""
+    """max_revoked: how many revocations are kept; the oldest are dropped first. replays: if messages are
+    signed."""
 
     def __init__(self, max_revoked: int = 50_000, replays: Replays | None = None) -> None:
         self._replays = replays
@@ -28,12 +28,13 @@ class WorkerState:
         """From receipt to settlement."""
         self.revoked: OrderedDict[str, Revocation] = OrderedDict()  # listener writes
         self.done: OrderedDict[Key, Settlement] = OrderedDict()  # listener only
-        """What to do with messages that ended under a generation that was over by then."""
+        """How to settle messages that ended under a generation that was over by then."""
         self.totals: Counter[str] = Counter()  # listener only
         self._max_revoked = max_revoked
 
     def is_copy(self, request: Request) -> bool:
-        """Whether *request* is of a signed message that was finished here, or is held under another tag."""
+        """Whether *request* has the signature of a message that was finished here, or is held under another
+        tag."""
         return self._replays is not None and self._replays.is_copy(request)
 
     def enter(self, request: Request) -> None:
@@ -42,13 +43,13 @@ class WorkerState:
             self._replays.enter(request)
 
     def leave(self, request: Request, finished: bool = False) -> None:
-        """finished: the message is not to come again, here or from the dead letters."""
+        """finished: the message will not come again, from the queue or the dead letters."""
         self.requests.pop(request.key, None)
         if self._replays is not None:
             self._replays.leave(request, finished)
 
     def revoke(self, revocation: Revocation) -> list[Request]:
-        """Remember *revocation*; return the requests that it hits here."""
+        """Record *revocation*; return the affected requests here."""
         self.revoked[revocation.task_id] = revocation
         self.revoked.move_to_end(revocation.task_id)
         while len(self.revoked) > self._max_revoked:
@@ -59,8 +60,8 @@ class WorkerState:
         return hit
 
     def finished_elsewhere(self, request: Request, settlement: Settlement) -> None:
-        """The run of *request* ended, but its lease was lost: keep what to do should it be delivered here
-        again."""
+        """The run of *request* ended, but its lease was lost: record its settlement in case it is delivered
+        here again."""
         self.done[request.key] = settlement
         while len(self.done) > 10_000:
             self.done.popitem(last=False)

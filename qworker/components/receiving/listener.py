@@ -1,14 +1,13 @@
-"""Listener: takes messages from the broker and gives it their acks.
+"""Listener: takes messages from the broker and settles them.
 
-Comes from:  the broker, and the mailbox: settlements from whoever ended a request.
-Goes to:     EtaSchedule for what is due soon, ReadyQueue for what is due; settlements back to the broker.
-Thread:      listener; owns the leasing side of the store, so every lease, ack, release and dead letter is
-             made here.
+Comes from:  the broker, and the mailbox: settlements of ended requests.
+Goes to:     EtaSchedule for messages due soon, ReadyQueue for those due now; settlements back to the broker.
+Thread:      listener; owns the consumer, so every lease, ack, release and dead letter is made here.
 
-When the store fails, the listener lets go of it and tries again for ever with growing, random pauses; what
-runs goes on, and the settlements wait. When the store says that our lease was lost (this process was frozen,
-or the machine slept), what has not started is forgotten, since others have it now, and what runs is settled
-if the store ever gives it to us again.
+When the store fails, the listener disconnects and retries without limit, with growing, random pauses; running
+tasks continue, and settlements wait. When the store reports that the lease was lost (this process was frozen,
+or the machine slept), requests that have not started are dropped, because others have them now, and running
+ones are settled if the store delivers them to us again.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ LONGEST_REST = 1.0
 
 
 class Listener(ThreadComponent):
-    """lease: of this worker. state: the requests that it has on lease."""
+    """lease: of this worker. state: the requests it holds."""
 
     name = "listener"
 
@@ -85,25 +84,25 @@ class Listener(ThreadComponent):
         self._give_up_at = 0.0  # set by stop()
         self.connection = ConnectionState()  # listener only, as all below
         self._news = True
-        """Whether the broker may have told of something since the last turn."""
+        """Whether the broker may have sent a notification since the last turn."""
         self._backlog = True
-        """Whether the broker may have something for us."""
+        """Whether the broker may have messages for us."""
         self._look_at: float | None = None
-        """Epoch second at which a delayed message is to be fetched."""
+        """Epoch second at which a delayed message is fetched."""
 
     @property
     def unsettled(self) -> int:
-        """How many settlements wait for the broker. Any thread."""
+        """Return how many settlements wait for the broker. Any thread."""
         return len(self._acks)
 
     def left(self) -> dict[str, list[str]]:
-        """What the broker has not been told when we end: see AckBuffer. Any thread."""
+        """Return what the broker was not told before the end: see AckBuffer. Any thread."""
         return self._acks.left()
 
     # -- the thread --
 
     def opened(self) -> None:
-        """Say at the start what cannot be mended by waiting: a wrong URL or password, a missing extra."""
+        """Report at the start what waiting cannot fix: a wrong URL or password, a missing extra."""
         try:
             self._register()
         except BrokerUnavailable:
@@ -121,7 +120,7 @@ class Listener(ThreadComponent):
                 rest = 0.0
         except (BrokerUnavailable, ConfigurationError) as error:
             if isinstance(error, ConfigurationError) and not self._lease.generation:
-                raise  # it never took us on
+                raise  # not registered
             self._news = True
             return self.connection.failed(error)
         self.connection.answered(now)
@@ -137,7 +136,7 @@ class Listener(ThreadComponent):
             rest = LONGEST_REST if seconds is None else seconds
             self._news = self._consumer.wait(rest, prefetch) or self._news
         except (BrokerUnavailable, ConfigurationError, LeaseLost):
-            self._news = True  # the next turn will find out, and knows what to do
+            self._news = True  # the next turn finds out, and handles it
             super().wait(0.05)
 
     def wake(self) -> None:
@@ -145,7 +144,7 @@ class Listener(ThreadComponent):
         super().wake()
 
     def look(self) -> None:
-        """See at the next turn what the broker has, though it may not have told of it yet. Listener."""
+        """Check at the next turn what the broker has, even without a notification. Listener thread."""
         self._news = True
 
     def _register(self) -> None:
@@ -153,12 +152,13 @@ class Listener(ThreadComponent):
         self._lease.register()
 
     def _turn(self, now: float) -> float | None:
-        if not self._lease.generation:  # the broker was not there yet when we started
+        if not self._lease.generation:  # the broker was not available at the start
             self._register()
         if self._news:
             self._news = False
             self._backlog = self._revocations.pending = True
-        if self._consumer.prefetched:  # no journey to the broker keeps a child from what is here
+        # Prefetched messages are passed to a child before talking to the broker
+        if self._consumer.prefetched:
             self._fetch()
         self._acks.collect(now)
         self._resolve_doubts(now)
@@ -170,11 +170,11 @@ class Listener(ThreadComponent):
                 and not self._wants_to_fetch()
                 and now < min(self._housekeeping.due_at, self._lease.renew_at)
             ):
-                # Only a few acks, and nothing else to do: they wait for others to come along.
+                # Only a few acks: they wait for others.
                 return self._acks.rest(now)
         if now >= self._lease.renew_at or (
             now >= self._housekeeping.due_at and self._presence.has_changed()
-        ):  # once a second at most, while what others see of us changes
+        ):  # at most once a second, while our presence changes
             self._consumer.present(self._presence.text())
             self._lease.renew(now)
         if now >= self._housekeeping.due_at:
@@ -188,7 +188,7 @@ class Listener(ThreadComponent):
         return self._rest(now)
 
     def _rest(self, now: float) -> float:
-        """How long nothing will have to be done, unless something wakes us."""
+        """Return how long nothing has to be done, unless something wakes us."""
         if self._wants_to_fetch() or (self._quiet and self._acks.waiting):
             return 0
         rest = max(0.0, self._housekeeping.due_at - now)
@@ -201,7 +201,7 @@ class Listener(ThreadComponent):
     # -- what comes in --
 
     def _wants_to_fetch(self) -> bool:
-        """Whether there may be something to be had, and there is room for it."""
+        """Whether there may be messages, and room for them."""
         if self._quiet:
             return False
         if self._look_at is not None and self._look_at <= self.clock.now():
@@ -215,14 +215,14 @@ class Listener(ThreadComponent):
         asked = self.clock.uptime()
         claim = self._consumer.lease(self._lease.registration.queues, limit, delayed_limit, self._eta_window)
         messages = claim.messages
-        if messages:  # else it may not have looked; see Consumer.lease()
+        if messages:  # else it may not have checked; see Consumer.lease()
             self._lease.claimed(asked)
         if CRASHING and messages:
             crash_point("claimed")
         if claim.last_revocation is not None:
             self._revocations.told(claim.last_revocation)
-        if self._revocations.pending:  # before anything of the claim may run
-            # What was claimed must not be forgotten: if this fails, the end of the turn will say so.
+        if self._revocations.pending:  # before anything claimed can run
+            # The claimed messages must not be lost: if this fails, the end of the turn reports it.
             with suppress(BrokerUnavailable, ConfigurationError):
                 self._revocations.read()
         large = self._window.measure(messages)
@@ -238,29 +238,29 @@ class Listener(ThreadComponent):
             else:
                 self._window.weigh(request)
                 ready.append(request)
-        # A full catch means that there is more to be had; so does one that there was no room for.
+        # A full batch means that there are more; so does one without room.
         self._backlog = limit == 0 or len(messages) >= limit or large
-        if prefetched:  # it came while we waited, and what fell due may have taken its place
+        if prefetched:  # it arrived during the wait, and due messages may have taken its place
             self._give_back(ready[limit:])
             del ready[limit:]
         self._waiting.add(ready)
         self._look_ahead(claim.next_due, wall, delayed_limit > 0)
-        if not self._quiet:  # else all that has not started goes back at the end of the turn
+        if not self._quiet:  # otherwise all that has not started goes back at the end of the turn
             self._give_back_surplus()
 
     def _look_ahead(self, due: float | None, wall: float, room: bool) -> None:
-        """Note when the next delayed message, which falls *due* then, is to be fetched: ahead of time if the
-        schedule has room for it."""
+        """Decide when to fetch the next delayed message, which is due at *due*: ahead of time if the schedule
+        has room."""
         if due is None:
             self._look_at = None
         elif room:
             self._look_at = due - self._eta_window
         else:
-            # No room ahead: not before it is due, nor before the schedule has got emptier.
+            # No room: not before it is due, or the schedule is emptier.
             self._look_at = max(due, wall + 0.01) if due > wall else wall + 0.01
 
     def _give_back_surplus(self) -> None:
-        """What was fetched ahead for tasks thought short belongs to others once they turn out long."""
+        """Give back tasks fetched as short that turned out to be long."""
         self._give_back(self._window.surplus())
 
     def _give_back(self, requests: Sequence[Request]) -> None:
@@ -269,18 +269,20 @@ class Listener(ThreadComponent):
         self._backlog = self._backlog or bool(requests)
 
     def _give_back_all(self) -> None:
-        """The worker stops: what has not started is not to start here."""
+        """The worker stops: give back what has not started."""
         self._give_back(self._waiting.take_all())
 
     def _resolve_doubts(self, now: float) -> None:
-        """Have run what was delivered again after its ack got lost; give up what was not, and all of it when
-        the worker stops."""
+        """Run acked requests that were delivered again after their ack was lost; give up the others, or all
+        when the worker stops."""
         again, failed = self._acks.doubts.resolve(math.inf if self._quiet else now)
         self._waiting.add(again)
         self._waiting.give_up(failed)
 
     def _lost_lease(self, error: LeaseLost) -> None:
-        logger.error("%s; what had not started is left to others", error, extra={"event": "lease-lost"})
+        logger.error(
+            "%s; tasks that had not started are left to other workers", error, extra={"event": "lease-lost"}
+        )
         self._lease.lost()
         self._acks.lost_lease(self._waiting.lease_lost())
         self._register()
@@ -289,7 +291,7 @@ class Listener(ThreadComponent):
     # -- now and then --
 
     def _housekeep(self, now: float) -> None:
-        self._backlog = True  # look once in a while: who published may have died before it could notify
+        self._backlog = True  # poll once in a while: a publisher may have died before its notification
         if self._housekeeping.reclaim(now):
             self._revocations.pending = True
         self._window.reweigh()
@@ -304,12 +306,12 @@ class Listener(ThreadComponent):
         self._consumer.wake()
 
     def stop(self, deadline: float = 0.0) -> None:
-        """deadline: until then the broker may be waited for."""
+        """deadline: how long to wait for the broker."""
         self._give_up_at = deadline
         super().stop(deadline)
 
     def closed(self) -> None:
-        """The last settlements, then the store: the listener is the last to stop, because it owns the
+        """Send the last settlements, then close the store: the listener stops last, because it owns the
         acks."""
         self._quiet = True
         self._resolve_doubts(self.clock.monotonic())
@@ -320,11 +322,11 @@ class Listener(ThreadComponent):
         try:
             self._consumer.deregister()
         except (BrokerUnavailable, LeaseLost, ConfigurationError) as error:
-            logger.warning("the broker does not hear that we end: %s; it will notice", error)
+            logger.warning("the broker was not told that this worker stops: %s; it will notice", error)
 
 
 # -- ConnectionState: how the broker answers this worker, and how long to let it be when it does not --
-# Thread: written by the listener; single attributes are read by any.
+# Thread: written by the listener; any may read single attributes.
 
 
 class ConnectionState:
@@ -332,13 +334,13 @@ class ConnectionState:
         self.answered_at = 0.0
         """Monotonic time of the last turn in which the broker answered; 0.0 before the first."""
         self.failing: str | None = None
-        """Why the broker did not answer at the last turn; None when it did."""
+        """Why the broker did not answer in the last turn; None when it did."""
         self.failures = self.reconnects = 0
-        """How many turns failed, and how often the broker answered again."""
+        """How many turns failed, and how often the broker came back."""
         self._in_a_row = 0
 
     def failed(self, error: Exception) -> float:
-        """The broker did not answer; return the seconds until it is to be asked again."""
+        """The broker did not answer; return the seconds until the next attempt."""
         delay = RECONNECT.delay(self._in_a_row, random.random)
         self._in_a_row += 1
         self.failures += 1

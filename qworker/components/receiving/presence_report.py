@@ -1,7 +1,7 @@
-"""PresenceReport: what this worker tells of itself through its broker.
+"""PresenceReport: the status that this worker publishes through its broker.
 
-Comes from:  the pool, the requests that wait, the acks and the ledger, as snapshots.
-Goes to:     Listener, which gives the text to the broker along with the renewal of the lease.
+Comes from:  the pool, the waiting requests, the acks and the ledger, as snapshots.
+Goes to:     Listener, which sends the text with the renewal of the lease.
 Thread:      listener.
 """
 
@@ -36,7 +36,7 @@ PYTHON = ".".join(map(str, sys.version_info[:3]))
 
 
 class PresenceReport:
-    """phase: tells the worker's phase. The others are its parts."""
+    """phase: returns the worker's phase. The others are its parts."""
 
     def __init__(
         self,
@@ -58,16 +58,16 @@ class PresenceReport:
         self._host = socket.gethostname()
         self._started = clock.now()
         self._began: dict[Key, float] = {}
-        """Epoch seconds at which what is running began. Kept, so that a run has one beginning however the
-        wall clock moves."""
+        """Epoch second at which each running task began. Kept, so that it does not change when the wall clock
+        is adjusted."""
         self._told: Presence | None = None
 
     def has_changed(self) -> bool:
-        """Whether there is something else to tell than what text() told last."""
+        """Whether the status has changed since the last text()."""
         return self._snapshot() != self._told
 
     def text(self) -> str:
-        """What is to be told now. Memory comes along; that it has changed is no news."""
+        """Return the current status. Memory is included; a change of memory alone does not count."""
         self._told = told = self._snapshot()
         return to_text(
             told._replace(
@@ -108,7 +108,7 @@ class PresenceReport:
         return WORKING if in_flight else IDLE
 
     def _running(self) -> list[RunningTask]:
-        """What is running, the oldest first."""
+        """Return the running tasks, oldest first."""
         found = self._pool.running()
         wall, now = self._clock.now(), self._clock.monotonic()
         known = self._began
@@ -126,7 +126,7 @@ class PresenceReport:
 
 
 def resident(pid: int) -> int | None:
-    """Resident memory of a process, bytes; None when nobody knows."""
+    """Return the resident memory of a process in bytes; None if unknown."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,13 +1,13 @@
-"""Replays: which signed messages this worker holds or has finished, so that a copy of one is not run.
+"""Replays: the signed messages that this worker holds or has finished, to refuse copies.
 
-Comes from:  Intake asks; the ledger tells what enters and leaves.
+Comes from:  Intake asks; the ledger adds and removes.
 Goes to:     nothing.
 Thread:      listener.
 
-No two signatures are the same, so the same signature twice is one message twice: delivered again, which is
-told by its tag and by its not being finished, or copied. What goes back to the broker or to the dead letters
-may come again. What is known ends with this process, and with MOST signatures; beyond it `security_max_age`
-and ``expires`` are what bounds a copy.
+Signatures are unique, so the same signature twice is the same message twice: either delivered again, with the
+same tag and not finished, or copied. A message that goes back to the broker or to the dead letters may come
+again. The knowledge is limited to this process, and to MOST signatures; `security_max_age` and ``expires``
+limit copies beyond it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST = 100_000
 
 
 class Replays:
-    """most: how many finished messages are known; the oldest are forgotten first."""
+    """most: how many finished messages are known; the oldest are dropped first."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -36,7 +36,7 @@ class Replays:
         self._held[_signature(request)] = request.key
 
     def leave(self, request: Request, finished: bool) -> None:
-        """finished: it is not to come again."""
+        """finished: it will not come again."""
         signature = _signature(request)
         self._held.pop(signature, None)
         if finished:
@@ -46,5 +46,5 @@ class Replays:
 
 
 def _signature(request: Request) -> str:
-    """What no other message has: the digest."""
+    """Return the unique part of the signature: the digest."""
     return str(request.headers.get("signature"))[-64:]

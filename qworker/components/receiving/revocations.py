@@ -1,7 +1,7 @@
-"""Revocations: what the broker knows to be revoked, as far as this worker has heard.
+"""Revocations: reads revoked tasks from the broker.
 
-Comes from:  Listener, when there may be news, and before anything of a claim may run.
-Goes to:     the ledger; WaitingRequests, for the requests that are here.
+Comes from:  Listener, when there may be new ones, and before anything claimed can run.
+Goes to:     the ledger; WaitingRequests, for the requests in this worker.
 Thread:      listener.
 """
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Revocations:
-    """on_revoked: called with each request here that is hit."""
+    """on_revoked: called with each affected request here."""
 
     def __init__(self, app: QWorker, state: WorkerState, on_revoked: Callable[[Request], None]) -> None:
         self._consumer = app.broker.consumer
@@ -31,14 +31,14 @@ class Revocations:
         self._on_revoked = on_revoked
         self._cursor = 0
         self.pending = True
-        """Whether there may be some that we have not asked for."""
+        """Whether there may be some that were not read yet."""
 
     def told(self, last: int) -> None:
-        """The broker says that *last* is the number of the newest one."""
+        """The broker reports *last* as the number of the newest one."""
         self.pending = last > self._cursor
 
     def read(self) -> None:
-        """Ask the broker for those since the last time."""
+        """Read the new ones from the broker."""
         self._cursor, revocations = self._consumer.revoked_since(self._cursor)
         self.pending = False
         for given in revocations:

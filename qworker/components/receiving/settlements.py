@@ -1,14 +1,14 @@
-"""Settlements: has the broker carry out what it is told, and finds another end for what it will never take.
+"""Settlements: sends settlements to the broker, and replaces those that it refuses.
 
 Comes from:  Listener, with the settlements of a turn.
-Goes to:     the store; what it refuses goes there once more, changed until it is taken.
+Goes to:     the store; refused settlements are changed and sent again until accepted.
 Thread:      listener.
 
-A store that is away says so (BrokerUnavailable, LeaseLost, ConfigurationError), and is asked again for ever.
-Whatever else it raises is about what it was told: a text that its columns do not take, a result that is too
-large. Then the batch is parted until those that are to blame stand alone, so that no other settlement waits
-for them. A result that is refused becomes one of the same task that says why; where not even that is taken,
-the message becomes a dead letter.
+An unavailable store raises one of BrokerUnavailable, LeaseLost and ConfigurationError, and is retried without
+limit. Any other error concerns the settlements: a text that its columns do not accept, or a result that is
+too large. Then the batch is split until the invalid ones are alone, so that no other settlement waits for
+them. A refused result is replaced by a failure of the same task with the reason; if that is refused too, the
+message becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ABSENT = (BrokerUnavailable, LeaseLost, ConfigurationError)
-"""What a store raises that can carry out nothing at all, for now."""
+"""Errors of a store that can carry out nothing now."""
 PORTION_BYTES = 16 * 1024**2
-"""Of results that are stored in one step: the settlement that goes over it is the last. Servers take no more
-than so much at a time, and after an outage there may be very many."""
+"""Maximum bytes of results stored in one step: the settlement that exceeds it is the last. Servers limit a
+request, and after an outage there may be very many."""
 LONGEST = 500
-"""Characters of an error, or of a reason, that are repeated."""
+"""Maximum characters of a quoted error or reason."""
 LATER_SECONDS = 60.0
-"""After so long a message comes back that can neither be settled nor dead-lettered."""
+"""Delay of a message that can neither be settled nor dead-lettered."""
 
 
 class Settlements:
-    """consumer: of the broker of *app*, whose result store makes the rows that it stores beside. on_parts:
-    called when parts of joins were recorded along."""
+    """consumer: of the broker of *app*, whose result store makes the rows stored with it. on_parts: called
+    when parts of joins were recorded."""
 
     def __init__(self, app: QWorker, consumer: Consumer, on_parts: Callable[[], None] = lambda: None) -> None:
         self._on_parts = on_parts
@@ -49,17 +49,16 @@ class Settlements:
         self._consumer = consumer
         self._generation = 0
         self._done: set[int] = set()
-        """Tags that were settled before the store went away in the middle of a carry_out(), which will be
-        repeated."""
+        """Tags settled before the store failed in the middle of a carry_out(), which will be repeated."""
         self._lost: set[int] = set()
         self._unanswered: set[int] = set()
-        """Tags of what the store may have carried out, though no answer came."""
+        """Tags that the store may have settled, although no answer came."""
 
     def carry_out(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
-        """As Consumer.settle(), but nothing is raised other than ABSENT: then call it again with the same,
-        and more.
+        """Like Consumer.settle(), but only raises ABSENT: then call it again with the same settlements, and
+        more.
 
-        What a store never takes has another end, and the log says so.
+        A settlement that the store refuses is replaced and logged.
         """
         if generation != self._generation:
             self._generation, self._done, self._lost, self._unanswered = generation, set(), set(), set()
@@ -72,14 +71,14 @@ class Settlements:
         if again := self._lost & self._unanswered:
             self._lost = self._lost.difference(self._consumer.settled_before(again))
         lost, self._done, self._lost = self._lost, set(), set()
-        self._unanswered.clear()  # it was repeated, with all the rest
+        self._unanswered.clear()  # it was repeated completely
         if any(type(each) is not Release and each.parts for each in settlements):  # type: ignore[union-attr]
             self._on_parts()
         return lost
 
     def confirm(self, tags: Collection[int]) -> None:
-        """As Consumer.confirm(): return once what was carried out is known to be done. tags: those that wait
-        for it; when this raises, they are to be carried out again."""
+        """Like Consumer.confirm(): return once the settlements are confirmed. tags: those that wait for it;
+        when this raises, they have to be carried out again."""
         try:
             self._consumer.confirm()
         except BrokerUnavailable:
@@ -97,7 +96,7 @@ class Settlements:
         except Exception as error:  # noqa: BLE001 - whatever it is about, others must not suffer for it
             if len(settlements) > 1:
                 logger.debug(
-                    "%d settlements are refused, and tried apart: %s", len(settlements), _shown(error)
+                    "%d settlements are refused, and tried separately: %s", len(settlements), _shown(error)
                 )
                 middle = len(settlements) // 2
                 self._settle(settlements[:middle])
@@ -108,24 +107,22 @@ class Settlements:
         self._lost |= lost
 
     def _settle_otherwise(self, settlement: Settlement, error: Exception) -> set[int]:
-        why = f"the broker does not take how it ended: {_shown(error)}"
+        why = f"the broker refused how it ended: {_shown(error)}"
         logger.error("%s: %s", _named(settlement), why)
-        logger.debug("the traceback of that", exc_info=error)
+        logger.debug("the traceback of that error", exc_info=error)
         for other in self._others(settlement, why):
             try:
                 return self._consumer.settle(self._generation, [other])
             except ABSENT:
                 raise
             except Exception as again:  # noqa: BLE001 - as in _settle(): the next is simpler
-                logger.debug("nor does it take %s: %s", type(other).__name__, _shown(again))
+                logger.debug("%s is refused too: %s", type(other).__name__, _shown(again))
         if not isinstance(settlement, Store):
-            logger.critical(
-                "%s can be settled in no way: it stays in hand until this worker ends", _named(settlement)
-            )
+            logger.critical("%s cannot be settled: it is held until this worker ends", _named(settlement))
         return set()
 
     def _others(self, settlement: Settlement, why: str) -> Iterator[Settlement]:
-        """Ends for what is refused as *settlement*, the best first."""
+        """Yield replacements for a refused *settlement*, the best first."""
         row = None if isinstance(settlement, Release) else settlement.row
         failure = None if row is None else self._failure_row(row, why)
         parts = () if isinstance(settlement, Release) else _failed(settlement.parts)
@@ -148,14 +145,14 @@ class Settlements:
                 if each is not None:
                     yield DeadLetter(tag, why, each, counted, parts)
         yield DeadLetter(tag, why, counted=counted, parts=parts)
-        yield DeadLetter(tag, "the broker does not take how it ended", counted=counted)
+        yield DeadLetter(tag, "the broker refused how it ended", counted=counted)
         if isinstance(settlement, Ack):
-            yield Ack(tag)  # it ran: better no word of it than to run it for ever
+            yield Ack(tag)  # it ran: rather drop it than run it forever
         else:
             yield Release(tag, self._app.clock.now() + LATER_SECONDS)
 
     def _failure_row(self, row: ResultRow, why: str) -> ResultRow | None:
-        """A row that says why *row* is not stored: FAILURE where the task has ended, else its state."""
+        """Return a row that says why *row* is not stored: FAILURE if the task has ended, else its state."""
         task_id, status = row[:2]
         if status == states.STARTED:
             return None
@@ -163,12 +160,12 @@ class Settlements:
             state = states.FAILURE if status in states.READY_STATES else status
             return self._app.backend.row_why_not(row, state, BackendError(why))
         except Exception as error:  # noqa: BLE001 - a result store of somebody else's: then there is no row
-            logger.debug("no row can be made of %.100r: %s", task_id, _shown(error))
+            logger.debug("no row can be made from %.100r: %s", task_id, _shown(error))
             return None
 
 
 def _failed(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """*parts* of a call whose result could not be stored."""
+    """Return the *parts* of a call whose result could not be stored."""
     return tuple(part._replace(status=states.FAILURE) for part in parts)
 
 
@@ -198,5 +195,5 @@ def _size(row: ResultRow) -> int:
 
 
 def _shown(error: Exception) -> str:
-    """*error* on one line; the repr() of some shows all of what was to be sent."""
+    """Return *error* on one line; the repr() of some contains all the data to be sent."""
     return mask_urls(printable(f"{type(error).__name__}: {error}"[:LONGEST]))

@@ -1,5 +1,5 @@
-"""Status: what a worker tells of itself, from snapshots.
+"""Status: reports about a worker, from snapshots.
 
-Modules, in reading order: ``counters``, ``queue_depths``, ``health`` (alive, ready, held up), ``metrics``
-(Prometheus' text), ``http_status`` (over HTTP).
+Modules, in reading order: ``counters``, ``queue_depths``, ``health`` (alive, ready, blocked), ``metrics``
+(Prometheus' text format), ``http_status`` (over HTTP).
 """

@@ -1,4 +1,4 @@
-"""Counters: how many runs of each task ended how, and how long they took; kept only where somebody may ask.
+"""Counters: how many runs of each task ended how, and how long they took; only kept if they are exposed.
 
 Comes from:  Settler, for every request that ends.
 Goes to:     ``metrics.py``.
@@ -12,14 +12,15 @@ from itertools import accumulate
 from typing import NamedTuple
 
 MAX_NAMES = 200
-"""Of tasks that are counted apart; each costs a monitoring system a series for every way to end."""
+"""Maximum number of tasks counted separately; each costs a monitoring system a series for every way to
+end."""
 OTHERS = "other"
 BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
 """Upper bounds of the histogram, seconds."""
 
 
 class Run(NamedTuple):
-    """A request that ended. seconds: how long its task ran; None when it did not run to an end of its own."""
+    """A request that ended. seconds: how long its task ran; None when it was cut off."""
 
     name: str
     how: str
@@ -27,7 +28,7 @@ class Run(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """counts: how many runs took at most as long as each of BUCKETS. total: of all; seconds: their sum."""
+    """counts: how many runs took at most as long as each of BUCKETS. total: all; seconds: their sum."""
 
     counts: list[int]
     total: int
@@ -57,12 +58,12 @@ class Counters:
                     self._seconds += seconds
 
     def ends(self) -> dict[tuple[str, str], int]:
-        """How many runs of (task name, how) there were."""
+        """Return the number of runs for each (task name, end)."""
         with self._lock:
             return dict(self._ends)
 
     def runtimes(self) -> Histogram:
-        """How long the runs took that came to an end of their own."""
+        """Return the durations of the runs that were not cut off."""
         with self._lock:
             counts = list(accumulate(self._buckets))
             return Histogram(counts[:-1], counts[-1], self._seconds)

@@ -1,9 +1,9 @@
-"""Health: whether a worker lives and consumes, and if not, why.
+"""Health: whether a worker is alive and consuming, and if not, why.
 
-Comes from:  Worker, which gives its parts and has them looked at from its main loop.
+Comes from:  Worker, which passes its parts and calls look() from its main loop.
 Goes to:     the log, when the broker has been silent or a task has run for long; ``http_status.py`` and
-             ``metrics.py``, which ask.
-Thread:      look() on the main thread; the questions on any: they read single attributes, and snapshots.
+             ``metrics.py``.
+Thread:      look() on the main thread; all other methods on any: they read single attributes, and snapshots.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from qworker.conf import mask_urls
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""How often the main loop looks."""
+"""Interval of look() in the main loop."""
 STUCK_SECONDS = 30.0
-"""A main loop that has not come round for so long is stuck."""
+"""A main loop that has not called look() for this long is stuck."""
 RUNNING = "running"
 NAMED_AFTER = (1.0, 60.0, 600.0, 3600.0)
-"""Seconds that a task has run each time the log names it; later each time that it has run twice as long."""
+"""Run times in seconds at which the log names a task; later each time the run time has doubled."""
 WARNED_AFTER = 600.0
-"""From here on these lines are warnings where no time limit ends the task."""
+"""From here on these lines are warnings if no time limit ends the task."""
 HELD_SECONDS = 30.0
-"""Slots of which none has been free for so long are worth a look."""
+"""It is a problem if no slot has been free for this long."""
 
 
 class Health:
-    """hostname, phase: of the worker; "running" is the phase in which it consumes. stall_seconds: see
+    """hostname, phase: of the worker; it consumes in phase "running". stall_seconds: see
     ``worker_stall_seconds``. long_runs, others: are asked for their problems."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Health:
     look_seconds = LOOK_SECONDS
 
     def look(self) -> None:
-        """Note that the main loop turns; say in the log when the broker falls silent, and when it is back."""
+        """Record that the main loop is alive; log when the broker falls silent, and when it is back."""
         now = self._clock.monotonic()
         if now - self._looked < LOOK_SECONDS / 2:
             return
@@ -79,7 +79,7 @@ class Health:
                 logger.warning("consuming again", extra={"event": "consuming"})
             self._silent_looks = 0
             return
-        # Said at the second look: after a sleep of the whole machine, the first may come before anybody's
+        # Logged the second time: after the machine slept, the first call may come before any other thread's
         # turn.
         self._silent_looks += 1
         if self._silent_looks == 2:
@@ -99,7 +99,7 @@ class Health:
         return f"the worker has been waiting for an answer of the broker for {seconds:.0f} s"
 
     def not_alive(self) -> list[str]:
-        """Why this process should be restarted; [] when it need not be."""
+        """Return why this process should be restarted; [] when it should not."""
         reasons = []
         late = self._clock.monotonic() - self._looked
         if late > STUCK_SECONDS:
@@ -111,7 +111,7 @@ class Health:
         return reasons
 
     def not_ready(self) -> list[str]:
-        """Why no tasks are being taken; [] when they are."""
+        """Return why no tasks are accepted; [] when they are."""
         now = self._clock.monotonic()
         reasons = self.not_alive()
         phase = self._phase()
@@ -124,12 +124,12 @@ class Health:
         return reasons
 
     def silence(self) -> float | None:
-        """Seconds since the broker last answered; None before it first has."""
+        """Return the seconds since the broker last answered; None before its first answer."""
         last = self._connection.answered_at
         return max(0.0, self._clock.monotonic() - last) if last else None
 
     def info(self, reasons: list[str]) -> dict[str, Any]:
-        """What a probe is told."""
+        """Return the answer to a probe."""
         return {
             "status": "unavailable" if reasons else "ok",
             "reasons": reasons,
@@ -145,8 +145,8 @@ class Health:
 
 class LongRuns:
     """Tasks that run for long. The log names each after a second, and again at growing intervals: a short
-    task leaves the line of its end, but one that hangs, or dies with its worker, would leave none. slots: how
-    many sync tasks run at once."""
+    task has a line at its end, but one that hangs, or dies with its worker, would have none. slots: how many
+    sync tasks run at once."""
 
     def __init__(self, clock: Clock, pool: TaskPool, slots: int) -> None:
         self._clock = clock
@@ -155,7 +155,7 @@ class LongRuns:
         self._named: dict[Key, int] = {}  # how often; main thread
 
     def look(self) -> None:
-        """Name in the log what has run for longer than a second, and for long since it was last named."""
+        """Log tasks that have run for longer than a second and were not named for long."""
         now = self._clock.monotonic()
         named = {}
         for request, since in self._pool.running():
@@ -167,7 +167,7 @@ class LongRuns:
         self._named = named
 
     def problems(self) -> list[str]:
-        """One sentence when all slots have been taken by the same tasks for long; else nothing."""
+        """Return one sentence when the same tasks have occupied all slots for long; otherwise nothing."""
         now, slots = self._clock.monotonic(), self._slots
         held = sorted((run for run in self._pool.running() if not run[0].is_async), key=itemgetter(1))[:slots]
         if len(held) < slots or now - held[-1][1] < HELD_SECONDS:
@@ -181,7 +181,7 @@ class LongRuns:
 
 
 def _times_named(seconds: float) -> int:
-    """How often a task that has run for so long is to have been named."""
+    """Return how often a task with this run time should have been named."""
     last = NAMED_AFTER[-1]
     return bisect_right(NAMED_AFTER, seconds) + (int(math.log2(seconds / last)) if seconds > last else 0)
 
@@ -209,9 +209,9 @@ def _length(seconds: float) -> str:
 
 
 def _prospect(request: Request) -> str:
-    """What ends a task that runs for long."""
+    """Describe what will end a long task."""
     if _in_thread(request):
-        return "; it runs in a thread, which nothing ends before its worker ends"
+        return "; it runs in a thread, which can only end with its worker"
     if request.time_limit:
         return f"; its time limit is {request.time_limit:g} s"
     if request.name.startswith("qworker.spooler."):  # a file, which cannot be revoked

@@ -1,12 +1,11 @@
-"""HttpStatus: answers probes and Prometheus on a port of its own.
+"""HttpStatus: answers probes and Prometheus on a separate port.
 
 Comes from:  ``worker_http_address``; Worker starts it first and stops it last.
-Goes to:     Health, which reads snapshots, so that probes never ask the broker; ``metrics.py``, which lets
-             QueueDepths ask it.
-Thread:      http, and one for each connection, of which there are few and none for long.
+Goes to:     Health, which reads snapshots, so that probes never query the broker; ``metrics.py``, where
+             QueueDepths queries it.
+Thread:      http, and one for each connection; connections are few and short.
 
-Nobody who connects can hold the worker up: a client that is slow is cut off, and where there are too many,
-the one that has been there longest has to go.
+A client cannot block the worker: a slow client is disconnected, and with too many clients the oldest one is.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 16
 SILENCE_SECONDS = 5.0
-"""Seconds that a client may be silent."""
+"""Seconds before a silent client is disconnected."""
 
 
 class HttpStatus(Component):
-    """address: ``host:port``; port 0 takes any free one, and ``port`` says which once it has started."""
+    """address: ``host:port``; port 0 takes any free one, which ``port`` returns after the start."""
 
     name = "http"
 
@@ -44,7 +43,7 @@ class HttpStatus(Component):
         self._stopped = False
 
     def start(self) -> None:
-        """Raises ConfigurationError when the port cannot be had."""
+        """Start. Raises ConfigurationError when the port is not available."""
         if self._server is not None or self._stopped:
             return
         host, _, port = self._address.rpartition(":")
@@ -92,18 +91,18 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self._open[request] = None
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # no thread can be had
+        except RuntimeError:  # no thread can be started
             self.shutdown_request(request)
 
     def cut_off(self, most: int) -> None:
-        """End the oldest connections, so that not more than *most* are left."""
+        """Close the oldest connections until at most *most* are left."""
         with self._lock:
             oldest = list(self._open)[: max(0, len(self._open) - most)]
             for one in oldest:
                 del self._open[one]
         for one in oldest:
             try:
-                one.shutdown(socket.SHUT_RDWR)  # its thread finds that out, and closes it
+                one.shutdown(socket.SHUT_RDWR)  # its thread notices, and closes it
             except OSError:
                 pass
 

@@ -1,6 +1,7 @@
 """Metrics: a worker's figures in the text format of Prometheus.
 
-Comes from:  Health and parts of the worker, as snapshots; QueueDepths, which asks the broker now and then.
+Comes from:  Health and parts of the worker, as snapshots; QueueDepths, which queries the broker from time to
+             time.
 Goes to:     ``http_status.py``.
 Thread:      any.
 """
@@ -27,7 +28,7 @@ _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 class Metrics:
-    """state, waiting: of the worker. counters: of the runs that have ended."""
+    """state, waiting: of the worker. counters: of ended runs."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class Metrics:
         self._counters = counters
 
     def render(self) -> bytes:
-        """The whole page."""
+        """Return the whole page."""
         lines = (*self._lines(), *_queues(self.depths))
         return "".join(line + "\n" for line in lines).encode()
 
@@ -57,18 +58,17 @@ class Metrics:
         yield from _family("qworker_info", "gauge", "This worker.",
                            [({"version": VERSION, "worker": health.hostname}, 1)])  # fmt: skip
         yield from _family(
-            "qworker_up", "gauge", "Whether the worker takes tasks.", _one(not health.not_ready())
+            "qworker_up", "gauge", "Whether the worker accepts tasks.", _one(not health.not_ready())
         )
         yield from _runs(self._counters)
         gauges = (
-            ("qworker_tasks_running", "Tasks in the pool, running or next to run.", pool.in_flight()),
+            ("qworker_tasks_running", "Tasks in the pool, running or about to run.", pool.in_flight()),
             ("qworker_tasks_ready", "Tasks in the worker that wait for a free process.", self._waiting.ready),
-            ("qworker_tasks_scheduled", "Tasks in the worker that wait for "
-                                        "their time.", self._waiting.scheduled),
+            ("qworker_tasks_scheduled", "Tasks in the worker that are not due yet.", self._waiting.scheduled),
             ("qworker_tasks_reserved", "Tasks that the worker has on lease.", len(self._state.requests)),
             ("qworker_settlements_pending", "Acknowledgements that wait for the broker.", listener.unsettled),
-            ("qworker_pool_size", "Processes or threads that the pool is to have.", info["max-concurrency"]),
-            ("qworker_pool_processes", "Processes that the pool has.", len(info["processes"])),
+            ("qworker_pool_size", "Configured processes or threads of the pool.", info["max-concurrency"]),
+            ("qworker_pool_processes", "Actual processes of the pool.", len(info["processes"])),
         )  # fmt: skip
         for name, text, value in gauges:
             yield from _family(name, "gauge", text, _one(value))
@@ -76,16 +76,16 @@ class Metrics:
             text = "Time since the broker last answered."
             yield from _family("qworker_broker_silence_seconds", "gauge", text, _one(silence))
         counters = (
-            ("qworker_broker_failures_total", "Calls to the broker that failed.", connection.failures),
+            ("qworker_broker_failures_total", "Failed calls to the broker.", connection.failures),
             (
                 "qworker_broker_reconnects_total",
-                "Times that the broker answered again.",
+                "Times that the broker was available again.",
                 connection.reconnects,
             ),
-            ("qworker_pool_process_starts_total", "Processes that the pool has started.", pool.starts),
+            ("qworker_pool_process_starts_total", "Processes started by the pool.", pool.starts),
             (
                 "qworker_pool_process_deaths_total",
-                "Processes that ended before their time, also by a limit.",
+                "Processes that died early, including those killed by a limit.",
                 pool.deaths,
             ),
         )
@@ -96,12 +96,12 @@ class Metrics:
 
 def _runs(counters: Counters) -> Iterable[str]:
     ends = sorted(counters.ends().items())
-    yield from _family("qworker_tasks_total", "counter", "Tasks that ended, by how they did.",
+    yield from _family("qworker_tasks_total", "counter", "Ended tasks, by kind of end.",
                        [({"task": name, "outcome": how}, number) for (name, how),
                        number in ends])  # fmt: skip
     name = "qworker_task_runtime_seconds"
     counts, total, seconds = counters.runtimes()
-    yield from _head(name, "histogram", "How long tasks ran.")
+    yield from _head(name, "histogram", "Run times of tasks.")
     for bound, number in zip(BUCKETS, counts, strict=True):
         yield _sample(f"{name}_bucket", {"le": repr(bound)}, number)
     yield _sample(f"{name}_bucket", {"le": "+Inf"}, total)
@@ -110,28 +110,28 @@ def _runs(counters: Counters) -> Iterable[str]:
 
 
 def _queues(depths: QueueDepths) -> Iterable[str]:
-    """What waits at the broker; of what it does not tell, nothing: a 0 would be a lie."""
+    """Render the queues of the broker; a missing value is left out, because a 0 would be wrong."""
     found = depths.latest()
     known = found is not None
     yield from _family(
-        "qworker_queues_known", "gauge", "Whether the broker says how its queues stand.", _one(known)
+        "qworker_queues_known", "gauge", "Whether the broker reports the state of its queues.", _one(known)
     )
     if found is None:
         return
     figures: list[tuple[str, str, list[int | float | None]]] = [
-        ("messages_ready", "Messages that wait in a queue.", [info.ready for info in found])
+        ("messages_ready", "Messages waiting in a queue.", [info.ready for info in found])
     ]
     if depths.counts:
         figures += [
             (
                 "messages_delayed",
-                "Messages in a queue that wait for their time.",
+                "Messages in a queue that wait for their due time.",
                 [info.delayed for info in found],
             ),
             ("messages_dead", "Dead letters of a queue.", [info.dead for info in found]),
             (
                 "oldest_message_seconds",
-                "How long the oldest has waited.",
+                "How long the oldest message has waited.",
                 [depths.age(info) for info in found],
             ),
         ]
@@ -145,7 +145,7 @@ def _queues(depths: QueueDepths) -> Iterable[str]:
 
 
 def _process(started: float, children: list[int]) -> Iterable[str]:
-    """Prometheus's usual figures of a process, for the main one; memory of the children besides."""
+    """Render Prometheus's usual figures of a process, for the main one; and the memory of the children."""
     spent = time.process_time()
     yield from _family("process_start_time_seconds", "gauge", "When the worker started, in epoch seconds.",
                        _one(started))  # fmt: skip
@@ -157,7 +157,7 @@ def _process(started: float, children: list[int]) -> Iterable[str]:
         return
     yield from _family("process_resident_memory_bytes", "gauge", "Memory of the main process.", _one(own))
     total = sum(resident(pid) or 0 for pid in children)
-    text = "Memory of the pool's processes; pages that they share count for each."
+    text = "Memory of the pool's processes; shared pages count for each."
     yield from _family("qworker_pool_resident_memory_bytes", "gauge", text, _one(total))
 
 

@@ -1,10 +1,9 @@
-"""QueueDepths: how the queues that a worker consumes stand, for whoever watches it.
+"""QueueDepths: the state of the queues that a worker consumes, for monitoring.
 
-Comes from:  the broker, which is asked when somebody wants to know, and not more often than once in
-             ASK_SECONDS.
+Comes from:  the broker, queried on demand, and at most once in ASK_SECONDS.
 Goes to:     ``metrics.py``.
-Thread:      latest() on any, and never for longer than ANSWER_SECONDS; the broker is asked on a thread of its
-             own, of which there is one at a time.
+Thread:      latest() on any, for at most ANSWER_SECONDS; the broker is queried on a separate thread, one at a
+             time.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ logger = logging.getLogger(__name__)
 
 ASK_SECONDS = 5.0
 ANSWER_SECONDS = 1.0
-"""How long who wants to know waits for the broker."""
+"""How long a caller waits for the broker."""
 KEEP_SECONDS = 60.0
-"""How old an answer may be while the broker takes its time over the next one."""
+"""Maximum age of an answer while the broker is slow to give the next one."""
 
 
 class QueueDepths:
-    """counts: whether the broker knows more of its queues than what is ready in them."""
+    """counts: whether the broker knows more than the number of ready messages."""
 
     def __init__(self, app: QWorker, queues: Sequence[str]) -> None:
         self.counts = "counts" not in app.broker.lacks
@@ -46,7 +45,7 @@ class QueueDepths:
         self._closed = False
 
     def latest(self) -> list[QueueInfo] | None:
-        """How each queue stands, or stood a moment ago; None while the broker does not say."""
+        """Return the state of each queue, now or a moment ago; None while the broker does not answer."""
         with self._lock:
             now = self._clock.monotonic()
             if self._asking is None and now >= self._ask_at and not self._closed:
@@ -60,7 +59,8 @@ class QueueDepths:
             return self._answer if self._clock.monotonic() - self._answered <= KEEP_SECONDS else None
 
     def age(self, info: QueueInfo) -> float | None:
-        """Seconds that the oldest ready message has waited, 0 when none does; None when that is not known."""
+        """Return how many seconds the oldest ready message has waited, 0 when there is none; None if
+        unknown."""
         if info.oldest is not None:
             return max(0.0, self._clock.now() - info.oldest)
         return None if info.ready or not self.counts else 0.0
@@ -70,13 +70,13 @@ class QueueDepths:
         try:
             answer = self._store.admin.depths(self._queues)
         except QWorkerError as error:
-            logger.debug("the broker does not say how its queues stand: %s", mask_urls(str(error)))
+            logger.debug("the broker does not report the state of its queues: %s", mask_urls(str(error)))
         finally:
             with self._lock:
                 self._answer, self._answered, self._asking = answer, self._clock.monotonic(), None
 
     def close(self) -> None:
-        """Ask no more; wait a moment for an answer that is on its way. Safe to call twice."""
+        """Stop querying; wait a moment for a pending answer. Safe to call twice."""
         with self._lock:
             self._closed = True
             asking = self._asking

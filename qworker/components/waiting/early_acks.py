@@ -1,11 +1,11 @@
 """EarlyAcks: requests that must not run twice, from the order to ack them to their start.
 
-Comes from:  Mediator, which asks for the ack of a request once there is a place for it to run.
-Goes to:     the Listener, which acks; then back to the Mediator, in the order in which they were asked for.
-Thread:      ask() and take() by who has the mediator's turn; answered() by the listener; the rest by any.
+Comes from:  Mediator, which requests the ack once there is a place to run.
+Goes to:     the Listener, which acks; then back to the Mediator, in the same order.
+Thread:      ask() and take() with the mediator's turn; answered() by the listener; the rest by any.
 
-What is acked and does not run is lost if this worker is killed. So each request here has a place in the pool
-that is kept free for it, and no more are acked than can start at once.
+A request that is acked and does not run is lost if this worker is killed. So each one has a reserved place in
+the pool, and no more are acked than can start at once.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from qworker.transports.lease import Ack
 
 
 class EarlyAcks:
-    """mailbox: of the Listener, which has to look at once. ready: where the Mediator waits for acks."""
+    """mailbox: of the Listener, which has to check at once. ready: where the Mediator waits for acks."""
 
     def __init__(self, mailbox: Mailbox[SettlementOrder], ready: ReadyQueue) -> None:
         self._mailbox = mailbox
         self._ready = ready
-        self._asked = [0, 0]  # of sync and async requests: who has the turn writes, as the next
+        self._asked = [0, 0]  # for sync and async requests: written by the thread with the turn, as the next
         self._longest = 0.0
         self._answered = [0, 0]  # listener
-        self._acked: deque[Request] = deque()  # listener appends, who has the turn takes
+        self._acked: deque[Request] = deque()  # the listener appends, the thread with the turn takes
 
     def __len__(self) -> int:
-        """How many are here, acked or not yet."""
+        """Return how many are here, acked or not yet."""
         held = self.held
         return held.sync + held.asynchronous
 
@@ -42,7 +42,7 @@ class EarlyAcks:
 
     @property
     def held(self) -> Slots:
-        """For how many a place is kept."""
+        """Return how many places are reserved."""
         asynchronous = sum(request.is_async for request in self._acked.copy())
         return Slots(
             self._asked[0] - self._answered[0] + len(self._acked) - asynchronous,
@@ -51,13 +51,13 @@ class EarlyAcks:
 
     @property
     def longest(self) -> float:
-        """Seconds that the longest of the sync ones here is expected to take."""
+        """Return the longest expected seconds of the sync ones here."""
         if not self.held.sync:
             self._longest = 0.0
         return self._longest
 
     def ask(self, requests: Sequence[Request], seconds: float) -> None:
-        """Have *requests* acked. seconds: that the longest of them is expected to take."""
+        """Have *requests* acked. seconds: the longest expected duration of them."""
         self._longest = max(self.longest, seconds)
         for request in requests:
             self._asked[request.is_async] += 1
@@ -67,7 +67,7 @@ class EarlyAcks:
         )
 
     def answered(self, acked: Sequence[Request], lost: Sequence[Request]) -> None:
-        """The broker has the acks of *acked*, which may run now; those of *lost* came too late."""
+        """The broker has confirmed the acks of *acked*, which may run now; those of *lost* came too late."""
         if CRASHING and acked:
             crash_point("acked first")
         for request in acked:
@@ -79,11 +79,11 @@ class EarlyAcks:
         self._ready.wake()
 
     def take(self) -> list[Request]:
-        """Take out those whose acks are there, the one that was asked for first first."""
+        """Take out those whose acks are confirmed, in the order of the requests."""
         taken = []
         while self._acked:
             try:
                 taken.append(self._acked.popleft())
-            except IndexError:  # the worker stops, and somebody else takes them too
+            except IndexError:  # the worker stops, and another thread takes them too
                 break
         return taken

@@ -1,9 +1,9 @@
-"""WaitingRequests: what was received and has not begun, wherever in this worker it waits.
+"""WaitingRequests: all received requests in this worker that have not begun.
 
-Comes from:  Listener, with what it has fetched, and with revocations.
-Goes to:     the schedule, the pool at once or by the ready queue; back to the Listener, when a request is not
-             to start here.
-Thread:      listener, but for recall().
+Comes from:  Listener, with fetched requests and revocations.
+Goes to:     the schedule, or the pool, directly or through the ready queue; back to the Listener, when a
+             request must not start here.
+Thread:      listener, except recall().
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 
 FOUND_AGAIN = frozenset({REVOKED, EXPIRED, POISONED, UNKNOWN_TASK})
-"""Ends without a run, which each worker comes to."""
+"""Ends without a run that each worker would find again."""
 
 
 class WaitingRequests:
-    """on_ended: takes a request that is not to run; see Settler."""
+    """on_ended: called for a request that does not run; see Settler."""
 
     def __init__(
         self,
@@ -46,37 +46,36 @@ class WaitingRequests:
 
     @property
     def scheduled(self) -> int:
-        """How many wait for their time. Any thread."""
+        """Return how many wait for their due time. Any thread."""
         return len(self._schedule.schedule)
 
     @property
     def ready(self) -> int:
-        """How many wait for a place to run. Any thread."""
+        """Return how many wait for a slot. Any thread."""
         return len(self._ready)
 
     def schedule(self, due: float, request: Request) -> None:
-        """Have *request* wait until the epoch second *due*."""
+        """Let *request* wait until the epoch second *due*."""
         if CRASHING:
             crash_point("heap push")
         self._schedule.enter(due, request)
 
     def add(self, requests: list[Request]) -> None:
-        """Have *requests* run: at once if somebody is idle, or else in their turn."""
+        """Run *requests*: at once if a process is idle, otherwise in order."""
         if requests and (rest := self._mediator.offer(requests)):
             self._ready.put_many(rest)
 
     def give_up(self, requests: Sequence[Request]) -> None:
-        """End *requests*, of which nobody knows whether the broker has them still, as the death of a process
-        ends what was acked before it ran."""
+        """End *requests* that the broker may no longer have, like those acked before a process died."""
         for request in requests:
             request.mark_acked()
         if requests:
             self._on_ended([(request, Outcome(LOST, text=UNKNOWN)) for request in requests])
 
     def end_failing(self, requests: Sequence[Request]) -> list[Request]:
-        """End those of *requests* that a child was to tell of, and cannot any more; return the others. What
-        did not run goes back, to another worker that finds the same end and tells of it. What did must not
-        run again: it ends here, without its errbacks."""
+        """End those *requests* whose end a child was to report and cannot any more; return the others. One
+        that did not run goes back to another worker, which finds the same end and reports it. One that ran
+        must not run again: it ends here, without its errbacks."""
 
         def ends(request: Request) -> bool:
             failing = request.failing
@@ -91,33 +90,33 @@ class WaitingRequests:
         return [request for request in requests if not ends(request)]
 
     def keep(self, requests: Sequence[Request]) -> list[Request]:
-        """Put back those of *requests* that no other worker may have: the broker has them no more, or they
-        have ended and a child is to tell of it. Return the others. requests: from the end of the ready queue,
-        the last one first."""
+        """Put back those *requests* that no other worker may have: the broker no longer has them, or they
+        have ended and a child must report it. Return the others. requests: from the end of the ready queue,
+        last one first."""
         kept = [request for request in requests if request.acked or request.failing is not None]
         self._ready.put_back(reversed(kept))
         return [request for request in requests if not request.acked and request.failing is None]
 
     def take_all(self) -> list[Request]:
-        """Take out everything but what is in the pool."""
+        """Take out everything except what is in the pool."""
         return [*self._mediator.early.take(), *self._ready.clear(), *self._schedule.schedule.clear()]
 
     def lease_lost(self) -> list[Request]:
-        """Take out what others have now, and keep what was acked, which nobody else has."""
+        """Take out requests that others have now; keep acked ones, which nobody else has."""
         waiting = [*self._pool.recall(), *self._ready.clear(), *self._schedule.schedule.clear()]
         self._ready.put_back(request for request in waiting if request.acked)
         return [request for request in waiting if not request.acked]
 
     def recall(self) -> None:
-        """Take back from the pool what has not begun. Any thread."""
+        """Recall from the pool what has not begun. Any thread."""
         self._ready.put_back(self._pool.recall())
 
     def revoked(self, request: Request) -> None:
-        """A revocation hit *request*, which may be running, too."""
+        """Handle a revocation of *request*, which may be running."""
         if self._schedule.schedule.remove(request):
             self._on_ended([(request, Outcome(REVOKED, text="revoked"))])
             return
-        # If it is in the pool but has not started, it comes back here, and the mediator will not pass it on.
+        # If it is in the pool but has not started, it returns here, and the mediator will not pass it on.
         self.recall()
         revocation = request.revocation
         if revocation.terminate and self._pool.terminate(request, revocation.signal):

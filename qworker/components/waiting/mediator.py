@@ -1,12 +1,12 @@
-"""Mediator: gives the best ready requests to free pool slots.
+"""Mediator: moves the best ready requests to free pool slots.
 
 Comes from:  ReadyQueue or TaskBucket, filled by Listener and ScheduleController.
 Goes to:     TaskPool.submit.
-Thread:      mediator; refill() is the pool's thread's, offer() the listener's, in turn.
-Loses nothing, because a request in hand is unacked, and what the pool refuses is put back.
+Thread:      mediator; refill() is called by the pool's thread, offer() by the listener, in turn.
+Nothing is lost, because a request in transit is unacked, and requests refused by the pool are put back.
 
-First free slots, then that many of the best requests: so the most urgent runs next, and a revocation counts
-until the last moment.
+It first counts free slots, then takes that many of the best requests: so the most urgent run next, and a
+revocation works until the last moment.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ NOTHING = Held(0, 0.0)
 
 
 class Mediator(ThreadComponent):
-    """mailbox: of the Listener. lease: nothing starts while it may have lapsed, so that nobody else runs it,
-    too. on_ended: takes requests that are not to run. make_pool: is called with refill(), and makes
-    the pool, since each of the two calls the other."""
+    """mailbox: of the Listener. lease: nothing starts while it may have expired, so that nobody else runs it,
+    too. on_ended: takes requests that must not run. make_pool: called with refill(), makes the pool, because
+    each of the two calls the other."""
 
     name = "mediator"
     timeout = WAIT_SECONDS
-    """The longest wait of a step, in seconds."""
+    """The longest wait of a step in seconds."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class Mediator(ThreadComponent):
         self._on_ended = on_ended
         self._quiet = False  # written by quiet(), a flag
         self._turn = threading.Lock()
-        """Who moves requests from the ready queue to the pool, so that none overtakes another on the way."""
+        """Held while moving requests from the ready queue to the pool, so that none overtakes another."""
         self._expected: str | None = None
-        """Under _turn: the task that the next request is probably of: of the first that was refused, or else
-        the last that was taken. None when nothing waits."""
+        """Under _turn: the expected task of the next request: that of the first refused one, or else of the
+        last one taken. None when nothing waits."""
         self.pool = make_pool(self.refill)
 
     def step(self, now: float) -> float | None:
@@ -75,24 +75,24 @@ class Mediator(ThreadComponent):
         return 0
 
     def refill(self) -> None:
-        """Give the pool, which has room now, what is ready. The pool's thread calls: while short tasks
-        stream, it saves a change of threads for every frame, and the pool need not look again before long."""
+        """Give ready requests to the pool, which has room now. Called by the pool's thread: with many short
+        tasks this saves a thread switch for every frame, and the pool need not check again soon."""
         if not self._turn.acquire(blocking=False):
-            self._ready.wake()  # who has the turn may have counted the slots before
+            self._ready.wake()  # the thread with the turn may have counted the slots before
             return
         try:
             moved = self._move()
         finally:
             self._turn.release()
         if moved >= BATCH:
-            self._ready.wake()  # there may be more, which is the mediator's work
+            self._ready.wake()  # there may be more, for the mediator
 
     def _move(self) -> int:
-        """Move the best requests to free slots, for who has the turn; return how many were taken."""
+        """Move the best requests to free slots, while holding the turn; return how many were taken."""
         if self._quiet:
             return 0
         ready, pool = self._ready, self.pool
-        # Asked anew each time: what was unknown, or long when it was cold, may turn out short.
+        # Determined anew each time: an unknown task, or one that was slow at first, may turn out to be short.
         expected = self._expected
         slots = pool.free_slots_for(pool.expected_runtime(expected)) if expected else pool.free_slots()
         slots = Slots(min(slots.sync, BATCH), min(slots.asynchronous, BATCH))
@@ -121,24 +121,23 @@ class Mediator(ThreadComponent):
             if CRASHING:
                 crash_point("dispatched")
             if any(request.is_async for request in runnable):
-                self._mailbox.wake()  # they run beside whatever comes next
+                self._mailbox.wake()  # they run beside the next ones
             if refused:
                 ready.put_back(refused)
                 self._expect(refused)
         return len(acked) + len(requests) - len(back)
 
     def _expect(self, waiting: Sequence[Request]) -> None:
-        """Note what the first of *waiting* is that wants a process."""
+        """Remember the task of the first of *waiting* that needs a process."""
         best = next((request for request in waiting if not request.is_async), None)
         if best is not None:
             self._expected = best.name
 
     def offer(self, requests: list[Request]) -> list[Request]:
-        """Give *requests* to idle processes at once; return those that have to go the long way, by the ready
-        queue.
+        """Give *requests* to idle processes at once; return those that have to go through the ready queue.
 
-        The Listener's thread calls. It saves who calls an idle worker a change of threads. Nobody is
-        overtaken, for it does nothing while anything is waiting, in somebody's hand or in want of a token.
+        Called by the Listener's thread. It saves a thread switch when the worker is idle. It overtakes
+        nothing, because it does nothing while requests are waiting, in transit or waiting for a token.
         """
         ready = self._ready
         if ready.limits or len(ready) or not self._turn.acquire(blocking=False):
@@ -160,10 +159,10 @@ class Mediator(ThreadComponent):
             self._turn.release()
 
     def _runnable(self, requests: list[Request], held: Held | None) -> tuple[list[Request], list[Request]]:
-        """Those of *requests* that are to run now, and those that have to wait for a place; the others go
-        where they belong. held: what the lease stood for when it was asked.
+        """Return those *requests* to run now, and those that have to wait for a place; the others are passed
+        on. held: the state of the lease when it was checked.
 
-        Should we be frozen from here to the start of one, that is too late for it: the pool gives it back.
+        If we are frozen between here and the start of a request, it is too late for it: the pool returns it.
         """
         wall = self.clock.now()
         generation, until = held or NOTHING
@@ -173,7 +172,7 @@ class Mediator(ThreadComponent):
         places: _Places | None = None
         for request in requests:
             if not request.acked:
-                if request.generation != generation:  # it was on its way when the lease was lost
+                if request.generation != generation:  # the lease was lost while it was in transit
                     self._on_ended([(request, Outcome(LAPSED))])
                     continue
                 request.starts_before = until
@@ -199,11 +198,11 @@ class Mediator(ThreadComponent):
         return runnable, back
 
     def quiet(self) -> None:
-        """Move nothing more; return when nothing is in anybody's hand."""
+        """Move nothing more; return when no request is in transit."""
         self._quiet = True
         self._ready.wake()
         with self._turn:
-            pass  # who had the turn
+            pass  # the thread that had the turn
 
     def stop(self, deadline: float = 0.0) -> None:
         self.quiet()
@@ -211,9 +210,9 @@ class Mediator(ThreadComponent):
 
 
 class _Places:
-    """How many places are left in the pool, where some are kept for what is acked before it runs.
+    """The free places in the pool, some of which are reserved for early acks.
 
-    early: what has a place already; so have those that are *taken* now.
+    early: those that have a place already; the ones *taken* now have one too.
     """
 
     def __init__(self, pool: TaskPool, early: EarlyAcks, taken: Sequence[Request]) -> None:
@@ -225,11 +224,10 @@ class _Places:
         self._known: float | None = None
         self._slots = Slots(0, 0)
         self.seconds = early.longest
-        """That the longest of those with a place is expected to take."""
+        """The longest expected duration of those with a place."""
 
     def take(self, request: Request) -> bool:
-        """Take a place for *request*; False when there is none, nor for any of its kind that come after
-        it."""
+        """Take a place for *request*; False when there is none, nor for any later one of its kind."""
         kind = int(request.is_async)
         if self._full[kind]:
             return False

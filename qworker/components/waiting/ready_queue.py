@@ -1,11 +1,11 @@
-"""ReadyQueue: requests that may run now, most urgent first, first come first served among equals.
+"""ReadyQueue: requests that may run now, ordered by priority and then by arrival.
 
 Comes from:  Listener and ScheduleController (put_many), Mediator and pool (put_back).
 Goes to:     Mediator (get_many).
 Thread:      any, under one lock that is never held while calling out.
 
-Sync and ``async def`` tasks stand in two lines, since they need slots of different kinds: the one must not
-keep the other waiting.
+Sync and ``async def`` tasks have separate queues, because they need different slots: neither must wait for
+the other.
 """
 
 import threading
@@ -18,10 +18,10 @@ from qworker.components.request import Request
 
 
 class ReadyQueue:
-    """lowest_first: of priorities the lowest is the most urgent, as the broker has it; else the highest."""
+    """lowest_first: the lowest priority is the most urgent, as in the broker; else the highest."""
 
     limits: ClassVar[bool] = False
-    """Some tasks here wait for tokens, so that nobody may pass the queue by."""
+    """Some tasks here wait for tokens, so no request may bypass the queue."""
 
     def __init__(self, lowest_first: bool = False) -> None:
         self._sign = -1 if lowest_first else 1
@@ -33,26 +33,27 @@ class ReadyQueue:
         self._order: list[tuple[int, bool]] = []
         self._count = 0
         self.changes = 0
-        """How often something came, or wake() was called; see wait()."""
+        """Counts arrivals and calls of wake(); see wait()."""
         self.load = 0.0
-        """Seconds that the sync requests here are expected to take."""
+        """Expected seconds of the sync requests here."""
 
     @property
     def wanting_slots(self) -> int:
-        """How many want nothing but a slot; in a TaskBucket there are some that want a token first."""
+        """Return how many only need a slot; in a TaskBucket some need a token first."""
         return self._count
 
     def put_many(self, requests: Iterable[Request]) -> None:
-        """Add *requests* behind their equals."""
+        """Add *requests* behind those of equal priority."""
         with self._lock:
             for request in requests:
                 self._add(request)
             self._changed()
 
     def put_back(self, requests: Iterable[Request], tell: bool = True) -> None:
-        """Add requests that were taken from here before: in front of their equals, in the given order.
+        """Add requests that were taken from here before: in front of those of equal priority, in the given
+        order.
 
-        tell: that there is something to be had; not when who took them finds that they cannot run yet.
+        tell: notify waiting threads; not when the taker finds that they cannot run yet.
         """
         back = list(requests)
         if not back:
@@ -87,8 +88,8 @@ class ReadyQueue:
             return self._take(slots)
 
     def wait(self, timeout: float, seen: int) -> None:
-        """Wait up to *timeout* seconds for anything to change. seen: what ``changes`` was when nothing was to
-        be had; if it has changed since, there is no waiting."""
+        """Wait up to *timeout* seconds for a change. seen: the value of ``changes`` when the queue was empty;
+        if it has changed since, return at once."""
         with self._lock:
             if self.changes == seen:
                 self._arrived.wait(self._longest_wait(timeout))
@@ -114,7 +115,7 @@ class ReadyQueue:
 
     def drop_last(self, load: float, keep: int) -> list[Request]:
         """Take out sync requests from the end until at most *load* seconds or *keep* requests are left. load:
-        -1.0 for whatever they take."""
+        -1.0 to ignore the duration."""
         dropped: list[Request] = []
         with self._lock:
             for key in reversed(self._order):
@@ -124,7 +125,7 @@ class ReadyQueue:
         return dropped
 
     def reweigh(self, seconds: Callable[[Request], float]) -> None:
-        """Ask anew what each request here is expected to take."""
+        """Update the expected duration of each request here."""
         with self._lock:
             self.load = 0.0
             for line in self._lines.values():
@@ -139,7 +140,7 @@ class ReadyQueue:
             return self._take(Slots(self._count, self._count))
 
     def wake(self) -> None:
-        """Say that there may be new slots: ends a wait() early. Any thread."""
+        """There may be new slots: end a wait() early. Any thread."""
         with self._lock:
             self._changed()
 

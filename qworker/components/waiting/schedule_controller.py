@@ -1,11 +1,11 @@
-"""ScheduleController: runs the EtaSchedule, the heap of requests whose time has not come.
+"""ScheduleController: runs the EtaSchedule, the heap of requests that are not due yet.
 
-Comes from:  Listener (enter), for messages that fall due within ``worker_eta_window``.
-Goes to:     ReadyQueue, when the time has come; never before.
-Thread:      schedule; owns the heap. Others reach it by enter(), remove() and clear().
+Comes from:  Listener (enter), for messages due within ``worker_eta_window``.
+Goes to:     ReadyQueue when they are due, never earlier.
+Thread:      schedule; owns the heap. Others use enter(), remove() and clear().
 
-The heap is ordered by the wall clock, since that is what an ETA is; a rest is never longer than MAX_REST, so
-that a wall clock that is set forward is noticed.
+The heap is ordered by wall clock, like ETAs; a rest never exceeds MAX_REST, so that a clock set forward is
+noticed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ MAX_REST = 1.0
 
 
 class EtaSchedule:
-    """A heap of requests by due time. Under one lock; a removed request leaves the heap when it gets to its
+    """A heap of requests by due time, under one lock. A removed request leaves the heap when it reaches the
     top."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._heap: list[tuple[float, int, int, Request]] = []  # under _lock: due, tag, number
         self._present: dict[Request, int] = {}  # under _lock: their numbers; the rest are tombstones
-        self._number = 0  # under _lock
+        self._number = 0  # Add *request*; True when it is the next one due.
 
     def push(self, due: float, request: Request) -> bool:
         """Add *request*; True when it is the next one due."""
@@ -57,18 +57,18 @@ class EtaSchedule:
         return self._present.get(entry[3]) != entry[2]
 
     def remove(self, request: Request) -> bool:
-        """Take *request* out; False when it is not here."""
+        """Remove *request*; False when it is not here."""
         with self._lock:
             if self._present.pop(request, None) is None:
                 return False
-            if len(self._heap) > 2 * len(self._present) + 64:  # more tombstones than requests: tidy up
+            if len(self._heap) > 2 * len(self._present) + 64:  # more tombstones than requests: rebuild
                 self._heap = [entry for entry in self._heap if not self._is_tombstone(entry)]
                 heapq.heapify(self._heap)
             self._drop_tombstones()
             return True
 
     def _drop_tombstones(self) -> None:
-        """Have a request on top of the heap, so that its due time is the next one."""
+        """Remove tombstones from the top of the heap, so that its due time is the next one."""
         while self._heap and self._is_tombstone(self._heap[0]):
             heapq.heappop(self._heap)
 
@@ -77,7 +77,7 @@ class EtaSchedule:
             return self._heap[0][0] if self._heap else None
 
     def snapshot(self) -> list[tuple[float, Request]]:
-        """``(due, request)`` of everything here, earliest first."""
+        """Return ``(due, request)`` of everything here, earliest first."""
         with self._lock:
             return [(entry[0], entry[3]) for entry in sorted(self._heap) if not self._is_tombstone(entry)]
 
@@ -90,7 +90,7 @@ class EtaSchedule:
 
 
 class ScheduleController(ThreadComponent):
-    """moved: called when something fell due."""
+    """moved: called when requests fell due."""
 
     name = "schedule"
 

@@ -2,13 +2,13 @@
 
 Comes from:  Listener and ScheduleController (put_many), Mediator and pool (put_back).
 Goes to:     Mediator, each limited task no faster than its rate; through *overflow* back to the broker.
-Thread:      as ReadyQueue.
+Thread:      like ReadyQueue.
 
-Each limited task has a line of its own and a bucket that holds one token: it gets its token when it is taken
-to run, so runs start at least ``1 / rate`` seconds apart however long slots were missing. Each request
-reserves the first moment that is free. What would wait here for over LONGEST_WAIT seconds goes back to the
-broker until its moment, so that it holds neither a slot nor anybody up; when it returns it has its old place
-in the line, before all that came later. So the order is kept, and nobody waits for ever.
+Each limited task has its own queue and a bucket for one token. It gets its token when it is taken to run, so
+starts are at least ``1 / rate`` seconds apart, however long there was no slot. Each request reserves the
+first free moment. A request that would wait longer than LONGEST_WAIT seconds goes back to the broker until
+its moment, so that it blocks neither a slot nor others; when it returns it has its old position, before all
+later ones. So the order is kept, and no request waits forever.
 """
 
 from bisect import insort
@@ -22,20 +22,20 @@ from qworker.components.waiting.ready_queue import ReadyQueue
 
 LONGEST_WAIT = 1.0
 MOST_LATE = 256
-"""How many may wait beyond what fits into LONGEST_WAIT: who returned in time while there was no slot to run
-in."""
+"""How many may wait beyond what fits into LONGEST_WAIT: those that returned in time while there was no
+slot."""
 MOST_REMEMBERED = 10_000
-"""Of those in the broker, whose reservations are remembered; the others reserve anew when they return."""
+"""How many reservations of requests in the broker are remembered; others reserve again when they return."""
 FORGET_SECONDS = 60.0
-"""Who has not returned so long after its moment is with another worker."""
+"""A request that has not returned so long after its moment is with another worker."""
 
 Overflow = Callable[[Request, float], None]
-"""Called with a request and the epoch second at which it may come back."""
+"""Called with a request and the epoch second at which it may return."""
 
 
 class _Place(NamedTuple):
-    """In a line: the monotonic time that was reserved, and a number that makes equal ones stand as they
-    came."""
+    """A position in a queue: the reserved monotonic time, and a number that keeps equal ones in order of
+    arrival."""
 
     reserved: float
     number: int
@@ -43,7 +43,7 @@ class _Place(NamedTuple):
 
 
 class _Bucket:
-    """Of one task: its line, when the next token drops, and what is reserved."""
+    """The state of one task: its queue, the time of the next token, and reservations."""
 
     __slots__ = ("_away", "_last", "_number", "interval", "line", "most", "next_token")
 
@@ -53,13 +53,13 @@ class _Bucket:
         self.line: list[_Place] = []
         self.next_token = 0.0
         self._last: float | None = None
-        """The latest moment that is reserved."""
+        """The latest reserved moment."""
         self._away: dict[str, float] = {}
-        """Task id → what those reserved that went back, the earliest first."""
+        """Task id → reservation of those that went back, earliest first."""
         self._number = 0
 
     def reserve(self, now: float) -> float:
-        """The first moment that is free, which is taken then."""
+        """Reserve the first free moment."""
         moment = max(now, self.next_token) + len(self.line) * self.interval
         if self._last is not None:
             moment = max(moment, self._last + self.interval)
@@ -67,13 +67,13 @@ class _Bucket:
         return moment
 
     def enter(self, request: Request, reserved: float) -> _Place | None:
-        """Have *request* stand in line; return the last one if it is one too many."""
+        """Add *request* to the queue; return the last one if there are too many."""
         self._number += 1
         insort(self.line, _Place(reserved, self._number, request))
         return self.line.pop() if len(self.line) > self.most else None
 
     def sent_away(self, request: Request, reserved: float, now: float) -> None:
-        """Remember what *request* has reserved, which goes back to the broker."""
+        """Remember the reservation of *request*, which goes back to the broker."""
         away = self._away
         while away and away[first := next(iter(away))] < now - FORGET_SECONDS:
             del away[first]
@@ -81,7 +81,7 @@ class _Bucket:
             away[request.id] = reserved
 
     def returned(self, request: Request, now: float, wall: float) -> float | None:
-        """What *request* reserved before, here or at another worker; None when it is new."""
+        """Return the earlier reservation of *request*, here or at another worker; None when it is new."""
         reserved = self._away.pop(request.id, None)
         if reserved is None and request.leased.due is not None and request.eta is None:
             return now + min(0.0, request.leased.due - wall)
@@ -89,7 +89,7 @@ class _Bucket:
 
 
 class TaskBucket(ReadyQueue):
-    """rates: task name → runs a second. Times inside are monotonic seconds."""
+    """rates: task name → runs per second. Times inside are monotonic seconds."""
 
     limits = True
 
@@ -120,7 +120,7 @@ class TaskBucket(ReadyQueue):
     def _stand(
         self, bucket: _Bucket, request: Request, now: float, wall: float
     ) -> tuple[Request, float] | None:
-        """Have *request* stand in its line; return who has to go back to the broker, and until when."""
+        """Add *request* to its queue; return the one that has to go back to the broker, and until when."""
         reserved = bucket.returned(request, now, wall)
         if reserved is None:
             reserved = bucket.reserve(now)

@@ -37,7 +37,7 @@ WRONG: tuple[Any, ...] = (None, 7, 2**70, 1.5, float("nan"), b"\xff\xfe", ["x"],
 MOST_TEXT = 300
 """Characters of ids and states that tests look for again."""
 PATIENCE = 20.0
-REFUSED = "does not take how it ended"
+REFUSED = "refused how it ended"
 
 
 class Desk:
