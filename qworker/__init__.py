@@ -1,11 +1,11 @@
 """qworker: a distributed task queue.
 
-The public names; each is imported when it is first used, so that ``import qworker`` costs nothing.
+The public names; each is imported on first use, so that ``import qworker`` is cheap.
 
-Packages and modules, in reading order. What all know: ``errors``, ``states``, ``clock``, ``naming``,
-``safe_repr``, ``interrupts``, ``process``, ``signals``, ``middleware``, ``conf``, ``context`` (which task
-runs here). From a call to the broker: ``app``, ``canvas``, ``publishing``, ``message``, ``transports``. From
-the broker to a result: ``worker``, ``components``, ``tasks``, ``logs``, ``backends``, ``results``. From
+Packages and modules, in reading order. Used by all: ``errors``, ``states``, ``clock``, ``naming``,
+``safe_repr``, ``interrupts``, ``process``, ``signals``, ``middleware``, ``conf``, ``context`` (the running
+task). From a call to the broker: ``app``, ``canvas``, ``publishing``, ``message``, ``transports``. From the
+broker to a result: ``worker``, ``components``, ``tasks``, ``logs``, ``backends``, ``results``. From
 outside: ``control``, ``beat`` (schedules), ``spooler`` (files of uWSGI), ``cli``, ``testing``, ``django``.
 """
 
@@ -149,8 +149,8 @@ __all__ = [  # noqa: RUF022 - what people look for first stands first
 
 
 class _Missing:
-    """A finder, asked last: says what there is instead of a module that Celery has, and suggests public names
-    for a misspelt one in ``from qworker import …``, which looks for a module of that name."""
+    """A finder, asked last: explains missing modules that Celery has, and suggests public names for a
+    misspelt one in ``from qworker import …``, which looks for a module of that name."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
@@ -163,7 +163,7 @@ class _Missing:
             raise ModuleNotFoundError(f"there is no {name}: {table[first]}", name=name)
         if not deeper and not first.startswith("_"):
             nearest = import_module("qworker.naming").near(first, __all__, 1)
-            if nearest:  # not a ModuleNotFoundError, whose text ``from qworker import …`` would lose
+            if nearest:  # not a ModuleNotFoundError, whose text ``from qworker import …`` would discard
                 raise ImportError(f"qworker has no {first!r}; did you mean {nearest[0]!r}?", name=name)
 
 
@@ -175,7 +175,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"qworker.{name}")
     if name not in _ROOM_OF:
         table = import_module("qworker.conf.absent").FRONT_DOOR
-        if name in table:  # an AttributeError would lose its text in ``from qworker import …``
+        if name in table:  # ``from qworker import …`` would discard the text of an AttributeError
             raise ImportError(f"there is no qworker.{name}: {table[name]}")
         raise AttributeError(f"module 'qworker' has no attribute {name!r}")
     value = getattr(import_module(_ROOM_OF[name]), name)

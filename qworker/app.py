@@ -1,8 +1,8 @@
 """QWorker: the application. Configuration, tasks and connections in one object.
 
 Comes from:  the user's module: ``app = QWorker("proj")``.
-Goes to:     everything else, as an argument. Below this room nothing imports it.
-Thread:      any; what is opened at first use is opened under one lock.
+Goes to:     everything else, as an argument. Lower packages do not import it.
+Thread:      any; what is opened on first use is opened under one lock.
 
 Making an app reads nothing, opens nothing and imports no driver.
 """
@@ -60,23 +60,23 @@ R = TypeVar("R")
 class QWorker:
     """An application: its settings, its tasks and its connections.
 
-    - main (text): the name that tasks defined in ``__main__`` get as their module.
-    - broker: a URL, a broker, or a list of URLs, of which the first that answers is used. With none, messages
-      are kept in ``.qworker/qworker.db``.
-    - backend: a URL or a result store. With none, results are kept beside the messages where that is a file.
+    - main (text): the module name of tasks defined in ``__main__``.
+    - broker: a URL, a broker, or a list of URLs, of which the first available one is used. By default,
+      messages are kept in ``.qworker/qworker.db``.
+    - backend: a URL or a result store. By default, results are kept with the messages if that is a file.
     - include (names): modules that a worker imports for their tasks.
     - config_source, namespace: as for config_from_object.
     - changes (mapping): more settings.
-    - set_as_current (bool): make this what ``current_app`` is.
-    - task_cls: the class of its tasks, or the dotted name of the class.
-    - settings: any setting, by its name.
+    - set_as_current (bool): make this the ``current_app``.
+    - task_cls: the class of its tasks, or its dotted name.
+    - settings: any setting, by name.
 
-    An argument that is no setting raises ConfigurationError here, a wrong value when the settings are first
-    looked at. What only Celery's app takes raises NotAvailable.
+    An argument that is not a setting raises ConfigurationError here; an invalid value does so when the
+    settings are first used. An argument that only Celery's app supports raises NotAvailable.
 
-    Four signals are its own. on_configure is sent before the settings are first read, and on_after_configure
-    after that. on_after_finalize is sent when all tasks have their options, and on_after_fork in every
-    process that was forked from this one.
+    It has four signals of its own. on_configure is sent before the settings are first read, and
+    on_after_configure after that. on_after_finalize is sent when all tasks have their options, and
+    on_after_fork in every process forked from this one.
     """
 
     __module__ = "qworker"
@@ -121,16 +121,16 @@ class QWorker:
         self.on_after_finalize = Signal("on_after_finalize")
         self.on_after_fork = Signal("on_after_fork")
         self.finalized = False
-        self.lock = threading.RLock()  # held while something of the app is made
+        self.lock = threading.RLock()  # held while part of the app is created
         self._task_class = task_class(task_cls or self.task_cls)
         self._tasks = TaskRegistry()
         self._modules = TaskModules()
         self._added: list[Middleware] = []
-        # The settings they came from, and themselves.
+        # The settings used, and the middlewares.
         self.periodic_tasks: dict[str, dict[str, Any]] = {}
         self._schedules: Schedules | None = None
         self._middleware: tuple[Any, tuple[Middleware, ...]] = (None, ())
-        self._signer: tuple[Any, Signer | None] = (None, None)  # the same
+        self._signer: tuple[Any, Signer | None] = (None, None)  # likewise
         self._publisher = Publisher(self)
         self.stores = Stores(
             self,
@@ -154,7 +154,7 @@ class QWorker:
 
     @property
     def tasks(self) -> TaskRegistry:
-        """Every task, by name; shared ones too."""
+        """Every task, by name, including shared ones."""
         if not self.finalized:
             self.finalize()
         return self._tasks
@@ -177,13 +177,13 @@ class QWorker:
     ) -> Any:
         """Make a task of a function: ``@app.task``, or ``@app.task(max_retries=5)``.
 
-        - bind (bool): give the task itself as first argument.
-        - base: a subclass of Task. What that has as attributes may be given as well.
-        - options: those of ``TaskOptions``, and those that a middleware declares. What is left out comes from
-          the settings.
+        - bind (bool): pass the task itself as first argument.
+        - base: a subclass of Task. Its attributes may be given as options too.
+        - options: those of ``TaskOptions``, and those that a middleware declares. Defaults come from the
+          settings.
 
-        Returns the task, or what makes it of a function. Raises ConfigurationError for an option that does
-        not exist or cannot have its value, for a generator, and for a second task of the same name.
+        Returns the task, or a decorator. Raises ConfigurationError for an unknown option or an invalid value,
+        for a generator, and for a second task of the same name.
         """
         if function is None:
             return lambda function: self.task(function, bind=bind, **options)  # type: ignore[call-overload]
@@ -203,7 +203,7 @@ class QWorker:
         return cast(TaskBase[P, R], self.add_task(adopt(task, self)))
 
     def add_task(self, task: TaskBase[..., Any]) -> TaskBase[..., Any]:
-        """Take *task* in; raises ConfigurationError when another one has its name."""
+        """Add *task*; raises ConfigurationError when another one has its name."""
         with self.lock:
             other = dict.get(self._tasks, task.name)
             if other is not None and other.origin() != task.origin():
@@ -218,15 +218,14 @@ class QWorker:
         return task
 
     def gen_task_name(self, name: str, module: str) -> str:
-        """Return the name of a task that is given none: of the function *name* in *module*. Override it at
-        will."""
+        """Return the default name of a task: of the function *name* in *module*. May be overridden."""
         return task_name(name, module, self.main)
 
     def finalize(self) -> None:
-        """Adopt the shared tasks and settle the options of all tasks. Happens at first use; safe to call
+        """Adopt the shared tasks and set the options of all tasks. Happens on first use; safe to call
         again."""
         with self.lock:
-            self.conf.resolve()  # its receivers may come back here
+            self.conf.resolve()  # its receivers may call this method
             if self.finalized:
                 return
             for make in list(registry.shared):
@@ -243,7 +242,7 @@ class QWorker:
         related_name: str | None = "tasks",
         force: bool = False,
     ) -> None:
-        """Have load_tasks() import the module *related_name* of each of *packages* that has one.
+        """Have load_tasks() import the module *related_name* of each of *packages*, if it exists.
 
         - packages: their names, or a function that returns them.
         - related_name (text): None imports the packages themselves.
@@ -269,10 +268,9 @@ class QWorker:
         task_id: str | None = None,
         **options: Unpack[CallOptions],
     ) -> AsyncResult[Any]:
-        """Have a worker call the task *name*, which need not be known here.
+        """Have a worker call the task *name*, which may be unknown here.
 
-        Arguments are not held against the function. Else it takes, returns and raises what Task.apply_async
-        does.
+        Arguments are not checked against the function. Otherwise like Task.apply_async.
         """
         given: Mapping[str, Any] = options if task_id is None else {**options, "task_id": task_id}
         return self.publisher.call_with(
@@ -288,26 +286,26 @@ class QWorker:
         task_id: str | None = None,
         **options: Unpack[CallOptions],
     ) -> AsyncResult[Any]:
-        """send_task() for asyncio: the event loop goes on while the broker takes the message."""
-        import asyncio  # here, because it costs 30 ms
+        """send_task() for asyncio: the event loop runs while the broker takes the message."""
+        import asyncio  # here, because it takes 30 ms
 
         return await asyncio.to_thread(self.send_task, name, args, kwargs, task_id=task_id, **options)
 
     def send_many(self, calls: Iterable[Any], **options: Unpack[CallOptions]) -> list[Any]:
         """Make many calls in one round trip: all are stored, or none.
 
-        - calls: ``(name, args, kwargs)``, of which kwargs and args may be left out, or a signature, or a
-          workflow, for each.
+        - calls: for each, ``(name, args, kwargs)`` where kwargs and args are optional, a signature, or a
+          workflow.
         - options: as for Task.apply_async, the same for all.
 
-        Returns the results in the order of *calls*. Raises what Task.apply_async does.
+        Returns the results in the order of *calls*. Raises like Task.apply_async.
         """
         from qworker.publishing.workflows import send_many
 
         return send_many(self, calls, options)
 
     async def asend_many(self, calls: Iterable[Any], **options: Unpack[CallOptions]) -> list[Any]:
-        """send_many() for asyncio: the event loop goes on while the broker takes the messages."""
+        """send_many() for asyncio: the event loop runs while the broker takes the messages."""
         import asyncio
 
         return await asyncio.to_thread(self.send_many, calls, **options)
@@ -321,9 +319,8 @@ class QWorker:
     ) -> Any:
         """Call a workflow; return its result. args, kwargs, options: of this call; see the kinds of workflow.
 
-        While ``task_always_eager`` is on, it is run here and now. Raises PublishError for what cannot be
-        published, BrokerUnavailable as apply_async does, and NotSupported for a chord when results are kept
-        where no join can be.
+        With ``task_always_eager`` it runs in this process. Raises PublishError if it cannot be published,
+        BrokerUnavailable like apply_async, and NotSupported for a chord when the result store has no joins.
         """
         from qworker.publishing.workflows import send_workflow
 
@@ -331,8 +328,7 @@ class QWorker:
 
     @property
     def shared_canvas(self) -> bool:
-        """Whether joins are written in the format that only workers of qworker know; see
-        ``canvas_format``."""
+        """Whether joins are written in the format that only qworker's workers know; see ``canvas_format``."""
         from qworker.publishing.workflows import shares_joins
 
         return shares_joins(self)
@@ -347,8 +343,8 @@ class QWorker:
         immutable: bool = False,
         **more: Unpack[SignatureOptions],
     ) -> Any:
-        """Return a call that is not made yet, of a task, its name, or from the dict of a signature or
-        workflow. *more* options go over *options*."""
+        """Return a call without making it, of a task, its name, or the dict of a signature or workflow.
+        *more* options go over *options*."""
         if isinstance(task, Mapping):
             return signature(task, app=self)
         return Signature(task, args, kwargs, options, immutable=immutable, app=self, **more)
@@ -356,14 +352,14 @@ class QWorker:
     subtask = signature
 
     def AsyncResult(self, id: str) -> AsyncResult[Any]:
-        """Return the handle of a call made earlier."""
+        """Return the handle of an earlier call."""
         if not isinstance(id, str):
             raise TypeError(f"AsyncResult takes the id of a call, which is text, not {id!r:.200}")
         return AsyncResult(id, app=self)
 
     @property
     def GroupResult(self) -> GroupResults:
-        """Makes a GroupResult of this app, or restores one: ``app.GroupResult.restore(id)``."""
+        """Make a GroupResult of this app, or restore one: ``app.GroupResult.restore(id)``."""
         from qworker.results.group_result import GroupResults
 
         return GroupResults(self)
@@ -379,7 +375,7 @@ class QWorker:
     # -- middleware --
 
     def add_middleware(self, middleware: Middleware | type[Middleware]) -> None:
-        """Add a middleware inside of those that are there. Call it before the first task is sent or run."""
+        """Add a middleware inside of the existing ones. Call it before the first task is sent or run."""
         with self.lock:
             self._added.append(make_middleware(middleware))
             self._middleware = (None, ())
@@ -389,26 +385,26 @@ class QWorker:
     def middleware(self) -> tuple[Middleware, ...]:
         """The middlewares, outermost first: those of the setting, then those added."""
         named = self.conf.middleware
-        made = self._middleware  # looked at once: another thread may replace it
+        made = self._middleware  # read once: another thread may replace it
         if made[0] is not named:
             made = self._middleware = (named, (*map(make_middleware, named), *self._added))
         return made[1]
 
     def middleware_options(self) -> frozenset[str]:
-        """The task options that the middlewares have declared."""
+        """The task options declared by the middlewares."""
         return frozenset(option for middleware in self.middleware for option in middleware.options)
 
     # -- connections --
 
     @property
     def publisher(self) -> Publisher:
-        """What sends calls to the broker."""
+        """The publisher, which sends calls to the broker."""
         if not self.finalized:
             self.finalize()
         return self._publisher
 
     def publishing_in(self, connection: Any) -> AbstractContextManager[None]:
-        """Publish the calls of a ``with`` block by *connection*, within its own transaction.
+        """Publish the calls of a ``with`` block through *connection*, within its transaction.
 
         They are sent exactly if that transaction is committed. *connection* is a Session or Connection of
         SQLAlchemy, Django's, or the driver's, to the database that is the broker. It is neither committed nor
@@ -420,25 +416,25 @@ class QWorker:
 
     @property
     def broker(self) -> Broker:
-        """Where messages are kept; opened at first use."""
+        """The broker; opened on first use."""
         return self.stores.broker
 
     @property
     def backend(self) -> Backend:
-        """Where results are kept; opened at first use."""
+        """The result store; opened on first use."""
         return self.stores.backend
 
     @property
     def schedules(self) -> Schedules:
-        """The entries of the scheduler, to be looked at and changed."""
+        """The entries of the scheduler, to be read and changed."""
         if self._schedules is None:
-            self._schedules = import_object("qworker.beat.api:Schedules")(self)  # a product on top of this
+            self._schedules = import_object("qworker.beat.api:Schedules")(self)  # a higher layer
         return cast("Schedules", self._schedules)
 
     @property
     def failed(self) -> Failed:
-        """The tasks that have failed for good, to be looked at and sent again."""
-        return cast("Failed", import_object("qworker.control.failed:Failed")(self))  # few need it
+        """The tasks that have finally failed, to be shown and sent again."""
+        return cast("Failed", import_object("qworker.control.failed:Failed")(self))  # rarely needed
 
     @property
     def results_with_broker(self) -> bool:
@@ -446,27 +442,27 @@ class QWorker:
         return self.stores.results_with_broker
 
     def close(self) -> None:
-        """Let go of the broker and the result store; the next use opens them again."""
+        """Close the broker and the result store; the next use opens them again."""
         self.stores.close()
         if self._schedules is not None:
             self._schedules.close()
 
     @property
     def signer(self) -> Signer | None:
-        """What signs and verifies messages; None without a security_key."""
+        """Signs and verifies messages; None without a security_key."""
         keys = self.conf.security_key
         if keys is None:
             return None
-        if (made := self._signer)[0] is not keys:  # looked at once: another thread may replace it
+        if (made := self._signer)[0] is not keys:  # read once: another thread may replace it
             make = import_object(
                 "qworker.message.signing:Signer"
-            )  # with OpenSSL: 1 MB that only those who sign need
+            )  # loads OpenSSL, 1 MB that is only needed for signing
             made = self._signer = (keys, make(keys, self.clock, self.conf.security_max_age or None))
         return made[1]
 
     @property
     def accept(self) -> frozenset[str]:
-        """The content types that are accepted in messages."""
+        """The content types accepted in messages."""
         return content_types(self.conf.accept_content)
 
     connection = connection_for_read = connection_for_write = broker_connection = connections.connection
@@ -490,13 +486,13 @@ class QWorker:
 
     @property
     def current_task(self) -> TaskBase[..., Any] | None:
-        """The task that is running here; None outside of one."""
+        """The running task; None outside of one."""
         return get_current_task()
 
     current_worker_task = current_task
 
     def on_init(self) -> None:
-        """Called when the app has been made; for subclasses to override."""
+        """Called when the app has been created; for subclasses to override."""
 
     if not TYPE_CHECKING:
 

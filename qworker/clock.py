@@ -1,7 +1,7 @@
-"""Time: the clock that every component is given, the boot it counts from, and the conversions at the edges.
+"""Time: the clock of all components, the boot it counts from, and conversions.
 
 Comes from:  the operating system, or `qworker.testing.FakeClock`.
-Goes to:     every room that waits, expires or schedules.
+Goes to:     every component that waits, expires or schedules.
 Thread:      any.
 Durations are float seconds; instants are epoch seconds inside and aware UTC datetimes at the edges.
 """
@@ -18,16 +18,16 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What components need of time; `SYSTEM_CLOCK` in production, a FakeClock in tests."""
+    """The interface of a clock; `SYSTEM_CLOCK` in production, a FakeClock in tests."""
 
     def now(self) -> float:
         """Wall clock, epoch seconds. It may jump."""
 
     def monotonic(self) -> float:
-        """Seconds since some point; never goes back. For time-outs and intervals."""
+        """Seconds since an arbitrary point; never goes back. For timeouts and intervals."""
 
     def uptime(self) -> float:
-        """As monotonic(), but counting the time for which the machine was suspended. For leases."""
+        """Like monotonic(), but including the time for which the machine was suspended. For leases."""
 
     def sleep(self, seconds: float) -> None:
         """Block this thread."""
@@ -37,7 +37,7 @@ _CLOCK_BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def boottime() -> float:
-    """Seconds since boot, counting suspend where the system can tell (else the monotonic clock)."""
+    """Seconds since boot, including suspend if the system can tell (else the monotonic clock)."""
     return time.monotonic() if _CLOCK_BOOTTIME is None else time.clock_gettime(_CLOCK_BOOTTIME)
 
 
@@ -56,7 +56,7 @@ SYSTEM_CLOCK: Clock = SystemClock()
 
 @cache
 def boot_id() -> str:
-    """Name this boot of the machine; '' where the system does not say."""
+    """Return an identifier of this boot of the machine; '' if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -69,7 +69,7 @@ _PART = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s|m|h|d|w)\s*")
 
 
 def parse_iso(text: str) -> datetime:
-    """Aware datetime from ISO 8601 `text`; a naive one is taken as UTC. ValueError when it is not one."""
+    """Return an aware datetime from ISO 8601 `text`; a naive one is taken as UTC. ValueError if invalid."""
     if not isinstance(text, str) or len(text) > _LONGEST_ISO:
         raise ValueError(f"not an ISO 8601 time: {str(text)[:_LONGEST_ISO]!r}")
     try:
@@ -80,9 +80,9 @@ def parse_iso(text: str) -> datetime:
 
 
 def to_epoch(value: datetime | str | float) -> float:
-    """Epoch seconds of a datetime (naive = UTC), ISO 8601 text, or finite number of epoch seconds.
+    """Return the epoch seconds of a datetime (naive = UTC), ISO 8601 text, or finite number of epoch seconds.
 
-    Raises ValueError for text that is no time and for NaN or infinity, TypeError for anything else.
+    Raises ValueError for invalid text and for NaN or infinity, TypeError for anything else.
     """
     if isinstance(value, str):
         value = parse_iso(value)
@@ -101,20 +101,20 @@ def to_epoch(value: datetime | str | float) -> float:
 
 
 def to_epoch_in(value: datetime | str | float, zone: str) -> float:
-    """As to_epoch(), but for a datetime or text without an offset, which is in the time zone *zone*, such as
+    """Like to_epoch(), but a datetime or text without an offset is in the time zone *zone*, such as
     "Europe/Berlin"."""
     if isinstance(value, str):
         parse_iso(value)  # for its errors
         value = datetime.fromisoformat(value)
     if zone != "UTC" and isinstance(value, datetime) and value.tzinfo is None:
-        from zoneinfo import ZoneInfo  # with the database of zones, for who lives in one
+        from zoneinfo import ZoneInfo  # loads the database of zones, only if needed
 
         value = value.replace(tzinfo=ZoneInfo(zone))
     return to_epoch(value)
 
 
 def from_epoch(epoch: float) -> datetime:
-    """Aware UTC datetime of `epoch` seconds. ValueError outside the years 1 to 9999."""
+    """Return an aware UTC datetime of `epoch` seconds. ValueError outside the years 1 to 9999."""
     try:
         return datetime.fromtimestamp(epoch, UTC)
     except (OverflowError, OSError, ValueError):
@@ -122,14 +122,14 @@ def from_epoch(epoch: float) -> datetime:
 
 
 def isoformat(epoch: float) -> str:
-    """ISO 8601 text in UTC of `epoch` seconds."""
+    """Return ISO 8601 text in UTC of `epoch` seconds."""
     return from_epoch(epoch).isoformat()
 
 
 def seconds(value: float | timedelta | str) -> float:
-    """Float seconds of a number, a timedelta, or text such as "10", "1.5s", "1h30m", "200ms", "2d".
+    """Return float seconds of a number, a timedelta, or text such as "10", "1.5s", "1h30m", "200ms", "2d".
 
-    Never negative. ValueError when it is none of these, TypeError for another type.
+    Never negative. ValueError for an invalid value, TypeError for another type.
     """
     if isinstance(value, timedelta):
         result = value.total_seconds()

@@ -1,9 +1,8 @@
-"""The current app, task and request, as code that runs inside a task sees them.
+"""The current app, task and request, for code that runs inside a task.
 
 Comes from:  ``execution`` pushes a Context before the body of a task runs, and pops it afterwards.
 Goes to:     ``current_app``, ``current_task``, ``task.request``; publishing reads parent and root from it.
-Thread:      any. The context lives in a context variable, so threads and asyncio tasks never see each
-             other's.
+Thread:      any. The context is in a context variable, so threads and asyncio tasks have separate ones.
 """
 
 from __future__ import annotations
@@ -67,19 +66,19 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 _LIMITS = {"time_limit": 0, "soft_time_limit": 1}
-"""Where the limits of the call stand in ``timelimit``."""
+"""Positions of the call's limits in ``timelimit``."""
 
 _NOT_THE_CALLERS = frozenset((*_DEFAULTS, *MARKS, "signature"))
-"""Headers that the protocol has, or we have: no custom ones."""
+"""Headers of the protocol and internal ones, as opposed to custom headers."""
 
 
 class Context:
-    """The request that a task is running for: ``task.request``.
+    """The request of a running task: ``task.request``.
 
     Every field of Celery's request is an attribute, and so is every custom header of the message
-    (``request.my_header``). A field is looked up in the message when it is first asked for. An unknown name
-    raises AttributeError. ``deliveries`` is ours: how many times the broker has handed this message to a
-    worker, this time included.
+    (``request.my_header``). A field is read from the message on first use. An unknown name raises
+    AttributeError. ``deliveries`` is an addition: how many times the broker has delivered this message to a
+    worker, including this time.
     """
 
     __module__ = "qworker"
@@ -93,41 +92,41 @@ class Context:
     kwargs: dict[str, Any]
     """The keyword arguments."""
     retries: int
-    """How often it was retried before: 0 in the first attempt."""
+    """How many times it was retried before: 0 in the first attempt."""
     eta: str | None
     """When it was due, as ISO 8601 text; None for at once."""
     expires: str | None
-    """When it is of no use any more, as ISO 8601 text; None for never."""
+    """When it expires, as ISO 8601 text; None for never."""
     group: str | None
-    """The id of the group that it is in."""
+    """The id of its group."""
     group_index: int | None
-    """Its place in that group, from 0 on."""
+    """Its position in that group, from 0."""
     root_id: str | None
-    """The id of the first call of all that led to this one."""
+    """The id of the first call that led to this one."""
     parent_id: str | None
-    """The id of the task that made this call; None when none did."""
+    """The id of the task that made this call; None if none did."""
     timelimit: tuple[float | None, float | None] | None
-    """The hard and the soft time limit of this call, in seconds; None for that of the task."""
+    """The hard and the soft time limit of this call, in seconds; None for those of the task."""
     time_limit: float | None
-    """The hard time limit that applies, of this call or else of the task; None for none."""
+    """The effective hard time limit, from this call or the task; None for none."""
     soft_time_limit: float | None
-    """The same for the soft one."""
+    """The effective soft time limit."""
     origin: str | None
-    """The process that made the call, as ``gen811@host`` with its number."""
+    """The process that made the call, such as ``gen811@host`` with its number."""
     hostname: str | None
-    """The name of the worker, as ``celery@host``."""
+    """The name of the worker, such as ``celery@host``."""
     delivery_info: dict[str, Any] | None
-    """Where the message came by, and its priority."""
+    """The exchange, routing key and priority of the message."""
     reply_to: str | None
-    """The queue that its result is sent to; None where results are no messages."""
+    """The queue for its result; None where results are not messages."""
     correlation_id: str | None
-    """What its result is known by in that queue: its id, if its caller does not say."""
+    """The correlation id of its result in that queue: its own id unless the caller sets one."""
     callbacks: list[Any] | None
-    """The signatures that are called with its value."""
+    """The signatures called with its value."""
     errbacks: list[Any] | None
-    """The signatures that are called when it fails."""
+    """The signatures called when it fails."""
     chain: list[Any] | None
-    """The signatures that follow it, the last one first."""
+    """The signatures that follow it, last one first."""
     chord: Any
     """The signature of the body that waits for it; None for none."""
     headers: dict[str, Any] | None
@@ -135,35 +134,35 @@ class Context:
     is_eager: bool
     """Whether apply() runs it in its caller's process."""
     called_directly: bool
-    """Whether it was called as a function: then there is no message."""
+    """Whether it was called as a function, without a message."""
     ignore_result: bool | None
-    """Whether its value is not stored. None: as its task has it."""
+    """Whether its value is not stored. None: the task's option applies."""
     argsrepr: str | None
-    """Its positional arguments, as logs show them."""
+    """Its positional arguments, as shown in logs."""
     kwargsrepr: str | None
-    """Its keyword arguments, as logs show them."""
+    """Its keyword arguments, as shown in logs."""
     shadow: str | None
     """Its name in logs; None for that of the task."""
     stamps: dict[str, Any] | None
-    """Its stamps, by their names."""
+    """Its stamps, by name."""
     stamped_headers: list[str] | None
     """The names of its stamps."""
     replaced_task_nesting: int
-    """How many tasks it has taken the place of."""
+    """How many tasks it has replaced in turn."""
     properties: Mapping[str, Any] | None
     """The properties of the message."""
     children: list[Any]
-    """The results of the calls that it has made so far."""
+    """The results of the calls made so far."""
     deliveries: int
-    """How many times the broker has handed this message to a worker, this time included."""
+    """How many times the broker has delivered this message to a worker, including this time."""
     ended: tuple[str, Any]
-    """Its final state, and its value or exception; there once it has ended."""
+    """Its final state, and its value or exception; set once it has ended."""
     added: int = 0
     """How many calls the task has added to its chord."""
     unsent: tuple[Any, ...] = ()
-    """What is to be stored of those that were counted and could not be sent: a Followed of each."""
+    """Results to store for calls that were counted and could not be sent: a Followed for each."""
     _entered_by: Any = None
-    """The task whose own __call__ a worker is about to call; until Task.__call__ has seen it."""
+    """The task whose own __call__ a worker is about to call, until Task.__call__ has seen it."""
 
     def __init__(self, **fields: Any) -> None:
         self._headers: Mapping[str, Any] = _NOTHING
@@ -183,13 +182,13 @@ class Context:
         deliveries: int = 1,
         task: Task[..., Any] | None = None,
     ) -> Context:
-        """Make the request of a received message. Nothing is copied: leave *headers* and *body* alone.
+        """Make the request of a received message. Nothing is copied: do not change *headers* and *body*.
 
         - headers, properties: as the message has them, checked.
-        - delivery_info (mapping): where it came by, and its priority.
+        - delivery_info (mapping): its exchange, routing key and priority.
         - hostname (text): the name of the worker.
-        - deliveries (number): how often the broker has handed it to a worker, this time included.
-        - task: what it calls; None finds it by its name.
+        - deliveries (number): how many times the broker has delivered it to a worker, including this time.
+        - task: the called task; None finds it by name.
         """
         context = cls.__new__(cls)
         context._headers = headers
@@ -206,7 +205,8 @@ class Context:
         return context
 
     def __getattr__(self, name: str) -> Any:
-        # Reached only for what is not set yet; the answer is kept, so the next look is an ordinary attribute.
+        # Only called for missing attributes; the value is stored, so the next access is an ordinary
+        # attribute.
         if name == "children":
             value: Any = []
         elif name == "headers":
@@ -239,7 +239,7 @@ class Context:
         return getattr(self, name, default)
 
     def update(self, *mappings: Mapping[str, Any], **fields: Any) -> None:
-        """Set fields, as dict.update does."""
+        """Set fields, like dict.update."""
         self.__dict__.update(*mappings, **fields)
 
     def __repr__(self) -> str:
@@ -253,25 +253,24 @@ current_context: Callable[[], Context | None] = _current.get
 
 
 def message_headers(context: Context) -> Mapping[str, Any]:
-    """Return the headers of the message that *context* was made of, as they came; none outside of a
-    worker."""
+    """Return the unchanged headers of the message of *context*; none outside of a worker."""
     return context._headers
 
 
 def carried_chain(context: Context) -> CarriedChain | None:
-    """Return the chain of the message as it came; None when there is none, it was read as a whole, or the
-    task has asked for it, which may have changed it."""
+    """Return the unparsed chain of the message; None when there is none, it was parsed already, or the task
+    has read it, and may have changed it."""
     chain = None if "chain" in vars(context) else context._embed.get("chain")
     return chain if type(chain) is CarriedChain else None
 
 
 def calls_within(context: Context) -> bool:
-    """Tell whether the message of *context* has calls in it: callbacks, errbacks, a chain or a chord."""
+    """Tell whether the message of *context* contains calls: callbacks, errbacks, a chain or a chord."""
     return any(context._embed.values())
 
 
 def context_of(task: Task[..., Any]) -> Context | None:
-    """Return the context that *task* is running for; None when another task is running, or none."""
+    """Return the context that *task* is running for; None when it is not the running task."""
     context = _current.get()
     if context is None or (context._task is not task and context.task != task.name):
         return None
@@ -279,12 +278,12 @@ def context_of(task: Task[..., Any]) -> Context | None:
 
 
 def enter_by(context: Context, task: Task[..., Any]) -> None:
-    """Note that a worker runs *task* through its own ``__call__``."""
+    """Record that a worker runs *task* through its overridden ``__call__``."""
     context._entered_by = task
 
 
 def is_entered(context: Context | None, task: Task[..., Any]) -> bool:
-    """Tell whether this call of *task* is the one that enter_by() noted for *context*; it is so only once."""
+    """Tell whether this call of *task* is the one recorded by enter_by() for *context*; only true once."""
     if context is None or context._entered_by is not task:
         return False
     context._entered_by = None
@@ -292,7 +291,7 @@ def is_entered(context: Context | None, task: Task[..., Any]) -> bool:
 
 
 def push(context: Context, task: Task[..., Any] | None = None) -> Token[Context | None]:
-    """Make *context* the current one; give what this returns to pop()."""
+    """Make *context* the current one; pass the return value to pop()."""
     if task is not None:
         context._task = task
     return _current.set(context)
@@ -305,11 +304,11 @@ def pop(token: Token[Context | None]) -> None:
 
 _apps: WeakSet[QWorker] = WeakSet()
 _default: list[QWorker] = []  # empty or the one default app
-_makers: list[Callable[[], QWorker]] = []  # empty, or what makes the default app of a framework's project
+_makers: list[Callable[[], QWorker]] = []  # empty, or the factory of the default app of a framework's project
 
 
 def add_app(app: QWorker) -> None:
-    """Remember *app*, so that shared tasks reach it."""
+    """Record *app*, so that shared tasks reach it."""
     _apps.add(app)
 
 
@@ -319,18 +318,18 @@ def all_apps() -> list[QWorker]:
 
 
 def set_default_app(app: QWorker | None) -> None:
-    """Make *app* what ``current_app`` means outside of a task, in all threads; None to forget it."""
+    """Make *app* the ``current_app`` outside of tasks, in all threads; None to reset it."""
     _default[:] = [] if app is None else [app]
 
 
 def set_default_maker(make: Callable[[], QWorker] | None) -> None:
-    """Have *make* return the default app where none was made by hand: the app of a framework's project. None:
+    """Set the factory of the default app if none was made explicitly: the app of a framework's project. None:
     there is none."""
     _makers[:] = [] if make is None else [make]
 
 
 def get_current_app() -> QWorker:
-    """Return the app of the running task, else the default one (the last that was made).
+    """Return the app of the running task, else the default one (the last one made).
 
     Raises ConfigurationError when no app has been made yet.
     """
@@ -348,7 +347,7 @@ def get_current_app() -> QWorker:
 
 
 def get_current_task() -> Task[..., Any] | None:
-    """Return the task that is running here, None outside of one."""
+    """Return the running task, None outside of one."""
     context = _current.get()
     if context is None:
         return None
@@ -358,8 +357,7 @@ def get_current_task() -> Task[..., Any] | None:
 
 
 class Proxy:
-    """Stands for what *find* returns at the moment of use; two proxies are equal when what they stand for
-    is."""
+    """Stands for what *find* returns when it is used; two proxies are equal when their targets are."""
 
     __slots__ = ("__weakref__", "_find")
 
@@ -412,4 +410,4 @@ current_app: QWorker = Proxy(get_current_app)  # type: ignore[assignment]
 """The app of the running task, else the default app."""
 
 current_task: Task[..., Any] = Proxy(get_current_task)  # type: ignore[assignment]
-"""The task that is running here; false outside of one."""
+"""The running task; false outside of one."""

@@ -51,14 +51,14 @@ from qworker.safe_repr import safe_repr
 
 
 class QWorkerError(Exception):
-    """Base of every error of ours: ``str(error)`` is one message fit for a user."""
+    """Base of all errors of qworker: ``str(error)`` is one message for the user."""
 
 
 # -- configuration --
 
 
 class ConfigurationError(QWorkerError):
-    """Something the user configured is wrong. ``setting`` names it and ``source`` says where it was given."""
+    """The user's configuration is wrong. ``setting`` names the setting and ``source`` where it was given."""
 
     def __init__(self, message: str = "", setting: str | None = None, source: str | None = None) -> None:
         super().__init__(message)
@@ -67,16 +67,16 @@ class ConfigurationError(QWorkerError):
 
 
 class InvalidSchedule(ConfigurationError, ValueError):
-    """A schedule cannot be what was written: the message says what may stand there."""
+    """An invalid schedule; the message says what is allowed."""
 
 
 class NoSuchEntry(QWorkerError, LookupError):
-    """There is no entry of that name among the schedules; the message says which is spelled most like it."""
+    """There is no schedule entry of that name; the message suggests the most similar one."""
 
 
 class NotAvailable(ConfigurationError, AttributeError):
-    """Celery has this and this version has not; the message says what to do instead. ``hasattr()`` is False
-    of it."""
+    """Celery has this and this version does not; the message says what to use instead. ``hasattr()`` is False
+    for it."""
 
 
 # -- sending --
@@ -89,8 +89,8 @@ class PublishError(QWorkerError):
 def _also_kombus(kind: type[QWorkerError], name: str) -> None:
     """Make *kind* a subclass of kombu's error *name*, which Celery's users catch around ``delay()``.
 
-    Only once kombu is loaded, since nobody can name its errors before; to load it costs as much as all of
-    ours.
+    Only once kombu is loaded, because its errors cannot be named before; loading it costs as much as all of
+    qworker.
     """
     if "kombu" in sys.modules:
         theirs = getattr(import_module("kombu.exceptions"), name)
@@ -99,9 +99,9 @@ def _also_kombus(kind: type[QWorkerError], name: str) -> None:
 
 
 class EncodeError(PublishError):
-    """A value cannot be serialised. ``path`` says which ("args[0]['user']"), ``type_name`` what it is.
+    """A value cannot be serialised. ``path`` names it ("args[0]['user']"), ``type_name`` its type.
 
-    Where kombu is in use it is also ``kombu.exceptions.EncodeError``.
+    If kombu is in use it is also ``kombu.exceptions.EncodeError``.
     """
 
     def __new__(cls, *args: Any, **fields: Any) -> EncodeError:
@@ -124,13 +124,13 @@ class QueueNotFound(PublishError, KeyError):
 
 
 class TransportError(QWorkerError):
-    """The broker refused or could not do what was asked."""
+    """The broker refused an operation or could not carry it out."""
 
 
 class BrokerUnavailable(TransportError):
-    """The broker cannot be reached or used; the message says why. Try again later.
+    """The broker is unavailable; the message says why. Try again later.
 
-    Where kombu is in use it is also ``kombu.exceptions.OperationalError``.
+    If kombu is in use it is also ``kombu.exceptions.OperationalError``.
     """
 
     def __new__(cls, *args: Any, **fields: Any) -> BrokerUnavailable:
@@ -139,18 +139,19 @@ class BrokerUnavailable(TransportError):
 
 
 class LeaseLost(TransportError):
-    """A message is no longer ours: its lease ran out and another worker may have it."""
+    """A message is no longer ours: its lease expired and another worker may have it."""
 
 
 # -- messages that arrived --
 
 
 class MessageError(QWorkerError):
-    """A message that arrived cannot be run."""
+    """A received message cannot be run."""
 
 
 class NotRegistered(MessageError, KeyError):
-    """No task of that name is registered here. ``name`` is the unknown name, ``near`` the closest known."""
+    """No task of that name is registered here. ``name`` is the unknown name, ``near`` the most similar known
+    ones."""
 
     def __init__(self, name: str = "", near: Sequence[str] = ()) -> None:
         super().__init__(name)
@@ -165,11 +166,11 @@ class NotRegistered(MessageError, KeyError):
 
 
 class InvalidTaskMessage(MessageError):
-    """The message is malformed; the text is the reason kept beside it in the dead-letter queue."""
+    """The message is malformed; the text is the reason stored with the dead letter."""
 
 
 class SecurityError(MessageError):
-    """The message is of a content type that is not accepted, or its signature is missing or wrong."""
+    """The content type of the message is not accepted, or its signature is missing or invalid."""
 
 
 # -- how a task ended --
@@ -200,9 +201,9 @@ class MaxRetriesExceeded(TaskError):
 
 
 class InvalidValue(TaskError, TypeError):
-    """An argument does not fit what the parameter of the task is annotated with; the message says which one,
-    where in it, and what was expected. Trying again cannot help: such a task fails at once, whatever it is
-    retried for, and can be sent again with other arguments (``qworker failed retry``)."""
+    """An argument does not match the annotation of the task's parameter; the message names the argument, the
+    place in it, and what was expected. Retrying cannot help: such a task fails at once, regardless of its
+    retry options, and can be sent again with other arguments (``qworker failed retry``)."""
 
 
 class NotInChord(PublishError, ValueError):
@@ -226,18 +227,18 @@ class Terminated(TaskError, _billiard.Terminated):  # type: ignore[misc]
 
 
 class SoftTimeLimitExceeded(_billiard.SoftTimeLimitExceeded):  # type: ignore[misc]
-    """The soft time limit passed. Catch it to clean up; the hard limit still stands."""
+    """The soft time limit passed. Catch it to clean up; the hard limit still applies."""
 
 
 # -- results --
 
 
 class ResultError(QWorkerError):
-    """The result could not be had."""
+    """The result is not available."""
 
 
 class ResultTimeout(ResultError, TimeoutError):
-    """The result was not ready in time; the task may still be running. Also the builtin TimeoutError."""
+    """The result was not available in time; the task may still be running. Also the builtin TimeoutError."""
 
 
 class ResultNotFound(ResultError):
@@ -249,11 +250,10 @@ class BackendError(ResultError):
 
 
 class DamagedResult(BackendError):
-    """What is stored of a task cannot be read: it is damaged, forged, or of a content type that is not
+    """The stored result of a task cannot be read: it is damaged, forged, or of a content type that is not
     accepted.
 
-    ``task_id`` says of which (None: it is no task's). The store itself answers, and other results can be
-    read.
+    ``task_id`` names the task (None: no task). The store itself is available, and other results can be read.
     """
 
     def __init__(self, message: str = "", task_id: str | None = None) -> None:
@@ -262,15 +262,16 @@ class DamagedResult(BackendError):
 
 
 class IncompleteStream(ResultError):
-    """``collect()`` and the like came to a result that has not ended; wait for it with ``get()`` first."""
+    """``collect()`` or a similar method found a result that has not ended; wait for it with ``get()``
+    first."""
 
 
 class CycleError(ResultError, ValueError):
-    """A dependency graph has no order, because a node leads to itself; the message names it."""
+    """A dependency graph has a cycle; the message names a node in it."""
 
 
 class NotSupported(ResultError, NotImplementedError):
-    """This result store or transport cannot do that; the message names one that can."""
+    """This result store or transport does not support the operation; the message names one that does."""
 
 
 class ControlError(QWorkerError):
@@ -282,17 +283,17 @@ class SpoolError(QWorkerError):
 
 
 class InvalidPacket(SpoolError):
-    """These bytes are no packet; the message says at which byte, and what is wrong there."""
+    """Invalid bytes in a packet; the message says at which byte, and what is wrong."""
 
 
 class NoSpoolFunction(SpoolError):
-    """There is a job, and no function that runs jobs: ``uwsgi.spooler`` is set by the application, which was
+    """There is a job, but no function that runs jobs: ``uwsgi.spooler`` is set by the application, which was
     not imported, or by one of its modules."""
 
 
 class NoSpooler(SpoolError, AttributeError):
-    """No spool directory is configured here. As with uWSGI the attribute is not there then, so that
-    ``hasattr(uwsgi, "spool")`` tells."""
+    """No spool directory is configured here. As with uWSGI the attribute does not exist then, so that
+    ``hasattr(uwsgi, "spool")`` works."""
 
 
 class NotSpooled(SpoolError, ValueError):
@@ -300,23 +301,23 @@ class NotSpooled(SpoolError, ValueError):
 
 
 class UnrunnableJob(SpoolError):
-    """A spool job that no retry can help: its arguments cannot be read, or may not be. It is to be set aside
-    at once, with the message as the reason."""
+    """A spool job that no retry can help: its arguments cannot be read, or must not be. It is set aside at
+    once, with the message as the reason."""
 
 
 class UnknownFunction(UnrunnableJob):
-    """A spool job for a decorated function that is not there."""
+    """A spool job for a decorated function that does not exist."""
 
 
 # -- directives: what a task says about itself --
 
 
 class TaskDirective(Exception):
-    """Raised by a task to decide what becomes of it; not a failure."""
+    """Raised by a task to decide its outcome; not a failure."""
 
 
 class Retry(TaskDirective):
-    """The task is to run again; raised by ``task.retry()`` after the next attempt was sent.
+    """The task will run again; raised by ``task.retry()`` after the next attempt was sent.
 
     ``exc`` is the exception that caused it (or None), ``when`` the delay in seconds or an aware datetime
     (or None: now), ``is_eager`` whether the task runs inline, ``sig`` the next call in that case.
@@ -353,13 +354,13 @@ class Retry(TaskDirective):
 
 
 class Ignore(TaskDirective):
-    """The task is done and its state is left as it is."""
+    """The task is done and its state is left unchanged."""
 
 
 class Replaced(Ignore):
-    """Another call has taken the place of the task; raised by ``task.replace()`` after that was sent.
+    """Another call has replaced the task; raised by ``task.replace()`` after that was sent.
 
-    ``sig`` is that call: the one with the id of the task, in its chain or chord.
+    ``sig`` is that call: the one with the task's id, in its chain or chord.
     """
 
     def __init__(self, sig: Any = None) -> None:
@@ -368,7 +369,7 @@ class Replaced(Ignore):
 
 
 class Reject(TaskDirective):
-    """The message is refused: put back when ``requeue``, else dead-lettered with ``reason``."""
+    """The message is refused: put back with ``requeue``, otherwise dead-lettered with ``reason``."""
 
     def __init__(self, reason: Any = None, requeue: bool = False) -> None:
         super().__init__(reason, requeue)
@@ -383,15 +384,15 @@ class Reject(TaskDirective):
 
 
 class WorkerShutdown(SystemExit):
-    """Stops the worker, when it is raised in its own process: after what runs, in its main thread, as by a
-    receiver of worker_ready; in one of its other threads, which then does nothing more, as WorkerTerminate.
+    """Stops the worker, when it is raised in its own process. In the main thread, for example by a receiver
+    of worker_ready, running tasks end first; in any other thread of the worker, it acts like WorkerTerminate.
 
-    The argument is the exit code; without one it is 0. In a task it is a failure, as SystemExit is.
+    The argument is the exit code, by default 0. In a task it is a failure, like SystemExit.
     """
 
 
 class WorkerTerminate(SystemExit):
-    """Stops the worker at once: what runs is given back. Otherwise as WorkerShutdown."""
+    """Stops the worker at once: running tasks are given back. Otherwise like WorkerShutdown."""
 
 
 # -- Celery's names --
@@ -409,7 +410,7 @@ TaskRevokedError = TaskRevoked
 WorkerLostError = WorkerLost
 TimeoutError = ResultTimeout
 
-#: class of ours → (exc_type, exc_module) it is stored under, so that Celery's readers rebuild theirs.
+# : our class → (exc_type, exc_module) under which it is stored, so that Celery's readers rebuild theirs.
 CELERY_NAMES: dict[type[BaseException], tuple[str, str]] = {
     BackendError: ("BackendError", "celery.exceptions"),
     ChordError: ("ChordError", "celery.exceptions"),

@@ -1,23 +1,22 @@
-"""Interrupts: exceptions that come out of nowhere, as Ctrl-C, a time limit or an alarm of the user's raises
-them.
+"""Interrupts: asynchronous exceptions, such as Ctrl-C, a time limit or an alarm of the user's.
 
 Comes from:  signal handlers, in the main thread, at any moment; the soft time limit, in a child of the pool.
-Goes to:     whoever holds something that must not be left half done: a turn, a connection, a frame.
-Thread:      any; the main one is the only one that signals interrupt.
+Goes to:     code that holds something that must not be left half done: a lock, a connection, a frame.
+Thread:      any; signals only interrupt the main one.
 
-Python looks for signals where a function begins, after a call of something written in C, and where a loop
-turns. So:
+Python handles signals at the start of a function, after a call of a C function, and at the end of a loop
+iteration. So:
 
-- What must be one step is *one* call of something written in C: ``got.extend(map(lock.acquire, …))`` knows
-  that it has the lock as soon as it has it, ``got = lock.acquire()`` may not. What undoes it comes first in
-  ``finally``, as such a call. A context manager that is written in Python can do neither: its ``__exit__``
-  may be interrupted before it begins.
-- What may be left half done, such as a connection in the midst of an answer, is marked before and after
-  (``whole``), and is thrown away by its next user, or at once, when the second mark is missing.
-- What is not ours to mark, such as another library's pool of connections, is used ``apart()``: in a thread
-  that no signal interrupts.
-- Our own interrupt, the soft time limit, waits until what is ``deferred()`` is over: it is for the task's
-  code.
+- What must be atomic is *one* call of a C function: after ``got.extend(map(lock.acquire, …))`` it is recorded
+  that we have the lock; after ``got = lock.acquire()`` it may not be. The cleanup comes first in ``finally``,
+  as such a call. A context manager written in Python cannot do this: its ``__exit__`` may be interrupted
+  before it begins.
+- What may be left half done, such as a connection in the middle of an answer, is marked before and after
+  (``whole``), and discarded by its next user, or at once, if the second mark is missing.
+- What we cannot mark, such as another library's pool of connections, is used ``apart()``: in a thread that
+  signals do not interrupt.
+- Our own interrupt, the soft time limit, waits until ``deferred()`` code has ended: it is meant for the
+  task's code.
 """
 
 from __future__ import annotations
@@ -36,28 +35,28 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 IDLE_SECONDS = 60.0
-"""After which a thread that apart() has made ends."""
+"""After which an idle thread made by apart() ends."""
 
 
 class NotOurTurn(Exception):
-    """The lock was kept by others for the whole time."""
+    """Others held the lock for the whole time."""
 
 
 class _Run:
-    """The task whose body is on the main thread's stack. Owner: the main thread, its signal handlers
-    included."""
+    """The task whose body is on the main thread's stack. Owner: the main thread, including its signal
+    handlers."""
 
     __slots__ = ("depth", "kept", "last", "open")
 
     def __init__(self) -> None:
         self.open = False
-        """A body runs, and may be interrupted."""
+        """A body is running, and may be interrupted."""
         self.depth = 0
-        """How many deferred() are on the stack."""
+        """How many deferred() calls are on the stack."""
         self.kept: BaseException | None = None
-        """What is to be raised when none is."""
+        """To be raised when there are none."""
         self.last: BaseException | None = None
-        """What was raised."""
+        """The last one raised."""
 
 
 _run = _Run()
@@ -65,19 +64,19 @@ _main = threading.main_thread().ident
 
 
 def begin() -> None:
-    """A body begins on the main thread: interrupt() reaches it from now on."""
+    """A body begins on the main thread: interrupt() applies to it from now on."""
     _run.depth, _run.kept = 0, None
     _run.open = True
 
 
 def end() -> None:
-    """It has ended: an interrupt that comes now is too late."""
+    """It has ended: later interrupts have no effect."""
     _run.open = False
 
 
 def interrupt(error: BaseException) -> None:
-    """For a signal handler: raise *error* in the body that runs, now or when what is deferred is over; no
-    body, no error."""
+    """For a signal handler: raise *error* in the running body, now or after deferred code; without a body, do
+    nothing."""
     if _run.open:
         _run.last = error
         if not _run.depth:
@@ -86,7 +85,7 @@ def interrupt(error: BaseException) -> None:
 
 
 def deferred(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What *work* returns; our own interrupts wait for its end."""
+    """Return *work*(), and delay our own interrupts until its end."""
     run = _run
     if not run.open or get_ident() != _main:
         return work(*args, **kwargs)
@@ -101,7 +100,7 @@ def deferred(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def conclude(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """deferred() for the last thing that a body does: once it is done, an interrupt is too late."""
+    """deferred() for the last action of a body: once it is done, interrupts have no effect."""
 
     def last() -> T:
         value = work(*args, **kwargs)
@@ -113,10 +112,10 @@ def conclude(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def in_turn(turn: Lock, seconds: float | None, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What *work* returns while we have *turn*, which is given back whatever happens, and waited for up to so
-    many seconds.
+    """Return *work*() while holding the lock *turn*, which is always released. Wait for it up to so many
+    seconds.
 
-    None: without end. Raises NotOurTurn when we did not get it.
+    None: without limit. Raises NotOurTurn when we did not get it.
     """
     got: list[bool] = []
     try:
@@ -130,10 +129,10 @@ def in_turn(turn: Lock, seconds: float | None, work: Callable[P, T], *args: P.ar
 
 
 def let_pass(error: BaseException) -> None:
-    """For who makes another error of any *error* that comes: raise it, if it is an interrupt, or was caused
-    by one.
+    """For code that converts any *error* to another one: raise it, if it is an interrupt, or was caused by
+    one.
 
-    What a signal handler raises, of whatever type it is, is no fault of what it interrupts.
+    An exception raised by a signal handler, of any type, is not an error of the interrupted code.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -145,8 +144,7 @@ def let_pass(error: BaseException) -> None:
 
 
 def _handled_above(error: BaseException) -> bool:
-    """Whether it was caught, and is being handled, by somebody who called us: then it is only where we come
-    from."""
+    """Whether a caller of ours caught it and is handling it: then it is only our context."""
     trace = error.__traceback__
     frame = sys._getframe(2).f_back
     while frame is not None:
@@ -157,7 +155,7 @@ def _handled_above(error: BaseException) -> bool:
 
 
 def _of_handler(error: BaseException) -> bool:
-    """Whether it came out of a signal handler: a function that was given the very frame below it."""
+    """Whether it was raised in a signal handler: a function that was called with the frame below it."""
     below = None
     trace = error.__traceback__
     while trace is not None:
@@ -178,13 +176,13 @@ def interruptible() -> bool:
 
 _Order = tuple[Callable[[], Any], "SimpleQueue[tuple[bool, Any]]"]
 _idle: list[SimpleQueue[_Order]] = []
-"""Where threads wait that have nothing to do. Any thread: pop and append are atomic."""
+"""Queues of idle threads. Any thread: pop and append are atomic."""
 
 
 def apart(work: Callable[[], T]) -> T:
-    """What *work* returns, carried out where no signal interrupts it: on the main thread, by another one.
+    """Return *work*(), called where signals do not interrupt it: if this is the main thread, by another one.
 
-    When the main thread is interrupted meanwhile, *work* goes on to its end.
+    If the main thread is interrupted meanwhile, *work* continues to its end.
     """
     if get_ident() != _main:
         return work()
@@ -197,12 +195,12 @@ def apart(work: Callable[[], T]) -> T:
     try:
         raise value
     finally:
-        del value, answer  # the error's frames are ours: each would keep the other alive
+        del value, answer  # the frames of the error include ours: a reference cycle
 
 
 def within(seconds: float, work: Callable[[], None]) -> bool:
-    """Carry out *work* by another thread, and wait for it no longer than *seconds*; tell whether it has ended
-    by then. It goes on to its end in any case. Raises what it raises meanwhile."""
+    """Call *work* in another thread, and wait for it no longer than *seconds*; tell whether it has ended by
+    then. It continues to its end in any case. Raises its error if it ended in time."""
     answer = _ordered(work)
     if answer is None:
         deferred(work)
@@ -220,7 +218,7 @@ def within(seconds: float, work: Callable[[], None]) -> bool:
 
 
 def _ordered(work: Callable[[], Any]) -> SimpleQueue[tuple[bool, Any]] | None:
-    """Have another thread carry out *work*; return where it puts the outcome. None: there is no thread."""
+    """Have another thread call *work*; return a queue for the outcome. None: there is no thread."""
     answer: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
     try:
         orders = _idle.pop()
@@ -228,14 +226,14 @@ def _ordered(work: Callable[[], Any]) -> SimpleQueue[tuple[bool, Any]] | None:
         orders = SimpleQueue()
         try:
             start_new_thread(_serve, (orders,))
-        except RuntimeError:  # there may be no more threads, or the interpreter ends
+        except RuntimeError:  # no more threads can be started, or the interpreter is shutting down
             return None
     orders.put((work, answer))
     return answer
 
 
 def undisturbed(work: Callable[P, T]) -> Callable[P, T]:
-    """Decorator: what is called so is carried out apart()."""
+    """Decorator: calls run apart()."""
 
     @wraps(work)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -245,7 +243,7 @@ def undisturbed(work: Callable[P, T]) -> Callable[P, T]:
 
 
 def _serve(orders: SimpleQueue[_Order]) -> None:
-    """Carry out what is ordered, as long as something comes now and then."""
+    """Carry out orders, until none arrives for a while."""
     taken = False
     while True:
         try:
@@ -254,7 +252,7 @@ def _serve(orders: SimpleQueue[_Order]) -> None:
             try:
                 _idle.remove(orders)
             except ValueError:
-                if not taken:  # who took it says now what for, or was interrupted before he could
+                if not taken:  # the thread that took it is about to send an order, or was interrupted
                     taken = True
                     continue
             return

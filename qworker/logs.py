@@ -1,10 +1,10 @@
-"""Logs: how lines look and where they go. Only this room sets handlers; all others just log.
+"""Logs: format and destination of log lines. Only this module sets handlers; all others just log.
 
-Comes from:  `setup` in the worker before its processes begin, `redirect_stdouts` in each of them.
-Goes to:     the terminal or a file, as text or as one JSON object a line.
-Thread:      set up from the main thread; formatting happens on whichever thread logs.
+Comes from:  `setup` in the worker before its processes start, `redirect_stdouts` in each of them.
+Goes to:     the terminal or a file, as text or as one JSON object per line.
+Thread:      set up from the main thread; formatting happens on the logging thread.
 Passwords in URLs are masked, control characters are escaped, and every line after the first of a record is
-indented, so that nothing a stranger puts into a message can pass for a record of its own.
+indented, so that no text in a message can be mistaken for another record.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ _USUAL_FIELDS = frozenset(vars(_PROBE)) | {"message", "asctime", "taskName", "ta
 
 
 def get_task_logger(name: str) -> logging.Logger:
-    """A logger for a module of tasks; its level follows the logger "qworker.task" unless it has its own.
+    """Return a logger for a module of tasks; its level follows the logger "qworker.task" unless it has its
+    own.
 
-    Any other logger does as well: what is logged while a task runs carries the task's name and id.
+    Any other logger works as well: records logged while a task runs have the task's name and id.
     """
     logger = logging.getLogger(name)
     if name != TASK_LOGGER and logger.parent is logging.root:
@@ -55,7 +56,8 @@ def get_task_logger(name: str) -> logging.Logger:
 
 
 def parse_level(level: str | int) -> int:
-    """The number of a log level given by name (any case) or number; ConfigurationError for anything else."""
+    """Return the number of a log level given by name (any case) or number; ConfigurationError for anything
+    else."""
     text = str(level).strip().upper()
     if text.isdecimal() and int(text) <= logging.CRITICAL:
         return int(text)
@@ -67,7 +69,7 @@ def parse_level(level: str | int) -> int:
 
 
 class SetUp(NamedTuple):
-    """What setup() was given besides the settings."""
+    """The arguments of setup() besides the settings."""
 
     level: str | int
     logfile: str | None
@@ -76,8 +78,7 @@ class SetUp(NamedTuple):
 
 
 chosen: SetUp | None = None
-"""What setup() was given last in this process, for processes of it that begin anew; written by the main
-thread."""
+"""The last arguments of setup() in this process, for processes started anew; written by the main thread."""
 
 
 def setup(
@@ -87,11 +88,11 @@ def setup(
     json: bool | None = None,
     node: str | None = None,
 ) -> None:
-    """Sends all logging of this process to `logfile`, or to standard error when it is None.
+    """Send all logging of this process to `logfile`, or to standard error if it is None.
 
-    json None means the setting `worker_log_json`; node is this worker's name, which JSON lines carry.
-    Somebody who connects to the signal `setup_logging` does all this instead. ConfigurationError when the
-    level, the format or the file cannot be used.
+    json None means the setting `worker_log_json`; node is this worker's name, for JSON lines. If there is a
+    receiver of the signal `setup_logging`, it does all this instead. ConfigurationError when the level, the
+    format or the file cannot be used.
     """
     global chosen
     number = parse_level(level)
@@ -107,7 +108,7 @@ def setup(
     target = root
     if conf.worker_hijack_root_logger or not root.handlers:
         _discard(root)
-    else:  # the user's handlers stay as they are; ours only gets what the worker itself says
+    else:  # the user's handlers are unchanged; ours only gets the worker's own records
         target = logging.getLogger("qworker")
         target.propagate = False
         _discard(target)
@@ -139,11 +140,11 @@ def _handler(logfile: str | None) -> logging.Handler:
 
 
 def _own_end(stream: IO[str] | None) -> int | None:
-    """A descriptor that writes into the pipe behind *stream* and never waits; None when there is no pipe."""
+    """Return a non-blocking descriptor for the pipe behind *stream*; None when it is not a pipe."""
     try:
         file = stream.fileno()  # type: ignore[union-attr]
         if stat.S_ISFIFO(os.fstat(file).st_mode):
-            # Opened anew: the old one may be shared, and others would be surprised not to be let wait.
+            # Opened again: the old one may be shared, and non-blocking mode would surprise its other users.
             return os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (AttributeError, OSError, ValueError):
         pass
@@ -151,8 +152,7 @@ def _own_end(stream: IO[str] | None) -> int | None:
 
 
 class _PipeHandler(logging.StreamHandler[Any]):
-    """Writes into a pipe that somebody reads, but does not stop the worker when nobody does: lines are
-    dropped."""
+    """Writes into a pipe without blocking the worker when it is not read: lines are dropped."""
 
     def __init__(self, stream: Any, pipe: int) -> None:
         super().__init__(stream)
@@ -174,8 +174,8 @@ class _PipeHandler(logging.StreamHandler[Any]):
             self.handleError(record)
 
     def _write(self, data: bytes) -> bool:
-        """Whether all of *data* was written. The first line that finds the pipe full waits; those after it do
-        not."""
+        """Write *data*; return False if part of it was dropped. The first line that finds the pipe full
+        waits; those after it do not."""
         while data:
             try:
                 data = data[os.write(self._pipe, data) :]
@@ -188,8 +188,8 @@ class _PipeHandler(logging.StreamHandler[Any]):
 
 
 class _LogFile(WatchedFileHandler):
-    """A file opened for appending, so that all processes may write, and reopened when logrotate moves it
-    away."""
+    """A file opened for appending, so that all processes may write, and reopened when logrotate renames
+    it."""
 
     _looked = 0.0
 
@@ -201,9 +201,9 @@ class _LogFile(WatchedFileHandler):
 
 
 class _SteadyFormatter(logging.Formatter):
-    """The usual formatter, which makes the text of a second only once: that is most of its cost.
+    """The usual formatter, but formats the time only once per second, which is most of its cost.
 
-    Not for sharing between handlers: it is kept from racing by the lock of the one it belongs to.
+    Not for sharing between handlers: the lock of its handler protects it.
     """
 
     _second = -1
@@ -241,7 +241,7 @@ def _in_color(wanted: bool | None, handler: logging.Handler) -> bool:
 
 
 def plain_terminal() -> bool:
-    """Whether the environment asks for text without colours: by NO_COLOR, or by a terminal that has none."""
+    """Whether the environment asks for text without colours: by NO_COLOR, or a terminal without them."""
     return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
@@ -252,7 +252,7 @@ def _with_task(record: logging.LogRecord, name: str | None, task_id: str | None)
 
 
 def _safe(text: str) -> str:
-    """Masked, without control characters, and with every line but the first indented."""
+    """Return the text masked, without control characters, and with every line but the first indented."""
     text = mask_urls(text)
     if text.isprintable():
         return text
@@ -264,8 +264,7 @@ def _safe(text: str) -> str:
 
 
 class LineFormatter(logging.Formatter):
-    """Lines for people; a second format, with the task's name and id, for what is logged while a task
-    runs."""
+    """Text lines; a second format, with the task's name and id, for records logged while a task runs."""
 
     def __init__(self, plain: logging.Formatter, in_task: logging.Formatter, color: bool = False) -> None:
         super().__init__()
@@ -278,7 +277,7 @@ class LineFormatter(logging.Formatter):
         if context is None:
             line = self._plain.format(_with_task(record, None, None))
         else:
-            # Without an id it was called as a function, or as an errback that runs in place.
+            # Without an id it was called as a function, or as an errback that runs here.
             line = self._in_task.format(_with_task(record, context.task, context.id or "-"))
         line = _safe(line)
         color = _COLORS.get(record.levelname) if self._color else None
@@ -286,10 +285,10 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (UTC), level, logger, message, process, and node, task and exception if
+    """One JSON object per line: time (UTC), level, logger, message, process, and node, task and exception if
     any.
 
-    What is given as `extra=` becomes a key too, masked by its name.
+    Values given as `extra=` are included too, masked by name.
     """
 
     def __init__(self, node: str | None = None) -> None:
@@ -310,7 +309,7 @@ class JsonFormatter(logging.Formatter):
         if context is not None:
             fields["task_name"] = context.task
             fields["task_id"] = context.id
-        elif (task_id := getattr(record, "task_id", None)) is not None:  # of the task that has ended
+        elif (task_id := getattr(record, "task_id", None)) is not None:  # of an ended task
             fields["task_name"] = getattr(record, "task_name", None)
             fields["task_id"] = task_id
         if record.exc_info:
@@ -322,7 +321,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def redirect_stdouts(conf: Settings) -> None:
-    """Makes everything that is printed go to the log, when the setting `worker_redirect_stdouts` is on."""
+    """Send everything that is printed to the log, if the setting `worker_redirect_stdouts` is on."""
     if not conf.worker_redirect_stdouts:
         return
     level = parse_level(conf.worker_redirect_stdouts_level)
@@ -333,7 +332,7 @@ def redirect_stdouts(conf: Settings) -> None:
 
 @contextmanager
 def redirected_stdouts(conf: Settings) -> Iterator[None]:
-    """The same for as long as a worker runs; processes forked in it inherit it."""
+    """The same while a worker runs; processes forked meanwhile inherit it."""
     before = sys.stdout, sys.stderr
     redirect_stdouts(conf)
     try:
@@ -358,7 +357,8 @@ class _LogStream:
         self._logger = logger
         self._level = level
         self._original = original
-        # Per thread: half a line waits for its end, and a handler that prints must not log what it prints.
+        # Per thread: an incomplete line waits for its end, and a handler that prints must not log its own
+        # output.
         self._local = threading.local()
 
     def write(self, text: str) -> int:
@@ -383,13 +383,13 @@ class _LogStream:
             self.write(line)
 
     def flush(self) -> None:
-        """Logs what has no line end yet."""
+        """Log an incomplete line."""
         rest, self._local.rest = getattr(self._local, "rest", ""), ""
         if rest and not getattr(self._local, "busy", False):
             self._log([rest])
 
     def close(self) -> None:
-        """Does nothing: streams of a process stay open."""
+        """Do nothing: standard streams stay open."""
 
     def isatty(self) -> bool:
         return False
@@ -404,8 +404,7 @@ class _LogStream:
         return False
 
     def fileno(self) -> int:
-        """The descriptor of the stream behind this one, which subprocesses inherit. OSError when it has
-        none."""
+        """Return the descriptor of the original stream, for subprocesses. OSError when it has none."""
         if self._original is None:
             raise OSError("there is no stream behind the log")
         return self._original.fileno()

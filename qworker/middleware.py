@@ -1,4 +1,4 @@
-"""Middleware: the one way to change what is published and how a task is run.
+"""Middleware: the way to change what is published and how a task runs.
 
 Comes from:  ``app.add_middleware`` and the setting ``middleware``.
 Goes to:     publishing (``publish``) and execution (``execute``).
@@ -16,7 +16,7 @@ from qworker.naming import import_object
 
 
 class Middleware:
-    """Subclass, override one or both methods, and call ``call_next`` to go on (or do not, to stop).
+    """Subclass, override one or both methods, and call ``call_next`` to continue (or do not, to stop).
 
     ``options`` names the task options this middleware reads, so that ``@app.task(my_option=...)`` is
     accepted. The first middleware of an app is the outermost.
@@ -27,16 +27,16 @@ class Middleware:
     options: tuple[str, ...] = ()
 
     def publish(self, call_next: Callable[[Any], Any], message: Any) -> Any:
-        """Wrap the sending of a `TaskMessage`; return what ``call_next(message)`` returns."""
+        """Wrap the sending of a `TaskMessage`; return the value of ``call_next(message)``."""
         return call_next(message)
 
     def execute(self, call_next: Callable[[Any], Any], context: Any) -> Any:
-        """Wrap the run of a task; return what ``call_next(context)`` returns: the task's result."""
+        """Wrap the run of a task; return the value of ``call_next(context)``, the task's result."""
         return call_next(context)
 
 
 def overrides(middleware: Middleware, method: str) -> bool:
-    """Whether `middleware` has its own `method` ("publish" or "execute")."""
+    """Tell whether `middleware` has its own `method` ("publish" or "execute")."""
     own = getattr(type(middleware), method, None)
     return own is not getattr(Middleware, method) or method in vars(middleware)
 
@@ -44,7 +44,8 @@ def overrides(middleware: Middleware, method: str) -> bool:
 def compose(
     middlewares: Iterable[Middleware], method: str, final: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
-    """One callable that runs `method` of each middleware around `final`; `final` itself if none has one."""
+    """Return a callable that runs `method` of each middleware around `final`; `final` itself if none has
+    one."""
     chain = final
     for middleware in reversed(list(middlewares)):
         if overrides(middleware, method):
@@ -53,7 +54,8 @@ def compose(
 
 
 def make_middleware(given: Any) -> Middleware:
-    """The middleware that a setting or an argument gives: an object, its class, or the dotted name of either.
+    """Return the middleware given by a setting or argument: an object, its class, or the dotted name of
+    either.
 
     Raises ConfigurationError for anything else.
     """

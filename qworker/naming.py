@@ -2,7 +2,7 @@
 
 Comes from:  nothing.
 Goes to:     client, configuration, worker, command line.
-Thread:      any; fork-safe because nothing random is kept.
+Thread:      any; fork-safe because no random state is kept.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from typing import Any
 from qworker.errors import ConfigurationError
 
 DISTRIBUTION = "qworker-queue"
-"""What package managers call us. On PyPI "qworker" is another project, which is why no text may tell people
-to install that.
-The import and the command are "qworker"."""
+"""Our name for package managers. On PyPI "qworker" is another project, so no text may suggest installing
+that. The import and the command are "qworker"."""
 VERSION = "0.1.0"
-"""As ``pyproject.toml`` and the front door have it, which loads nothing."""
+"""The same as in ``pyproject.toml`` and the package, which imports nothing."""
 DEFAULT_NODE = "qworker"
 LONGEST_NAME = 255
 
@@ -34,21 +33,19 @@ _FORBIDDEN_IN_NODE = _FORBIDDEN_IN_QUEUE | frozenset("/")
 
 
 def install_command(extra: str) -> str:
-    """The command that installs us with one of our extras, as messages tell it; what is installed already
-    stays."""
+    """Return the command that installs one of our extras; installed versions are kept."""
     return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
 def task_id() -> str:
-    """A new random id: the text of a version 4 UUID."""
+    """Return a new random id: the text of a version 4 UUID."""
     return _uuid4(os.urandom(16).hex())
 
 
 def task_ids() -> Iterator[str]:
-    """New ids without end, for one who needs many now: to ask the system for random bytes takes longer than
-    all the rest.
+    """Yield new ids, for code that needs many now: asking the system for random bytes takes most of the time.
 
-    Not to be kept: a process that is forked would have the same ids.
+    Do not keep it: a forked process would produce the same ids.
     """
     yield task_id()
     while True:
@@ -58,8 +55,8 @@ def task_ids() -> Iterator[str]:
 
 
 def ids_of(origin: str) -> Callable[[], str]:
-    """Gives new ids one after another, the same each time for *origin*."""
-    from uuid import UUID, uuid5  # some milliseconds, for those alone who ask for such ids
+    """Return a function that returns a new id at each call, in a sequence that only depends on *origin*."""
+    from uuid import UUID, uuid5  # takes some milliseconds, and such ids are rare
 
     space, numbers = UUID(_SPACE), count()
     return lambda: str(uuid5(space, f"{origin} {next(numbers)}"))
@@ -70,10 +67,10 @@ def _uuid4(text: str) -> str:
 
 
 def task_name(name: str, module: str, main: str | None = None) -> str:
-    """Name of the task made from the function `name` of `module`: "module.name".
+    """Return the name of the task made from the function `name` of `module`: "module.name".
 
-    In the ``__main__`` module it is `main`, or else the name the module would be imported by, so that
-    ``python tasks.py`` calls what the worker knows as ``tasks.add``.
+    In the ``__main__`` module it is `main`, or else the name under which the module would be imported, so
+    that ``python tasks.py`` calls what the worker knows as ``tasks.add``.
     """
     if module == "__main__":
         module = main or _main_module()
@@ -90,9 +87,9 @@ def _main_module() -> str:
 
 
 def import_object(path: str) -> Any:
-    """The module or object at `path`: "package.module:attribute" or "package.module.attribute".
+    """Return the module or object at `path`: "package.module:attribute" or "package.module.attribute".
 
-    ConfigurationError when there is none; errors raised by the imported module itself pass unchanged.
+    ConfigurationError if it does not exist; errors raised by the imported module itself are unchanged.
     """
     module_name, colon, attributes = path.partition(":")
     if not all(part.isidentifier() for part in path.replace(":", ".").split(".")):
@@ -115,7 +112,8 @@ def _module(name: str, path: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        # Only *this* name missing is the user's mistake; a missing dependency of the module is its own.
+        # Only a missing module of *this* name is the user's mistake; a missing dependency of the module is
+        # its own.
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise
         raise ConfigurationError(
@@ -148,11 +146,11 @@ def hostname() -> str:
 
 
 def node_name(template: str | None = None, index: int = 0) -> str:
-    """Full name of a node, "name@host".
+    """Return the full name of a node, "name@host".
 
-    `template` may hold %h (host name), %n (host name up to its first dot), %d (its domain), %i (`index` of
-    the process, 0 in the main one), %I (the same with a dash before it, nothing for 0) and %%. Without "@"
-    it is the part before it; None is the default name. ConfigurationError when the result is not a name.
+    `template` may contain %h (host name), %n (host name up to its first dot), %d (its domain), %i (`index` of
+    the process, 0 in the main one), %I (the same with a dash before it, empty for 0) and %%. Without "@" it
+    is the part before it; None is the default name. ConfigurationError when the result is not a valid name.
     """
     host = hostname()
     short, _, domain = host.partition(".")
@@ -188,9 +186,9 @@ def _expand(template: str, values: dict[str, str]) -> str:
 
 
 def signal_name(given: Any) -> str:
-    """The name of a signal given by name ("SIGKILL", "kill"), number or member of signal.Signals.
+    """Return the name of a signal given by name ("SIGKILL", "kill"), number or member of signal.Signals.
 
-    ValueError for what is none.
+    ValueError for anything else.
     """
     try:
         if isinstance(given, int):
@@ -202,15 +200,15 @@ def signal_name(given: Any) -> str:
 
 
 MISSPELT = 0.85
-"""How much of its letters a name has at least in common with one that it is a misspelling of."""
+"""The minimum similarity of a name to one that it is a misspelling of."""
 
 
 def near(name: str, candidates: Iterable[str], count: int = 3, likeness: float = 0.6) -> list[str]:
-    """Up to `count` of `candidates` spelled most like `name`, best first; [] when none is close.
+    """Return up to `count` of `candidates` most similar to `name`, best first; [] when none is close.
 
-    likeness: how much of the letters agrees, from 0 to 1.
+    likeness: minimum similarity, from 0 to 1.
     """
-    from difflib import get_close_matches  # an error path; costs 5 ms to import
+    from difflib import get_close_matches  # an error path; it takes 5 ms to import
 
     others = [candidate for candidate in candidates if candidate != name]
     return get_close_matches(name, others, count, likeness)
@@ -218,18 +216,18 @@ def near(name: str, candidates: Iterable[str], count: int = 3, likeness: float =
 
 _BUILT_IN = ("celery.", "qworker.")
 DJANGO_PACKAGES = "qworker.django.run"
-"""The task of a Django project that calls what async_task() names; an app that has it is a project's."""
+"""The task of a Django project that calls what async_task() names; an app with it belongs to a project."""
 
 
 def own_tasks(names: Iterable[str]) -> list[str]:
-    """Those of *names* that are a program's own tasks and not built in, sorted."""
+    """Return those *names* that are a program's own tasks and not built in, sorted."""
     return sorted(name for name in names if not name.startswith(_BUILT_IN))
 
 
 def near_tasks(name: str, tasks: Iterable[str]) -> list[str]:
-    """Up to three of *tasks* that *name* may be a slip of, best first; [] when none is close.
+    """Return up to three of *tasks* that are similar to *name*, best first; [] when none is close.
 
-    What stands behind the last dot counts first: "tasks.ad" is nearer to "tasks.add" than to "tasks.map".
+    The part after the last dot counts first: "tasks.ad" is closer to "tasks.add" than to "tasks.map".
     """
     known = own_tasks(tasks)
     by_last: dict[str, list[str]] = {}
@@ -242,12 +240,13 @@ def near_tasks(name: str, tasks: Iterable[str]) -> list[str]:
 
 
 def valid_queue_name(name: object) -> bool:
-    """Whether `name` can be a queue: 1 to 255 printable characters, no space, quote, bracket or wildcard."""
+    """Tell whether `name` can be a queue: 1 to 255 printable characters, no space, quote, bracket or
+    wildcard."""
     return _valid(name, _FORBIDDEN_IN_QUEUE)
 
 
 def valid_node_name(name: object) -> bool:
-    """Whether `name` is "name@host" of printable characters without space, quote, bracket or slash."""
+    """Tell whether `name` is "name@host" of printable characters without space, quote, bracket or slash."""
     if not isinstance(name, str) or not _valid(name, _FORBIDDEN_IN_NODE):
         return False
     left, at, right = name.partition("@")

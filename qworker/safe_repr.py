@@ -1,8 +1,8 @@
-"""Bounded representations of arguments and results, for headers, logs and events.
+"""Limited representations of arguments and results, for headers, logs and events.
 
 Comes from:  publishing (argsrepr, kwargsrepr), execution (the result in the log line).
 Goes to:     message headers, log lines, events, the dashboard.
-Thread:      any. Never raises, never longer than asked, never a control character in what it returns.
+Thread:      any. Never raises, never longer than requested, and without control characters.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from qworker.interrupts import let_pass
 
 LIMIT = 1024
 MAX_DEPTH = 6
-_MANY = 64  # items of one container that are looked at
+_MANY = 64  # maximum items of one container
 _PLAIN = frozenset({int, str, float, bool, type(None)})
 
 
 def safe_repr(value: object, limit: int = LIMIT) -> str:
-    """`repr(value)` in at most `limit` characters, one line; "..." stands for what was left out."""
+    """Return `repr(value)` in at most `limit` characters, on one line; "..." replaces what was left out."""
     kind = type(value)
     if kind in _PLAIN and (kind is not str or len(value) <= limit):  # type: ignore[arg-type]
         try:
@@ -31,7 +31,7 @@ def safe_repr(value: object, limit: int = LIMIT) -> str:
 
 
 def repr_args(args: tuple[Any, ...], limit: int = LIMIT) -> str:
-    """Representation of positional arguments, "(1, 2)"."""
+    """Return a representation of positional arguments, "(1, 2)"."""
     if not args:
         return "()"
     if type(args) is not tuple:
@@ -40,14 +40,14 @@ def repr_args(args: tuple[Any, ...], limit: int = LIMIT) -> str:
 
 
 def repr_kwargs(kwargs: dict[str, Any], limit: int = LIMIT) -> str:
-    """Representation of keyword arguments, "{'x': 1}"."""
+    """Return a representation of keyword arguments, "{'x': 1}"."""
     if not kwargs:
         return "{}"
     return _fast_repr(kwargs, kwargs.values(), limit) or _bounded(kwargs, limit)
 
 
 def _fast_repr(container: object, values: Iterable[object], limit: int) -> str | None:
-    """Python's own repr when that is sure to be short and harmless, else None."""
+    """Return Python's own repr if it is certainly short and harmless, else None."""
     size = 0
     for value in values:
         kind = type(value)
@@ -66,7 +66,7 @@ def _fast_repr(container: object, values: Iterable[object], limit: int) -> str |
 
 
 def printable(text: str) -> str:
-    """`text` with every control, bidirectional, or otherwise unprintable character escaped."""
+    """Return `text` with every control, bidirectional, or otherwise unprintable character escaped."""
     if text.isprintable():
         return text
     return "".join(
@@ -75,7 +75,7 @@ def printable(text: str) -> str:
 
 
 def storable(text: str) -> str:
-    """`text` with NUL and lone surrogates escaped: everything else any database, file or log takes as
+    """Return `text` with NUL and lone surrogates escaped: every database, file or log accepts the rest as
     UTF-8."""
     if text.isascii() and "\0" not in text:
         return text
@@ -83,7 +83,7 @@ def storable(text: str) -> str:
 
 
 class _Full(Exception):
-    """Enough has been written."""
+    """The limit has been reached."""
 
 
 def _bounded(value: object, limit: int) -> str:
@@ -101,7 +101,7 @@ def _bounded(value: object, limit: int) -> str:
     except _Full:
         pass
     except Exception as error:  # noqa: BLE001
-        # A hostile container: whatever its methods raise, the task goes on.
+        # A hostile container: whatever its methods raise, the task continues.
         let_pass(error)
         pieces.append("...")
     text = printable("".join(pieces))
@@ -163,7 +163,7 @@ def _leaf(value: Any) -> str:
     try:
         return repr(value)
     except Exception as error:  # noqa: BLE001
-        # The user's code is in repr(): whatever it raises, the task goes on.
+        # User code in repr(): whatever it raises, the task continues.
         let_pass(error)
         if type(value) is int:
             return f"<int of {value.bit_length()} bits>"

@@ -1,8 +1,8 @@
-"""Signals: observers of what happens in this process, under Celery's names.
+"""Signals: notifications about events in this process, under Celery's names.
 
 Comes from:  publishing, execution, the worker: ``if task_success.receivers: task_success.send(...)``.
 Goes to:     functions connected by the user.
-Thread:      the sender's. A receiver that raises is logged and changes nothing: observers observe.
+Thread:      the sender's. A receiver that raises is logged and changes nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Receiver(NamedTuple):
 
 
 class Signal:
-    """One thing that happens. ``receivers`` is empty when nobody listens: look before building arguments."""
+    """An event. ``receivers`` is empty when nothing is connected: check before building arguments."""
 
     __slots__ = ("name", "receivers")
 
@@ -51,12 +51,12 @@ class Signal:
         weak: bool = False,
         dispatch_uid: Any = None,
     ) -> Any:
-        """Call `receiver` (which must take ``**kwargs``) at each send; also a decorator, bare or with
+        """Call `receiver` (which must take ``**kwargs``) at each send; also a decorator, with or without
         options.
 
-        - sender: an object, or the name of a task. With one, only what it sends is received.
+        - sender: an object, or the name of a task, to receive only its signals.
         - weak (bool): hold the receiver by a weak reference.
-        - dispatch_uid: what the receiver is known by, in place of itself.
+        - dispatch_uid: identifies the receiver, in place of itself.
 
         The same receiver is connected once for the same sender. Returns the receiver.
         """
@@ -80,11 +80,11 @@ class Signal:
         return was_connected
 
     def has_listeners(self, sender: Any = None) -> bool:
-        """Whether anybody would be called by ``send(sender)``."""
+        """Tell whether ``send(sender)`` would call anything."""
         return any(_wants(entry.sender, sender) for entry in self.receivers)
 
     def send(self, sender: Any = None, **arguments: Any) -> list[tuple[Callable[..., Any], Any]]:
-        """Call every receiver; (receiver, what it returned or the exception it raised) in order."""
+        """Call every receiver; return (receiver, its return value or exception) in order."""
         answers: list[tuple[Callable[..., Any], Any]] = []
         for entry in self.receivers:
             if not _wants(entry.sender, sender):
@@ -97,7 +97,7 @@ class Signal:
             answer: Any
             try:
                 answer = receiver(signal=self, sender=sender, **arguments)
-            except Exception as error:  # an observer must not change what it observes
+            except Exception as error:  # a receiver must not affect the sender
                 let_pass(error)
                 logger.exception("a receiver of signal %s raised: %r", self.name, receiver)
                 answer = error
@@ -106,10 +106,10 @@ class Signal:
 
 
 def announce(app: QWorker, signal: Signal) -> None:
-    """Send *signal*, one of the own signals of *app*.
+    """Send *signal*, one of the signals of *app*.
 
-    A receiver that asks for what is not in qworker raises NotAvailable here: a line in the log would be
-    overlooked. Whatever else it raises is logged, as with every signal.
+    A receiver that uses something missing in qworker raises NotAvailable here, because a log line would be
+    overlooked. Any other error is logged, as with every signal.
     """
     for _, answer in signal.send(app, source=app.conf):
         if isinstance(answer, NotAvailable):
@@ -182,6 +182,6 @@ import_modules = Signal("import_modules")
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name in SIGNALS:  # an AttributeError would lose its text in ``from qworker.signals import …``
+        if name in SIGNALS:  # ``from qworker.signals import …`` would discard the text of an AttributeError
             raise ImportError(f"there is no signal {name}: {SIGNALS[name]}")
         raise AttributeError(f"module 'qworker.signals' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The states of a task, which of them are final, and which may replace which.
+"""The states of a task: which are final, and which may replace which.
 
 Comes from:  nothing.
 Goes to:     backends (compare-and-set), results, the worker's outcomes.
@@ -7,37 +7,38 @@ Thread:      any; constants and pure functions.
 
 from __future__ import annotations
 
-PENDING = "PENDING"  #: nothing is known of it
+PENDING = "PENDING"  # : nothing is known about it
 RECEIVED = "RECEIVED"  #: a worker has it
-STARTED = "STARTED"  #: it runs (stored with ``task_track_started``)
+STARTED = "STARTED"  # : it is running (stored with ``task_track_started``)
 SUCCESS = "SUCCESS"  #: it has returned a value
-FAILURE = "FAILURE"  #: it has failed for good
-REVOKED = "REVOKED"  #: it was called off, or has expired
+FAILURE = "FAILURE"  # : it has finally failed
+REVOKED = "REVOKED"  # : it was cancelled, or has expired
 REJECTED = "REJECTED"  #: refused by its worker
 RETRY = "RETRY"  #: it will run again
-IGNORED = "IGNORED"  #: nobody keeps how it ends; never stored
+IGNORED = "IGNORED"  # : its result is not kept; never stored
 
 READY_STATES = frozenset({SUCCESS, FAILURE, REVOKED})  #: it has ended
-UNREADY_STATES = frozenset({PENDING, RECEIVED, STARTED, REJECTED, RETRY})  #: it has not
+UNREADY_STATES = frozenset({PENDING, RECEIVED, STARTED, REJECTED, RETRY})  # : it has not ended
 EXCEPTION_STATES = frozenset({RETRY, FAILURE, REVOKED})  #: the result is an exception
 PROPAGATE_STATES = frozenset({FAILURE, REVOKED})  #: ``get()`` raises it
-ALL_STATES = READY_STATES | UNREADY_STATES  #: all that may be stored but for states of your own
+ALL_STATES = READY_STATES | UNREADY_STATES  # : all that may be stored, except custom states
 
-#: most to least telling; None stands for every custom state
+# : by precedence, highest first; None stands for every custom state
 PRECEDENCE = (SUCCESS, FAILURE, None, REVOKED, STARTED, RECEIVED, REJECTED, RETRY, PENDING)
 _RANK = {state: rank for rank, state in enumerate(PRECEDENCE)}
 
 
 def precedence(state: str) -> int:
-    """Rank of `state`: 0 is the most telling (SUCCESS); custom states rank between FAILURE and REVOKED."""
+    """Return the rank of `state`: 0 is the highest (SUCCESS); custom states rank between FAILURE and
+    REVOKED."""
     return _RANK.get(state, _RANK[None])
 
 
 def may_replace(old: str, new: str) -> bool:
-    """Whether a stored `old` may be overwritten by `new`.
+    """Tell whether a stored `old` may be overwritten by `new`.
 
-    A final state is never left for one that is not; SUCCESS stands for ever; FAILURE and REVOKED give way
-    to another final state (a redelivered task that succeeds after all).
+    A final state is only replaced by another final one; SUCCESS is never replaced; FAILURE and REVOKED are (a
+    redelivered task may succeed after all).
     """
     if old == SUCCESS:
         return False

@@ -1,11 +1,11 @@
-"""Worker: starts, watches and stops the parts that its Assembly has built.
+"""Worker: starts, watches and stops the parts built by its Assembly.
 
 Comes from:  ``qworker start`` (run), and EmbeddedWorker (start, watch, stop).
-Goes to:     Assembly, which holds the parts and the orders in which they start, go quiet and stop.
+Goes to:     Assembly, which holds the parts and the order in which they start, go quiet and stop.
 Thread:      main. Signal handlers set a flag and write one byte; components that crash do the same.
 
-The end is one machine of states, each with a deadline: RUNNING → DRAINING (take no more, give back what has
-not started, wait for what runs) → SOFT (interrupt what runs) → COLD (kill it, and give it back) → gone.
+Stopping is a state machine with deadlines: RUNNING → DRAINING (take no more, give back what has not started,
+wait for running tasks) → SOFT (interrupt them) → COLD (kill them, and give them back) → gone.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ PHASE_OF = {"warm": DRAINING, "soft": SOFT, "cold": COLD}
 
 
 class Worker:
-    """One worker of *app*. None for an option takes the setting.
+    """One worker of *app*. None for an option means the setting.
 
-    hostname: name@host. queues: which to consume; None: all of ``task_queues``, or the default one.
-    on_ready: called once everything runs. besides: make more parts, as the scheduler of ``--beat``.
+    hostname: name@host. queues: to consume; None: all of ``task_queues``, or the default one.
+    on_ready: called once everything runs. besides: factories of additional parts, such as the scheduler of
+    ``--beat``.
     """
 
     parts: Assembly
-    """There once it starts."""
+    """Set when it starts."""
 
     def __init__(
         self,
@@ -87,7 +88,8 @@ class Worker:
     # -- starting --
 
     def start(self) -> None:
-        """Start everything; return when the worker consumes. Call it in the main thread, before others exist.
+        """Start everything; return when the worker consumes. Call it in the main thread, before there are
+        others.
 
         Raises QWorkerError when something cannot start.
         """
@@ -105,7 +107,7 @@ class Worker:
             self._shut_down(COLD)
             raise failure
         if not listener.connection.answered_at:
-            return  # asked to end before the broker answered
+            return  # stopped before the broker answered
         for part in self.parts.others:
             part.start()
         self._consuming = True
@@ -114,13 +116,13 @@ class Worker:
             self._on_ready()
 
     def _build(self) -> None:
-        """Make the parts."""
+        """Build the parts."""
         app, conf = self.app, self.app.conf
         signals.celeryd_init.send(self.hostname, instance=self, conf=conf, options={})
         app.load_tasks()
         signals.worker_init.send(self)
-        # Forked before any thread, and before the modules of the parts are there, which no task needs: while
-        # they are loaded here, the zygote gets ready.
+        # Forked before any thread, and before the modules of the parts, which tasks do not need, are loaded:
+        # while they are loaded here, the zygote gets ready.
         self._zygote = make_zygote(app)
         try:
             from qworker.components.assembly import Assembly
@@ -143,13 +145,13 @@ class Worker:
     # -- what components and others ask of it --
 
     def _crashed(self, name: str, error: BaseException) -> None:
-        """A component crashed. Its thread calls."""
+        """A component crashed. Called by its thread."""
         if self._crash is None:
             self._crash = (name, error)
             if isinstance(error, ENDS):
-                logger.info("the %s is asked by %r to end the worker", name, error)
+                logger.info("the %s was told by %r to stop the worker", name, error)
             elif self._consuming:  # before that, start() raises it
-                # Said at once: who embeds a worker may not stop it for long.
+                # Logged at once: an embedded worker may not be stopped for long.
                 logger.error(
                     "the %s failed, so the worker stops: %s", name, error, extra={"event": "worker-failed"}
                 )
@@ -157,8 +159,8 @@ class Worker:
         self._requests.wake()
 
     def request_stop(self, how: str = "warm") -> None:
-        """Ask the worker to end: "warm" (after what runs), "soft" (interrupt it) or "cold". Any thread, any
-        time."""
+        """Ask the worker to stop: "warm" (after running tasks), "soft" (interrupt them) or "cold". Any
+        thread, any time."""
         self._requests.request(PHASE_OF[how])
 
     def info(self) -> dict[str, Any]:
@@ -177,12 +179,12 @@ class Worker:
 
     @property
     def running(self) -> bool:
-        """Whether it takes tasks. Any thread."""
+        """Whether it accepts tasks. Any thread."""
         return self._consuming and self.phase == RUNNING and self._crash is None
 
     @property
     def failure(self) -> BaseException | None:
-        """Why the worker ends by itself; None while it does not. Any thread."""
+        """Why the worker stops by itself; None if it does not. Any thread."""
         if self._crash is None:
             return None
         name, error = self._crash
@@ -194,13 +196,13 @@ class Worker:
 
     def run(self) -> int:
         """Start, run until told to stop, and return the exit code: 0 stopped, 1 crashed, 3 tasks were
-        abandoned; that of a WorkerShutdown or WorkerTerminate which was raised, if it has one."""
+        abandoned; or that of a WorkerShutdown or WorkerTerminate."""
         previous = self._requests.take_signals()
         code = 0
         try:
             self.start()
             self.watch()
-        except ENDS as error:  # of a receiver of worker_ready, say
+        except ENDS as error:  # for example from a receiver of worker_ready
             self.request_stop("cold" if isinstance(error, WorkerTerminate) else "warm")
             code = _code_of(error)
         except QWorkerError:
@@ -214,7 +216,7 @@ class Worker:
         return code or (3 if self._abandoned else 0)
 
     def watch(self) -> None:
-        """Rest until a request to end or a crash comes; look at the health meanwhile."""
+        """Wait for a request to stop or a crash; check the health meanwhile."""
         while self._crash is None and not self._requests:
             self._requests.rest(self.parts.health.look_seconds)
             self.parts.health.look()
@@ -243,7 +245,7 @@ class Worker:
         signals.worker_shutdown.send(self)
         totals = self.parts.state.totals
         logger.info(
-            "stopped (%s): finished %d, given back %d, of these cut short %d%s",
+            "stopped (%s): finished %d, given back %d, of these interrupted %d%s",
             self.phase,
             totals["finished"] + totals["dead_lettered"],
             totals["returned"],
@@ -260,29 +262,29 @@ class Worker:
         )
 
     def _wait_for_tasks(self, phase: str, deadline: float) -> None:
-        """Let what runs end, until the monotonic *deadline*; then interrupt it. The phase is COLD if anything
-        still runs afterwards."""
+        """Let running tasks end, until the monotonic *deadline*; then interrupt them. The phase is COLD if
+        anything still runs afterwards."""
         conf, pool = self.app.conf, self.parts.pool
         if phase == DRAINING:
             logger.info(
-                "stopping: waiting up to %g s for what runs (%d); a second signal gives it back at once",
+                "stopping: waiting up to %g s for %d running tasks; a second signal gives them back at once",
                 conf.worker_shutdown_timeout,
                 pool.in_flight(),
                 extra={"event": "worker-stopping"},
             )
             phase = self._drain(deadline)
         if phase == COLD and pool.in_flight():
-            logger.warning("stopping at once: %d running tasks are cut short", pool.in_flight())
+            logger.warning("stopping at once: %d running tasks are interrupted", pool.in_flight())
         if phase == SOFT and pool.in_flight():
             self.phase = SOFT
-            logger.warning("%d tasks still run: interrupting them", pool.in_flight())
+            logger.warning("%d tasks are still running: interrupting them", pool.in_flight())
             pool.interrupt()
             self._drain(time.monotonic() + max(conf.worker_soft_shutdown_timeout, INTERRUPTED_SECONDS))
         if pool.in_flight():
             self.phase = COLD
 
     def _drain(self, deadline: float) -> str:
-        """Wait for what runs; return the phase that comes next."""
+        """Wait for running tasks; return the next phase."""
         pool = self.parts.pool
         while pool.in_flight() and pool.alive:
             if time.monotonic() > deadline:
@@ -294,11 +296,11 @@ class Worker:
         return COLD
 
     def _is_cold(self) -> bool:
-        """Whether somebody has become so impatient that a broker that is away is not waited for either."""
+        """Whether stopping was requested so urgently that an unavailable broker is not waited for."""
         return self._crash is not None or self._requests.hardest(RUNNING) == COLD
 
     def _end(self, part: Component, seconds: float) -> None:
-        """Stop *part*, which may take so long; the Listener, only until somebody asks once more."""
+        """Stop *part*, which may take so long; the Listener, only until the next request."""
         deadline = time.monotonic() + seconds
         requests = len(self._requests)
         part.stop(deadline)
@@ -309,7 +311,7 @@ class Worker:
                 part.stop(deadline)
 
     def _name_the_abandoned(self) -> None:
-        """Count what the broker has not heard; name it, unless the Listener has done so."""
+        """Count settlements that the broker did not receive; name them, unless the Listener has done so."""
         left = self.parts.listener.left()
         if self.parts.listener.alive:
             logger.error("the broker does not answer, and the worker waits no longer")
@@ -319,19 +321,19 @@ class Worker:
 
 
 ENDS = (WorkerShutdown, WorkerTerminate)
-"""What ends the worker when it is raised in its own process, as by a receiver of a signal."""
+"""Exceptions that stop the worker when raised in its own process, for example by a receiver of a signal."""
 
 
 def _code_of(error: BaseException) -> int:
-    """The exit code of a worker that *error* ends."""
+    """Return the exit code of a worker that stops because of *error*."""
     if not isinstance(error, ENDS):
         return 1
     return int(error.code is not None) if not isinstance(error.code, int) else error.code
 
 
 def _try(part: Component, act: Callable[[], None]) -> None:
-    """Have *part* act. Whatever goes wrong with it, the others have to end, too."""
+    """Call *act* on *part*. Whatever it raises, the others have to stop, too."""
     try:
         act()
     except Exception:
-        logger.exception("the %s does not end as it should", part.name, extra={"event": "component-failed"})
+        logger.exception("the %s did not stop properly", part.name, extra={"event": "component-failed"})

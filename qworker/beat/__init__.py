@@ -1,12 +1,12 @@
-"""beat: calls that are made at their times, once, however many processes look after them.
+"""beat: calls made on schedule, once each, however many schedulers run.
 
-Modules, in reading order. When: ``schedule`` (what a schedule is), ``fields``, ``wall_clock``, ``crontab``,
-``schedules`` (intervals and single instants), ``rules``, ``solar``, ``words``, ``kinds`` (which of them a
-value is). What: ``entry``, ``written`` (as plain data), ``catalog`` (all entries of an app). Where: ``store``
-(what is kept), ``store_memory``, ``store_sql`` with ``place_sqlite`` and ``place_server``, ``store_redis``,
-``stores`` (which one an app has), ``sealed`` (what it is believed). Who calls: ``leadership`` (one of many),
-``agenda`` (what is due), ``overlap`` (has the call before ended), ``calls`` (as messages), ``caution`` (whose
-trouble an error is), ``service``. And ``api``, which is ``app.schedules``.
+Modules, in reading order. When: ``schedule`` (the interface), ``fields``, ``wall_clock``, ``crontab``,
+``schedules`` (intervals and single instants), ``rules``, ``solar``, ``words``, ``kinds`` (reading any of
+them). What: ``entry``, ``written`` (as plain data), ``catalog`` (all entries of an app). Where: ``store``
+(the interface), ``store_memory``, ``store_sql`` with ``place_sqlite`` and ``place_server``, ``store_redis``,
+``stores`` (the store of an app), ``sealed`` (signed edits). Who calls: ``leadership`` (one of many),
+``agenda`` (what is due), ``overlap`` (has the previous call ended), ``calls`` (as messages), ``caution``
+(isolating failing entries), ``service``. And ``api``, which is ``app.schedules``.
 """
 
 from qworker.beat.crontab import crontab

@@ -1,10 +1,10 @@
 """The agenda: which entry is due when, and which due times are called.
 
-Comes from:  the service, with the catalog; and again when something of it was changed.
-Goes to:     back to it: what is due.
+Comes from:  the service, with the catalog, and later with changed entries.
+Goes to:     the service: due entries.
 Thread:      beat.
 
-It asks no clock. All times here are epoch seconds, those of schedules are datetimes.
+It uses no clock. All times here are epoch seconds; those of schedules are datetimes.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from qworker.beat.store import State
 logger = logging.getLogger(__name__)
 
 LATE_SECONDS = 60.0
-"""A due time that is older than this was missed."""
+"""A due time older than this was missed."""
 BIT = timedelta(microseconds=1)
 MOST_LOOKS = 10_000
-"""Due times that are looked at for one call: with much jitter there may be millions that will come yet."""
+"""Due times examined for one call: with much jitter, millions may lie between the due time and the call."""
 
 
 class Due(NamedTuple):
-    """An entry that is due. dues: the due times that are to be called, the oldest first; none where all were
-    missed. upto: the last of those that are done with."""
+    """An entry that is due. dues: the due times to be called, oldest first; empty if all were missed. upto:
+    the last one handled."""
 
     name: str
     entry: Entry
@@ -46,7 +46,7 @@ class Due(NamedTuple):
 
 @dataclass(slots=True)
 class _Plan:
-    """due: epoch seconds. number: of the plan; what the heap has of others of the same name is old."""
+    """due: epoch seconds. number: of the plan; an item of the heap with another number is obsolete."""
 
     entry: Entry
     state: State
@@ -55,9 +55,9 @@ class _Plan:
 
 
 class Agenda:
-    """zone: of schedules that have none of their own. remembered: seconds for which due times that were
-    called are remembered. An entry that counts from later than that from now on, or from before 1970, begins
-    anew: the clock, our own or that of who has led before, was wrong, and it would be silent until then."""
+    """zone: for schedules without one. remembered: how many seconds called due times are remembered. An entry
+    that counts from a later time than that in the future, or from before 1970, begins
+    anew: this clock, or that of an earlier leader, was wrong, and the entry would be silent until then."""
 
     def __init__(self, zone: tzinfo = UTC, remembered: float = math.inf) -> None:
         self._zone = zone
@@ -66,15 +66,14 @@ class Agenda:
         self._heap: list[tuple[float, int, str]] = []
         self._count = 0
         self.wrong: dict[str, str] = {}
-        """Why entries are not called whose schedule fails, by their names."""
+        """Why entries with failing schedules are not called, by name."""
 
     def __len__(self) -> int:
-        """How many entries will be due some time."""
+        """Return how many entries will be due some time."""
         return len(self._plans)
 
     def update(self, listed: Iterable[Listed], now: float) -> dict[str, State]:
-        """Take in entries, new ones or as they are now; return what is to be kept of those that begin
-        anew."""
+        """Add new or changed entries; return the states to store for those that begin anew."""
         fresh: dict[str, State] = {}
         for each in listed:
             if each.name in self._plans or each.name in self.wrong:
@@ -100,15 +99,15 @@ class Agenda:
         return fresh
 
     def drop(self, names: Iterable[str]) -> None:
-        """Forget entries."""
+        """Remove entries."""
         for name in names:
             self._plans.pop(name, None)
             self.wrong.pop(name, None)
 
     def plan(self, name: str, entry: Entry, state: State, not_before: float = 0.0) -> float | None:
-        """Note when *entry* is due next; return that, None for never, as where its schedule fails.
+        """Plan the next due time of *entry*; return it, None for never, or if its schedule fails.
 
-        not_before: it is not given out earlier than that, though it is due.
+        not_before: it is not returned earlier than this, even if due.
         """
         self._plans.pop(name, None)
         if not entry.enabled or (entry.max_runs is not None and state.runs >= entry.max_runs):
@@ -128,8 +127,7 @@ class Agenda:
         return due
 
     def learn(self, name: str, state: State) -> bool:
-        """Take in what has become of an entry by calls of which nothing was known here; False where another
-        is planned by now."""
+        """Update the state of an entry after calls made elsewhere; False if it was planned again by now."""
         plan = self._plans.get(name)
         if plan is None or (state.seen, state.since) != (plan.state.seen, plan.state.since):
             return False
@@ -137,7 +135,7 @@ class Agenda:
         return True
 
     def next(self) -> float | None:
-        """When something is due next; None for never."""
+        """Return when the next entry is due; None for never."""
         while self._heap:
             at, number, name = self._heap[0]
             plan = self._plans.get(name)
@@ -147,8 +145,8 @@ class Agenda:
         return None
 
     def due(self, now: float, most: int) -> list[Due]:
-        """Take out the entries that are due, until *most* calls are to be made of them, or more for the last
-        entry's sake. Plan them again afterwards."""
+        """Take out due entries, until *most* calls are to be made, or more for the last entry. Plan them
+        again afterwards."""
         found: list[Due] = []
         calls = 0
         while calls < most and (at := self.next()) is not None and at <= now:
@@ -171,7 +169,7 @@ class Agenda:
         wanted = entry.catch_up if isinstance(entry.catch_up, int) and entry.overlap == ALLOW else 1
         if entry.max_runs is not None:
             wanted = min(wanted, entry.max_runs - state.runs)
-        # In UTC: what is added to a time that comes twice leads to its first coming.
+        # In UTC: adding to an ambiguous local time would return its first occurrence.
         before, upto = (datetime.fromtimestamp(now, UTC) + BIT).astimezone(self._zone), base
         looks = 0
         while len(dues) < wanted:
@@ -181,13 +179,13 @@ class Agenda:
             if due <= base:
                 if upto > base:
                     break
-                # Looking back has not found it, but it was due, and is done with now.
+                # Looking back did not find it, but it was due, and counts as handled.
                 due, wanted = plan.due, 1
                 upto = now if looks <= MOST_LOOKS else base
             elif found is not None:
                 before = found
                 if due + share(name, due) * entry.jitter > now:
-                    continue  # it will come yet
+                    continue  # it is in the future
             upto = max(upto, due)
             if entry.catch_up == SKIP and now - due - entry.jitter > LATE_SECONDS:
                 break
@@ -205,13 +203,13 @@ class Agenda:
 
 
 def share(name: str, due: float) -> float:
-    """From 0 to 1, the same for the same due time whoever asks."""
+    """Return a number from 0 to 1 that only depends on the due time."""
     return zlib.crc32(f"{name}\0{round(due * 1_000_000)}".encode()) / 2**32
 
 
 def seen_as(found: Listed) -> str:
-    """By what it is known whether an entry is as it was. One that is paused or removed is another: what is
-    due meanwhile was not missed."""
+    """Return a text that shows whether an entry has changed. Pausing or removing counts as a change: due
+    times meanwhile are not missed."""
     entry = found.entry
     if entry is None:
         return "removed"

@@ -1,7 +1,7 @@
-"""Schedules: the entries of an app, to be looked at and changed from Python.
+"""Schedules: the entries of an app, read and changed from Python.
 
 Comes from:  ``app.schedules``, and the command line.
-Goes to:     the catalog, and the schedule store, where whoever leads sees a change within a second.
+Goes to:     the catalog, and the schedule store, where the leader sees a change within a second.
 Thread:      any.
 """
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from qworker.app import QWorker
 
 _OF_OVERLAP = frozenset(["overlap", "task", "options"])
-"""Fields on which it depends whether ``overlap`` can work."""
+"""Fields that decide whether ``overlap`` can work."""
 TRIES = 10
 """How often an edit is tried while others edit the same entry."""
 
 
 class Schedules:
-    """The entries of *app*, by their names.
+    """The entries of *app*, by name.
 
-    What is changed here lies over what settings and code say, until reset() or remove(). All methods raise
-    BackendError when the schedule store does not answer; those that change something raise NotSupported
-    where there is none.
+    Changes made here override settings and code, until reset() or remove(). All methods raise BackendError
+    when the schedule store is unavailable; those that change something raise NotSupported where there is
+    none.
     """
 
     def __init__(self, app: QWorker, store: ScheduleStore | None = None) -> None:
@@ -51,7 +51,7 @@ class Schedules:
 
     @property
     def store(self) -> ScheduleStore:
-        """Where they are kept."""
+        """The schedule store."""
         if self._opened is None:
             self._opened = self._given or open_store(self._app)
         return self._opened
@@ -59,7 +59,7 @@ class Schedules:
     # -- looking --
 
     def entries(self) -> list[Listed]:
-        """Return all entries, in the order of their names, also those that are wrong."""
+        """Return all entries, ordered by name, including invalid ones."""
         found = catalog(base_of(self._app), self.store.rows())
         return [found[name] for name in sorted(found)]
 
@@ -82,19 +82,19 @@ class Schedules:
         return listed(name, given, row), row
 
     def entry(self, name: str) -> Entry:
-        """Return what the entry *name* says. Raises NoSuchEntry, and InvalidSchedule when it is wrong."""
+        """Return the entry *name*. Raises NoSuchEntry, and InvalidSchedule if it is invalid."""
         return self._entry_of(name, self.get(name))
 
     def preview(self, name: str, count: int = 10, after: datetime | None = None) -> list[datetime]:
         """Return the next *count* due times of the entry *name* after *after*, an aware datetime; None: from
-        now on. Fewer where there are no more. Raises as entry() does."""
+        now on. Fewer if there are no more. Raises like entry()."""
         found = self.get(name)
         self._entry_of(name, found)
         return preview(self._as_called(found), count, after or self._now())
 
     def next(self, found: Listed) -> datetime | None:
-        """Return when *found* is called next; None for never: it is paused, wrong, removed or over. Raises
-        InvalidSchedule when a schedule of your own fails."""
+        """Return when *found* is called next; None for never: it is paused, invalid, removed or over. Raises
+        InvalidSchedule when a custom schedule fails."""
         entry = found.entry
         runs = found.state.runs if found.state is not None else 0
         if entry is None or not entry.enabled or (entry.max_runs is not None and runs >= entry.max_runs):
@@ -102,19 +102,19 @@ class Schedules:
         return self._as_called(found).next(self._now())
 
     def _as_called(self, found: Listed) -> Entry:
-        """Its entry, with intervals counted from when it was first seen; from now on when nobody has."""
+        """Return its entry, with intervals counted from when it was first seen, or from now."""
         assert found.entry is not None
         state = found.state or State()
         known = state.seen == seen_as(found)
         return anchored(found.entry, State(since=state.since if known else self._app.clock.now()))
 
     def runs(self, name: str, most: int = 100) -> list[Slot]:
-        """Return the last due times of the entry *name* that were called, the newest first."""
+        """Return the last due times of the entry *name* that were called, newest first."""
         return self.store.slots(name, most)
 
     def leader(self) -> Lease:
-        """Return who looks after the schedules; holder is "" for nobody. One that has died is still there:
-        ``living()`` of the leadership tells."""
+        """Return the leader of the schedulers; holder is "" if there is none. It may have died: see
+        leadership's ``living()``."""
         return self.store.look()
 
     def _now(self) -> datetime:
@@ -126,7 +126,7 @@ class Schedules:
     def add(self, name: str, task: Any, schedule: Any, **fields: Any) -> Listed:
         """Add the entry *name*, which calls *task* when *schedule* says; see ``Entry`` for *fields*.
 
-        Raises InvalidSchedule for what is wrong, and when there is such an entry.
+        Raises InvalidSchedule if it is invalid, or if the entry exists.
         """
         entry = self._plain(read_entry(name, {"task": task, "schedule": schedule, **fields}))
         self._refuse_hindered(entry)
@@ -142,7 +142,7 @@ class Schedules:
         return self._edit(name, change)
 
     def set(self, name: str, **fields: Any) -> Listed:
-        """Change *fields* of the entry *name*. Raises NoSuchEntry, and InvalidSchedule for what is wrong."""
+        """Change *fields* of the entry *name*. Raises NoSuchEntry, and InvalidSchedule for invalid fields."""
 
         def change(found: Listed | None, edit: Edit | None) -> Edit:
             entry = self._entry_of(name, found)
@@ -156,16 +156,16 @@ class Schedules:
         return self._edit(name, change)
 
     def pause(self, name: str) -> Listed:
-        """Have the entry *name* not called until resume(). Raises NoSuchEntry."""
+        """Stop calling the entry *name* until resume(). Raises NoSuchEntry."""
         return self.set(name, enabled=False)
 
     def resume(self, name: str) -> Listed:
-        """Have the entry *name* called again. Raises NoSuchEntry."""
+        """Call the entry *name* again. Raises NoSuchEntry."""
         return self.set(name, enabled=True)
 
     def reset(self, name: str) -> Listed:
-        """Forget what was changed of the entry *name*, so that it is as settings or code say. Raises
-        NoSuchEntry, and InvalidSchedule for one that was added by hand."""
+        """Discard changes of the entry *name*, so that settings or code apply. Raises NoSuchEntry, and
+        InvalidSchedule for one that was added by hand."""
 
         def change(found: Listed | None, edit: Edit | None) -> None:
             self._entry_or_wrong(name, found)
@@ -177,7 +177,7 @@ class Schedules:
         return self._edit(name, change)
 
     def remove(self, name: str) -> None:
-        """Remove the entry *name*. One of settings or code is marked as removed, until reset(). Raises
+        """Remove the entry *name*. One from settings or code is marked as removed, until reset(). Raises
         NoSuchEntry."""
 
         def change(found: Listed | None, edit: Edit | None) -> Edit | None:
@@ -187,20 +187,20 @@ class Schedules:
         self._edit(name, change)
 
     def refused(self) -> list[Listed]:
-        """Return the entries of which what was changed by hand is refused, since it is not signed with a key
-        of ``security_key``: as they would be if it were. Sorted by their names; [] for none."""
+        """Return the entries whose manual changes are refused because they are not signed with a key of
+        ``security_key``, with the changes applied. Sorted by name; [] if there are none."""
         base = base_of(self._app)
         rows = [row._replace(refused=None) for row in self.store.rows() if row.refused is not None]
         return sorted((listed(row.name, base.get(row.name), row) for row in rows), key=attrgetter("name"))
 
     def sign(self, names: Iterable[str] | None = None, accept: Iterable[Listed] = ()) -> list[str]:
-        """Sign what was changed by hand of the entries *names*, None for all, with the first key of
-        ``security_key``; return the names of those that were.
+        """Sign the manual changes of the entries *names*, None for all, with the first key of
+        ``security_key``; return the names of those signed.
 
-        For what was changed with an older key; and for those of *accept*, which refused() has returned, and
-        which are signed when they are still so. Look at these first: whoever can write to the store can have
-        put them there. Others that are refused are left out, or raise InvalidSchedule where *names* name
-        them. Raises NoSuchEntry, and NotSupported where there is no key.
+        Signs changes made with an older key, and those in *accept*, returned by refused(), if they are still
+        the same. Check these first: anyone who can write to the store may have put them there. Other refused
+        changes are skipped, or raise InvalidSchedule if *names* includes them. Raises NoSuchEntry, and
+        NotSupported without a key.
         """
         if self._app.signer is None:
             raise NotSupported("schedules are signed with the setting security_key, and this app has none")
@@ -226,11 +226,10 @@ class Schedules:
                     raise InvalidSchedule(found.error or "")
             if self.store.edit(name, to_json(read_edit(row.edit).as_data()), row.version):
                 return True
-        raise BackendError(f"the entry {name!r} is being changed all the time: try again")
+        raise BackendError(f"the entry {name!r} keeps being changed: try again")
 
     def run(self, name: str) -> AsyncResult[Any]:
-        """Call the entry *name* now, whatever its schedule says; return the result. Raises as entry()
-        does."""
+        """Call the entry *name* now, regardless of its schedule; return the result. Raises like entry()."""
         entry = self.entry(name)
         headers = {
             **(entry.options.get("headers") or {}),
@@ -244,7 +243,8 @@ class Schedules:
         return task.apply_async(entry.args, dict(entry.kwargs), **options)
 
     def _plain(self, entry: Entry) -> Entry:
-        """It with its arguments as its task sends them. Raises InvalidSchedule for those that it cannot."""
+        """Return it with its arguments in the form that its task sends. Raises InvalidSchedule for invalid
+        arguments."""
         task = self._app.tasks.get(entry.task)
         if task is None:
             return entry
@@ -274,10 +274,10 @@ class Schedules:
         return here.entry
 
     def _edit(self, name: str, change: Callable[[Listed | None, Edit | None], Edit | None]) -> Listed:
-        """Change the entry *name*; try again while others do. Returns it as it is then."""
+        """Change the entry *name*; retry while others do. Return the changed entry."""
         if not self.store.shared:
             raise NotSupported(
-                "there is no schedule store, so that nobody would see a change: set beat_store, as to "
+                "there is no schedule store to share the change: set beat_store, for example to "
                 "'redis://…' or 'postgresql://…', or change the settings"
             )
         given = base_of(self._app).get(name)
@@ -288,15 +288,15 @@ class Schedules:
             try:
                 edit = edit_of(row)
             except InvalidSchedule:
-                edit = None  # what is damaged is written anew
+                edit = None  # damaged data is overwritten
             changed = change(found, edit)
             text = None if changed is None else to_json(changed.as_data())
             if self.store.edit(name, text, row.version if row else 0):
                 return listed(name, given, self.store.row(name))
-        raise BackendError(f"the entry {name!r} is being changed all the time: try again")
+        raise BackendError(f"the entry {name!r} keeps being changed: try again")
 
     def close(self) -> None:
-        """Let go of the store; the next use opens it again."""
+        """Close the store; the next use opens it again."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -312,7 +312,7 @@ def preview(entry: Entry, count: int, after: datetime) -> list[datetime]:
 
 
 def _written(entry: Entry, names: set[str]) -> dict[str, Any]:
-    """The fields *names* of *entry*, as plain data that says the same when it is read."""
+    """Return the fields *names* of *entry* as plain data."""
     written = write_fields({name: getattr(entry, name) for name in sorted(names)})
     read_fields(written)
     return written

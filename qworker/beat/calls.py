@@ -1,7 +1,7 @@
-"""The calls of entries: as messages.
+"""The calls of entries, as messages.
 
 Comes from:  the service, with an entry and a due time.
-Goes to:     the publisher, whose messages are held back for the store to send.
+Goes to:     the publisher, whose messages are collected for the store to send.
 Thread:      beat.
 """
 
@@ -28,9 +28,9 @@ NAMESPACE = bytes.fromhex("6f1fc3d35b1e5d0c9d1a0c6c1f9f5a51")
 
 
 def id_of(scope: str, name: str, due: float) -> str:
-    """Return the id of the call of entry *name* that is due at the epoch second *due*: always the same."""
+    """Return the id of the call of entry *name* due at the epoch second *due*, which is always the same."""
     text = f"{scope}\0{name}\0{round(due * 1_000_000)}"
-    # As uuid.uuid5() does, which takes three times as long; at times a thousand are wanted at once.
+    # Like uuid.uuid5(), which takes three times as long; a thousand may be needed at once.
     found = hashlib.sha1(NAMESPACE + text.encode(), usedforsecurity=False).hexdigest()
     variant = "89ab"[int(found[16], 16) & 3]
     return f"{found[:8]}-{found[8:12]}-5{found[13:16]}-{variant}{found[17:20]}-{found[20:32]}"
@@ -39,10 +39,9 @@ def id_of(scope: str, name: str, due: float) -> str:
 def messages(app: QWorker, entry: Entry, due: float, task_id: str, numbered: bool) -> list[Envelope]:
     """Return the messages that call *entry* for the due time *due*.
 
-    numbered: the same call may be published twice, and one of them is to run. Raises whatever the call does
-    that cannot be made.
+    numbered: the call may be published twice, and one of them must run. Raises any error of making the call.
     """
-    # To the microsecond, of which the slot is as well.
+    # In microseconds, like the slot.
     marks = {NAME_HEADER: entry.name, DUE_HEADER: datetime.fromtimestamp(due, UTC).isoformat()}
     if not entry.options and entry.expires is None and not numbered:
         plain = app.publisher.plain_envelope(entry.task, task_id, entry.args, dict(entry.kwargs), marks)
@@ -55,7 +54,7 @@ def messages(app: QWorker, entry: Entry, due: float, task_id: str, numbered: boo
         options[PUBLICATION] = secrets.randbits(62)
     if entry.expires is not None:
         options["expires"] = isoformat(due + entry.expires)
-    # Of the same run whenever it is published for this time, and of another at each other time.
+    # The same run whenever it is published for this due time, and a different one for another.
     options[RUN] = (
         hashlib.sha1(task_id.encode(), usedforsecurity=False).hexdigest()[:12] if names_ids(options) else ""
     )

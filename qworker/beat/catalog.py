@@ -1,12 +1,12 @@
-"""The catalog: all entries of an app, from wherever they come.
+"""The catalog: all entries of an app, from all sources.
 
-Comes from:  the setting ``beat_schedule``, ``add_periodic_task()``, ``@app.task(schedule=...)``, and what the
-             schedule store has of edits.
-Goes to:     the service, which looks after them, and whoever shows them.
-Thread:      any; a catalog is read, and made anew.
+Comes from:  the setting ``beat_schedule``, ``add_periodic_task()``, ``@app.task(schedule=...)``, and edits in
+             the schedule store.
+Goes to:     the service, and code that shows entries.
+Thread:      any; a catalog is not changed, but made anew.
 
-Settings and code are the base. What was changed by hand lies over it, field by field, until it is reset; an
-entry that was added by hand is in the store alone. One that is wrong is listed with what is wrong about it.
+Settings and code are the base. Manual changes override them, field by field, until reset; an entry added by
+hand is only in the store. An invalid entry is listed with its error.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 SETTINGS, CODE, TASK, HAND = "settings", "code", "task", "hand"
 UNCHANGED: frozenset[str] = frozenset()
-"""One for all entries: an empty set of its own takes 216 bytes."""
+"""Shared by all entries: an empty set takes 216 bytes."""
 
 
 class Listed(NamedTuple):
-    """An entry as it stands.
+    """The current definition of an entry.
 
-    - entry: None when it is wrong; error says why.
+    - entry: None if it is invalid; error says why.
     - source: SETTINGS, CODE, TASK or HAND.
-    - changed: the fields that were changed by hand.
-    - removed: it was removed by hand, though settings or code have it.
-    - born: by what one that was added by hand is told from others of its name before and after.
+    - changed: fields changed by hand.
+    - removed: removed by hand, although settings or code define it.
+    - born: distinguishes an entry added by hand from earlier and later ones of the same name.
     """
 
     name: str
@@ -55,8 +55,8 @@ class Listed(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """What was changed by hand. fields: as plain data. added: they are all of an entry. removed: it is not to
-    be called. born: of one that was added, what no other has."""
+    """A manual change. fields: as plain data. added: they define a whole entry. removed: it is not called.
+    born: unique, for an added entry."""
 
     fields: dict[str, Any]
     added: bool = False
@@ -64,27 +64,28 @@ class Edit(NamedTuple):
     born: str | None = None
 
     def as_data(self) -> dict[str, Any]:
-        """What is kept of it."""
+        """Return the stored form."""
         marks = {name: True for name in ("added", "removed") if getattr(self, name)}
         return {"fields": self.fields, **marks, **({"born": self.born} if self.born else {})}
 
 
 def edit_of(row: Row | None) -> Edit | None:
-    """Return what was changed by hand of the entry of *row*; None for nothing. Raises InvalidSchedule for
-    what cannot be read, and for what is refused, which is not read."""
+    """Return the manual change in *row*; None if there is none. Raises InvalidSchedule for an unreadable
+    change, and for a refused one, which is not read."""
     if row is None or row.edit is None:
         return None
     if row.refused is not None:
         raise InvalidSchedule(
-            f"entry {row.name!r:.200}: what the schedule store has of it is refused: {row.refused}. If it is "
-            "yours, as from before there was a security_key, `qworker beat sign` shows it and signs it; else "
-            "`qworker beat remove`, or `qworker beat reset` for one of settings or code"
+            f"entry {row.name!r:.200}: its change in the schedule store is refused: {row.refused}. If it is "
+            "yours, for example from before there was a security_key, `qworker beat sign` shows and signs "
+            "it; otherwise use `qworker beat remove`, or `qworker beat reset` for an entry of settings or "
+            "code"
         )
     return read_edit(row.edit)
 
 
 def read_edit(text: bytes) -> Edit:
-    """Return the edit that is kept as *text*. Raises InvalidSchedule."""
+    """Return the edit stored as *text*. Raises InvalidSchedule."""
     found = from_json(text)
     fields = found.get("fields")
     if not isinstance(fields, dict):
@@ -98,28 +99,27 @@ _MARK = re.compile(r" added ([0-9a-f]{16})")
 
 
 def marked(born: str | None) -> str:
-    """How ``State.seen`` ends for an entry that was added by hand."""
+    """Return the end of ``State.seen`` for an entry that was added by hand."""
     return "" if born is None else f" added {born}"
 
 
 def _born(state: State) -> str | None:
-    """To which of the entries that were added by hand under one name *state* belongs; None: to none of them,
-    or nobody has noted that."""
+    """Return which of the entries added by hand under one name *state* belongs to; None: none of them, or
+    unknown."""
     found = _MARK.search(state.seen, max(0, len(state.seen) - len(marked("0" * 16))))
     return found and found[1]
 
 
 def says_nothing(row: Row) -> bool:
-    """Tell whether nothing would be lost with *row*, where settings and code have no such entry: it is what
-    an entry that was added by hand has left."""
+    """Tell whether *row* can be deleted without loss, if settings and code have no such entry: a removed
+    entry has left it."""
     if row.edit is not None:
         return False
     return row.state is None or row.state == State() or _born(row.state) is not None
 
 
 def base_of(app: QWorker) -> dict[str, tuple[str, Any]]:
-    """Return where each entry of the settings and the code comes from, and how it is described, by its
-    name."""
+    """Return the source and definition of each entry in the settings and the code, by name."""
     found: dict[str, tuple[str, Any]] = {}
     for name, task in app.tasks.items():
         given = getattr(task, "schedule", None)
@@ -135,9 +135,9 @@ def base_of(app: QWorker) -> dict[str, tuple[str, Any]]:
 def catalog(
     base: Mapping[str, tuple[str, Any]], rows: Iterable[Row], plain: Mapping[str, Listed] | None = None
 ) -> dict[str, Listed]:
-    """Return every entry of *base* and *rows*, by its name.
+    """Return every entry of *base* and *rows*, by name.
 
-    plain: the same without any rows, where that was made already.
+    plain: the same without rows, if computed already.
     """
     known = {row.name: row for row in rows}
     found: dict[str, Listed] = {}
@@ -154,14 +154,14 @@ def catalog(
 
 
 def listed(name: str, given: tuple[str, Any] | None, row: Row | None) -> Listed:
-    """Return the entry *name*, of what settings or code and the store say of it."""
+    """Return the entry *name*, from settings or code and the store."""
     source, described = given or (HAND, None)
     state = row and row.state
     try:
         edit = edit_of(row)
         born = edit and edit.born
         if born is not None and state is not None and _born(state) not in (None, born):
-            state = None  # of another, which was removed
+            state = None  # it belongs to another entry, which was removed
         changes = frozenset(edit.fields) if edit is not None else UNCHANGED
         if edit is not None and edit.removed:
             return Listed(name, None, source, changes, removed=True, state=state)
@@ -177,15 +177,16 @@ def listed(name: str, given: tuple[str, Any] | None, row: Row | None) -> Listed:
 
 
 def said(error: Exception) -> str:
-    """Return what *error* says, with its kind where it is none of ours."""
+    """Return the text of *error*, with its type unless it is one of ours."""
     return str(error) if isinstance(error, QWorkerError) else f"{type(error).__name__}: {error}"
 
 
 def about(plain: Mapping[str, Listed]) -> str:
-    """Return JSON by which a process with other entries in its settings and code, or of another version, is
-    told: ``qworker``, the version, and ``entries``, a hash.
+    """Return JSON that differs between processes with other entries in their settings and code, or of another
+    version:
+    ``qworker``, the version, and ``entries``, a hash.
 
-    plain: the entries as settings and code have them: ``catalog(base, ())``.
+    plain: the entries of settings and code: ``catalog(base, ())``.
     """
     every = [(name, _told(plain[name])) for name in sorted(plain)]
     try:
@@ -202,15 +203,15 @@ _USUAL_VALUES = tuple(USUAL[name] for name in _OPTIONAL)
 
 
 def _told(found: Listed) -> tuple[Any, ...]:
-    """What is another when an entry is, and the same in each process that has it; its task first."""
+    """Return a text that is the same in each process and differs when the entry does; its task first."""
     if found.entry is None:
         return ("wrong",)
     entry, values = found.entry, _VALUES(found.entry)
     try:
         when: Any = write_schedule(entry.schedule)
-    except InvalidSchedule:  # one of their own, whose repr() may be another in each process
+    except InvalidSchedule:  # a custom schedule, whose repr() may differ between processes
         when = type(entry.schedule).__qualname__
-    if values == _USUAL_VALUES:  # as of most: to write them takes longer than all else
+    if values == _USUAL_VALUES:  # as in most: writing them would take the most time
         return entry.task, entry.args, when
     return entry.task, entry.args, when, values
 

@@ -1,14 +1,13 @@
-"""Caution: tells the trouble of one entry from that of all.
+"""Caution: distinguishes errors of single entries from general ones.
 
-Comes from:  the service, with the entries that are to be called.
-Goes to:     back to it: which of them are tried together.
+Comes from:  the service, with the entries to be called.
+Goes to:     the service: which of them are tried together.
 Thread:      beat.
 
-When a broker or a store does not answer, nobody knows at first whom that is about: a queue that cannot be
-declared is refused in the same way as a server that is away. So what has failed together is tried again in
-smaller parts, and what has failed alone is tried apart from the others, one at a time, after a pause that
-grows. As long as nothing succeeds, the next try is left to the next turn: each may take as long as a server
-that does not answer.
+An error of a broker or store does not say whom it concerns: a queue that cannot be declared is refused in the
+same way as a server is unavailable. So entries that failed together are tried again in smaller parts, and an
+entry that failed alone is tried separately, one at a time, after a growing pause. As long as nothing
+succeeds, the next attempt is left to the next turn, because each may take as long as the timeout of a server.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ from typing import Protocol, TypeVar
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 1.0
 """Seconds."""
 SHARE = 4
-"""A part has a quarter of what has failed together."""
+"""A part is a quarter of the entries that failed together."""
 TRUST = 12
-"""After a success so many failures are taken for those of entries: as many as it takes to find one of a
-thousand."""
+"""After a success this many failures count as those of entries: enough to find one of a thousand."""
 
 
 class Named(Protocol):
-    """What belongs to an entry."""
+    """Anything that belongs to an entry."""
 
     @property
     def name(self) -> str:
@@ -46,13 +44,13 @@ class Caution:
         self._trust = 0
         self._failures: dict[str, int] = {}
         self._again_at: dict[str, float] = {}
-        """When those that have failed alone are tried again: monotonic seconds, as every *now* here."""
+        """When those that failed alone are tried again: monotonic seconds, like every *now* here."""
         self._apart_at = 0.0
-        """When the next of them is."""
+        """When the next of them is tried."""
 
     def parts(self, every: Sequence[N], now: float) -> Iterator[list[N]]:
-        """Yield those of *every* that are tried together, part by part; then those that have failed alone,
-        entry by entry, unless their pause lasts, until one fails again."""
+        """Yield the parts of *every* that are tried together; then those that failed alone, one by one,
+        unless they are pausing, until one fails again."""
         self._trust = 0
         clean = [each for each in every if each.name not in self._failures]
         while clean:
@@ -68,8 +66,8 @@ class Caution:
                 return
 
     def failed(self, names: frozenset[str], now: float) -> bool:
-        """Note that what was tried together has failed; tell whether that is the trouble of entries among
-        them: of one that has failed alone before, or when others have just succeeded."""
+        """Record a failure of entries tried together; tell whether it is caused by entries among
+        them: one failed alone before, or others have just succeeded."""
         self._trust -= 1
         if len(names) > 1:
             self.most = max(1, len(names) // SHARE)
@@ -81,8 +79,8 @@ class Caution:
         return count > 1 or self._trust > 0
 
     def succeeded(self, names: frozenset[str]) -> None:
-        """Note that *names* were tried with success. When one of them has failed alone before, so may the
-        others have for no reason of their own."""
+        """Record that *names* succeeded. If one of them had failed alone, others may have failed for the same
+        general reason."""
         if not self._failures.keys().isdisjoint(names):
             self._failures.clear()
             self._again_at.clear()
@@ -91,15 +89,15 @@ class Caution:
         self._trust = TRUST
 
     def forget(self, name: str) -> None:
-        """It is another entry now."""
+        """The entry was replaced."""
         self._failures.pop(name, None)
         self._again_at.pop(name, None)
 
     def pause(self, name: str, now: float) -> float:
-        """Seconds until *name* is to be tried again; 0 for one that has not failed alone."""
+        """Return the seconds until *name* is tried again; 0 unless it failed alone."""
         return max(0.0, max(self._apart_at, self._again_at[name]) - now) if name in self._again_at else 0.0
 
     @property
     def waiting(self) -> bool:
-        """Whether any has failed alone."""
+        """Tell whether any has failed alone."""
         return bool(self._failures)

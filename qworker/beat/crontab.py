@@ -1,8 +1,8 @@
-"""crontab: times that are written as cron and Celery write them.
+"""crontab: schedules in the notation of cron and Celery.
 
-Comes from:  people, in code and settings; as text from the store and the command line.
+Comes from:  code and settings; as text from the store and the command line.
 Goes to:     ``fields`` and ``wall_clock``.
-Thread:      any; a crontab does not change.
+Thread:      any; a crontab is immutable.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ LONGEST_MONTH = (0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 MINUTES_NEAR_A_MOVE = 2 * 24 * 60 + 4 * 60
 LAST_DAY = date(9999, 12, 30)
 FIRST_DAY = date(1, 1, 2)
-"""Near the ends of what a datetime can say, no zone can be reckoned with."""
+"""Near the limits of datetime, time zones cannot be computed."""
 _IN_TEXT = tuple(field.name for field in (MINUTE, HOUR, DAY_OF_MONTH, MONTH_OF_YEAR, DAY_OF_WEEK))
 MOST_REMEMBERED = 100
 _LATELY: dict[tuple[Any, ...], datetime | None] = {}
-"""What was found lately. Any thread: each use is one call."""
+"""Recent results. Any thread: each access is one call."""
 
 
 class crontab(Schedule):
-    """The minutes whose fields match, as ``crontab(minute=0, hour="*/3")``.
+    """The minutes whose fields match, such as ``crontab(minute=0, hour="*/3")``.
 
-    - minute, hour, day_of_week, day_of_month, month_of_year: a number, text as ``"*/15"``, ``"mon-fri"`` or
-      ``"1,15"``, or a list of these. Sunday is 0 or 7. By position they come in this order, which is Celery's
-      and not that of cron's text.
-    - tz: the time zone whose clocks count; None: that of the instant that next() is asked with, which for an
-      entry is the setting ``timezone``.
-    - either (bool): where both day fields say something, one that matches is enough, as cron has it; else
-      both have to, as Celery has it.
+    - minute, hour, day_of_week, day_of_month, month_of_year: a number, text such as ``"*/15"``, ``"mon-fri"``
+      or ``"1,15"``, or a list of these. Sunday is 0 or 7. The positional order is Celery's, not that of
+      cron's text.
+    - tz: the time zone of the fields; None: that of the argument of next(), which for an entry is the setting
+      ``timezone``.
+    - either (bool): if both day fields are restricted, one match is enough, as in cron; otherwise both must
+      match, as in Celery.
 
-    Daylight saving is as cron has it. With a minute or an hour that starts with ``*`` the clock is
-    followed as it goes: what comes twice counts twice, and what is left out does not count. Other times count
-    once a day: the first time they come, and at the end of the gap when they are left out.
+    Daylight saving is handled as in cron. With a minute or an hour that starts with ``*`` the local clock is
+    followed: repeated times count twice, skipped times not at all. Other times count once a day: at their
+    first occurrence, or at the end of the gap if they are skipped.
 
-    Raises InvalidSchedule for what is no field and for dates that never come, as 30 February.
+    Raises InvalidSchedule for invalid fields and for impossible dates, such as 30 February.
     """
 
     __module__ = "qworker.beat"
@@ -107,11 +107,11 @@ class crontab(Schedule):
         self._minutes, self._hours = in_order(self.minute), in_order(self.hour)
         longest = max(map(LONGEST_MONTH.__getitem__, self.month_of_year))
         if not self.either and in_order(self.day_of_month)[0] > longest:
-            raise InvalidSchedule(f"crontab {self.text!r} never comes: none of its months has such a day")
+            raise InvalidSchedule(f"crontab {self.text!r} never matches: none of its months has such a day")
 
     @classmethod
     def from_text(cls, text: str, tz: tzinfo | str | None = None) -> crontab:
-        """Read ``"0 4 * * mon-fri"`` or ``"@daily"`` as cron does: of two day fields, one is enough."""
+        """Read ``"0 4 * * mon-fri"`` or ``"@daily"`` like cron: of two day fields, one match is enough."""
         if not isinstance(text, str):
             raise InvalidSchedule(f"a crontab is text, as '0 4 * * mon-fri', not {text!r:.200}")
         fields = SHORTHANDS.get(text.strip().lower(), text).split()
@@ -124,13 +124,13 @@ class crontab(Schedule):
 
     @classmethod
     def from_string(cls, crontab: str, tz: tzinfo | str | None = None) -> crontab:
-        """Read five fields with Celery's meaning: both day fields have to match."""
+        """Read five fields like Celery: both day fields must match."""
         found = cls.from_text(crontab, tz)
         return _again(found._given, tz, False, cls)
 
     @property
     def text(self) -> str:
-        """The five fields, as they were written."""
+        """Return the five fields, as they were written."""
         return " ".join(self._given)
 
     # -- when --
@@ -142,8 +142,8 @@ class crontab(Schedule):
         return self._found(before, self._previous_following if self._follows else self._previous_of_the_day)
 
     def _found(self, asked: datetime, find: Callable[[datetime, tzinfo], datetime | None]) -> datetime | None:
-        """What *find* finds from *asked* on; None at the ends of the calendar. Of entries that are due at the
-        same time many are the same, and asked about the same instant."""
+        """Return *find* applied to *asked*; None at the limits of the calendar. Cached, because many entries
+        due at the same time are equal."""
         zone = self.zone(asked)
         try:
             instant = asked.astimezone(UTC)
@@ -157,7 +157,7 @@ class crontab(Schedule):
                 _LATELY.clear()
             _LATELY[key] = found
             return found
-        except OverflowError:  # at an end of the calendar
+        except OverflowError:  # at a limit of the calendar
             return None
 
     def _next_of_the_day(self, after: datetime, zone: tzinfo) -> datetime | None:
@@ -169,7 +169,7 @@ class crontab(Schedule):
     def _previous_of_the_day(self, before: datetime, zone: tzinfo) -> datetime | None:
         latest = shown(before, zone)
         if not is_steady(before - FARTHEST, before, zone):
-            latest += FARTHEST  # a later time of the clock may have come before
+            latest += FARTHEST  # a later local time may have come before
         for wall in self._walls_until(latest):
             if (found := instant_of(wall, zone)) < before:
                 return found
@@ -183,7 +183,7 @@ class crontab(Schedule):
                     return None
                 if is_plain(wall, zone):
                     return wall.replace(tzinfo=zone).astimezone(UTC)
-                # Go near to where the clock is moved, and then with it.
+                # Go near the clock change, then follow the local clock.
                 after = max(after, wall.replace(tzinfo=zone).astimezone(UTC) - DAY)
             instant = after.replace(microsecond=0)
             for _ in range(MINUTES_NEAR_A_MOVE):
@@ -219,7 +219,7 @@ class crontab(Schedule):
         )
 
     def _walls_from(self, wall: datetime) -> Iterator[datetime]:
-        """The times that match, from *wall* (naive) on."""
+        """Yield the matching times from *wall* (naive) on."""
         if wall.second or wall.microsecond:
             wall = wall.replace(second=0, microsecond=0) + ONE_MINUTE
         today = wall.date()
@@ -232,7 +232,7 @@ class crontab(Schedule):
                     yield datetime(day.year, day.month, day.day, hour, minute)
 
     def _walls_until(self, wall: datetime) -> Iterator[datetime]:
-        """The times that match, from *wall* (naive) backwards."""
+        """Yield the matching times from *wall* (naive) backwards."""
         today = wall.date()
         for day in self._days_until(today):
             for hour in reversed(self._hours):
@@ -261,7 +261,7 @@ class crontab(Schedule):
             year, month = (year, month - 1) if month > 1 else (year - 1, 12)
 
     def _days(self, year: int, month: int) -> tuple[int, ...]:
-        """The days of a month that match."""
+        """Return the matching days of a month."""
         if month not in self.month_of_year:
             return ()
         return _days_of(year, month, self.day_of_month, self.day_of_week, self.either)
@@ -284,8 +284,7 @@ class crontab(Schedule):
 def _again(
     given: Sequence[str], tz: tzinfo | str | None, either: bool, kind: type[crontab] = crontab
 ) -> crontab:
-    """Return the crontab of five fields in the order of cron's text, which is another than that of
-    crontab()."""
+    """Return the crontab of five fields in cron's order, which differs from that of crontab()."""
     return kind(**dict(zip(_IN_TEXT, given, strict=True)), tz=tz, either=either)
 
 

@@ -1,8 +1,8 @@
-"""Entry: what is to be called when, and how.
+"""Entry: what is called, when, and how.
 
 Comes from:  ``catalog.py``, which collects entries from settings, tasks, code and the schedule store.
-Goes to:     ``service.py``, which calls them at their times.
-Thread:      any; an entry does not change.
+Goes to:     ``service.py``, which makes the calls.
+Thread:      any; an entry is immutable.
 """
 
 from __future__ import annotations
@@ -27,30 +27,29 @@ MOST_CAUGHT_UP = 1000
 LONGEST_NAME = 255
 FIRST = datetime(1, 1, 2, tzinfo=UTC)
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-"""One for all entries: an empty dict of its own takes 64 bytes."""
+"""Shared by all entries: an empty dict takes 64 bytes."""
 CELERYS = frozenset(["relative"])
-"""Keys of an entry in ``beat_schedule`` that say something of its schedule."""
+"""Keys of an entry in ``beat_schedule`` that belong to its schedule."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
     """An entry of a schedule.
 
-    - name (text): its own. task: the name of what is called.
+    - name (text): of the entry. task: the name of the called task.
     - schedule: when; see ``maybe_schedule()``.
     - args, kwargs, options: of the call; options are those of apply_async.
-    - enabled (bool): False: it is paused.
-    - start, end (aware datetimes): due times before start and after end do not count.
-    - max_runs (number): so often it is called in all; None: for ever.
-    - expires (seconds): a call that no worker has begun so long after its due time is not run; None: it
+    - enabled (bool): False: paused.
+    - start, end (aware datetimes): limits for due times.
+    - max_runs (number): total number of calls; None: unlimited.
+    - expires (seconds): a call that has not started this long after its due time does not run; None: it
       waits.
-    - jitter (seconds): each call is made so much later at most, by a share that is the same for who looks
-      again.
-    - catch_up: what becomes of due times that were missed while nobody looked: "latest" calls once for all of
-      them, "skip" calls for none that is a minute late, a number calls for as many of the last,
-      and for one only where calls may not overlap.
-    - overlap: what becomes of a due time while the call before has not ended: "allow", "skip", or "replace",
-      which ends that call, also while it runs.
+    - jitter (seconds): maximum delay of each call; the delay of a due time is always the same.
+    - catch_up: how due times that were missed are handled: "latest" makes one call for all of them, "skip"
+      none for those that are a minute late, a number calls as many of the last, but only one if calls must
+      not overlap.
+    - overlap: how a due time is handled while the previous call has not ended: "allow", "skip", or "replace",
+      which ends that call, even if it is running.
     """
 
     name: str
@@ -84,8 +83,8 @@ class Entry:
         return replace(self, **changes)
 
     def next(self, after: datetime) -> datetime | None:
-        """Return the first due time later than *after*; None when there is none. Raises InvalidSchedule when
-        the schedule, which may be your own, fails."""
+        """Return the first due time after *after*; None when there is none. Raises InvalidSchedule when the
+        schedule, which may be custom, fails."""
         zone = after.tzinfo
         if self.start is not None and after < self.start:
             after = max(self.start, FIRST) - timedelta(microseconds=1)
@@ -95,8 +94,7 @@ class Entry:
         return None if found is None or (self.end is not None and found > self.end) else found
 
     def previous(self, before: datetime) -> datetime | None:
-        """Return the last due time earlier than *before*; None when there is none. Raises InvalidSchedule as
-        next() does."""
+        """Return the last due time before *before*; None when there is none. Raises like next()."""
         zone = before.tzinfo
         if self.end is not None and before > self.end:
             before = self.end + timedelta(microseconds=1)
@@ -110,7 +108,7 @@ class Entry:
     ) -> datetime | None:
         try:
             found = ask(instant.astimezone(zone))
-        except OverflowError:  # at the ends of the calendar
+        except OverflowError:  # at the limits of the calendar
             return None
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
@@ -126,7 +124,7 @@ FIELDS = frozenset(each.name for each in fields(Entry)) - {"name"}
 
 
 def read_entry(name: str, given: Any) -> Entry:
-    """Return the entry that *given*, a mapping as in ``beat_schedule``, describes. Raises InvalidSchedule."""
+    """Return the entry described by *given*, a mapping as in ``beat_schedule``. Raises InvalidSchedule."""
     if isinstance(given, Entry):
         return given if given.name == name else replace(given, name=name)
     if not isinstance(given, Mapping):
@@ -197,7 +195,9 @@ def _instant(value: Any) -> datetime | None:
         try:
             value = datetime.fromisoformat(value)
         except ValueError:
-            raise InvalidSchedule(f"{value!r:.100} is not an instant, as 2027-01-01T00:00:00+00:00") from None
+            raise InvalidSchedule(
+                f"{value!r:.100} is not an instant, such as 2027-01-01T00:00:00+00:00"
+            ) from None
     if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
         raise InvalidSchedule(f"{value!r:.100} is not an instant: use a datetime with a time zone")
     try:
@@ -256,4 +256,4 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
 }
 USUAL = {each.name: each.default for each in fields(Entry)} | {"kwargs": NOTHING, "options": NOTHING}
 _CHECKED = tuple((name, check, USUAL[name]) for name, check in _CHECKS.items())
-"""Each field with its check, and a value of it that need not be checked."""
+"""Each field with its check, and a valid default that need not be checked."""

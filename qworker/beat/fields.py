@@ -1,8 +1,8 @@
-"""The fields of a crontab: from text, numbers or names to the numbers that match.
+"""The fields of a crontab: converts text, numbers or names to matching numbers.
 
-Comes from:  ``crontab.py``; people write fields as Celery and cron have them.
-Goes to:     nothing; ``read()`` returns a set.
-Thread:      any; nothing here changes.
+Comes from:  ``crontab.py``; fields in the notation of Celery and cron.
+Goes to:     ``crontab.py``; ``read()`` returns a set.
+Thread:      any; everything is immutable.
 """
 
 import re
@@ -13,12 +13,12 @@ from typing import NamedTuple, TypeAlias
 from qworker.errors import InvalidSchedule
 
 FieldValue: TypeAlias = str | int | Iterable[str | int]
-"""What a field may be given as: ``"*/15"``, ``7``, ``"mon-fri"``, ``[0, "30"]``."""
+"""The forms of a field: ``"*/15"``, ``7``, ``"mon-fri"``, ``[0, "30"]``."""
 
 
 class Field(NamedTuple):
-    """names: words for the numbers from the lowest on, of which three letters suffice. alias: a number that
-    means the lowest, too."""
+    """names: words for the numbers from the lowest on, abbreviated to three letters or more. alias: another
+    number for the lowest."""
 
     name: str
     lowest: int
@@ -39,14 +39,14 @@ MONTH_OF_YEAR = Field("month_of_year", 1, 12, MONTHS)
 DAY_OF_WEEK = Field("day_of_week", 0, 6, WEEKDAYS, alias=7)
 
 MOST = 1000
-"""Characters of a field, or parts of a list."""
+"""Maximum characters of a field, or parts of a list."""
 _PART = re.compile(
     r"(?P<first>\*|[0-9]{1,4}|[a-z]+)(?:-(?P<last>[0-9]{1,4}|[a-z]+))?(?:/(?P<step>[0-9]{1,4}))?"
 )
 
 
 def read(field: Field, value: FieldValue) -> frozenset[int]:
-    """Return the numbers that match *value*. Raises InvalidSchedule, which says what may stand there."""
+    """Return the numbers that match *value*. Raises InvalidSchedule, which lists valid forms."""
     if isinstance(value, str):
         return _read_text(field, value)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -74,12 +74,12 @@ def _read_text(field: Field, value: str) -> frozenset[int]:
 
 @lru_cache(1000)
 def in_order(numbers: frozenset[int]) -> tuple[int, ...]:
-    """Return *numbers* in their order."""
+    """Return *numbers* sorted."""
     return tuple(sorted(numbers))
 
 
 def starts_with_star(value: FieldValue) -> bool:
-    """Tell whether *value* is ``*`` or ``*/n``: then it is about intervals rather than about a time."""
+    """Tell whether *value* is ``*`` or ``*/n``: then it describes an interval rather than a time."""
     return isinstance(value, str) and value.strip().startswith("*")
 
 
@@ -99,13 +99,14 @@ def _read_part(field: Field, part: str, value: object) -> frozenset[int]:
     end = _number(field, last, value, is_end=True)
     if start <= end:
         numbers = [*range(start, end + 1)]
-    else:  # as "fri-mon"
+    else:  # such as "fri-mon"
         numbers = [*range(start, field.highest + 1), *range(field.lowest, end + 1)]
     return frozenset(field.lowest if number == field.alias else number for number in numbers[::step])
 
 
 def _number(field: Field, text: str, value: object, is_end: bool = False) -> int:
-    """The number that *text* is or names; of the end of a range the alias stays, so that "5-7" goes on."""
+    """Return the number given by *text*, a number or name; at the end of a range the alias is kept, so that
+    "5-7" works."""
     if text.isdecimal():
         number = int(text)
         if number == field.alias:

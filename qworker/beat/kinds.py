@@ -1,11 +1,10 @@
-"""Kinds: which schedule a value is, stands for, or was written as.
+"""Kinds: reads and writes schedules of all kinds.
 
-Comes from:  ``entry.py``, with what people give; ``written.py``, with what a store has.
-Goes to:     the kinds of schedules, a class each.
+Comes from:  ``entry.py``, with values from users; ``written.py``, with stored data.
+Goes to:     the kinds of schedules, one class each.
 Thread:      any.
 
-What comes from a store may be anything: nothing of it is called or imported, and what is wrong raises
-InvalidSchedule.
+Stored data may be anything: nothing in it is called or imported, and invalid data raises InvalidSchedule.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from qworker.errors import InvalidSchedule
 from qworker.safe_repr import safe_repr
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-"""In what Python says of an object that says nothing of itself."""
+"""In the default repr() of objects."""
 _RULE = ("FREQ=", "RRULE:", "DTSTART")
 
 
 def maybe_schedule(value: Any) -> Schedule:
-    """Return the schedule that *value* is or stands for.
+    """Return the schedule given by *value*.
 
     - seconds or a timedelta: an interval.
     - text: a crontab (``"0 4 * * *"``, ``"@daily"``) or a rule (``"FREQ=WEEKLY;BYDAY=MO"``).
-    - a mapping: what write_schedule() makes, as ``{"crontab": "0 4 * * *", "tz": "Europe/Berlin"}``.
+    - a mapping: the output of write_schedule(), such as ``{"crontab": "0 4 * * *", "tz": "Europe/Berlin"}``.
     - any object with next() and previous(): itself.
 
-    Raises InvalidSchedule for what is none.
+    Raises InvalidSchedule for anything else.
     """
     if isinstance(value, Schedule):
         return value
@@ -81,8 +80,8 @@ _WRITERS: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
 
 @lru_cache(1000)
 def _rule(text: str, start: Any, tz: Any) -> rrule | str:
-    """Return the rule, or what is wrong about it: to find that one never comes takes a while, for which
-    whoever leads does nothing else, and it is read again by each who leads anew."""
+    """Return the rule, or its error. Cached: finding out that one never matches takes a while, blocks the
+    leader, and is repeated by each new leader."""
     try:
         return rrule(text, _instant(start) if start else None, tz=tz)
     except InvalidSchedule as error:
@@ -115,18 +114,19 @@ def _instant(value: Any) -> datetime:
 
 
 def write_schedule(given: Schedule) -> dict[str, Any]:
-    """Return *given* as plain data. Raises InvalidSchedule for one of your own, which only code can hold."""
+    """Return *given* as plain data. Raises InvalidSchedule for a custom schedule, which can only be in
+    code."""
     writer = _WRITERS.get(type(given))
     if writer is None:
         raise InvalidSchedule(
-            f"{safe_repr(given, 200)} is a schedule of your own: it can be in settings and code, and not in "
-            "a store"
+            f"{safe_repr(given, 200)} is a custom schedule: it can be in settings and code, but not in a "
+            "store"
         )
     return writer(given)
 
 
 def read_schedule(given: Any) -> Schedule:
-    """Return the schedule that was written as *given*. Raises InvalidSchedule."""
+    """Return the schedule written as *given*. Raises InvalidSchedule."""
     if not isinstance(given, Mapping):
         raise InvalidSchedule(f"{given!r:.200} is not a schedule")
     for kind, reader in _READERS.items():
@@ -137,12 +137,11 @@ def read_schedule(given: Any) -> Schedule:
                 raise
             except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
                 raise InvalidSchedule(f"{given!r:.200} is not a schedule: {error}") from error
-    raise InvalidSchedule(f"{given!r:.200} is not a schedule: its kind is not known here")
+    raise InvalidSchedule(f"{given!r:.200} is not a schedule: its kind is unknown here")
 
 
 def told(given: Schedule) -> str:
-    """Return text that is another when the schedule is, and the same in each process: by it a changed one is
-    found."""
+    """Return text that is the same in each process and differs when the schedule does, to detect changes."""
     try:
         try:
             return repr(sorted(write_schedule(given).items()))

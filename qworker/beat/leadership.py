@@ -1,11 +1,11 @@
-"""Leadership: which of several processes looks after the schedules.
+"""Leadership: which of several processes runs the schedules.
 
 Comes from:  the service, at each of its turns.
 Goes to:     the schedule store's lease.
 Thread:      beat.
 
-See ``store.py`` for how the lease works. Who leads need not be sure of it: each step of the store looks
-whether the lease is still ours.
+See ``store.py`` for the lease. The leader need not be certain of its role: each step of the store checks the
+lease.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ logger = logging.getLogger(__name__)
 
 
 class Leadership:
-    """holder: who we are; no two processes are the same. about: what we say of ourselves."""
+    """holder: a unique name of this process. about: a description of it."""
 
     def __init__(self, store: ScheduleStore, holder: str, about: str = "") -> None:
         self._store = store
         self._holder = holder
         self._about = about
         self.lease: Lease | None = None
-        """Ours; None while we do not lead."""
+        """Ours; None while we are not the leader."""
         self._renewed_at = 0.0  # monotonic seconds, as all times here
         self._watched: Lease | None = None
         self._watched_since: float | None = None
 
     def step(self, now: float) -> Lease | None:
-        """Renew the lease, or see whether it is to be had; return ours, None while we do not lead. Raises
-        BackendError."""
+        """Renew the lease, or take it if possible; return ours, or None. Raises BackendError."""
         if self.lease is None:
             self._seek(now)
-        elif now >= self._renewed_at + RENEW_SECONDS:  # as rest() has it, to the last bit
+        elif now >= self._renewed_at + RENEW_SECONDS:  # computed like rest(), to the last bit
             found = self._store.renew(self.lease)
             if found[:2] == self.lease[:2]:
                 self.lease, self._renewed_at = found, now
@@ -48,40 +47,48 @@ class Leadership:
         found = self._store.look()
         if found[:3] != (self._watched or Lease("?"))[:3]:
             if found.holder and found.holder != (self._watched or Lease()).holder:
-                logger.info("%s leads the schedules; we wait", found.holder, extra={"event": "beat-follows"})
+                logger.info(
+                    "%s is the leader of the schedulers; this one waits",
+                    found.holder,
+                    extra={"event": "beat-follows"},
+                )
             self._watched, self._watched_since = found, None
         elif self._watched_since is None:
-            self._watched_since = now  # and not when it was asked for first: the answer may have taken long
+            self._watched_since = now  # not the time of the request: the answer may have taken long
         if found.holder and (self._watched_since is None or now - self._watched_since < LEASE_SECONDS):
             return
         taken = self._store.take(self._holder, found, self._about)
         if taken.holder == self._holder:
             self.lease, self._renewed_at, self._watched = taken, now, None
             after = f", after {found.holder}" if found.holder else ""
-            logger.info("leads the schedules now%s", after, extra={"event": "beat-leads"})
+            logger.info(
+                "this process is now the leader of the schedulers%s", after, extra={"event": "beat-leads"}
+            )
 
     def rest(self, now: float) -> float:
-        """Seconds until the lease is to be renewed."""
+        """Return the seconds until the lease has to be renewed."""
         return max(0.0, self._renewed_at + RENEW_SECONDS - now)
 
     def lost(self, holder: str = "") -> None:
-        """It is over."""
+        """The lease was lost."""
         self.lease = None
         logger.warning(
-            "%s leads the schedules now", holder or "somebody else", extra={"event": "beat-follows"}
+            "%s is now the leader of the schedulers",
+            holder or "somebody else",
+            extra={"event": "beat-follows"},
         )
 
     def resign(self) -> None:
-        """Leave the lease to whoever comes. Raises BackendError."""
+        """Release the lease. Raises BackendError."""
         if self.lease is not None:
             lease, self.lease = self.lease, None
             self._store.resign(lease)
 
 
 def living(store: ScheduleStore, clock: Clock) -> Lease | None:
-    """Return the lease of *store* when its holder lives, None when nobody leads.
+    """Return the lease of *store* if its holder is alive, None if there is no leader.
 
-    A holder counts up; so this looks again, for LEASE_SECONDS at most. Raises BackendError.
+    A live holder counts up; so this watches it, for at most LEASE_SECONDS. Raises BackendError.
     """
     found = first = store.look()
     until = clock.monotonic() + LEASE_SECONDS

@@ -1,13 +1,12 @@
-"""Overlap: whether the call before of an entry has ended, for the entries that want to know.
+"""Overlap: whether the previous call of an entry has ended.
 
-Comes from:  the service, with the entries that are due; ``api.py`` and the command line, which ask what
-             cannot work.
-Goes to:     the result store, which a thread asks, so that a slow answer keeps nobody else's call.
-Thread:      beat, but for a thread that asks the store.
+Comes from:  the service, with due entries; ``api.py`` and the command line, which check what cannot work.
+Goes to:     the result store, queried in a thread, so that a slow answer delays no other call.
+Thread:      beat, except a thread that queries the store.
 
-What cannot be known is settled by rule. A result that cannot be read is one that has ended. While the store
-does not answer, ``skip`` waits for it, and ``replace`` revokes. What is hindered for good is called as with
-``allow``, and told.
+Unknown states are decided by rule. A call whose result is unreadable has ended. While the store is
+unavailable, ``skip`` waits for it, and ``replace`` revokes. An entry whose overlap can never work is called
+as with ``allow``, and reported.
 """
 
 from __future__ import annotations
@@ -29,17 +28,16 @@ if TYPE_CHECKING:
     from qworker.backends.base import Backend, Meta
 
 Answer: TypeAlias = "Meta | Exception | None"
-"""What is stored of a task, or why that is not known; None: nothing is."""
+"""The stored metadata of a task, or why it is unknown; None: there is none."""
 
 PATIENCE_SECONDS = 0.2
-"""How long a turn waits for the result store's answer. The thread that leads renews its lease, and has others
-to call."""
+"""How long a turn waits for the result store. The leader has to renew its lease, and to call others."""
 TRIES = 3
-"""After so many failures in a row, and nothing else, the store is away."""
+"""After so many consecutive failures, without a success, the store counts as unavailable."""
 
 
 class Before(Enum):
-    """What is known of the call before."""
+    """The state of the previous call."""
 
     ENDED = auto()
     LIVES = auto()
@@ -47,26 +45,26 @@ class Before(Enum):
 
 
 def hindrance(app: QWorker, entry: Entry) -> str | None:
-    """Return why the ``overlap`` of *entry* cannot work with *app*, and what to do; None when it can. Nothing
-    is connected to."""
+    """Return why the ``overlap`` of *entry* cannot work with *app*, and what to do; None if it can. Connects
+    to nothing."""
     if entry.overlap == SKIP and (why := without_result(app, entry)):
         return f"overlap={SKIP!r} needs {why}"
     if entry.overlap == REPLACE and FANOUT in app.broker.lacks:
         return (
-            f"overlap={REPLACE!r} revokes the call before, which this broker cannot: use overlap={SKIP!r} or "
-            f"{ALLOW!r}"
+            f"overlap={REPLACE!r} revokes the previous call, which this broker cannot: use overlap={SKIP!r} "
+            f"or {ALLOW!r}"
         )
     return None
 
 
 def without_result(app: QWorker, entry: Entry) -> str | None:
-    """Return why nobody can ask for the results of what *entry* calls, and what to do; None when one can."""
+    """Return why the results of *entry*'s calls are not available, and what to do; None if they are."""
     if why := app.stores.why_none:
         return f"results, and there are none: {why}"
     if app.stores.sends_results:
         return (
-            "results that every scheduler sees, and with rpc:// they are sent to one: set result_backend to "
-            "a store, as redis://… or db+postgresql://…"
+            "results that every scheduler sees, and rpc:// sends them to one: set result_backend to a "
+            "store, such as redis://… or db+postgresql://…"
         )
     task = app.tasks.get(entry.task)
     ignores = entry.options.get("ignore_result")
@@ -81,8 +79,8 @@ def without_result(app: QWorker, entry: Entry) -> str | None:
 
 
 class Overlaps:
-    """note: told of what is wrong with an entry, by its name, and what becomes of it. begin: has a question
-    asked, by its thread or here and now. Owner of all: the beat thread."""
+    """note: reports problems of an entry by name, and their consequence. begin: starts a query, in its thread
+    or directly. Owner of all: the beat thread."""
 
     def __init__(
         self,
@@ -96,8 +94,8 @@ class Overlaps:
         self._question: Question | None = None
 
     def before(self, found: Iterable[Due]) -> dict[str, Before]:
-        """Tell of the calls before of the entries in *found*, by their names; those that do not ask are left
-        out."""
+        """Return the state of the previous calls of the entries in *found*, by name; entries that do not need
+        it are left out."""
         asking: dict[str, Due] = {}
         for each in found:
             if each.entry.overlap == ALLOW or each.state.task_id is None:
@@ -111,7 +109,7 @@ class Overlaps:
         return {name: self._told(each, answer.get(each.state.task_id or "")) for name, each in asking.items()}
 
     def _answer(self, ids: Collection[str]) -> Mapping[str, Answer]:
-        """What the store says of *ids*; of those that are left out nothing is stored."""
+        """Return the stored results of *ids*; missing ones are left out."""
         backend = self._app.backend
         question = self._question
         if question is None or (question.answered.is_set() and not question.covers(backend, ids)):
@@ -126,15 +124,15 @@ class Overlaps:
     def _told(self, due: Due, answer: Answer) -> Before:
         name, entry = due.name, due.entry
         if isinstance(answer, DamagedResult):
-            self._note(name, f"the call before is taken for one that has ended: {answer}")
+            self._note(name, f"the previous call is assumed to have ended: {answer}")
             return Before.ENDED
-        if isinstance(answer, NotSupported):  # a store of somebody's own, which has not said so before
-            self._note(name, f"it is called as with overlap={ALLOW!r}, since {answer}")
+        if isinstance(answer, NotSupported):  # a custom store that has not said so before
+            self._note(name, f"it is called as with overlap={ALLOW!r}, because {answer}")
             return Before.ENDED
         if isinstance(answer, Exception):
             if entry.overlap == REPLACE:
-                return Before.LIVES  # to revoke what has ended does no harm
-            self._note(name, f"it waits until it is known whether the call before has ended: {answer}")
+                return Before.LIVES  # revoking an ended call does no harm
+            self._note(name, f"it waits until the result of the previous call is known: {answer}")
             return Before.UNKNOWN
         if answer is not None:
             return Before.ENDED if answer["status"] in states.READY_STATES else Before.LIVES
@@ -143,7 +141,7 @@ class Overlaps:
 
 
 class Question(threading.Thread):
-    """Asks the result store, once. found is set before answered is."""
+    """Queries the result store once. found is set before answered."""
 
     def __init__(self, backend: Backend, ids: Collection[str]) -> None:
         super().__init__(name="beat-results", daemon=True)
@@ -153,7 +151,7 @@ class Question(threading.Thread):
         self.found: dict[str, Answer] = {}
 
     def covers(self, backend: Backend, ids: Collection[str]) -> bool:
-        """Whether it asks *backend* for all of *ids*."""
+        """Whether it queries *backend* for all of *ids*."""
         return self._backend is backend and self._ids.issuperset(ids)
 
     def run(self) -> None:
@@ -165,9 +163,9 @@ class Question(threading.Thread):
             self.answered.set()
 
     def _ask_of_each(self) -> None:
-        """Ask for one after the other, until it is plain that the store answers for none."""
+        """Query one after the other, until it is clear that the store answers for none."""
         waiting = list(self._ids)
-        random.shuffle(waiting)  # so that those at the end come first another time
+        random.shuffle(waiting)  # so that the last ones come first another time
         for count, task_id in enumerate(waiting, 1):
             try:
                 self.found[task_id] = self._backend.get(task_id)

@@ -1,8 +1,8 @@
-"""Schedules in a database that is a server: how ``store_sql`` comes to it.
+"""Schedules on a database server: the connection for ``store_sql``.
 
 Comes from:  ``stores.py``.
-Goes to:     the database, by a Link of its own; the broker's tables are neither made nor needed there.
-Thread:      any, in turn; a forked child lets go of its parent's connection without a word to the server.
+Goes to:     the database, through its own Link; the broker's tables are neither created nor needed.
+Thread:      any, in turn; a forked child drops its parent's connection without contacting the server.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from qworker.transports.sql.sender import SQLSender
 T = TypeVar("T")
 
 TRIES = 3
-"""How often a transaction is tried when the connection was lost."""
+"""How often a transaction is tried after lost connections."""
 CONNECT_SECONDS = 10.0
-"""How long connecting may take, where the URL has no ``connect_timeout``."""
+"""Connection timeout, if the URL has no ``connect_timeout``."""
 _IDLE_MILLISECONDS = round(LEASE_SECONDS * 1000)
 _IDLE_SECONDS = -(-_IDLE_MILLISECONDS // 1000)
 SETTINGS = {
@@ -39,14 +39,14 @@ SETTINGS = {
     "set_config('lock_timeout', '10s', false), "
     "set_config('default_transaction_isolation', 'read committed', false), "
     f"set_config('idle_in_transaction_session_timeout', '{_IDLE_MILLISECONDS}', false)",
-    # Without READ COMMITTED what was looked for and not found is kept from others who would insert it.
+    # Without READ COMMITTED, gaps read by one transaction are locked against inserts by others.
     "mysql": "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; SET SESSION "
     f"innodb_lock_wait_timeout = 10, wait_timeout = {_IDLE_SECONDS}, net_read_timeout = {_IDLE_SECONDS}",
 }
-"""What each connection is told, by dialect. Who falls silent in the midst of a transaction holds the row of
-the lease, and nobody else could lead before the server has noticed that, which may take hours. Within a
-statement, too: PostgreSQL's timeout runs until it has all of a message, and each statement is one. MariaDB's
-``wait_timeout`` does as well; ``net_read_timeout`` is for servers that reckon that by itself."""
+"""Settings of each connection, by dialect. A process that falls silent in a transaction holds the row of the
+lease, and nobody else could lead until the server notices, which may take hours. Also within a
+statement: PostgreSQL's timeout runs until a message is complete, and each statement is one. So does MariaDB's
+``wait_timeout``; ``net_read_timeout`` is for servers where it does not."""
 
 _places = forgetful()
 
@@ -63,9 +63,9 @@ class LinkSession:
 
 
 class ServerPlace:
-    """A database at *url*, as SQLAlchemy writes it or as its driver does, with ``db+`` before it or without.
+    """A database at *url*, in the notation of SQLAlchemy or of its driver, with or without ``db+``.
 
-    Raises ConfigurationError for a URL that leads to none, or a driver that is not installed.
+    Raises ConfigurationError for an invalid URL, or a driver that is not installed.
     """
 
     def __init__(self, url: str, clock: Clock) -> None:
@@ -93,7 +93,8 @@ class ServerPlace:
     def _try(
         self, work: Callable[[LinkSession], T], within: Callable[[Link], AbstractContextManager[Any]]
     ) -> T:
-        theirs: list[QWorkerError] = []  # what is raised by work, and not for the sake of our connection
+        # Errors raised by *work*, which have nothing to do with the connection
+        theirs: list[QWorkerError] = []
 
         def whole(link: Link) -> T:
             with within(link):
@@ -113,7 +114,7 @@ class ServerPlace:
                 if attempt == TRIES or not lost:
                     raise self._explained(error) from error
                 self._clock.sleep(0.02 * attempt)
-        raise AssertionError("unreachable: the last try returns or raises")
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _explained(self, error: QWorkerError) -> BackendError:
         cause = error.__cause__
@@ -136,7 +137,7 @@ class ServerPlace:
 
 
 def _patience(url: str) -> float:
-    """How long connecting to *url* may take. (PostgreSQL's library reads it itself.)"""
+    """Return the connection timeout for *url*. (PostgreSQL's library reads it itself.)"""
     try:
         return float(dict(parse_qsl(urlsplit(url).query))["connect_timeout"])
     except (KeyError, ValueError):

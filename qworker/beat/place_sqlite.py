@@ -1,7 +1,7 @@
-"""Schedules in the embedded file: how ``store_sql`` comes to it.
+"""Schedules in the embedded file: the connection for ``store_sql``.
 
 Comes from:  ``stores.py``.
-Goes to:     the file, by a handle of its own.
+Goes to:     the file, through its own handle.
 Thread:      any, in turn.
 """
 
@@ -42,13 +42,13 @@ def _in_our_words(statement: str) -> str:
 
 
 class SQLitePlace:
-    """The embedded file, or one like it."""
+    """The embedded file, or a similar one."""
 
     dialect = "sqlite"
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        # A power cut may take the last moments, slots and messages alike: then they are called again.
+        # A power failure may lose the last moments, slots and messages alike: then they are called again.
         self._handle = Handle(database, "NORMAL")
 
     def transact(self, work: Callable[[Any], T]) -> T:

@@ -1,12 +1,12 @@
-"""rrule: the rules of calendars, as RFC 5545 writes them.
+"""rrule: calendar rules in the notation of RFC 5545.
 
-Comes from:  people, in code and settings; as text from the store and the command line.
-Goes to:     dateutil, which reckons with times on the wall; ``wall_clock`` makes instants of them.
-Thread:      any; a rule does not change.
+Comes from:  code and settings; as text from the store and the command line.
+Goes to:     dateutil, which computes with local times; ``wall_clock`` converts them to instants.
+Thread:      any; a rule is immutable.
 
-dateutil counts from the beginning of a rule at each question, and on to the year 9999 when nothing matches.
-So a rule is asked from a beginning near to what is asked about, and its steps are counted: to its horizon,
-and no farther. The last times of a rule may be forgotten so, and whoever looks after schedules goes on.
+dateutil counts from the start of a rule at each query, and up to the year 9999 if nothing matches. So a rule
+is queried from a start near the requested time, and its steps are limited by its horizon. A rule may lose its
+last times that way, but the scheduler is not blocked.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from qworker.beat.wall_clock import instant_of, wall_before
 from qworker.errors import InvalidSchedule
 
 YEARLY, MONTHLY, WEEKLY, DAILY, HOURLY, MINUTELY, SECONDLY = range(7)
-"""How dateutil numbers frequencies. It is loaded by the first rule: most programs have none."""
+"""dateutil's numbers of frequencies. It is loaded by the first rule, because most programs have none."""
 MICROSECOND = timedelta(microseconds=1)
 MOST_CHARACTERS = 4000
 MOST_RULES = 4
-"""In one text. To find that one never comes may take a third of a second."""
+"""Maximum rules in one text. Finding that one never matches may take a third of a second."""
 MOST_COUNTED = 10_000
-"""Times of a rule with COUNT, which has to be gone through from its beginning."""
+"""Maximum COUNT of a rule, because all times from its start must be examined."""
 MOST_TIMES = 50_000
-"""In one year, month, week, day or hour, as the rule's frequency is: all may have to be gone through."""
+"""Maximum times in one year, month, week, day or hour, by the rule's frequency: all may have to be
+examined."""
 MOST_POSITIONS = 60
-"""In BYSETPOS: dateutil makes a list for each at each step."""
+"""Maximum values of BYSETPOS: dateutil makes a list for each at each step."""
 STEPS = {
     YEARLY: timedelta(days=365),
     MONTHLY: timedelta(days=28),
@@ -42,9 +43,9 @@ STEPS = {
     MINUTELY: timedelta(minutes=1),
     SECONDLY: timedelta(seconds=1),
 }
-"""How long a step is at least, without INTERVAL."""
+"""Minimum duration of a step without INTERVAL."""
 SETS = {YEARLY: "year", MONTHLY: "month", WEEKLY: "week", DAILY: "day", HOURLY: "hour"}
-"""Of what BYSETPOS chooses."""
+"""The set that BYSETPOS chooses from."""
 HORIZONS = {
     HOURLY: timedelta(days=5 * 366),
     MINUTELY: timedelta(days=1),
@@ -59,14 +60,13 @@ class rrule(Schedule):
     """A rule of RFC 5545: ``rrule("FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=17;BYMINUTE=0;BYSECOND=0", start=...)``.
 
     - rule (text): one RRULE; or several lines, with DTSTART, RDATE, EXDATE and up to four RRULEs.
-    - start (datetime): its DTSTART, where the text has none. None: midnight of 1 January 2020. Naive: a time
-      on the wall.
-    - tz: the time zone whose clocks count; None: that of DTSTART, or else of the instant that next() is asked
-      with.
+    - start (datetime): its DTSTART, if the text has none. None: midnight of 1 January 2020. Naive: a local
+      time.
+    - tz: the time zone of local times; None: that of DTSTART, or else of the argument of next().
 
-    A time that is left out when the clock is set forward comes at the end of the gap; one that comes twice
-    counts once. Raises InvalidSchedule for what is no rule, and for one that has no time within its horizon
-    of 60 years (5 for FREQ=HOURLY), or of two intervals where these are longer.
+    A time skipped by daylight saving comes at the end of the gap; a repeated one counts once. Raises
+    InvalidSchedule for an invalid rule, and for one without a time within its horizon of 60 years (5 for
+    FREQ=HOURLY), or of two intervals if these are longer.
     """
 
     __module__ = "qworker.beat"
@@ -96,11 +96,11 @@ class rrule(Schedule):
         self._except = frozenset(map(_naive, found._exdate))
         self._dates = sorted({_naive(each) for each in found._rdate} - self._except)
         if found._exrule:
-            raise InvalidSchedule("EXRULE is not taken, as RFC 5545 has abolished it: use EXDATE")
+            raise InvalidSchedule("EXRULE is not supported, because RFC 5545 has abolished it: use EXDATE")
         self._home = next((each.start.tzinfo for each in self._rules if each.start.tzinfo), None)
         if self._first(datetime.min) is None:
             raise InvalidSchedule(
-                f"the rule {rule!r:.200} never comes: in the 60 years from its beginning (5 for FREQ=HOURLY) "
+                f"the rule {rule!r:.200} never matches: in the 60 years from its start (5 for FREQ=HOURLY) "
                 "there is no time for which all of it holds"
             )
 
@@ -110,7 +110,7 @@ class rrule(Schedule):
 
     def next(self, after: datetime) -> datetime | None:
         zone = self.zone(after)
-        # In UTC: what is added to a time that comes twice leads to its first coming.
+        # In UTC: adding to an ambiguous local time would return its first occurrence.
         wall = self._first(wall_before(after.astimezone(UTC) + MICROSECOND, zone) - MICROSECOND)
         return None if wall is None else self._told(wall, zone, after)
 
@@ -123,7 +123,7 @@ class rrule(Schedule):
         return instant_of(wall, zone).astimezone(asked.tzinfo if self.tz is None else zone)
 
     def _first(self, after: datetime) -> datetime | None:
-        """The first time on the wall after *after* (naive)."""
+        """Return the first local time after *after* (naive)."""
         times = [each.first(after, self._except) for each in self._rules]
         times += [each for each in self._dates if each > after]
         return min((each for each in times if each is not None), default=None)
@@ -147,7 +147,7 @@ class rrule(Schedule):
 
 
 class _Rule:
-    """One rule, in naive times on the wall."""
+    """One rule, in naive local times."""
 
     def __init__(self, rule: Any) -> None:
         self.start: datetime = rule._dtstart
@@ -161,17 +161,17 @@ class _Rule:
         self._horizon = max(HORIZONS.get(self._frequency, FAR), 2 * self._step)
         self._counted: list[datetime] | None = None
         if rule._count is not None:
-            if self._frequency in FINE:  # one time a step
+            if self._frequency in FINE:  # one time per step
                 self._horizon = max(self._horizon, rule._count * self._step)
             begin = _naive(self.start)
             self._counted = list(islice(self._walk(begin, _plus(begin, self._horizon)), rule._count))
 
     def _walk(self, begin: datetime, end: datetime) -> Iterator[datetime]:
-        """The rule's times, from not long before *begin* to *end*."""
+        """Yield the rule's times, from shortly before *begin* to *end*."""
         start = self._beginning(begin)
         until = min(end, self._rule._until) if self._rule._until else end
         rule = self._rule.replace(dtstart=start, until=until)
-        # The first and the last step are in part outside, and a week may begin before the rule does.
+        # The first and the last step are partly outside, and a week may begin before the rule does.
         rule._interval = _Interval(self._interval, max(0, (until - start) // self._step) + 3)
         try:
             yield from rule
@@ -179,18 +179,18 @@ class _Rule:
             return
 
     def _beginning(self, begin: datetime) -> datetime:
-        """Where the rule may begin as well, for what comes from *begin* on."""
+        """Return an equivalent start of the rule for times from *begin* on."""
         start: datetime = self._rule._dtstart
         if begin <= start:
             return start
         if self._frequency not in (YEARLY, MONTHLY):
-            # Two steps before: the week of the beginning counts as a whole.
+            # Two steps earlier: the week of the start counts as a whole.
             return start + max(0, (begin - start) // self._step - 2) * self._step
         years = self._interval // (gcd(self._interval, 12) if self._frequency == MONTHLY else 1)
         for turns in range((begin.year - start.year) // years - 1, 0, -1):
             try:
                 moved: datetime = start.replace(year=start.year + turns * years)
-            except ValueError:  # it begins on a 29 February
+            except ValueError:  # it starts on a 29 February
                 continue
             return moved
         return start
@@ -217,12 +217,12 @@ class _Rule:
 
 
 class _Ended(Exception):
-    """A walk has gone as far as it is to go."""
+    """A walk has reached its end."""
 
 
 class _Interval(int):
-    """The INTERVAL of one walk, so many *steps* long. dateutil adds it at each step (of weeks, seven times
-    it), and looks for its end only where the rule has a time."""
+    """The INTERVAL of one walk of so many *steps*. dateutil adds it at each step (for weeks, seven times it),
+    and only checks the end where the rule has a time."""
 
     _left: int
 
@@ -246,7 +246,7 @@ class _Interval(int):
 
 
 def _check(rule: Any) -> None:
-    """Raises InvalidSchedule for what asks for too much, or for what there cannot be."""
+    """Raise InvalidSchedule for an impossible rule, or one that is too expensive."""
     if rule._interval < 1:
         raise InvalidSchedule(f"INTERVAL={rule._interval} is not valid: use a number from 1 on")
     if rule._interval > CALENDAR // STEPS[rule._freq]:
@@ -260,7 +260,7 @@ def _check(rule: Any) -> None:
                 "a rule by the minute or second takes no BY…: write FREQ=DAILY;BYHOUR=…;BYMINUTE=…"
             )
         return
-    if rule._byweekday and rule._bynweekday:  # dateutil wants a day that is one of either kind at once
+    if rule._byweekday and rule._bynweekday:  # dateutil needs a day that is of both kinds at once
         raise InvalidSchedule(
             "BYDAY takes days with a number, as 1TU, or without one, as MO, but not both: write two rules, "
             "each in a line of its own, with RRULE: before it"
@@ -277,13 +277,13 @@ def _check(rule: Any) -> None:
         raise InvalidSchedule(f"{len(positions)} values of BYSETPOS are too many: {MOST_POSITIONS} at most")
     if positions and min(map(abs, positions)) > times:
         raise InvalidSchedule(
-            f"BYSETPOS={','.join(map(str, positions))} never comes: it chooses of the times in one {name}, "
-            f"of which this rule has {times:,} at most"
+            f"BYSETPOS={','.join(map(str, positions))} never matches: it chooses from the times in one "
+            f"{name}, of which this rule has {times:,} at most"
         )
 
 
 def _days(rule: Any) -> int:
-    """Return how many days one step of *rule* has at most."""
+    """Return the maximum number of days in one step of *rule*."""
     if rule._freq >= DAILY:
         return 1
     if rule._freq == WEEKLY:

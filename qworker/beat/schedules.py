@@ -1,8 +1,8 @@
 """The plain kinds of schedules: intervals and single instants.
 
-Comes from:  people, in code and settings.
-Goes to:     nothing.
-Thread:      any; a schedule does not change.
+Comes from:  code and settings.
+Goes to:     ``entry.py``.
+Thread:      any; a schedule is immutable.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ LONGEST = timedelta(days=366_000)
 
 
 class schedule(Schedule):
-    """Every so often: ``schedule(30)``, ``schedule(timedelta(hours=6))``.
+    """At a fixed interval: ``schedule(30)``, ``schedule(timedelta(hours=6))``.
 
-    - run_every: seconds or a timedelta, a thousandth of a second at least.
-    - anchor (aware datetime): from when the intervals are counted. None: an entry counts them from when it
-      was first seen; elsewhere they are counted from 1970.
-    - relative (bool): as Celery has it; the intervals are counted from 1970 in any case, so that "every hour"
-      is on the hour.
+    - run_every: seconds or a timedelta, at least a thousandth of a second.
+    - anchor (aware datetime): the start of the intervals. None: for an entry, when it was first seen;
+      otherwise 1970.
+    - relative (bool): as in Celery; the intervals are counted from 1970 in any case, so that "every hour" is
+      on the hour.
 
-    Raises InvalidSchedule for an interval that is none.
+    Raises InvalidSchedule for an invalid interval.
     """
 
     __module__ = "qworker.beat"
@@ -55,7 +55,7 @@ class schedule(Schedule):
         self.anchor = EPOCH if relative else anchor and aware(anchor).astimezone(UTC)
 
     def anchored(self, anchor: datetime) -> schedule:
-        """Return the same that counts from *anchor*, unless it counts from an instant already."""
+        """Return the same schedule with intervals from *anchor*, unless it has an anchor."""
         return self if self.anchor else schedule(self.run_every, anchor=anchor)
 
     def next(self, after: datetime) -> datetime | None:

@@ -1,15 +1,15 @@
-"""Sealed schedules: what a schedule store is believed where the app has a security_key.
+"""Sealed schedules: signed edits in a schedule store, if the app has a security_key.
 
-Comes from:  ``stores.py``, which puts it before the store of an app that has a key.
+Comes from:  ``stores.py``, which wraps the store of an app with a key.
 Goes to:     that store.
-Thread:      any, as the store's.
+Thread:      any, like the store.
 
-What was changed of an entry by hand decides which call is signed and sent. So it is signed with the scope and
-the name of the entry, and what is not is refused: that entry is listed as wrong, all others go on. The
-signature is the last field of the JSON, ``"seal"``: processes of versions before this one read past it.
+A manual change of an entry decides which call is signed and sent. So it is signed with the scope and the name
+of the entry, and unsigned ones are refused: the entry is listed as invalid, all others continue. The
+signature is the last field of the JSON, ``"seal"``: earlier versions of qworker ignore it.
 
-States and slots are not signed. They say when an entry was called last, and cannot say what is called: of a
-slot that is sent again the id of the task is that of the entry and the due time, or it is refused.
+States and slots are not signed. They record when an entry was called, and do not decide what is called: a
+slot is only sent again if its task id is that of the entry and the due time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _END = b'"}'
 
 
 class SealedScheduleStore(ScheduleStore):
-    """*inner*, with edits that *signer* signs for *scope*."""
+    """*inner*, with edits signed by *signer* for *scope*."""
 
     def __init__(self, inner: ScheduleStore, signer: Signer, scope: str) -> None:
         self.inner = inner
@@ -74,8 +74,8 @@ class SealedScheduleStore(ScheduleStore):
         ours = [slot for slot in found if self._is_ours(slot)]
         if len(ours) < len(found):
             logger.error(
-                "%d slots of the schedule store are not sent again: the ids of their tasks are not those of "
-                "the entries; somebody else has written them",
+                "%d slots of the schedule store are not sent again: the ids of their tasks are not those "
+                "of the entries; somebody else wrote them",
                 len(found) - len(ours),
                 extra={"event": "slots-refused"},
             )

@@ -1,8 +1,8 @@
-"""solar: by the sun, as it stands over a place.
+"""solar: schedules by the position of the sun.
 
-Comes from:  people, in code and settings. Needs the extra ``solar``.
-Goes to:     ephem, which reckons where the sun is.
-Thread:      any; it does not change.
+Comes from:  code and settings. Requires the extra ``solar``.
+Goes to:     ephem, which computes the position of the sun.
+Thread:      any; it is immutable.
 """
 
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -13,8 +13,7 @@ from qworker.errors import ConfigurationError, InvalidSchedule
 
 
 class _Event(NamedTuple):
-    """What ephem calls it; the height of the sun in degrees; whether its centre counts rather than its
-    edge."""
+    """ephem's name; the altitude of the sun in degrees; whether its centre counts rather than its edge."""
 
     what: str
     horizon: str = "0"
@@ -33,21 +32,21 @@ EVENTS = {
     "dusk_astronomical": _Event("setting", "-18", True),
 }
 BOUNDARIES = {"rising": 18, "setting": 6, "transit": 0}
-"""At which hour of the place's own time a day begins: one at which such an event is nowhere."""
+"""The hour of local solar time at which a day begins: one at which the event occurs nowhere."""
 DAY, SECOND = timedelta(days=1), timedelta(seconds=1)
 MOST_DAYS = 400
-"""So long is looked for a day on which the sun rises."""
+"""How far to search for a day on which the sun rises."""
 
 
 class solar(Schedule):
-    """``solar("sunset", 52.5, 13.4)``: each day at an event of the sun.
+    """``solar("sunset", 52.5, 13.4)``: each day at a solar event.
 
     - event (text): sunrise, sunset, solar_noon, dawn_civil, dawn_nautical, dawn_astronomical, dusk_civil,
       dusk_nautical or dusk_astronomical.
     - lat, lon: degrees, north and east positive.
 
-    Where the sun does not rise or set for months, it is due when it next does. Raises InvalidSchedule for
-    what is no event or no place, and ConfigurationError where ephem is not installed.
+    Where the sun does not rise or set for months, it is due when it next does. Raises InvalidSchedule for an
+    invalid event or place, and ConfigurationError where ephem is not installed.
     """
 
     __module__ = "qworker.beat"
@@ -58,7 +57,7 @@ class solar(Schedule):
             raise InvalidSchedule(f"{event!r:.100} is not an event of the sun: it takes {', '.join(EVENTS)}")
         if not _is_number(lat, 90) or not _is_number(lon, 180):
             raise InvalidSchedule(
-                f"({lat!r:.50}, {lon!r:.50}) is no place: lat is from -90 to 90 degrees, lon from -180 to 180"
+                f"({lat!r:.50}, {lon!r:.50}) is not a place: lat must be -90 to 90, lon -180 to 180"
             )
         self.event, self.lat, self.lon = event, float(lat), float(lon)
         self._observer()
@@ -84,7 +83,7 @@ class solar(Schedule):
     def _find(self, way: int, instant: datetime) -> datetime | None:
         zone, observer = self.zone(instant), self._observer()
         begin = instant.astimezone(UTC)
-        # Events are told in whole seconds, so that one may come up to a second later than it is told to.
+        # Events are rounded to whole seconds, so one may be up to a second later than stated.
         first = begin if way > 0 else begin + SECOND
         start = EPOCH + timedelta(hours=BOUNDARIES[EVENTS[self.event].what] - self.lon / 15)
         day = (first - start) // DAY
@@ -95,10 +94,11 @@ class solar(Schedule):
         return None
 
     def _of_day(self, observer: Any, start: datetime) -> datetime | None:
-        """The event within a day from *start* on; None when there is none.
+        """Return the event within a day from *start*; None when there is none.
 
-        ephem comes near to an event step by step, and how near depends on where it begins. So it always
-        begins at the same instant for the same event: else one would be told twice, a second apart.
+        ephem approximates an event step by step, and the result depends on the starting time. So it always
+        starts at the same instant for the same event: otherwise one event could be returned twice, a second
+        apart.
         """
         import ephem
 

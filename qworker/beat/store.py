@@ -1,16 +1,15 @@
-"""ScheduleStore: where schedules are kept that several processes look after.
+"""ScheduleStore: the storage for schedules shared by several processes.
 
 Comes from:  ``service.py`` (lead, fire); ``api.py``, which the command line uses (rows, edit).
-Goes to:     the stores, a module each: ``store_memory``, ``store_sql``, ``store_redis``.
+Goes to:     the stores, one module each: ``store_memory``, ``store_sql``, ``store_redis``.
 Thread:      any; the service calls from its own.
 
-Three things are in a store. The *lease*: who leads, since when. A new leader takes a new generation, which is
-the fence: what an old one does finds that it leads no more. A *row* for each entry: what was changed of it by
-hand, and what has become of it so far. And the *slots*: one for each due time of an entry that was called,
-which no second call can take.
+A store contains three things. The *lease*: who leads, since when. A new leader takes a new generation, the
+fencing token: operations of an old leader fail. A *row* for each entry: its manual changes, and its state.
+And the *slots*: one for each due time that was called, which no second call can take.
 
-No clock is compared with another. Who does not lead looks at the lease: its holder counts up a number while
-it lives. A lease whose number has stood still for LEASE_SECONDS on the looker's own clock may be taken.
+Clocks are never compared. A process that does not lead watches the lease, whose live holder counts up a
+number. A lease whose number has not changed for LEASE_SECONDS, by the watcher's own clock, may be taken.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from qworker.transports.lease import Envelope, Sender
 LEASE_SECONDS = 1.4
 RENEW_SECONDS = 0.35
 LOOK_SECONDS = 0.2
-"""How often who does not lead looks."""
+"""Interval at which other processes check the lease."""
 
 SENT, PENDING = "sent", "pending"
 
 
 class Lease(NamedTuple):
-    """Who leads. holder: "" for nobody. beats: counted up by the holder. version: of the newest edit. about:
-    what the holder says of itself."""
+    """The leader. holder: "" if there is none. beats: counted up by the holder. version: of the newest edit.
+    about: the holder's description of itself."""
 
     holder: str = ""
     generation: int = 0
@@ -41,13 +40,13 @@ class Lease(NamedTuple):
 
 
 class State(NamedTuple):
-    """What has become of an entry. All times are epoch seconds.
+    """The state of an entry. All times are epoch seconds.
 
-    - seen (text): its schedule as it was when it was looked at last; another one begins anew.
-    - since: due times later than this count.
-    - last_due, last_run: the due time that was called last, and when that was.
-    - task_id: of that call; None where nobody can ask for its result, or revokes it. runs: how many calls
-      there were. error: what went wrong the last time.
+    - seen (text): its schedule when it was last examined; with another one the entry begins anew.
+    - since: only due times after this count.
+    - last_due, last_run: the due time called last, and when that was.
+    - task_id: of that call; None if its result is not available, and it cannot be revoked. runs: number of
+      calls. error: of the last attempt.
     """
 
     seen: str = ""
@@ -60,8 +59,7 @@ class State(NamedTuple):
 
     @classmethod
     def read(cls, values: Sequence[Any]) -> State | None:
-        """Return the state that a store has as *values*; None when it is none, so that the entry begins
-        anew."""
+        """Return the state stored as *values*; None if invalid, so that the entry begins anew."""
         try:
             seen, since, last_due, last_run, task_id, runs, error = values
             return cls(
@@ -78,7 +76,7 @@ class State(NamedTuple):
 
 
 LAST_INSTANT = 250_000_000_000.0
-"""In the year 9892: after it there is soon no calendar."""
+"""In the year 9892, shortly before the end of the calendar."""
 
 
 def _instant(value: Any) -> float:
@@ -89,8 +87,8 @@ def _instant(value: Any) -> float:
 
 
 class Row(NamedTuple):
-    """A row of the store. edit: JSON of what was changed by hand; None: nothing. refused: why nobody is to
-    believe it; None: it may be believed."""
+    """A row of the store. edit: JSON of manual changes; None: none. refused: why it is not trusted; None: it
+    is."""
 
     name: str
     version: int
@@ -100,7 +98,8 @@ class Row(NamedTuple):
 
 
 class Firing(NamedTuple):
-    """One call of an entry. due: epoch seconds. envelopes: its messages. state: what the entry's becomes."""
+    """One call of an entry. due: epoch seconds. envelopes: its messages. state: the new state of the
+    entry."""
 
     name: str
     due: float
@@ -110,8 +109,8 @@ class Firing(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A due time that was called. at: epoch seconds. outcome: SENT, or PENDING while it is not known that the
-    broker has the message."""
+    """A due time that was called. at: epoch seconds. outcome: SENT, or PENDING while the broker may not have
+    the message."""
 
     name: str
     due: float
@@ -121,7 +120,7 @@ class Slot(NamedTuple):
 
 
 def once(firings: Sequence[Firing]) -> list[Firing]:
-    """Return *firings*, and of those of the same due time the first."""
+    """Return *firings* without duplicates of the same due time; the first is kept."""
     found: dict[tuple[str, int], Firing] = {}
     for each in firings:
         found.setdefault((each.name, micro(each.due)), each)
@@ -129,12 +128,12 @@ def once(firings: Sequence[Firing]) -> list[Firing]:
 
 
 def micro(seconds: float) -> int:
-    """Return the microseconds in which stores keep instants."""
+    """Return microseconds, the unit of instants in stores."""
     return round(seconds * 1_000_000)
 
 
 def is_sayable(name: str) -> bool:
-    """Tell whether a store can be asked for an entry *name*; one of which it cannot is not there."""
+    """Tell whether a store can look up an entry *name*; otherwise there is none."""
     try:
         return b"\0" not in name.encode()
     except UnicodeEncodeError:
@@ -142,14 +141,14 @@ def is_sayable(name: str) -> bool:
 
 
 class ScheduleStore(ABC):
-    """All methods raise BackendError when the store does not answer."""
+    """All methods raise BackendError when the store is unavailable."""
 
     shared = True
-    """Whether other processes see it."""
+    """Whether other processes share it."""
 
     @abstractmethod
     def is_with(self, sender: Sender) -> bool:
-        """Tell whether slots and the messages of *sender* are there together or not at all."""
+        """Tell whether slots and the messages of *sender* are stored atomically."""
 
     @abstractmethod
     def look(self) -> Lease:
@@ -157,19 +156,19 @@ class ScheduleStore(ABC):
 
     @abstractmethod
     def take(self, holder: str, known: Lease, about: str = "") -> Lease:
-        """Take the lease when it is as *known*; return what it is then."""
+        """Take the lease if it equals *known*; return the current lease."""
 
     @abstractmethod
     def renew(self, lease: Lease) -> Lease:
-        """Count up; return the lease, which is another's when *lease* is over."""
+        """Count up; return the lease, which is another one if *lease* was lost."""
 
     @abstractmethod
     def resign(self, lease: Lease) -> None:
-        """Leave the lease to whoever comes, when it is still *lease*'s."""
+        """Release the lease, if it is still *lease*."""
 
     @abstractmethod
     def rows(self, after: int = -1) -> list[Row]:
-        """Return the rows whose version is higher than *after*."""
+        """Return the rows with a version higher than *after*."""
 
     @abstractmethod
     def row(self, name: str) -> Row | None:
@@ -177,47 +176,44 @@ class ScheduleStore(ABC):
 
     @abstractmethod
     def edit(self, name: str, edit: bytes | None, known: int) -> bool:
-        """Keep what was changed of the entry *name*, None for nothing; False when its row has another version
-        than *known*, which is 0 where there is no row."""
+        """Store the manual changes of the entry *name*, None for none; False when its row does not have the
+        version *known*, 0 for no row."""
 
     @abstractmethod
     def note(self, lease: Lease, states: Mapping[str, State]) -> None:
-        """Keep what has become of entries. Raises LeaseLost when *lease* is over."""
+        """Store the states of entries. Raises LeaseLost when *lease* was lost."""
 
     @abstractmethod
     def prune(self, lease: Lease, versions: Mapping[str, int]) -> None:
-        """Forget the rows of entries, by their names, that have no edit, and the version that is given still.
-        Raises LeaseLost when *lease* is over: who leads has to have seen what was removed before it is
-        forgotten."""
+        """Delete the rows of entries, by name, that have no edit and still the given version. Raises
+        LeaseLost when *lease* was lost: the leader must see a removal before the row is deleted."""
 
     @abstractmethod
     def fire(self, lease: Lease, firings: Sequence[Firing], sender: Sender) -> list[Firing]:
-        """Make calls; return those whose slot was free, which alone were made.
+        """Make calls; return those whose slot was free; only they were made.
 
-        Where the broker is the same store, messages and slots are there together or not at all. Elsewhere the
-        slots are PENDING until the messages are sent. Raises LeaseLost when *lease* is over, and
-        BrokerUnavailable.
+        If the broker is the same store, messages and slots are stored atomically. Otherwise the slots are
+        PENDING until the messages are sent. Raises LeaseLost when *lease* was lost, and BrokerUnavailable.
         """
 
     def prepare(self, sender: Sender) -> None:  # noqa: B027 - some need no more than they have
-        """Open what fire() will need to publish by *sender*, so that the first calls are not late for it."""
+        """Open what fire() needs to publish through *sender*, so that the first calls are not delayed."""
 
     @abstractmethod
     def pending(self) -> list[Slot]:
-        """Return the slots of which it is not known whether the broker has the message."""
+        """Return the slots whose messages the broker may not have."""
 
     @abstractmethod
     def sent(self, lease: Lease, slots: Sequence[tuple[str, float]]) -> None:
-        """Say of pending slots that the broker has the message. Raises LeaseLost when *lease* is over."""
+        """Mark pending slots as sent. Raises LeaseLost when *lease* was lost."""
 
     @abstractmethod
     def slots(self, name: str, most: int = 100) -> list[Slot]:
-        """Return the last slots of the entry *name*, the newest first."""
+        """Return the last slots of the entry *name*, newest first."""
 
     @abstractmethod
     def sweep(self, before: float) -> int:
-        """Forget the slots of due times before the epoch second *before*, a portion of them; how many that
-        were."""
+        """Delete some of the slots of due times before the epoch second *before*; return their number."""
 
     def close(self) -> None:  # noqa: B027 - who has no connections has nothing to do
-        """Let go of connections; the next use opens them again."""
+        """Close connections; the next use opens them again."""

@@ -1,10 +1,10 @@
-"""Schedules in the memory of one process, where settings are all there is.
+"""Schedules in the memory of one process, with entries from settings and code only.
 
-Comes from:  ``stores.py``, where no store can keep schedules.
+Comes from:  ``stores.py``, if no store can keep schedules.
 Goes to:     nothing.
 Thread:      any, in turn.
 
-Nobody else sees it: two processes that look after the same entries call them twice.
+Other processes do not see it: two schedulers for the same entries call them twice.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from qworker.errors import LeaseLost
 from qworker.transports.lease import Sender
 
 MOST_SLOTS = 1000
-"""So many are kept of an entry."""
+"""Maximum slots kept for an entry."""
 
 
 class MemoryScheduleStore(ScheduleStore):
-    """shared: say that whoever is to see it does, as in tests of what looks after it."""
+    """shared: claim to be shared, for tests of schedulers."""
 
     def __init__(self, clock: Clock, shared: bool = False) -> None:
         self._clock = clock
@@ -63,7 +63,7 @@ class MemoryScheduleStore(ScheduleStore):
 
     def _check(self, lease: Lease) -> None:
         if not self._is(lease):
-            raise LeaseLost(f"{self._lease.holder or 'nobody'} leads the schedules now")
+            raise LeaseLost(f"{self._lease.holder or 'no process'} is now the leader of the schedulers")
 
     def rows(self, after: int = -1) -> list[Row]:
         with self._lock:
@@ -126,7 +126,7 @@ class MemoryScheduleStore(ScheduleStore):
         return []
 
     def sent(self, lease: Lease, slots: Sequence[tuple[str, float]]) -> None:
-        """None is ever pending."""
+        """Slots are never pending."""
 
     def slots(self, name: str, most: int = 100) -> list[Slot]:
         with self._lock:

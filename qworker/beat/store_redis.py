@@ -2,11 +2,11 @@
 
 Comes from:  ``stores.py``.
 Goes to:     the keys ``qworker.beat.<scope>.*``: ``lease``, ``edits``, ``versions``, ``states``, ``pending``,
-             and for each entry ``slots.<name>``; kombu's lists of messages, where the broker is the same
+             and for each entry ``slots.<name>``; kombu's lists of messages, if the broker is the same
              database.
 Thread:      any; each use borrows a connection.
 
-Each step is a script, which looks at the lease first.
+Each step is a script, which checks the lease first.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class RedisScheduleStore(ScheduleStore):
 
     def _call(self, script: Script, *arguments: Any, tries: int = 2) -> Any:
         if self._pid != os.getpid():
-            self._links.abandon()  # the connections are the parent's
+            self._links.abandon()  # the connections belong to the parent
             self._pid = os.getpid()
         return deferred(self._try, lambda link: script.call(link, (), (self._prefix, *arguments)), tries)
 
@@ -262,7 +262,7 @@ class RedisScheduleStore(ScheduleStore):
             except BrokerUnavailable as error:
                 let_pass(error)
                 if "LEASELOST" in str(error):
-                    raise LeaseLost("another process leads the schedules now") from None
+                    raise LeaseLost("another process is now the leader of the schedulers") from None
                 if tries <= 0:
                     raise BackendError(str(error)) from error
 
@@ -333,7 +333,7 @@ class RedisScheduleStore(ScheduleStore):
     def _take_slots(
         self, ours: tuple[str, int], free: list[Firing], firings: Sequence[Firing], sender: Sender
     ) -> bool:
-        """Take the slots that are free, and publish; False when one of them is not, after all."""
+        """Take the free slots, and publish; False when one of them is no longer free."""
         now, pending = micro(self._clock.now()), not self.is_with(sender)
         arguments: list[Any] = [len(free), int(pending)]
         for each in free:
@@ -380,13 +380,14 @@ class RedisScheduleStore(ScheduleStore):
 
 
 def open_redis_store(app: QWorker, url: str, scope: str) -> RedisScheduleStore:
-    """Return the store at *url*, with the options of the broker, or of the result store, of the same URL."""
+    """Return the store at *url*, with the options of the broker, or of the result store, if it has the same
+    URL."""
     conf = app.conf
     broker = url == app.broker.url
     options = dict(conf.broker_transport_options if broker else conf.result_backend_transport_options)
     tls = conf.broker_use_ssl if broker else conf.redis_backend_use_ssl
     where = endpoint(url, options, tls, "beat_store")
-    apart = scope.replace("%", "%25").replace(".", "%2E")  # what follows a scope begins with a dot
+    apart = scope.replace("%", "%25").replace(".", "%2E")  # a scope is followed by a dot
     return RedisScheduleStore(where, f"{options.get('global_keyprefix', '')}qworker.beat.{apart}.", app.clock)
 
 
@@ -402,7 +403,7 @@ def _lease(found: Sequence[Any]) -> Lease:
 
 
 def _row(name: bytes, version: bytes | None, edit: bytes | None, state: bytes | None) -> Row | None:
-    """None for what is no name: it was not written by us."""
+    """Return None for an invalid name: we did not write it."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
@@ -415,7 +416,7 @@ def _packed(state: State) -> str:
 
 
 def _unpacked(text: bytes) -> State | None:
-    """None for what is no state: the entry begins anew."""
+    """Return None for an invalid state: the entry begins anew."""
     try:
         return State.read(json.loads(text))
     except (ValueError, RecursionError):
@@ -423,7 +424,7 @@ def _unpacked(text: bytes) -> State | None:
 
 
 def _slot(name: bytes, due: bytes, value: bytes, outcome: str) -> Slot | None:
-    """None for what is none: it was not written by us."""
+    """Return None for an invalid value: we did not write it."""
     try:
         at, task_id = json.loads(value)
         return Slot(name.decode(), int(due) / MICROSECONDS, at / MICROSECONDS, str(task_id), outcome)

@@ -1,11 +1,11 @@
 """Schedules in a database: the embedded file, PostgreSQL, MySQL or MariaDB.
 
 Comes from:  ``stores.py``.
-Goes to:     the tables ``qworker_beat``, ``qworker_entry`` and ``qworker_slot``, which are made when they are
-             first needed; the table of messages, where the broker is the same database.
+Goes to:     the tables ``qworker_beat``, ``qworker_entry`` and ``qworker_slot``, created on first use; the
+             table of messages, if the broker is the same database.
 Thread:      any; each use is a transaction.
 
-What fires holds the row of the lease, so that nobody takes it meanwhile, and slots are free or taken.
+Making calls locks the row of the lease, so that nobody takes it meanwhile, and slots do not change.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ MICROSECONDS = 1_000_000
 
 
 class Session(Protocol):
-    """A connection in a transaction, for statements with %s in the place of values."""
+    """A connection in a transaction, for statements with %s placeholders."""
 
     def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        """The rows of *statement*."""
+        """Return the rows of *statement*."""
         ...
 
     def do(self, statement: str, values: Sequence[Any] = ()) -> int:
-        """Run *statement*; how many rows it touched."""
+        """Run *statement*; return the number of affected rows."""
         ...
 
     def do_many(self, statement: str, rows: Sequence[Any]) -> None:
@@ -64,24 +64,24 @@ class Place(Protocol):
     dialect: str
 
     def transact(self, work: Callable[[Any], T]) -> T:
-        """What *work* makes of a Session, in one transaction. Raises BackendError."""
+        """Return *work* applied to a Session, in one transaction. Raises BackendError."""
         ...
 
     def read(self, query: str, values: Sequence[Any]) -> list[Any]:
-        """The rows of *query*, in nobody's way; [] where the database is a file that is not there. Raises
+        """Return the rows of *query*, without locking; [] if the database is a missing file. Raises
         BackendError."""
         ...
 
     def pusher(self, sender: Sender) -> Pusher | None:
-        """What publishes by *sender* within a transaction; None where it publishes elsewhere."""
+        """Return what publishes through *sender* within a transaction; None if it publishes elsewhere."""
         ...
 
     def pushed(self, sender: Sender) -> None:
-        """What the pusher has published is committed."""
+        """The messages of the pusher were committed."""
         ...
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         ...
 
 
@@ -110,7 +110,7 @@ PRIMARY KEY (scope, name, due){index}){end}""",
 }
 """Instants are microseconds since 1970."""
 INDEX = "CREATE INDEX IF NOT EXISTS qworker_slot_due ON qworker_slot (scope, pending, due)"
-"""By which pending slots are found, and old ones; MySQL has it in the table's statement."""
+"""For finding pending and old slots; MySQL has it in the table's statement."""
 IGNORING = {
     "sqlite": ("INSERT INTO", "ON CONFLICT DO NOTHING"),
     "postgresql": ("INSERT INTO", "ON CONFLICT DO NOTHING"),
@@ -118,7 +118,7 @@ IGNORING = {
 }
 SLOT = ("scope", "name", "due", "at", "task_id", "pending")
 TEXTS = frozenset(["scope", "name", "task_id", "seen", "error"])
-"""Columns of text; the others are numbers."""
+"""Text columns; the others are numbers."""
 STATE = ("seen", "since", "last_due", "last_run", "task_id", "runs", "error")
 SENT_ONE = "UPDATE qworker_slot SET pending = 0 WHERE scope = %s AND name = %s AND due = %s"
 SWEPT_ONE = "DELETE FROM qworker_slot WHERE scope = %s AND name = %s AND due = %s"
@@ -133,7 +133,7 @@ AT_ONCE = {
     ("mysql", SENT_ONE): "UPDATE qworker_slot SET pending = 0 WHERE (scope, name, due) IN %s",
     ("mysql", SWEPT_ONE): "DELETE FROM qworker_slot WHERE (scope, name, due) IN %s",
 }
-"""How servers get the same for many slots."""
+"""The server's equivalent for many slots."""
 LEASE = "SELECT holder, generation, beats, version, about FROM qworker_beat WHERE scope = %s"
 TAKE = """UPDATE qworker_beat SET holder = %s, generation = generation + 1, beats = beats + 1, about = %s
 WHERE scope = %s AND holder = %s AND generation = %s AND beats = %s"""
@@ -146,7 +146,7 @@ OF_ALL = "ORDER BY name, due"
 
 
 class SQLScheduleStore(ScheduleStore):
-    """scope: whose entries these are; others in the same database have theirs."""
+    """scope: whose entries these are; a database may have several."""
 
     def __init__(self, place: Place, scope: str, clock: Clock) -> None:
         self._place = place
@@ -175,11 +175,11 @@ class SQLScheduleStore(ScheduleStore):
         try:
             return self._place.transact(work)
         except BackendError:
-            self._there = False  # the tables may have gone
+            self._there = False  # the tables may have been dropped
             raise
 
     def _read(self, query: str, values: Sequence[Any]) -> list[Any]:
-        """The rows of *query*; none where there are no tables yet: who only looks makes none."""
+        """Return the rows of *query*; none if the tables do not exist: reading does not create them."""
         try:
             return self._place.read(query, values)
         except BackendError as error:
@@ -189,7 +189,7 @@ class SQLScheduleStore(ScheduleStore):
             return []
 
     def _prepare(self) -> None:
-        """Make the tables, where they are not there, and the row of the lease."""
+        """Create the tables, if missing, and the row of the lease."""
         try:
             self._place.transact(self._probe)
         except BackendError as error:
@@ -199,7 +199,7 @@ class SQLScheduleStore(ScheduleStore):
                 statements = [table.format(**TYPES[self._place.dialect])]
                 if name == "qworker_slot" and self._place.dialect != "mysql":
                     statements.append(INDEX)
-                with suppress(BackendError):  # another process makes it at the same time
+                with suppress(BackendError):  # another process creates it at the same time
                     self._place.transact(partial(_do, statements=statements))
             self._place.transact(self._probe)
 
@@ -218,7 +218,7 @@ class SQLScheduleStore(ScheduleStore):
     def _lease(self, session: Session, locking: str = "") -> Lease:
         found = session.ask(LEASE + locking, (self._scope,))
         if not found:
-            session.do(self._begin, (self._scope,))  # somebody has emptied the table
+            session.do(self._begin, (self._scope,))  # the table was emptied
         return _leases(found)
 
     def take(self, holder: str, known: Lease, about: str = "") -> Lease:
@@ -241,10 +241,10 @@ class SQLScheduleStore(ScheduleStore):
         self._transact(lambda session: session.do(RESIGN, (self._scope, lease.holder, lease.generation)))
 
     def _check(self, session: Session, lease: Lease) -> None:
-        """Hold the lease until the transaction ends; raises LeaseLost when it is not *lease* any more."""
+        """Lock the lease until the transaction ends; raises LeaseLost when it is not *lease* any more."""
         now = self._lease(session, self._locking)
         if (now.holder, now.generation) != (lease.holder, lease.generation):
-            raise LeaseLost(f"{now.holder or 'nobody'} leads the schedules now")
+            raise LeaseLost(f"{now.holder or 'no process'} is now the leader of the schedulers")
 
     # -- entries --
 
@@ -294,8 +294,8 @@ class SQLScheduleStore(ScheduleStore):
         self._each(session, self._note_one, rows)
 
     def _each(self, session: Session, statement: str, rows: Sequence[Any]) -> None:
-        """Run *statement* for all of *rows*. PostgreSQL gets them in one step, as arrays of what each column
-        has, MySQL as lists."""
+        """Run *statement* for all of *rows*. PostgreSQL gets them in one step, as arrays of columns, MySQL as
+        lists."""
         if not rows:
             return
         for_all = AT_ONCE.get((self._place.dialect, statement))
@@ -357,7 +357,7 @@ class SQLScheduleStore(ScheduleStore):
             self._transact(lambda session: push(session, []))
 
     def _taken(self, session: Session, firings: Sequence[Firing]) -> set[tuple[str, int]]:
-        """Of which of *firings* there is a slot already."""
+        """Return those *firings* that have a slot already."""
         found: set[tuple[str, int]] = set()
         wanted = sorted({(each.name, micro(each.due)) for each in firings})
         for some in _portions(wanted):
@@ -411,12 +411,12 @@ class SQLScheduleStore(ScheduleStore):
 
 
 def are_missing(said: str) -> bool:
-    """Whether an error speaks of our tables: it is what a database says when they are not there."""
+    """Tell whether an error means that our tables are missing."""
     return any(name in said for name in TABLES)
 
 
 def _leases(rows: Sequence[Any]) -> Lease:
-    """The lease in what LEASE has found."""
+    """Return the lease in the result of LEASE."""
     for row in rows:
         return Lease(str(row[0]), int(row[1]), int(row[2]), int(row[3]), str(row[4]))
     return Lease()
@@ -437,7 +437,7 @@ def _many(columns: Sequence[str]) -> str:
 
 
 def _upsert(dialect: str, columns: Sequence[str], changed: Sequence[str], in_arrays: bool = False) -> str:
-    """Insert entries with *columns*, or change some of them where they are there."""
+    """Return the statement that inserts entries with *columns*, or changes some columns of existing ones."""
     columns = ("scope", "name", *columns)
     values = _many(columns) if in_arrays else _one(columns)
     insert = f"INSERT INTO qworker_entry ({', '.join(columns)}) {values}"
@@ -476,7 +476,7 @@ def _stored(state: State) -> tuple[Any, ...]:
 
 
 def _plain(text: str) -> str:
-    """*text*, in characters that every database takes."""
+    """Return *text* in characters that every database supports."""
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 

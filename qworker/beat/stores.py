@@ -1,11 +1,11 @@
-"""Stores of schedules: which one an app has.
+"""Stores of schedules: the store of an app.
 
 Comes from:  the service, ``app.schedules`` and the command line.
-Goes to:     ``store_sql``, ``store_redis``, ``store_memory``; ``sealed``, before it, with a security_key.
+Goes to:     ``store_sql``, ``store_redis``, ``store_memory``; wrapped in ``sealed`` with a security_key.
 Thread:      any.
 
-Without the setting ``beat_store`` schedules are kept where messages are, if that is a database or Redis; else
-where results are, if that is; else in no store at all, and settings are all there is.
+Without the setting ``beat_store``, schedules are stored with messages, if that is a database or Redis; else
+with results, if possible; else in no store, with settings and code only.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ SQL = frozenset(["postgresql", "postgres", "mysql", "mariadb"])
 
 
 def open_store(app: QWorker, scope: str | None = None) -> ScheduleStore:
-    """Return the schedule store of *app*; nothing is connected yet. Raises ConfigurationError.
+    """Return the schedule store of *app*, not connected yet. Raises ConfigurationError.
 
-    scope: whose schedules; None: as the settings say.
+    scope: of the schedules; None: from the settings.
     """
     scope = scope or app.conf.beat_scope or app.main or "default"
     store = _open(app, scope)
@@ -63,12 +63,12 @@ def _open(app: QWorker, scope: str) -> ScheduleStore:
 
 
 def store_url(app: QWorker) -> str | None:
-    """Where the schedules of *app* are kept; None: in no store."""
+    """Return the URL of the schedules of *app*; None: in no store."""
     if app.conf.beat_store is not None:
         return app.conf.beat_store
     if _keeps(app.broker.url):
         return app.broker.url
-    found = app.backend.url  # it is not loaded before it is needed: of a SQL database it is large
+    found = app.backend.url  # not loaded unless needed: for an SQL database it is large
     return found if _keeps(found) else None
 
 

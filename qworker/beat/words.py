@@ -1,4 +1,4 @@
-"""Words: schedules as sentences, for people who look at them.
+"""Words: schedules as readable sentences.
 
 Comes from:  ``words()`` of each kind of schedule.
 Goes to:     ``qworker beat list``, previews, pages.
@@ -13,11 +13,11 @@ from datetime import timedelta
 from qworker.beat.fields import DAY_OF_WEEK, HOUR, MINUTE, MONTH_OF_YEAR, Field, read
 
 MOST_TIMES = 6
-"""So many times of the day are named one by one."""
+"""Maximum times of the day that are listed one by one."""
 
 
 def of_crontab(given: tuple[str, ...], either: bool) -> str:
-    """given: the five fields. either: one day field that matches is enough."""
+    """given: the five fields. either: one matching day field is enough."""
     minute, hour, day_of_month, month, day_of_week = given
     days = []
     if day_of_month != "*":
@@ -34,7 +34,7 @@ def of_crontab(given: tuple[str, ...], either: bool) -> str:
 
 
 def of_interval(every: timedelta) -> str:
-    """As "every 90 seconds" or "every day"."""
+    """Such as "every 90 seconds" or "every day"."""
     seconds = every.total_seconds()
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds % length == 0:
@@ -43,7 +43,7 @@ def of_interval(every: timedelta) -> str:
 
 
 def ordinal(number: int) -> str:
-    """As "1st" or "12th"."""
+    """Such as "1st" or "12th"."""
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
 
@@ -80,7 +80,7 @@ def _in_the_hour(minute: str, minutes: list[int]) -> str:
 
 
 def _step(field: str) -> int | None:
-    """2 of ``*/2``, 1 of ``*``; None of what does not start with a star."""
+    """Return 2 for ``*/2``, 1 for ``*``; None without a star."""
     if not field.startswith("*") or "," in field:
         return None
     return int(field.partition("/")[2] or 1)

@@ -1,11 +1,11 @@
-"""Written entries: as plain data, in which they are kept in a store and shown.
+"""Written entries: the plain data in which entries are stored and displayed.
 
 Comes from:  ``catalog.py`` and the command line.
-Goes to:     the schedule store, which keeps the JSON of it.
+Goes to:     the schedule store, as JSON.
 Thread:      any.
 
-Arguments may be what messages carry as JSON: UUID, Decimal, datetime and so on, in kombu's form. What comes
-from a store may be anything else: nothing of it is called or imported, and what is wrong raises
+Arguments may have all types that messages support in JSON: UUID, Decimal, datetime and so on, in kombu's
+format. Stored data may be anything: nothing in it is called or imported, and invalid data raises
 InvalidSchedule.
 """
 
@@ -22,7 +22,7 @@ from qworker.interrupts import let_pass
 from qworker.message.kombu_json import as_plain, loads, refuse_tagged
 
 LARGEST = 1024**2
-"""Bytes of an entry."""
+"""Maximum bytes of an entry."""
 
 
 _TO_TEXT: dict[str, Callable[[Any], Any]] = {
@@ -41,23 +41,24 @@ def write_fields(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an entry that were written as *given*. Raises InvalidSchedule."""
+    """Return the fields of an entry written as *given*. Raises InvalidSchedule."""
     return {name: read_schedule(value) if name == "schedule" else value for name, value in given.items()}
 
 
 def as_data(entry: Entry) -> dict[str, Any]:
-    """Return *entry* as plain data, all of it."""
+    """Return all of *entry* as plain data."""
     return write_fields({name: getattr(entry, name) for name in sorted(FIELDS)})
 
 
 def to_json(values: Mapping[str, Any]) -> bytes:
-    """Return plain data as JSON. Raises InvalidSchedule for what JSON cannot hold, or what is too large."""
+    """Return plain data as JSON. Raises InvalidSchedule for anything that JSON cannot hold, or that is too
+    large."""
     try:
         text = json.dumps(
             values, separators=(",", ":"), sort_keys=True, allow_nan=False, default=as_plain
         ).encode()
         refuse_tagged(values)
-    except Exception as error:  # those of classes with JSON of their own, which are the user's
+    except Exception as error:  # raised by user classes with their own JSON
         let_pass(error)
         raise InvalidSchedule(f"an entry that is kept in a store has arguments of JSON: {error}") from error
     if len(text) > LARGEST:
@@ -74,7 +75,7 @@ def from_json(text: bytes) -> dict[str, Any]:
         raise InvalidSchedule(f"an entry of {len(text):,} bytes is too large: {LARGEST:,} at most")
     try:
         found = loads(text.decode())
-    except Exception as error:  # decoders of registered types are the user's code
+    except Exception as error:  # decoders of registered types are user code
         let_pass(error)
         raise InvalidSchedule(f"{text[:80]!r} is not JSON: {error}") from error
     if not isinstance(found, dict):

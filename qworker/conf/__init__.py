@@ -1,10 +1,10 @@
-"""Configuration: every setting declared once, every value with the place it came from.
+"""Configuration: every setting is declared once, every value has a source.
 
 Modules, in reading order: ``setting`` (a declaration), ``broker``, ``tasks``, ``results``, ``workers``,
-``schedules`` and ``spooler`` (the declarations by topic), ``settings`` (all of them), ``kinds`` (what a value
-may be), ``sources`` (where values come from), ``resolved`` (the values of an app), ``configuring`` (how an
-app is given them), ``checks`` (which do not go together), ``compat`` (Celery's old names), ``secrets`` (what
-is never shown), ``reference`` (the page of them), ``absent`` (Celery's names that are not here).
+``schedules`` and ``spooler`` (the declarations by topic), ``settings`` (all of them), ``kinds`` (types of
+values), ``sources`` (where values come from), ``resolved`` (the values of an app), ``configuring`` (methods
+of the app), ``checks`` (combinations of settings), ``compat`` (Celery's old names), ``secrets`` (masking),
+``reference`` (their documentation page), ``absent`` (Celery's names that are not available).
 """
 
 from qworker.conf.resolved import Row, Settings

@@ -1,11 +1,11 @@
-"""Absent: what Celery has under some name and this version has not, each with the sentence that says so.
+"""Absent: Celery's names that this version does not have, each with an explanation.
 
 Comes from:  ``__getattr__`` of the app, tasks, results, signatures, signals and the front door; the command
              line.
-Goes to:     whoever wrote the name, as an error at that line.
+Goes to:     the user of the name, as an error at that line.
 Thread:      constants and pure functions.
 
-A name that is in no table is a misspelling, and gets Python's plain AttributeError.
+A name in no table is a misspelling, and raises Python's plain AttributeError.
 """
 
 from __future__ import annotations
@@ -15,99 +15,99 @@ from collections.abc import Iterable, Mapping
 from qworker.errors import NotAvailable
 
 LATER = "comes in a later version"
-_SCHEDULES = "schedules are kept where the setting beat_store says"
+_SCHEDULES = "schedules are stored at the setting beat_store"
 _EVENTS = (
-    f"events {LATER.replace('comes', 'come')}; until then signals, as qworker.signals.task_success, tell "
-    "what happens in a worker"
+    f"events {LATER.replace('comes', 'come')}; until then, signals such as qworker.signals.task_success "
+    "report what happens in a worker"
 )
-_STEPS = "there are no boot steps here: signals observe a worker, and middleware changes what it does"
+_STEPS = "there are no boot steps: signals observe a worker, and middleware changes its behaviour"
 _STAMPS = "revoke() takes ids"
-_EVENTLET = "there are no greenlets here: `async def` tasks run as they are, and `--pool threads` runs others"
+_EVENTLET = "there are no greenlets: `async def` tasks run as they are, and `--pool threads` runs others"
 _KOMBU = (
     "send calls with app.send_task() or task.apply_async(); for messages of another kind use kombu itself"
 )
-_HOOKS = "middleware (qworker.Middleware) is what changes how a task is published and run"
+_HOOKS = "middleware (qworker.Middleware) changes how a task is published and run"
 
 APP = {
-    "Beat": "`qworker beat` looks after the schedules, and so does a worker with --beat",
+    "Beat": "`qworker beat` runs the schedules, and so does a worker with --beat",
     "WorkController": "app.Worker() is a worker inside a program; for tests there is "
     "qworker.testing.StepWorker",
     "amqp": "queues are declared by the setting task_queues, and calls are sent by app.send_task()",
     "annotations": "app.conf.task_annotations holds them",
-    "autofinalize": "app.finalized tells whether it is finalized; that happens at first use",
+    "autofinalize": "app.finalized tells whether it is finalized; that happens on first use",
     "bugreport": "the command `qworker report` prints it",
     "canvas": "import it: from qworker import canvas",
     "config_from_cmdline": "`qworker start` has options, and every setting may be an environment variable "
     "QWORKER_…",
-    "configured": "settings are read at first use; app.conf.resolve() reads them now",
+    "configured": "settings are read on first use; app.conf.resolve() reads them now",
     "create_task_cls": "subclass qworker.Task",
     "either": "say app.conf.get(name, default)",
     "events": _EVENTS,
-    "fixups": "there are none: what Django needs comes with its integration, in a later version",
+    "fixups": "there are none: support for Django comes with its integration, in a later version",
     "loader": "settings come from config_from_object(), modules of tasks from imports, include and "
     "autodiscover_tasks()",
-    "log": "qworker.logs.setup() sets logs up; the signals setup_logging and after_setup_logger change them",
+    "log": "qworker.logs.setup() configures logging, and the signals setup_logging and after_setup_logger",
     "namespace": "app.conf.rows() tells where each setting came from",
-    "now": "datetime.now(UTC) of Python says it",
-    "select_queues": "`qworker start --queues` says what a worker consumes",
+    "now": "use datetime.now(UTC)",
+    "select_queues": "`qworker start --queues` sets the queues of a worker",
     "set_as_current": "app is qworker.current_app tells whether it is",
     "setup_security": "messages are signed with the setting security_key (HMAC), not with certificates",
     "steps": _STEPS,
     "subclass_with_self": "pass the app as an argument",
-    "strict_typing": "say @app.task(typing=False) where arguments are not to be checked",
+    "strict_typing": "use @app.task(typing=False) if arguments should not be checked",
     "timezone": "app.conf.timezone is its name; zoneinfo.ZoneInfo makes a zone of that",
     "type_checker": "task.check_arguments() raises the TypeError that calling the function would raise",
-    "user_options": "commands take no options of your own: read an environment variable instead",
+    "user_options": "commands take no custom options: read an environment variable instead",
     "uses_utc_timezone": "app.conf.timezone is the name of the zone",
 }
 
 APP_ARGUMENTS = {
     "amqp": APP["amqp"],
-    "autofinalize": "the app is finalized at its first use; there is no way to forbid it",
-    "control": "app.control is what it is; signals and middleware change what happens",
+    "autofinalize": "the app is finalized on first use; this cannot be disabled",
+    "control": "app.control cannot be replaced; signals and middleware change what happens",
     "events": _EVENTS,
     "fixups": APP["fixups"],
     "loader": APP["loader"],
     "log": APP["log"],
-    "strict_typing": "say @app.task(typing=False) where arguments are not to be checked",
+    "strict_typing": "use @app.task(typing=False) if arguments should not be checked",
     "tasks": "tasks are registered by @app.task and app.register_task()",
 }
 
-_OWN_LOG = "the program's own log has it: set up logging, or call qworker.logs.setup()"
+_OWN_LOG = "the program logs by itself: configure logging, or call qworker.logs.setup()"
 WORKER_ARGUMENTS = {
     "autoscale": "concurrency is the number of threads or processes; idle ones cost little",
-    "beat": "`qworker beat` looks after the schedules, and so does `qworker start --beat`",
-    "exclude_queues": "queues names those that it works on",
+    "beat": "`qworker beat` runs the schedules, and so does `qworker start --beat`",
+    "exclude_queues": "queues names the queues to consume",
     "logfile": _OWN_LOG,
     "loglevel": _OWN_LOG,
     "pidfile": "the program has its own",
     "pool_cls": "it is pool= here",
     "purge": "run `qworker purge` first",
-    "statedb": "what was revoked is kept in the broker",
+    "statedb": "revocations are stored in the broker",
     "task_events": _EVENTS,
 }
 """Arguments of Celery's ``app.Worker``."""
 
 APP_OVERRIDES = {
     **{f"{part}_cls": sentence for part, sentence in APP_ARGUMENTS.items()},
-    "backend_cls": "qworker.transports and qworker.backends say how stores are added; give backend= a URL",
+    "backend_cls": "see qworker.transports and qworker.backends for adding stores; pass a URL as backend=",
     "registry_cls": APP_ARGUMENTS["tasks"],
     "prepare_config": "connect to app.on_configure",
     "create_task_cls": APP["create_task_cls"],
 }
-"""What a subclass of the app cannot change by defining it."""
+"""Attributes that have no effect when a subclass of the app defines them."""
 
 _ON_COMMIT = (
-    "within `with app.publishing_in(connection):` calls are sent by the commit, where the broker is the "
-    "database; else transaction.on_commit(partial(task.delay, …)) of Django's sends them after it"
+    "within `with app.publishing_in(connection):` calls are sent by the commit, if the broker is the "
+    "database; otherwise use Django's transaction.on_commit(partial(task.delay, …))"
 )
 TASK = {
-    "abstract": "a subclass of qworker.Task is not a task before it is registered",
-    "add_trail": "a task's calls are remembered by themselves, as task.request.children",
+    "abstract": "a subclass of qworker.Task must be registered to become a task",
+    "add_trail": "a task's calls are recorded automatically, as task.request.children",
     "from_config": "an option that is None is taken from its setting",
-    "acks_on_failure": "acks_on_failure_or_timeout says it for both",
-    "acks_on_timeout": "acks_on_failure_or_timeout says it for both",
-    "retry_on_worker_lost": "reject_on_worker_lost delivers it again, max_deliveries says how often",
+    "acks_on_failure": "acks_on_failure_or_timeout applies to both",
+    "acks_on_timeout": "acks_on_failure_or_timeout applies to both",
+    "retry_on_worker_lost": "reject_on_worker_lost delivers it again, max_deliveries limits how often",
     "store_eager_result": "app.conf.task_store_eager_result says it",
     "Request": _HOOKS,
     "Strategy": _HOOKS,
@@ -116,14 +116,14 @@ TASK = {
     "delay_on_commit": _ON_COMMIT,
     "pop_request": "call task.apply() to run it with a request",
     "push_request": "call task.apply() to run it with a request",
-    "request_stack": "task.request is the request of the task that is running",
+    "request_stack": "task.request is the request of the running task",
     "send_event": _EVENTS,
     "signature_from_request": "task.retry(args=…, kwargs=…) sends the next attempt",
     "start_strategy": _HOOKS,
     "subtask_from_request": "task.retry(args=…, kwargs=…) sends the next attempt",
 }
-ONE_STORE = "results of all tasks of an app are in one store: say result_backend, or make another app"
-_ONE_SWITCH = "acks_on_failure_or_timeout says it for both"
+ONE_STORE = "an app has one result store for all tasks: set result_backend, or make another app"
+_ONE_SWITCH = "acks_on_failure_or_timeout applies to both"
 
 TASK_OPTIONS = {
     "Request": _HOOKS,
@@ -132,8 +132,8 @@ TASK_OPTIONS = {
     "acks_on_timeout": _ONE_SWITCH,
     "backend": ONE_STORE,
     "exchange_type": "an exchange is declared with its queue, in the setting task_queues",
-    "lazy": "a task is made when it is defined; its settings are read at first use all the same",
-    "retry_on_worker_lost": "reject_on_worker_lost delivers it again, max_deliveries says how often",
+    "lazy": "a task is made when it is defined, and its settings are read on first use",
+    "retry_on_worker_lost": "reject_on_worker_lost delivers it again, max_deliveries limits how often",
     "run": "decorate the function, or subclass qworker.Task and define run()",
     "shared": "a task belongs to its app; @shared_task makes one that belongs to every app",
 }
@@ -144,8 +144,7 @@ OVERRIDES = {
     "retry_on_worker_lost",
                  "request_stack", "from_config", "store_eager_result")
 }  # fmt: skip
-"""What a subclass of Task cannot change by defining it: to find it there says that something is expected of
-it."""
+"""Attributes that have no effect when a subclass of Task defines them, so defining one is an error."""
 
 RESULT = {
     "revoke_by_stamped_headers": _STAMPS,
@@ -158,7 +157,7 @@ SIGNATURE = {
     "extend_list_option": "link() and link_error() add callbacks",
     "AsyncResult": "app.AsyncResult(id) is the handle of a call; freeze() gives that of a signature",
     "register_type": "the kinds are chain, group, chord and the mappings; a task can send any calls",
-    "election": "workers elect nobody here",
+    "election": "workers do not elect a leader",
 }
 
 SIGNALS = {
@@ -167,27 +166,26 @@ SIGNALS = {
     "eventlet_pool_preshutdown": _EVENTLET,
     "eventlet_pool_postshutdown": _EVENTLET,
     "eventlet_pool_apply": _EVENTLET,
-    "user_preload_options": "commands take no options of your own: read an environment variable instead",
+    "user_preload_options": "commands take no custom options: read an environment variable instead",
 }
 
 FRONT_DOOR = {
     "Celery": "the app's class is QWorker here: from qworker import QWorker",
     "bootsteps": _STEPS,
     "task": "decorate with @app.task, or with @shared_task",
-    "uuid": "uuid.uuid4() of Python makes ids; qworker makes its own where none is given",
+    "uuid": "use Python's uuid.uuid4(); qworker makes ids itself if none is given",
     "bugreport": APP["bugreport"],
     "maybe_patch_concurrency": _EVENTLET,
     "schedules": "crontab, schedule and solar are in qworker.beat",
     "events": _EVENTS,
-    "contrib": "abortable tasks, rdb and the pytest plugin are not in this version; the migration guide says "
-    "what to do",
+    "contrib": "abortable tasks, rdb and the pytest plugin are not in this version; see the migration guide",
     "bin": "the command line is qworker.cli.main",
-    "exceptions": "errors are in qworker.errors, by Celery's names, too; the usual ones are in qworker",
+    "exceptions": "errors are in qworker.errors, also under Celery's names; the usual ones are in qworker",
     "result": "AsyncResult, GroupResult and ResultSet are in qworker",
-    "utils": "get_task_logger is in qworker; the rest of Celery's utils is its own",
+    "utils": "get_task_logger is in qworker; the rest of Celery's utils is not",
     "local": "current_app is in qworker",
     "loaders": "settings come from app.config_from_object(), modules of tasks from imports and include",
-    "concurrency": "`qworker start --pool prefork`, threads or solo says what runs tasks",
+    "concurrency": "`qworker start --pool` selects prefork, threads or solo",
     "fixups": APP["fixups"],
     "platforms": "let your init system start workers: `qworker init systemd` prints the files",
     "worker_main": "app.worker_main() runs a worker",
@@ -198,13 +196,13 @@ COMMANDS = {
     "events": _EVENTS,
     "inspect": "`qworker workers` and `qworker tasks` show workers and what they have; the rest " + LATER,
     "control": "`qworker revoke` stops tasks; the rest " + LATER,
-    "status": "`qworker workers` shows which workers are there",
+    "status": "`qworker workers` lists the running workers",
     "multi": "start several with your init system: `qworker init systemd` prints the files",
     "list": "`qworker queues` shows queues",
-    "amqp": "`qworker queues` and `qworker purge` look at queues; the broker's own tools do the rest",
+    "amqp": "`qworker queues` and `qworker purge` manage queues; the broker's own tools do the rest",
     "migrate": "`qworker move` moves messages from one broker to another",
-    "upgrade": "`qworker config check` says which settings are old; old names are understood as they are",
-    "logtool": "`qworker start --log-json` writes logs that any tool reads",
+    "upgrade": "`qworker config check` lists old settings; old names are accepted",
+    "logtool": "`qworker start --log-json` writes logs for any tool",
     "flower": "`qworker doctor`, `qworker queues` and the page of worker_http_address show what happens",
 }
 
@@ -220,14 +218,13 @@ WORKER_OPTIONS = {
     "--umask": _DAEMON,
     "--executable": _DAEMON,
     "--workdir": _DAEMON,
-    "-S/--statedb": "what was revoked is kept in the broker",
+    "-S/--statedb": "revocations are stored in the broker",
     "--purge/--discard": "run `qworker purge` first",
-    "-X/--exclude-queues": "--queues names those that it works on",
+    "-X/--exclude-queues": "--queues names the queues to consume",
     "-I/--include": "set include, or QWORKER_INCLUDE=a,b",
-    "--disable-prefetch": "--prefetch-multiplier 1 takes one message ahead for each process",
+    "--disable-prefetch": "--prefetch-multiplier 1 prefetches one message for each process",
     "--pool-start-method": "it is --start-method here",
-    "--heartbeat-interval": "a worker renews its lease by itself; worker_lease_seconds says how long "
-    "one lasts",
+    "--heartbeat-interval": "a worker renews its lease itself; see worker_lease_seconds",
 }
 """Options of `celery worker` that would change something."""
 
@@ -244,7 +241,7 @@ BEAT_OPTIONS = {
 """Options of `celery beat` that would change something."""
 
 BEAT_OPTIONS_WITHOUT_EFFECT = {"--max-interval": True}
-"""Options of `celery beat` that are not needed: the scheduler rests until something is due, and no longer."""
+"""Options of `celery beat` that are not needed: the scheduler sleeps until something is due."""
 
 OPTIONS_WITHOUT_EFFECT = {
     "--without-gossip": False,
@@ -252,12 +249,12 @@ OPTIONS_WITHOUT_EFFECT = {
     "--without-heartbeat": False,
     "-O/--optimization": True,
 }
-"""Options of `celery worker` that ask for what is so anyhow: workers do not talk to each other here, and
-tasks go to processes that are free (`-O fair`). True of those that take a value."""
+"""Options of `celery worker` that describe the only behaviour here: workers do not communicate with each
+other, and tasks go to free processes (`-O fair`). True for those that take a value."""
 
 
 def absent(what: str, name: str, table: Mapping[str, str]) -> AttributeError:
-    """Return the error for *name*, which *what* (such as "app") has not: with its sentence, if Celery knows
+    """Return the error for *name*, missing in *what* (such as "app"), with an explanation if Celery has
     it."""
     if name in table:
         return NotAvailable(f"{what}.{name} is not in qworker: {table[name]}")
@@ -267,7 +264,7 @@ def absent(what: str, name: str, table: Mapping[str, str]) -> AttributeError:
 def refuse(what: str, names: Iterable[str], table: Mapping[str, str]) -> None:
     """Raise NotAvailable for the first of *names* that is in *table*.
 
-    - what: what the error calls the place of the names: "QWorker(…)", "task proj.add".
+    - what: where the names were used, for the error: "QWorker(…)", "task proj.add".
     """
     for name in names:
         if name in table:

@@ -1,8 +1,8 @@
-"""Settings of the broker, messages, and what concerns all of an app.
+"""Settings of the broker, of messages, and of the whole app.
 
 Comes from:  nothing; see `settings`.
 Goes to:     `settings`, which collects them.
-Thread:      built once at import, never changed.
+Thread:      built once at import, immutable.
 """
 
 from typing import Any
@@ -17,14 +17,14 @@ class BrokerSettings:
     broker_url: str | None = declare(
         kinds.BROKER_URL,
         None,
-        "Where messages are kept. None: the embedded broker, `.qworker/qworker.db` in the working directory; "
-        "`sqlite:///path` for another file. Several, as a list or with `;` between them: the next one is "
-        "used when one does not answer.",
+        "Where messages are kept. None: the embedded broker, `.qworker/qworker.db` in the working "
+        "directory; `sqlite:///path` for another file. Several, as a list or separated by `;`: the next "
+        "one is used when one is unavailable.",
     )
     broker_failover_strategy: str = declare(
         kinds.TEXT,
         "round-robin",
-        "Which of several brokers is next: in order, or any.",
+        "How the next of several brokers is chosen: in order, or at random.",
         choices=("round-robin", "shuffle"),
     )
     broker_transport_options: dict[str, Any] = declare(
@@ -34,9 +34,9 @@ class BrokerSettings:
         kinds.TLS,
         None,
         "TLS to a broker that is Redis, RabbitMQ, NATS or IronMQ: true, or a mapping of options as in "
-        "Celery, such as `ssl_ca_certs`, `ssl_certfile` and `ssl_keyfile`, with `ssl_` before them or "
-        "without. Certificates and host names are checked unless `ssl_cert_reqs` or `ssl_check_hostname` "
-        "says otherwise.",
+        "Celery, such as `ssl_ca_certs`, `ssl_certfile` and `ssl_keyfile`, with or without the prefix "
+        "`ssl_`. Certificates and host names are checked unless `ssl_cert_reqs` or `ssl_check_hostname` "
+        "disables it.",
     )
     broker_connection_timeout: float = declare(
         kinds.DURATION, 4.0, "How long connecting to the broker may take.", minimum=0.1
@@ -44,12 +44,12 @@ class BrokerSettings:
     broker_connection_retry_on_startup: bool = declare(
         kinds.BOOLEAN,
         True,
-        "A worker waits for a broker that is not there yet when it starts, instead of ending.",
+        "A worker waits for an unavailable broker when it starts, instead of exiting.",
     )
     broker_heartbeat: float = declare(
         kinds.DURATION,
         10.0,
-        "A worker's connection to RabbitMQ is dead when silent for twice so long; 0: never.",
+        "A worker's connection to RabbitMQ is considered dead after twice this long without data; 0: never.",
         minimum=0,
     )
     security_key: tuple[str, ...] | None = declare(
@@ -63,9 +63,9 @@ class BrokerSettings:
     security_max_age: float = declare(
         kinds.DURATION,
         7 * 86400.0,
-        "How old a signed message may be when a worker receives it, since it was sent, or since its `eta`; "
-        "an older one becomes a dead letter, from where `qworker dead retry` signs it anew. 0: any age. Only "
-        "with a `security_key`.",
+        "Maximum age of a signed message when a worker receives it, since it was sent, or since its `eta`; "
+        "an older one becomes a dead letter, from where `qworker dead retry` signs it again. 0: any age. "
+        "Only with a `security_key`.",
         minimum=0,
     )
     accept_content: tuple[str, ...] = declare(
@@ -74,19 +74,19 @@ class BrokerSettings:
     timezone: str = declare(
         kinds.TIMEZONE,
         "UTC",
-        "Time zone of datetimes and ISO texts without an offset in `eta` and `expires`, and of times people "
-        "read.",
+        "Time zone of datetimes and ISO texts without an offset in `eta` and `expires`, and of displayed "
+        "times.",
     )
     enable_utc: bool = declare(
         kinds.BOOLEAN,
         True,
-        "Messages always carry UTC; here so that configurations for Celery are understood.",
+        "No effect, because messages always carry UTC; accepted for configurations of Celery.",
     )
     imports: tuple[str, ...] = declare(
         kinds.NAMES, (), "Modules a worker imports at start, so that their tasks are known."
     )
     include: tuple[str, ...] = declare(
-        kinds.NAMES, (), "More modules to import; the same as `imports`, kept apart as in Celery."
+        kinds.NAMES, (), "More modules to import; the same as `imports`, separate as in Celery."
     )
     middleware: tuple[Any, ...] = declare(
         kinds.OBJECTS, (), "Middleware objects, classes or their dotted names, outermost first."
@@ -95,8 +95,8 @@ class BrokerSettings:
     embedded_synchronous: str = declare(
         kinds.TEXT,
         "FULL",
-        "How the embedded broker writes a published message. FULL: on disk before `delay()` returns. NORMAL: "
-        "three times as fast, but a power cut may take the last moments.",
+        "How the embedded broker writes a published message. FULL: on disk before `delay()` returns. "
+        "NORMAL: three times as fast, but a power failure may lose the last moments.",
         choices=("FULL", "NORMAL"),
     )
 
@@ -132,7 +132,8 @@ class BrokerSettings:
     revoke_expires: float = declare(
         kinds.DURATION,
         86400.0,
-        "For how long workers that start are told of a revoked id. A call that is due later runs if no "
-        "worker is left that was told: have it longer than the countdowns of calls that may be revoked.",
+        "How long revoked ids are kept for workers that start later. A call that is due later runs if no "
+        "running worker knows of its revocation: set it longer than the countdowns of calls that may be "
+        "revoked.",
         minimum=1,
     )

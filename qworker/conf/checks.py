@@ -1,7 +1,7 @@
-"""Checks: settings that are each right and wrong together.
+"""Checks: settings that are valid alone, but not in combination.
 
 Comes from:  all resolved values, and the source of each.
-Goes to:     Problems, beside those of single values, in `resolved.Settings.problems()`.
+Goes to:     Problems, in addition to those of single values, in `resolved.Settings.problems()`.
 Thread:      pure functions.
 """
 
@@ -16,7 +16,7 @@ _SHORTEST_KEY = 32
 _UNSAFE = frozenset({"pickle", "application/x-python-serialize"})
 _BUILT_IN = frozenset({"json", "application/json"})
 
-# What a route may say: where to, and what publishing asks a route for.
+# Options of a route: the destination, and options that publishing takes from a route.
 _ROUTE_OPTIONS = (
     "queue",
     "exchange",
@@ -38,7 +38,7 @@ def _limits(conf: Values) -> Iterator[Finding]:
         yield (
             "task_soft_time_limit",
             f"task_soft_time_limit ({soft:g} s) is longer than task_time_limit ({hard:g} s), so it would "
-            "never act",
+            "have no effect",
             "error",
         )
 
@@ -117,8 +117,8 @@ def _security(conf: Values) -> Iterator[Finding]:
             break
         if key.endswith((".key", ".pem")):
             message = (
-                "security_key looks like the path of a key file, as Celery has it; here it is the key "
-                "itself, and whoever can guess it signs messages: read it from a file or the environment "
+                "security_key looks like the path of a key file, as in Celery; here it is the key itself, "
+                "and anyone who can guess it can sign messages: read it from a file or the environment "
                 "variable QWORKER_SECURITY_KEY"
             )
             yield "security_key", message, "error"
@@ -126,8 +126,8 @@ def _security(conf: Values) -> Iterator[Finding]:
     if keys:
         if conf["canvas_format"] == "celery":
             message = (
-                "with a security_key nothing of Celery's takes part in chords, and in Celery's format the "
-                "order and number of their members are not signed: leave canvas_format out"
+                "with a security_key Celery cannot take part in chords, and in Celery's format the order "
+                "and number of their members are not signed: leave canvas_format out"
             )
             yield "canvas_format", message, "warning"
         return
@@ -135,8 +135,8 @@ def _security(conf: Values) -> Iterator[Finding]:
         value = conf[setting]
         if _UNSAFE & ({value} if isinstance(value, str) else set(value or ())):
             message = (
-                f"{setting} names pickle, with which whoever can send a message runs code in your workers; "
-                "set security_key too, so that only signed messages are read, or use json"
+                f"{setting} names pickle, which lets anyone who can send a message run code in your "
+                "workers; set security_key too, so that only signed messages are read, or use json"
             )
             yield setting, message, "error"
 
@@ -145,8 +145,8 @@ def _queues(conf: Values) -> Iterator[Finding]:
     queues, default = conf["task_queues"], conf["task_default_queue"]
     if not conf["task_create_missing_queues"] and default not in queues:
         message = (
-            f"task_default_queue is {default!r}, which task_queues lacks and task_create_missing_queues "
-            "forbids"
+            f"task_default_queue is {default!r}, which is not in task_queues, and "
+            "task_create_missing_queues is off"
         )
         yield "task_default_queue", message, "error"
     if conf["task_create_missing_queues"]:
@@ -155,7 +155,7 @@ def _queues(conf: Values) -> Iterator[Finding]:
         for pattern, route in router.items() if isinstance(router, Mapping) else ():
             queue = route if isinstance(route, str) else route.get("queue", default)
             if getattr(queue, "name", queue) not in queues:
-                message = f"task_routes sends {pattern!r} to {queue!r}, a queue that task_queues lacks"
+                message = f"task_routes sends {pattern!r} to {queue!r}, a queue that is not in task_queues"
                 yield "task_routes", message, "error"
 
 
@@ -180,18 +180,18 @@ def _advice(conf: Values) -> Iterator[Finding]:
         if conf[setting] not in (None, conf["task_default_queue"]):
             yield setting, f"{setting} has no effect: the default queue is reached by its name", "note"
     if conf["task_always_eager"]:
-        message = "task_always_eager is on: tasks run in the caller and no worker gets any"
+        message = "task_always_eager is on: tasks run in the caller, and workers get none"
         yield "task_always_eager", message, "note"
     if _UNSAFE & set(conf["accept_content"]) and getattr(os, "geteuid", lambda: 1)() == 0:
         message = (
-            "accept_content names pickle, and this runs as root: whoever has the security_key owns the "
-            "machine"
+            "accept_content names pickle, and this process runs as root: anyone with the security_key "
+            "controls the machine"
         )
         yield "accept_content", message, "warning"
     if conf["worker_pool"] == "solo" and (conf["worker_concurrency"] or 1) > 1:
         message = (
             f"worker_concurrency is {conf['worker_concurrency']} and has no effect: the pool solo runs one "
-            "task after the other; prefork and threads run more"
+            "task at a time; prefork and threads run more"
         )
         yield "worker_concurrency", message, "note"
     if conf["worker_soft_shutdown_timeout"] and not conf["worker_shutdown_timeout"]:
@@ -223,7 +223,7 @@ CHECKS: tuple[Callable[[Values], Iterator[Finding]], ...] = (
 
 
 def check(values: Values, source: Callable[[str], str]) -> list[Problem]:
-    """Return what is wrong between settings. source(name) says where a value came from."""
+    """Return problems between settings. source(name) returns the source of a value."""
     return [
         Problem(setting, message, source(setting), severity)
         for function in CHECKS

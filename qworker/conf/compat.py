@@ -1,7 +1,7 @@
-"""Compat: the names Celery gave to settings over the years, and what became of them here.
+"""Compat: Celery's names of settings, old and new, and their meaning here.
 
-Comes from:  a name as somebody wrote it, in any source.
-Goes to:     `sources.translate`, which keeps the value under the one name used here, or tells why it has no
+Comes from:  a name as written in any source.
+Goes to:     `sources.translate`, which stores the value under the name used here, or reports why it has no
              effect.
 Thread:      constants and one pure function.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from qworker.conf.settings import SETTINGS
 from qworker.naming import MISSPELT, near
 
-# Upper-case names of Celery before 4.0, and those that never were CELERY_ + the new name.
+# Upper-case names of Celery before 4.0, and those that are not CELERY_ + the new name.
 OLD_NAMES = {
     "BROKER_BACKEND": "broker_url",
     "BROKER_TRANSPORT": "broker_url",
@@ -78,7 +78,7 @@ OLD_NAMES = {
     "CELERYBEAT_MAX_LOOP_INTERVAL": "beat_max_loop_interval",
 }
 
-# Short names people type for the two that matter most, and renamings between Celery's new names.
+# Common short names of the two most important settings, and renamings between Celery's new names.
 ALIASES = {
     "broker": "broker_url",
     "backend": "result_backend",
@@ -90,7 +90,7 @@ ALIASES = {
     "worker_pool_start_method": "worker_start_method",
 }
 
-# What the old upper-case names begin with, and the new ones in their place.
+# Prefixes of old upper-case names, and the new ones that replace them.
 _OLD_PREFIXES = {"celeryd_": "worker_", "celerybeat_": "beat_", "celery_": "task_"}
 
 _NOT_YET = "not in this version of qworker"
@@ -99,19 +99,19 @@ _IN_BROKER_URL = "write it in `broker_url`"
 _IN_RESULT_URL = "write it in the URL of `result_backend`"
 _OTHER_STORE = "that result store is not in this version of qworker"
 _SIGNED = "qworker signs with `security_key` (HMAC), not with certificates"
-_STEPS = "there are no boot steps here; use signals or middleware"
-_WAITS = "a worker waits for its broker for as long as it takes, a caller for `task_publish_timeout`"
-_SCHEDULES = "schedules are kept where `beat_store` says, and the scheduler rests until something is due"
-_EVENTS = "events come in a later version; signals tell what happens in a worker"
+_STEPS = "there are no boot steps; use signals or middleware"
+_WAITS = "a worker waits for its broker without limit, a caller for `task_publish_timeout`"
+_SCHEDULES = "schedules are stored at `beat_store`, and the scheduler sleeps until something is due"
+_EVENTS = "events come in a later version; signals report what happens in a worker"
 
-# Celery's settings that are understood and do nothing here; a prefix ends with an underscore.
+# Celery's settings that are accepted and have no effect; a prefix ends with an underscore.
 WITHOUT_EFFECT = {
     "arangodb_": _OTHER_STORE,
     "arangodb_backend_settings": _OTHER_STORE,
     "azureblockblob_": _OTHER_STORE,
-    "beat_cron_starting_deadline": "what becomes of due times that were missed is each entry's `catch_up`",
-    "beat_scheduler": f"{_SCHEDULES}; what another scheduler keeps is not called, so give its entries to "
-    "`beat_schedule`, or `qworker beat add`",
+    "beat_cron_starting_deadline": "see each entry's `catch_up` for missed due times",
+    "beat_scheduler": f"{_SCHEDULES}; entries stored by another scheduler are not called, so add them to "
+    "`beat_schedule`, or with `qworker beat add`",
     "beat_": _SCHEDULES,
     "broker_channel_error_retry": _WAITS,
     "broker_connection_max_retries": _WAITS,
@@ -130,11 +130,11 @@ WITHOUT_EFFECT = {
     "cache_backend": "write it as `result_backend`",
     "cache_": _NOT_YET,
     "cassandra_": _OTHER_STORE,
-    "control_": "workers answer nobody in this version; `app.control.revoke()` reaches them through "
-    "the broker",
+    "control_": "workers do not reply in this version; `app.control.revoke()` reaches them through the "
+    "broker",
     "cosmosdbsql_": _OTHER_STORE,
     "couchbase_": _OTHER_STORE,
-    "database_create_tables_at_setup": "tables are made at first use",
+    "database_create_tables_at_setup": "tables are created on first use",
     "database_engine_callback": "give `database_engine_options`",
     "database_table_schemas": _NOT_YET,
     "database_url": "write it as `result_backend`",
@@ -152,28 +152,28 @@ WITHOUT_EFFECT = {
     "redis_": _UNNEEDED,
     "result_backend_": _UNNEEDED,
     "result_cache_max": _UNNEEDED,
-    "result_chord_expires": "what waits for a chord's members is kept as long as results: `result_expires`",
+    "result_chord_expires": "the data of a chord is kept as long as results: `result_expires`",
     "result_chord_join_timeout": "the members of a chord have ended when their values are read",
-    "result_exchange": "results that are sent (`rpc://`) go straight to the queue of their caller",
-    "result_exchange_type": "results that are sent (`rpc://`) go straight to the queue of their caller",
-    "result_failure_expires": "`result_expires` is for values and failures alike",
-    "result_persistent": "results are kept on disk wherever the store has one",
+    "result_exchange": "results that are sent (`rpc://`) go directly to the caller's queue",
+    "result_exchange_type": "results that are sent (`rpc://`) go directly to the caller's queue",
+    "result_failure_expires": "`result_expires` applies to values and failures",
+    "result_persistent": "results are stored on disk if the store supports it",
     "s3_": _OTHER_STORE,
     "security_": _SIGNED,
     "sentinel_": _NOT_YET,
-    "task_acks_on_failure": "`task_acks_on_failure_or_timeout` says it for both",
-    "task_acks_on_timeout": "`task_acks_on_failure_or_timeout` says it for both",
+    "task_acks_on_failure": "`task_acks_on_failure_or_timeout` applies to both",
+    "task_acks_on_timeout": "`task_acks_on_failure_or_timeout` applies to both",
     "task_create_missing_queue_exchange_type": "a queue that is not declared is reached by its name",
     "task_create_missing_queue_type": "see `task_default_queue_type`",
     "task_default_delivery_mode": "messages are always durable",
     "task_default_exchange_type": "the exchanges of queues are declared in `task_queues`",
     "task_reject_on_error": "see `task_acks_on_failure_or_timeout`",
     "task_remote_tracebacks": "the worker's traceback is the cause of the exception that `get()` raises",
-    "task_repr_maxlevels": "what is shown of arguments and results is bounded",
+    "task_repr_maxlevels": "displayed arguments and results are limited in length",
     "task_retry_on_worker_lost": "see `task_reject_on_worker_lost` and `task_max_deliveries`",
     "worker_agent": _STEPS,
     "worker_autoscaler": "`worker_concurrency` is the number of processes",
-    "worker_cancel_long_running_tasks_on_connection_loss": "running tasks go on; the worker's lease decides",
+    "worker_cancel_long_running_tasks_on_connection_loss": "running tasks continue while the lease lasts",
     "worker_consumer": _STEPS,
     "worker_deduplicate_successful_tasks": _UNNEEDED,
     "worker_detect_quorum_queues": _UNNEEDED,
@@ -181,19 +181,19 @@ WITHOUT_EFFECT = {
     "worker_disable_prefetch": "set `worker_prefetch_multiplier = 1`",
     "worker_disable_rate_limits": "leave the rate limits out instead",
     "worker_enable_prefetch_count_reduction": _UNNEEDED,
-    "worker_enable_remote_control": "workers answer nobody in this version",
+    "worker_enable_remote_control": "workers do not reply in this version",
     "worker_enable_soft_shutdown_on_idle": _UNNEEDED,
     "worker_eta_task_limit_": _UNNEEDED,
-    "worker_log_datefmt": "times in logs have one format",
+    "worker_log_datefmt": "times in logs have a fixed format",
     "worker_logfile": "use `qworker start --logfile`",
     "worker_lost_wait": _UNNEEDED,
     "worker_pidfile": "use `qworker start --pidfile`",
     "worker_pool_putlocks": _UNNEEDED,
-    "worker_pool_restarts": "workers answer nobody in this version; `qworker start --reload` starts again "
-    "by itself",
+    "worker_pool_restarts": "workers do not reply in this version; `qworker start --reload` restarts by "
+    "itself",
     "worker_proc_": _UNNEEDED,
-    "worker_state_db": "revoked ids are kept in the broker",
-    "worker_task_log_datefmt": "times in logs have one format",
+    "worker_state_db": "revoked ids are stored in the broker",
+    "worker_task_log_datefmt": "times in logs have a fixed format",
     "worker_timer": _UNNEEDED,
     "worker_timer_precision": _UNNEEDED,
     "worker_uid": "use your init system, or `su`",
@@ -202,19 +202,19 @@ WITHOUT_EFFECT = {
 
 
 SILENCING = frozenset(["beat_scheduler"])
-"""Those of them by which something never happens: what another scheduler keeps, nobody calls."""
+"""Those whose loss means missing calls: entries stored by another scheduler are not called."""
 
 
 class Known(NamedTuple):
-    """What a spelling means: a setting's name, or the reason why Celery's setting does nothing here."""
+    """The meaning of a name: a setting, or why Celery's setting has no effect here."""
 
     name: str
     without_effect: str | None = None
 
 
 def understand(spelling: str) -> Known | None:
-    """Return the setting that a name means, in upper or lower case: ours, or Celery's new or old one. None
-    when it is nobody's."""
+    """Return the setting for a name in upper or lower case: ours, or Celery's new or old one. None if
+    unknown."""
     name = OLD_NAMES.get(spelling) or spelling.lower()
     if spelling.isupper() and name.startswith("celery_") and spelling not in OLD_NAMES:
         name = name.removeprefix("celery_")
@@ -234,6 +234,6 @@ def _meaning(name: str) -> Known | None:
         return Known(name, WITHOUT_EFFECT[name])
     for known, reason in WITHOUT_EFFECT.items():
         if known.endswith("_") and name.startswith(known):
-            # A slip in one of our names is no setting of Celery's because it begins like some.
+            # A misspelling of one of our names is not a setting of Celery, even with the same prefix.
             return None if near(name, SETTINGS, 1, MISSPELT) else Known(name, reason)
     return None

@@ -1,8 +1,8 @@
-"""Configuring: how an app is given its settings.
+"""Configuring: the app's methods for its settings.
 
 Comes from:  the user's module, as methods of the app.
-Goes to:     ``app.conf``, which reads the sources when a setting is first looked at.
-Thread:      whoever configures.
+Goes to:     ``app.conf``, which reads the sources when a setting is first used.
+Thread:      the configuring one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 def refuse_unknown(names: Iterable[str]) -> None:
-    """Raise ConfigurationError for the first of the *names* of arguments that is no setting, ours or
-    Celery's."""
+    """Raise ConfigurationError for the first of *names* that is not a setting, of qworker or Celery."""
     for name in names:
         if understand(name) is None:
             raise ConfigurationError(f"QWorker(…): {unknown_setting(name)}", name, "QWorker(…)")
@@ -30,12 +29,12 @@ def refuse_unknown(names: Iterable[str]) -> None:
 def config_from_object(
     app: QWorker, obj: Any, silent: bool = False, force: bool = False, namespace: str | None = None
 ) -> None:
-    """Take settings from a module, an object, a mapping, or the dotted name of one. They win over those given
-    before.
+    """Take settings from a module, an object, a mapping, or the dotted name of one. They override earlier
+    ones.
 
-    - silent (bool): a module that is not there is no mistake.
-    - force (bool): read it now, not at first use.
-    - namespace (text): "CELERY" takes ``CELERY_TASK_ROUTES`` as ``task_routes`` and leaves the rest alone.
+    - silent (bool): ignore a missing module.
+    - force (bool): read it now, not on first use.
+    - namespace (text): "CELERY" reads ``CELERY_TASK_ROUTES`` as ``task_routes`` and ignores other names.
     """
     app.conf.load(obj, namespace, silent)
     if force:
@@ -43,11 +42,11 @@ def config_from_object(
 
 
 def config_from_envvar(app: QWorker, variable_name: str, silent: bool = False, force: bool = False) -> bool:
-    """Take settings from the module that an environment variable names; return whether there is one.
+    """Take settings from the module named in an environment variable; return whether it is set.
 
     - variable_name (text): its name.
-    - silent (bool): return False when it is unset, and raise no ConfigurationError.
-    - force (bool): read the module now, not at first use.
+    - silent (bool): return False when it is unset, instead of raising ConfigurationError.
+    - force (bool): read the module now, not on first use.
     """
     module = os.environ.get(variable_name)
     if not module:
@@ -61,6 +60,5 @@ def config_from_envvar(app: QWorker, variable_name: str, silent: bool = False, f
 
 
 def add_defaults(app: QWorker, values: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> None:
-    """Give defaults of your own. Every other source wins over them. A function is called when they are
-    needed."""
+    """Add custom defaults. Every other source overrides them. A function is called when they are needed."""
     app.conf.add_defaults(values)

@@ -1,10 +1,10 @@
-"""Kinds: strict readers for the values of settings.
+"""Kinds: strict conversion of the values of settings.
 
-Comes from:  a raw value of any source: Python objects, TOML, environment text, command-line text.
-Goes to:     the value a setting holds, or `ValueError` with words that finish the sentence "NAME must be …".
+Comes from:  a raw value from any source: Python objects, TOML, environment text, command-line text.
+Goes to:     the value of a setting, or `ValueError` with words that complete the sentence "NAME must be …".
 Thread:      pure functions, any thread.
-A reader converts only what is unambiguous: "10" is ten and "false" is False, but 1.5 is no integer and
-"maybe" is no boolean.
+Only unambiguous values are converted: "10" is ten and "false" is False, but 1.5 is not an integer and "maybe"
+is not a boolean.
 """
 
 import json
@@ -27,7 +27,7 @@ _POLICY_KEYS = ("max_retries", "interval_start", "interval_step", "interval_max"
 
 
 class Kind(NamedTuple):
-    """What a setting accepts: `label` for people and the reference, `read` to turn a raw value into it."""
+    """The type of a setting: `label` for the reference, `read` to convert a raw value."""
 
     label: str
     read: Callable[[Any], Any]
@@ -83,7 +83,7 @@ def _bytes(value: Any, unit: int = 1) -> int:
     number, power, _ = match.groups()
     if not power and not value.strip().lower().endswith("b"):
         return int(float(number))
-    # People write MB and mean what their system monitor shows, so both MB and MiB are 1024².
+    # MB is commonly used for what system monitors show, so both MB and MiB are 1024².
     return int(float(number) * 1024 ** _POWERS[power.lower()]) // unit
 
 
@@ -92,14 +92,14 @@ def _kibibytes(value: Any) -> int:
 
 
 def _url(value: Any) -> str:
-    """Read a URL by its shape. Whether there is a driver for its scheme is asked when it is opened."""
+    """Check the form of a URL. The driver for its scheme is checked when it is opened."""
     text = _text(value)
     match = _URL.match(text)
     if match is None:
         raise ValueError('must be a URL such as "sqlite:///path/to/file.db"')
     host = text[match.end() :].partition("/")[0].rpartition("@")[2].partition("?")[0]
     if text.startswith(("sqlite:", "db+sqlite:")) or host.endswith("]") or "," in host or ";" in host:
-        return text  # a path, an address without a port, or several hosts: nothing to judge here
+        return text  # a path, an address without a port, or several hosts: not checked here
     _, colon, port = host.rpartition(":")
     if colon and not (port.isdecimal() and 0 < int(port) < 65536):
         raise ValueError("has a port that is not a number between 1 and 65535")
@@ -107,7 +107,7 @@ def _url(value: Any) -> str:
 
 
 def _broker_url(value: Any) -> str:
-    """Read one URL, or several in a list or with ";" between them, which is how they are kept."""
+    """Read one URL, or several in a list or separated by ";", which is the stored form."""
     parts = (
         _text(value).split(";") if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
     )
@@ -129,7 +129,7 @@ def _address(value: Any) -> str:
 
 
 def _backend_url(value: Any) -> str:
-    """Celery also knows two backends by name alone."""
+    """Celery also accepts two backends by name alone."""
     return {"disabled": "disabled://", "rpc": "rpc://"}.get(_text(value)) or _url(value)
 
 
@@ -170,7 +170,7 @@ def _path(value: Any) -> str:
 
 
 def _paths(value: Any) -> tuple[str, ...]:
-    """One path, or several in a list; in text with commas between them, or as JSON."""
+    """One path, or several in a list; as text separated by commas, or as JSON."""
     return tuple(map(_path, [value] if isinstance(value, os.PathLike) else _list(value)))
 
 
@@ -206,11 +206,10 @@ def _networks(value: Any) -> tuple[str, ...]:
 
 
 def _secrets(value: Any) -> tuple[str, ...]:
-    """One key, or several of which the first signs and all verify, so that keys can be rotated.
+    """Read one key, or several: the first signs and all verify, so that keys can be rotated.
 
-    Text is one key or a JSON list. Quotes, spaces, commas and semicolons make it neither: whoever writes them
-    means several keys, or what a shell would have taken away, and messages signed with that verify nowhere
-    else.
+    Text is one key or a JSON list. Quotes, spaces, commas and semicolons are refused: they suggest several
+    keys, or characters that a shell would have removed, and then signatures would not verify elsewhere.
     """
     text = value.strip() if isinstance(value, str) else ""
     if isinstance(value, str) and not text:
@@ -228,7 +227,7 @@ def _secrets(value: Any) -> tuple[str, ...]:
     try:
         keys = tuple(key.decode() if isinstance(key, bytes) else key for key in keys)
     except UnicodeDecodeError:
-        raise ValueError("must be text; of random bytes take the .hex()") from None
+        raise ValueError("must be text; convert random bytes with .hex()") from None
     if not keys or not all(isinstance(key, str) and key.strip() for key in keys):
         raise ValueError("must be a key, or a list of keys of which the first signs")
     return keys
@@ -254,7 +253,7 @@ def _queue(value: Any) -> str:
 
 
 def _queue_within(value: Any) -> str:
-    """One of the queue names in a value."""
+    """Check one of the queue names in a value."""
     name = _text(value)
     if not valid_queue_name(name):
         raise ValueError(f"has the queue name {name[:80]!r}; use letters, digits, dot, dash, underscore")
@@ -267,12 +266,12 @@ def _queue_declaration(queue: Any) -> tuple[str, dict[str, Any]]:
     if isinstance(queue, Mapping) and "name" in queue:
         options = dict(queue)
         return options.pop("name"), options
-    name = getattr(queue, "name", None)  # a kombu.Queue, which people bring from Celery
+    name = getattr(queue, "name", None)  # a kombu.Queue from a configuration of Celery
     if not isinstance(name, str):
         raise ValueError('must name each queue: "mail", or {"name": "mail", "routing_key": "mail.#"}')
     exchange = getattr(queue, "exchange", None)
     if getattr(exchange, "type", None) == "fanout":
-        name = getattr(queue, "alias", None) or name  # Broadcast has an id as its name
+        name = getattr(queue, "alias", None) or name  # the name of a broadcast queue is an id
     bindings = [(binding.exchange, binding.routing_key) for binding in getattr(queue, "bindings", None) or ()]
     if len(bindings) == 1:
         exchange, key = bindings.pop()
@@ -299,11 +298,11 @@ _QUEUE_ARGUMENTS = (
     ("x-max-length", "max_length", 1),
     ("x-max-length-bytes", "max_length_bytes", 1),
 )
-"""What RabbitMQ calls attributes of kombu.Queue, and its units in one of theirs."""
+"""RabbitMQ's names for attributes of kombu.Queue, and the conversion of units."""
 
 
 def _to_all(options: Mapping[str, Any]) -> bool:
-    """Whether a queue is bound to an exchange that gives each message to every queue."""
+    """Whether a queue is bound to an exchange that copies each message to every queue."""
     kinds = [options.get("exchange_type"), *(kind for _, kind, _ in options.get("bindings") or ())]
     return not {"fanout", "headers"}.isdisjoint(kinds)
 
@@ -320,12 +319,12 @@ def _queues(value: Any) -> dict[str, dict[str, Any]]:
     queues: dict[str, dict[str, Any]] = {}
     for name, options in pairs:
         if not isinstance(options, Mapping):
-            raise ValueError(f"has options for queue {name!r} that are no mapping")
+            raise ValueError(f"has options for queue {name!r} that are not a mapping")
         if _to_all(options):
             raise ValueError(
-                f"has the broadcast queue {name!r}, and there are none in this version (nor exchanges of the "
-                "kinds fanout and headers): each message goes to one queue; give every worker a queue of its "
-                "own and call for each"
+                f"has the broadcast queue {name!r}, and there are none in this version (nor exchanges of "
+                "the kinds fanout and headers): each message goes to one queue; give every worker its own "
+                "queue and call for each"
             )
         if queues.setdefault(_queue_within(name), dict(options)) != dict(options):
             raise ValueError(f"declares queue {name!r} twice with different options")
@@ -333,7 +332,7 @@ def _queues(value: Any) -> dict[str, dict[str, Any]]:
 
 
 def _pairs(router: Sequence[Any]) -> dict[Any, Any]:
-    """The mapping that a pair (pattern, route) makes, or a list of such pairs."""
+    """Return the mapping for a pair (pattern, route), or a list of such pairs."""
     pairs: list[Any] = (
         [router] if len(router) == 2 and not isinstance(router[0], (tuple, list)) else list(router)
     )
@@ -345,8 +344,8 @@ def _pairs(router: Sequence[Any]) -> dict[Any, Any]:
 
 
 def _routes(value: Any) -> list[Any]:
-    """A list of routers, each a mapping pattern → queue name or options, a list of such pairs, a callable, an
-    object with ``route_for_task``, or the dotted name of one."""
+    """Read a list of routers, each a mapping pattern → queue name or options, a list of such pairs, a
+    callable, an object with ``route_for_task``, or the dotted name of one."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         value = _mapping(value)
     routers: list[Any] = []
@@ -371,7 +370,7 @@ def _routes(value: Any) -> list[Any]:
 
 
 def _rate(value: Any) -> str:
-    """ "10/s", "100/m", "5/h", or a number of tasks a second."""
+    """Read "10/s", "100/m", "5/h", or a number of tasks per second."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = str(value)
     match = _RATE.match(value) if isinstance(value, str) else None
@@ -399,7 +398,7 @@ def _timezone(value: Any) -> str:
     try:
         ZoneInfo(_text(name))
     except Exception:  # noqa: BLE001
-        # Zoneinfo raises several families for names that are paths, directories or nonsense.
+        # Zoneinfo raises various errors for names that are paths, directories or invalid.
         raise ValueError('must be a time zone such as "UTC" or "Europe/Zurich"') from None
     return _text(name)
 

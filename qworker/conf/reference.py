@@ -1,8 +1,8 @@
-"""Reference: the page of all settings, made from their declarations.
+"""Reference: the page of all settings, generated from their declarations.
 
 Comes from:  `settings.SETTINGS` and `compat.OLD_NAMES`.
-Goes to:     docs/reference/settings.md, by `python -m qworker.conf.reference > docs/reference/settings.md`.
-Thread:      none; run by people and by the test that holds the committed page to it.
+Goes to:     docs/reference/settings.md, with `python -m qworker.conf.reference > docs/reference/settings.md`.
+Thread:      none; run by hand, and by the test that compares the committed page.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ Other names, in a configuration or by `app.conf.update(…)`, are your own setti
 `app.conf.name`.
 """
 
-# Sections by the first part of the name, in the order of the page.
+# Sections by the first part of the name, in page order.
 _SECTIONS = {
     "broker": "Broker and messages",
     "embedded": "Broker and messages",
@@ -55,7 +55,7 @@ _ORDER = (_GENERAL, "Broker and messages", "Tasks", "Results", "Worker", "Spoole
 
 
 def render() -> str:
-    """The whole page as Markdown."""
+    """Return the whole page as Markdown."""
     sections: dict[str, list[str]] = {title: [] for title in _ORDER}
     for setting in SETTINGS.values():
         title = _SECTIONS.get(setting.name.partition("_")[0], _GENERAL)

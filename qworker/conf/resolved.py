@@ -1,10 +1,9 @@
-"""Settings: the values in force, each with the place it came from.
+"""Settings: the effective values, each with its source.
 
 Comes from:  sources, in this order: defaults, [tool.qworker], code (`config_from_object`, `update`),
              QWORKER_*, command line.
-Goes to:     everybody, as plain attributes of `app.conf`.
-Thread:      resolved once, by whoever first reads a setting; after that reading is an ordinary attribute
-             look-up.
+Goes to:     all modules, as plain attributes of `app.conf`.
+Thread:      resolved once, by the first reader of a setting; then reading is an ordinary attribute look-up.
 """
 
 import os
@@ -39,7 +38,7 @@ DEFAULT_SOURCE = "default"
 
 
 class Row(NamedTuple):
-    """One setting for people: value and default are masked."""
+    """One setting for display: value and default are masked."""
 
     name: str
     value: Any
@@ -59,12 +58,12 @@ class Settings(
 ):
     """All settings of one app, as attributes and items; see `SETTINGS` for their declarations.
 
-    Nothing is read until a setting is. From then on wrong values raise ConfigurationError, which tells
-    all of them at once. `problems()` never raises.
+    Sources are read on first use. From then on invalid values raise ConfigurationError, which lists all of
+    them. `problems()` never raises.
     """
 
     revision: object
-    """Another object after each change; None before the settings are first read."""
+    """A new object after each change; None before the first use."""
 
     def __init__(
         self,
@@ -76,14 +75,14 @@ class Settings(
         environ: Mapping[str, str] | None = None,
         directory: Path | None = None,
     ) -> None:
-        """Take what is given in code, and read nothing yet.
+        """Store the values given in code, and read nothing yet.
 
-        - values (mapping): settings that code gives.
-        - label (text): what they are called as a source.
-        - before: called once before anything is read; it may give values.
-        - after: called once when the values are there.
-        - environ (mapping): the environment; None for that of the process.
-        - directory: where pyproject.toml is; None for the working directory.
+        - values (mapping): settings given in code.
+        - label (text): the name of that source.
+        - before: called once before the first read; it may give values.
+        - after: called once after the first read.
+        - environ (mapping): the environment; None for the process's.
+        - directory: of pyproject.toml; None for the working directory.
         """
         hidden = self.__dict__
         hidden["_before"], hidden["_after"] = before, after
@@ -97,34 +96,33 @@ class Settings(
     # -- giving values
 
     def update(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """Give values in code. The environment and the command line still win over them."""
+        """Give values in code. The environment and the command line override them."""
         self._add("_code", from_mapping({**(values or {}), **more}, "app.conf"))
 
     def load(self, origin: Any, namespace: str | None = None, silent: bool = False) -> None:
-        """Give the values of an object, a mapping, a module, or the dotted name of one, which is read when
-        needed.
+        """Give the values of an object, a mapping, a module, or the dotted name of one, read when needed.
 
         - namespace (text): as for config_from_object.
-        - silent (bool): a module that is not there gives none.
+        - silent (bool): a missing module gives none.
         """
         self._add("_code", from_object(origin, namespace, silent))
 
     def add_defaults(self, values: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> None:
-        """Give values that every other source wins over, the last ones first. A function is called when they
-        are needed."""
+        """Give values that every other source overrides; later calls win. A function is called when they are
+        needed."""
         self._add(
             "_defaults", lambda: from_mapping(values() if callable(values) else values, "add_defaults")()
         )
 
     def setdefault(self, name: str, value: Any) -> Any:
-        """Give a value to a setting that no source has given one. Return the one in force."""
+        """Set a setting that no source has set. Return the effective value."""
         if self.source(name) == DEFAULT_SOURCE:
             self.update({name: value})
         return self[name]
 
     def command_line(self, values: Mapping[str, Any], label: str = "command line") -> None:
-        """Give values that win over all others. Those that are None are left out. label: what they are called
-        as a source."""
+        """Give values that override all others, except those that are None. label: the name of this
+        source."""
         chosen = {name: value for name, value in values.items() if value is not None}
         self._add("_command_line", from_mapping(chosen, label))
 
@@ -136,7 +134,7 @@ class Settings(
         try:
             self._resolve()
         except ConfigurationError:
-            sources.remove(source)  # what was in force stays in force
+            sources.remove(source)  # the earlier values stay in force
             raise
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -148,8 +146,7 @@ class Settings(
     # -- reading values
 
     def __getattr__(self, name: str) -> Any:
-        # Only called for names that are no attribute yet: all settings before the first look, and unknown
-        # ones.
+        # Only called for missing attributes: all settings before the first use, and unknown ones.
         if name.startswith("_"):
             raise AttributeError(name)
         if self.__dict__["_resolution"] is None:
@@ -157,7 +154,7 @@ class Settings(
             if name in self.__dict__:
                 return self.__dict__[name]
         if (known := understand(name)) and known.without_effect:
-            raise AttributeError(f"the setting {name!r} of Celery has no effect here: {known.without_effect}")
+            raise AttributeError(f"Celery's setting {name!r} has no effect here: {known.without_effect}")
         nearest = near(name, SETTINGS)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""
         raise AttributeError(f"there is no setting {name!r}{hint}")
@@ -171,7 +168,7 @@ class Settings(
             raise KeyError(f"{error}{hint}") from None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of a setting, or the default given here when there is no such setting."""
+        """Return the value of a setting, or *default* when there is no such setting."""
         return getattr(self, name, default)
 
     def __contains__(self, name: object) -> bool:
@@ -188,11 +185,11 @@ class Settings(
         return list(SETTINGS)
 
     def items(self) -> ItemsView[str, Any]:
-        """Return all settings with their values, passwords too. as_dict() masks them."""
+        """Return all settings with their values, including passwords. as_dict() masks them."""
         return self.as_dict(mask=False).items()
 
     def values(self) -> ValuesView[Any]:
-        """The values of all settings, passwords too."""
+        """Return the values of all settings, including passwords."""
         return self.as_dict(mask=False).values()
 
     def __repr__(self) -> str:
@@ -202,23 +199,23 @@ class Settings(
     # -- telling about values
 
     def source(self, name: str) -> str:
-        """Where the value of a setting came from: "default", "environment variable QWORKER_…", …"""
+        """Return the source of a setting's value: "default", "environment variable QWORKER_…", …"""
         if name not in SETTINGS:
             raise KeyError(name)
         given = self._looked_up().given.get(name)
         return given.source if given else DEFAULT_SOURCE
 
     def problems(self) -> list[Problem]:
-        """Return everything that is wrong, worst first; [] when all is well. Never raises."""
+        """Return all problems, most severe first; [] if there are none. Never raises."""
         order = ("error", "warning", "note")
         return sorted(self._looked_up().problems, key=lambda problem: order.index(problem.severity))
 
     def validate(self) -> None:
-        """Raise one ConfigurationError that tells all errors. Warnings and notes are let pass."""
+        """Raise one ConfigurationError with all errors. Warnings and notes are ignored."""
         _refuse_errors(self.problems())
 
     def rows(self, changed_only: bool = False) -> list[Row]:
-        """Every setting with its value and source, secrets masked."""
+        """Return every setting with its value and source, secrets masked."""
         resolution = self._looked_up()
         return [
             Row(name, mask(name, resolution.values[name]), mask(name, setting.default), self.source(name))
@@ -233,13 +230,14 @@ class Settings(
         return dict(self._looked_up().values)
 
     def table(self, with_defaults: bool = False, censored: bool = True) -> dict[str, Any]:
-        """The settings that were given, by name. with_defaults: all of them. censored: passwords masked."""
+        """Return the settings that were given, by name. with_defaults: all of them. censored: passwords
+        masked."""
         given = self._looked_up().given
         values = self.as_dict(mask=censored)
         return {name: value for name, value in values.items() if with_defaults or name in given}
 
     def humanize(self, with_defaults: bool = False, censored: bool = True) -> str:
-        """table() as text: ``name: value``, a line each."""
+        """Return table() as text: ``name: value``, one per line."""
         settings = self.table(with_defaults, censored)
         return "\n".join(f"{name}: {value!r}" for name, value in settings.items())
 
@@ -249,13 +247,13 @@ class Settings(
         return self.__dict__["_resolution"] or self._read()
 
     def resolve(self) -> None:
-        """Read all sources, unless that was done. Raises ConfigurationError when a value is wrong."""
+        """Read all sources, unless that was done. Raises ConfigurationError for invalid values."""
         if self.__dict__["_resolution"] is None:
             self._resolve()
 
     def _resolve(self) -> None:
-        """Read all sources and make the values plain attributes. Raises ConfigurationError when one is
-        wrong."""
+        """Read all sources and make the values plain attributes. Raises ConfigurationError for invalid
+        values."""
         hidden = self.__dict__
         before, hidden["_before"] = hidden["_before"], None
         if before is not None:
@@ -264,7 +262,7 @@ class Settings(
         _refuse_errors(resolution.problems)
         hidden.update(resolution.extra)
         hidden.update(resolution.values)
-        # Last: whoever sees it, in any thread, finds the values in place.
+        # Last, so that any thread that sees it finds the values in place.
         hidden["_resolution"] = hidden["revision"] = resolution
         after, hidden["_after"] = hidden["_after"], None
         if after is not None:

@@ -1,8 +1,8 @@
-"""Settings of result stores: where they are, and what is kept.
+"""Settings of result stores: where they are, and what they keep.
 
 Comes from:  nothing; see `settings`.
 Goes to:     `settings`, which collects them.
-Thread:      built once at import, never changed.
+Thread:      built once at import, immutable.
 """
 
 from typing import Any
@@ -17,8 +17,8 @@ class ResultSettings:
     result_backend: str | None = declare(
         kinds.BACKEND_URL,
         None,
-        "Where results are kept. None: beside the messages on SQLite, Redis, PostgreSQL, MySQL, MariaDB and "
-        "MongoDB, sent to the caller on RabbitMQ (`rpc://`), and nowhere on other brokers. Else "
+        "Where results are kept. None: with the messages on SQLite, Redis, PostgreSQL, MySQL, MariaDB and "
+        "MongoDB, sent to the caller on RabbitMQ (`rpc://`), and nowhere on other brokers. Otherwise "
         "`disabled://`, `cache+memory://`, `file:///directory`, `sqlite:///path`, `redis://…`, "
         "`db+postgresql://…`, `rpc://`.",
     )
@@ -26,20 +26,20 @@ class ResultSettings:
     result_backend_transport_options: dict[str, Any] = declare(
         kinds.MAPPING, {}, "Options of the result store, by name; see its how-to page.", nullable=True
     )
-    redis_backend_use_ssl: Any = declare(kinds.TLS, None, "TLS to Redis results; as `broker_use_ssl`.")
+    redis_backend_use_ssl: Any = declare(kinds.TLS, None, "TLS to Redis results; like `broker_use_ssl`.")
     result_serializer: str = declare(kinds.TEXT, "json", "Serializer of results.")
     result_accept_content: tuple[str, ...] | None = declare(
-        kinds.NAMES, None, "Serializers accepted in results; None: as `accept_content`."
+        kinds.NAMES, None, "Serializers accepted in results; None: those of `accept_content`."
     )
     result_compression: str | None = declare(kinds.TEXT, None, "Compression of results.")
     result_expires: float = declare(
-        kinds.DURATION, 86400.0, "How long results are kept; 0 or None: for ever.", nullable=True, none=0.0
+        kinds.DURATION, 86400.0, "How long results are kept; 0 or None: forever.", nullable=True, none=0.0
     )
     result_chord_retry_interval: float = declare(
         kinds.DURATION,
         1.0,
-        "How long `celery.chord_unlock` waits before it looks again whether a chord's members have ended. "
-        "Only chords of Celery's producers have that, with results in an SQL database or in files.",
+        "How long `celery.chord_unlock` waits between checks whether a chord's members have ended. Only "
+        "chords of Celery's producers use it, with results in an SQL database or in files.",
         minimum=0,
     )
     result_extended: bool = declare(
@@ -55,9 +55,9 @@ class ResultSettings:
     mongodb_backend_settings: dict[str, Any] = declare(
         kinds.MAPPING,
         {},
-        "What is told to the MongoDB result store besides its URL, and goes before that: `database`, "
-        "`taskmeta_collection`, `groupmeta_collection`, `host`, `port`, `user`, `password`, "
-        "`max_pool_size`, and `options` of PyMongo's client that the URL does not name.",
+        "Options of the MongoDB result store that override its URL: `database`, `taskmeta_collection`, "
+        "`groupmeta_collection`, `host`, `port`, `user`, `password`, `max_pool_size`, and `options` of "
+        "PyMongo's client.",
         nullable=True,
     )
 
@@ -70,16 +70,15 @@ class ResultSettings:
     database_engine_options: dict[str, Any] = declare(
         kinds.MAPPING,
         {},
-        "Options for SQLAlchemy's `create_engine`. Where `connect_args` and the URL say nothing else, a "
-        "server of which nothing is heard is given up after 10 s when connecting and 30 s when waiting for "
-        "an answer.",
+        "Options for SQLAlchemy's `create_engine`. Unless `connect_args` or the URL say otherwise, an "
+        "unresponsive server is given up after 10 s when connecting and 30 s when waiting for an answer.",
         nullable=True,
     )
     database_short_lived_sessions: bool = declare(kinds.BOOLEAN, False, "Close connections after each use.")
 
 
 def options_beside(conf: Any) -> dict[str, Any]:
-    """The options of the results that a broker keeps: where nothing says where they are, the broker's own go
-    before."""
+    """Return the options of results kept by the broker: the broker's own options win if no setting says where
+    results are."""
     own: dict[str, Any] = conf.result_backend_transport_options
     return {**conf.broker_transport_options, **own} if conf.result_backend is None else own

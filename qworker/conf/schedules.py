@@ -1,8 +1,8 @@
-"""Settings of schedules: the entries, and where is kept what becomes of them.
+"""Settings of schedules: the entries, and where their states are kept.
 
 Comes from:  nothing; see `settings`.
 Goes to:     `settings`, which collects them.
-Thread:      built once at import, never changed.
+Thread:      built once at import, immutable.
 """
 
 from typing import Any
@@ -17,26 +17,26 @@ class ScheduleSettings:
     beat_schedule: dict[str, Any] = declare(
         kinds.MAPPING,
         {},
-        "What is called when: entries by their names, each with `task`, `schedule` and whatever else an "
-        "entry has; see the guide to periodic tasks.",
+        "The periodic tasks: entries by name, each with `task`, `schedule` and further fields; see the "
+        "guide to periodic tasks.",
         nullable=True,
     )
     beat_store: str | None = declare(
         kinds.TEXT,
         None,
         "Where schedules are kept: `sqlite:///path`, `postgresql://…`, `mysql://…`, `redis://…`, or "
-        "`memory://` for nowhere. None: with the messages where that is one of these; else with the results; "
+        "`memory://` for nowhere. None: with the messages if that is one of these; else with the results; "
         "else nowhere.",
     )
     beat_scope: str | None = declare(
         kinds.TEXT,
         None,
-        "Whose schedules these are, where several projects keep theirs in one place. None: the app's name.",
+        "Separates the schedules of several projects in one store. None: the app's name.",
     )
     beat_history_expires: float = declare(
         kinds.DURATION,
         3 * 86400.0,
-        "How long it is remembered which due times were called. A due time that is forgotten could be called "
-        "again by a clock that is set back so far.",
+        "How long called due times are remembered. A clock that is set back further could cause a second "
+        "call.",
         minimum=3600.0,
     )

@@ -1,7 +1,7 @@
-"""Secrets: what must never be shown, and how it is masked.
+"""Secrets: which values are never shown, and how they are masked.
 
 Comes from:  names and values of settings, URLs, text that may hold a URL.
-Goes to:     everything people read: logs, `qworker config`, `qworker report`, repr(app.conf), error messages.
+Goes to:     everything displayed: logs, `qworker config`, `qworker report`, repr(app.conf), error messages.
 Thread:      pure functions, any thread.
 """
 
@@ -17,17 +17,15 @@ _SECRET_NAME = re.compile(
 _NOT_SECRET = re.compile(r"routing_key|key_prefix|primary_key", re.IGNORECASE)
 _USER = re.compile(r"://[^\s:/@?#]*:")
 _TOKEN = re.compile(r"\b((?:nats|tls)://)[^\s:/@?#\"'<>]+@")
-"""NATS has a token in the place of a user without a password."""
+"""NATS has a token in place of a user, without a password."""
 _END = re.compile(r"[\s\"'<>]")
-_NAME = re.compile(
-    r"([^=&\s]++)(=?)"
-)  # possessive: each character is looked at once, whatever comes after it
+_NAME = re.compile(r"([^=&\s]++)(=?)")  # possessive: each character is examined once, whatever follows
 _VALUE = re.compile(r"[^&\s;]+")
 _SECRET_PARAMETER = re.compile(r"pass|secret|token|key", re.IGNORECASE)
 
 
 def mask_urls(text: str) -> str:
-    """The same text with the password of every URL in it replaced by asterisks."""
+    """Return the same text with the password of every URL replaced by asterisks."""
     if "://" not in text:
         return text
     return _without_parameters(_without_passwords(_TOKEN.sub(rf"\1{MASK}@", text)))
@@ -41,8 +39,7 @@ def _without_passwords(text: str) -> str:
         if user.end() > stop:
             end = _END.search(text, user.end())
             stop = len(text) if end is None else end.start()
-            # The last "@": a password may hold "/" or "@" that nobody escaped; masking too much is the safe
-            # side.
+            # The last "@": a password may contain unescaped "/" or "@"; masking too much is safe.
             last = text.rfind("@", user.end(), stop)
         if last < user.end():
             at = user.start() + 3
@@ -73,12 +70,12 @@ def _is_secret_parameter(text: str, match: re.Match[str]) -> bool:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a setting or option of this name holds a secret."""
+    """Tell whether a setting or option of this name is a secret."""
     return _SECRET_NAME.search(name) is not None and _NOT_SECRET.search(name) is None
 
 
 def mask(name: str, value: Any) -> Any:
-    """The value as people may see it: secrets as asterisks, URLs without passwords, containers walked."""
+    """Return the value for display: secrets as asterisks, URLs without passwords, also in containers."""
     if value is None or isinstance(value, bool):
         return value
     if is_secret(name) and not isinstance(value, (int, float)):

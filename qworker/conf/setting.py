@@ -1,8 +1,8 @@
-"""Setting: what is declared about one setting, and how a raw value is read.
+"""Setting: the declaration of one setting, and the conversion of a raw value.
 
 Comes from:  `settings`, which declares them all.
 Goes to:     `sources` and the command line, which read values; the reference.
-Thread:      any; never changed.
+Thread:      any; immutable.
 """
 
 from typing import Any, NamedTuple
@@ -14,10 +14,10 @@ from qworker.conf.kinds import Kind
 class Setting(NamedTuple):
     """The declaration of one setting.
 
-    - kind, default, doc: what it accepts, what it is without a source, and what it is about.
-    - choices: the values that it may have; () for any.
-    - minimum, maximum: the least and the most, inclusive.
-    - nullable (bool): None may be given. It means *none* where that is set, else the default.
+    - kind, default, doc: its type, its default value, and its description.
+    - choices: the allowed values; () for any.
+    - minimum, maximum: inclusive limits.
+    - nullable (bool): None may be given. It means *none* if that is set, else the default.
     """
 
     name: str
@@ -31,8 +31,7 @@ class Setting(NamedTuple):
     none: Any = None
 
     def read(self, value: Any) -> Any:
-        """Return the value that a raw value of any source means. Raises ValueError, which says what it must
-        be."""
+        """Return the value for a raw value of any source. Raises ValueError, which says what is expected."""
         if value is None or (
             self.nullable and isinstance(value, str) and value.strip().lower() in ("none", "null")
         ):
@@ -49,11 +48,11 @@ class Setting(NamedTuple):
         return self.default | result if self.kind is kinds.POLICY else result
 
     def fresh_default(self) -> Any:
-        """The default, as a copy where it could be changed."""
+        """Return the default, copied if it is mutable."""
         return self.default.copy() if isinstance(self.default, (dict, list)) else self.default
 
 
 def declare(kind: Kind, default: Any, doc: str, **bounds: Any) -> Any:
-    """Declare a setting, as the modules of topics do. *bounds* are the other fields of Setting."""
+    """Declare a setting. *bounds* are the other fields of Setting."""
     bounds.setdefault("nullable", default is None)
     return (kind, default, doc, bounds)

@@ -1,9 +1,10 @@
-"""Settings: one typed declaration for each, with its default, its kind, its bounds and its line of reference.
+"""Settings: one typed declaration for each, with its default, its kind, its bounds and its description.
 
-Comes from:  the modules of the topics; the documentation, the checks and `qworker config` are made from them.
-Goes to:     `resolved.Settings`, which inherits the names and types and holds the values.
-Thread:      built once at import, never changed. Names are Celery's wherever Celery has one. Durations are
-             float seconds, sizes are bytes unless the line says KiB.
+Comes from:  the modules of the topics.
+Goes to:     `resolved.Settings`, which inherits the names and types and holds the values; the documentation,
+          the checks and `qworker config`.
+Thread:      built once at import, immutable. Names are Celery's wherever Celery has one. Durations are float
+             seconds, sizes are bytes unless the description says KiB.
 """
 
 from qworker.conf.broker import BrokerSettings
@@ -16,8 +17,7 @@ from qworker.conf.workers import WorkerSettings
 
 
 def _collect(*topics: type) -> dict[str, Setting]:
-    """Takes the declarations off the classes, so that instances hold plain attributes and nothing shadows
-    them."""
+    """Remove the declarations from the classes, so that instances hold plain attributes."""
     settings = {}
     for topic in topics:
         for name in topic.__annotations__:

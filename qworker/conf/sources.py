@@ -1,10 +1,10 @@
-"""Sources: where values of settings are given, and under which name.
+"""Sources: where settings are given, and under which names.
 
 Comes from:  `[tool.qworker]` in pyproject.toml, a configuration object or module, code, `QWORKER_*`, the
              command line.
-Goes to:     `resolved.Settings`, as layers in which a later one wins over an earlier one.
-Thread:      read once, by whoever first looks at a setting.
-A source never raises for what it holds: what is wrong becomes a Problem, so that all are told at once.
+Goes to:     `resolved.Settings`, as layers; later ones override earlier ones.
+Thread:      read once, by the first user of a setting.
+A source never raises because of its contents: errors become Problems, so that all are reported at once.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,14 +18,14 @@ from qworker.errors import ConfigurationError
 from qworker.naming import MISSPELT, import_object, near
 
 ENVIRONMENT_PREFIX = "QWORKER_"
-# Variables of ours that are no settings.
+# Variables with our prefix that are not settings.
 ENVIRONMENT_RESERVED = frozenset({"APP", "CRASH_AT", "DEBUG", "HOLD_AT"})
 _PACKAGE = str(Path(__file__).parents[1])
 PYPROJECT_RESERVED = frozenset({"app"})
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong. severity: "error" stops, "warning" is a likely mistake, "note" is advice."""
+    """A problem. severity: "error" stops, "warning" is a likely mistake, "note" is advice."""
 
     setting: str
     message: str
@@ -37,14 +37,14 @@ class Problem(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A raw value as some source gives it, with that source's name for people."""
+    """A raw value from a source, with the source's name for display."""
 
     value: Any
     source: str
 
 
 class Layer(NamedTuple):
-    """What one source gives: raw values by setting, values of names nobody knows, and what was wrong."""
+    """The contents of one source: raw values by setting, values of unknown names, and problems."""
 
     values: dict[str, Given]
     extra: dict[str, Any]
@@ -55,14 +55,14 @@ Source = Callable[[], Layer]
 
 
 def translate(raw: Mapping[str, Any], label: Callable[[str], str], *, guess: bool = False) -> Layer:
-    """Make a layer of names as people write them.
+    """Make a layer of names as users write them.
 
-    - label: called with a spelling, it names the source of that value.
-    - guess (bool): take a name for a mistake only when it looks like a setting. A module also holds imports,
-      helpers and other people's constants.
+    - label: returns the source of the value with that name.
+    - guess (bool): treat a name as a mistake only if it looks like a setting, because a module also contains
+      imports, helpers and unrelated constants.
 
-    A name that is spelled almost like a setting is an error. Any other is somebody's own, which can be read
-    back: Kubernetes gives variables of our prefix to all that run beside a service "qworker".
+    A name that is almost a setting is an error. Any other is the user's own and can be read
+    back: Kubernetes sets variables with our prefix in all containers beside a service "qworker".
     """
     values: dict[str, Given] = {}
     extra: dict[str, Any] = {}
@@ -76,7 +76,7 @@ def translate(raw: Mapping[str, Any], label: Callable[[str], str], *, guess: boo
             if guess and not nearest:
                 continue
             extra[spelling] = value
-            # A module may have one queue by name beside `task_queues`, and Django a time zone.
+            # A module may name one queue in addition to `task_queues`, and Django a time zone.
             own = guess and (spelling.isupper() or nearest[0] in raw)
             misspelt = not own and near(spelling.lower(), nearest, 1, MISSPELT)
             severity = "error" if misspelt else "warning"
@@ -96,22 +96,22 @@ def translate(raw: Mapping[str, Any], label: Callable[[str], str], *, guess: boo
 
 
 def unknown_setting(spelling: str) -> str:
-    """Say that there is no setting of that name, and which is spelled most like it."""
+    """Describe an unknown setting, with the most similar name."""
     nearest = near(spelling.lower(), SETTINGS, 1)
     return f"unknown setting {spelling!r}" + (f"; did you mean {nearest[0]}?" if nearest else "")
 
 
 def from_mapping(raw: Mapping[str, Any], label: str) -> Source:
-    """A source of values given in code or on the command line."""
+    """Make a source of values given in code or on the command line."""
     copy = dict(raw)
     return lambda: translate(copy, lambda spelling: label)
 
 
 def from_object(origin: Any, namespace: str | None = None, silent: bool = False) -> Source:
-    """A source that reads an object, a mapping, a module, or the dotted name of one, when first asked.
+    """Make a source that reads an object, a mapping, a module, or the dotted name of one, on first use.
 
-    namespace "CELERY" takes only names that start with CELERY_, as in Django's settings.
-    silent: a module that is not there is an empty source.
+    namespace "CELERY" only takes names that start with CELERY_, as in Django's settings.
+    silent: a missing module is an empty source.
     """
     return lambda: _read_object(origin, namespace, silent)
 
@@ -124,7 +124,7 @@ def _read_object(origin: Any, namespace: str | None, silent: bool) -> Layer:
         except ConfigurationError as error:  # there is none
             return Layer({}, {}, [] if silent else [_unreadable(label, error)])
         except Exception as error:  # noqa: BLE001
-            # A configuration module is somebody's code: it may raise anything.
+            # A configuration module is user code, and may raise anything.
             return Layer({}, {}, [_unreadable(label, error)])
     raw = dict(origin) if isinstance(origin, Mapping) else _attributes(origin)
     if namespace:
@@ -141,8 +141,7 @@ def _unreadable(label: str, error: Exception) -> Problem:
 
 
 def _place(error: Exception) -> str:
-    """Return the line of somebody's file that raised an error, as " (file, line 3)"; "" when there is
-    none."""
+    """Return the line of the user's file that raised an error, as " (file, line 3)"; "" if there is none."""
     frame, location = error.__traceback__, ""
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
@@ -170,7 +169,7 @@ def _attributes(origin: Any) -> dict[str, Any]:
 
 
 def from_environment(environ: Mapping[str, str]) -> Source:
-    """A source of the variables QWORKER_*: QWORKER_BROKER_URL is broker_url."""
+    """Make a source of the variables QWORKER_*: QWORKER_BROKER_URL is broker_url."""
 
     def read() -> Layer:
         raw = {
@@ -185,7 +184,7 @@ def from_environment(environ: Mapping[str, str]) -> Source:
 
 
 def read_tool_table(directory: Path) -> dict[str, Any]:
-    """Return the table [tool.qworker] of pyproject.toml in *directory*; {} when there is none.
+    """Return the table [tool.qworker] of pyproject.toml in *directory*; {} if there is none.
 
     Raises ValueError for bad TOML.
     """
@@ -194,7 +193,7 @@ def read_tool_table(directory: Path) -> dict[str, Any]:
     except OSError:
         return {}
     if "tool.qworker" not in text:
-        return {}  # spares the import of tomllib
+        return {}  # avoids the import of tomllib
     import tomllib
 
     table = tomllib.loads(text).get("tool", {}).get("qworker", {})

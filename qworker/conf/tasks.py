@@ -1,8 +1,8 @@
-"""Settings of tasks: how they are called, and what becomes of them.
+"""Settings of tasks: how they are called, run and acknowledged.
 
 Comes from:  nothing; see `settings`.
 Goes to:     `settings`, which collects them.
-Thread:      built once at import, never changed.
+Thread:      built once at import, immutable.
 """
 
 from typing import Any
@@ -45,12 +45,12 @@ class TaskSettings:
     task_default_priority: int | None = declare(
         kinds.INTEGER,
         None,
-        "Priority of tasks that name none: 0 (least, the same as None) to 9 (most urgent).",
+        "Default priority of tasks: 0 (least, the same as None) to 9 (most urgent).",
         minimum=0,
         maximum=9,
     )
     task_queue_max_priority: int = declare(
-        kinds.INTEGER, 9, "Highest priority a queue keeps apart.", minimum=0, maximum=9, nullable=True
+        kinds.INTEGER, 9, "Highest priority that a queue distinguishes.", minimum=0, maximum=9, nullable=True
     )
     task_inherit_parent_priority: bool = declare(kinds.BOOLEAN, False, "A task's calls take its priority.")
 
@@ -61,7 +61,7 @@ class TaskSettings:
     task_protocol: int = declare(
         kinds.INTEGER,
         2,
-        "Version of the message protocol that is sent; both are accepted.",
+        "Version of the message protocol for sending; both are accepted.",
         minimum=2,
         maximum=2,
     )
@@ -69,26 +69,26 @@ class TaskSettings:
     task_publish_retry_policy: dict[str, Any] = declare(
         kinds.POLICY,
         {"max_retries": 5, "interval_start": 0.1, "interval_step": 0.5, "interval_max": 3.0},
-        "How often and after which pauses (seconds); keys that are left out keep their default.",
+        "Number of retries and pauses between them (seconds); missing keys keep their default.",
     )
     task_publish_timeout: float = declare(
         kinds.DURATION,
         10.0,
-        "One deadline for publishing, all tries included. Where very many at once go in portions it is for "
-        "each of them.",
+        "Deadline for publishing, including retries. When very many messages are sent in portions, it "
+        "applies to each portion.",
         minimum=0.01,
     )
     task_send_sent_event: bool = declare(kinds.BOOLEAN, False, "No effect: there are no events yet.")
     canvas_format: str = declare(
         kinds.TEXT,
         "auto",
-        "How joins are written: so that Celery's workers may take part (`celery`; in Redis), or so that only "
-        "ours may (`shared`). `auto`: `celery` where Celery has such a broker and results are in Redis, and "
+        "The format of joins: Celery's workers can take part in `celery` (in Redis), only qworker's in "
+        "`shared`. `auto`: `celery` if the broker is one that Celery supports, results are in Redis, and "
         "there is no `security_key`.",
         choices=("auto", "celery", "shared"),
     )
     task_allow_error_cb_on_chord_header: bool = declare(
-        kinds.BOOLEAN, False, "An errback of a chord is called for each call of its header that fails, too."
+        kinds.BOOLEAN, False, "An errback of a chord is also called for each failed call of its header."
     )
     task_always_eager: bool = declare(kinds.BOOLEAN, False, "Run tasks in the caller, at once; for tests.")
     task_eager_propagates: bool = declare(kinds.BOOLEAN, False, "Errors of eager tasks are raised at once.")
@@ -97,19 +97,19 @@ class TaskSettings:
     task_acks_late: bool = declare(
         kinds.BOOLEAN,
         True,
-        "Acknowledge after the run: a task whose worker dies runs again. False: before it, so that it never "
-        "runs twice and may be lost.",
+        "Acknowledge after the run: a task whose worker dies runs again. False: before it, so that it "
+        "never runs twice, but may be lost.",
     )
     task_acks_on_failure_or_timeout: bool = declare(
         kinds.BOOLEAN,
         True,
-        "Failed tasks and those over their time limit are acknowledged; False: rejected to the dead letters.",
+        "Tasks that fail or exceed their time limit are acknowledged; False: dead-lettered.",
     )
     task_keep_failed: bool = declare(
         kinds.BOOLEAN,
         True,
-        "The messages of tasks that fail for good are kept, so that `qworker failed` can show them and send "
-        "them again.",
+        "The messages of tasks that have finally failed are kept, so that `qworker failed` can show them "
+        "and send them again.",
     )
     task_reject_on_worker_lost: bool = declare(
         kinds.BOOLEAN, True, "A task whose process died is delivered again, counted by `task_max_deliveries`."
@@ -123,8 +123,8 @@ class TaskSettings:
     task_unknown_delays: tuple[float, ...] = declare(
         kinds.DURATIONS,
         (30.0, 120.0, 300.0),
-        "Pauses with which a task no worker knows goes back to its queue, before it is dead-lettered; time "
-        "for a rolling deployment.",
+        "Pauses after which a message with an unknown task is delivered again, before it is dead-lettered; "
+        "this allows for rolling deployments.",
     )
     task_ignore_result: bool = declare(kinds.BOOLEAN, False, "Do not store results.")
     task_store_errors_even_if_ignored: bool = declare(
@@ -141,7 +141,7 @@ class TaskSettings:
         kinds.DURATION, None, "Soft limit: SoftTimeLimitExceeded is raised in the task.", minimum=0.001
     )
     task_default_rate_limit: str | None = declare(
-        kinds.RATE, None, 'Rate of every task that names none, for each worker: "10/s", "100/m", "5/h".'
+        kinds.RATE, None, 'Default rate limit of tasks, for each worker: "10/s", "100/m", "5/h".'
     )
     task_annotations: Any = declare(
         kinds.ANYTHING,

@@ -1,8 +1,8 @@
 """Settings of workers: how many run, for how long, and what they log.
 
 Comes from:  nothing; see `settings`.
-Goes to:     `settings`, which collects them; `worker` and `cli/start`, whose options some of them are.
-Thread:      built once at import, never changed.
+Goes to:     `settings`, which collects them; `worker` and `cli/start`, which have options for some of them.
+Thread:      built once at import, immutable.
 """
 
 from qworker.conf import kinds
@@ -21,7 +21,7 @@ OPTIONS = {
     "soft_time_limit": "task_soft_time_limit",
     "start_method": "worker_start_method",
 }
-"""What a worker may be told when it is made, and the settings that this is."""
+"""Arguments of a worker, and the settings that they override."""
 
 
 class WorkerSettings:
@@ -37,13 +37,13 @@ class WorkerSettings:
     worker_pool: str = declare(
         kinds.TEXT,
         "prefork",
-        "What runs tasks: processes, threads, or the worker itself, one after the other.",
+        "What runs tasks: processes, threads, or the worker itself, one task at a time.",
         choices=("prefork", "threads", "solo"),
     )
     worker_prefetch_multiplier: int = declare(
         kinds.INTEGER,
         1,
-        "Messages a worker holds for each process beside the running one.",
+        "Messages a worker holds for each process besides the running one.",
         minimum=1,
         maximum=10000,
     )
@@ -57,26 +57,28 @@ class WorkerSettings:
         minimum=0,
     )
     worker_eta_task_limit: int = declare(
-        kinds.INTEGER, 1000, "Most tasks with an ETA that wait in the worker.", minimum=1
+        kinds.INTEGER, 1000, "Maximum number of tasks with an ETA that wait in the worker.", minimum=1
     )
     worker_lease_seconds: float = declare(
         kinds.DURATION,
         15.0,
-        "How long a silent worker keeps its messages; it renews while it lives.",
+        "How long a silent worker keeps its messages; it renews its lease while it is alive.",
         minimum=1,
     )
     worker_ack_flush_seconds: float = declare(
         kinds.DURATION,
         0.01,
-        "Acknowledgements wait this long for others to be written with them.",
+        "Acknowledgements wait this long for others, to be written together.",
         minimum=0,
         maximum=1,
     )
-    worker_ack_flush_count: int = declare(kinds.INTEGER, 64, "…but not longer than for this many.", minimum=1)
+    worker_ack_flush_count: int = declare(
+        kinds.INTEGER, 64, "Maximum number of acknowledgements that wait.", minimum=1
+    )
     worker_frame_seconds: float = declare(
         kinds.DURATION,
         0.02,
-        "Short tasks travel to a process together, up to this much expected work.",
+        "Short tasks are sent to a process together, up to this much expected work.",
         minimum=0,
         maximum=1,
     )
@@ -93,14 +95,14 @@ class WorkerSettings:
     worker_start_method: str = declare(
         kinds.TEXT,
         "zygote",
-        "How processes begin: forked from a small copy made before any thread exists, from a fork server, or "
-        "anew. `fork` means `zygote`.",
+        "How processes start: forked from a small copy made before any thread exists, from a fork server, "
+        "or as new processes. `fork` means `zygote`.",
         choices=("zygote", "fork", "forkserver", "spawn"),
     )
     worker_stall_seconds: float = declare(
         kinds.DURATION,
         30.0,
-        "A worker that has not heard from its broker for so long says so in its log and in health checks.",
+        "A worker whose broker has been silent for this long reports it in its log and in health checks.",
         minimum=1,
     )
     worker_http_address: str | None = declare(
@@ -114,25 +116,25 @@ class WorkerSettings:
     worker_shutdown_timeout: float = declare(
         kinds.DURATION,
         25.0,
-        "How long running tasks may go on after the first signal to stop; then they go back to the broker.",
+        "How long running tasks may continue after the first stop signal; then they go back to the broker.",
         minimum=0,
     )
     worker_soft_shutdown_timeout: float = declare(
         kinds.DURATION, 0.0, "How long, after that, interrupted tasks may take to clean up.", minimum=0
     )
     worker_send_task_events: bool = declare(kinds.BOOLEAN, False, "No effect: there are no events yet.")
-    worker_redirect_stdouts: bool = declare(kinds.BOOLEAN, True, "What tasks print goes to the log.")
+    worker_redirect_stdouts: bool = declare(kinds.BOOLEAN, True, "Output of tasks goes to the log.")
     worker_redirect_stdouts_level: str = declare(
         kinds.TEXT, "WARNING", "…at this level.", choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
     )
     worker_hijack_root_logger: bool = declare(
-        kinds.BOOLEAN, True, "Replace handlers that were set up on the root logger before."
+        kinds.BOOLEAN, True, "Replace existing handlers of the root logger."
     )
     worker_log_format: str = declare(kinds.TEXT, LOG_FORMAT, "Format of log lines.")
     worker_task_log_format: str = declare(
-        kinds.TEXT, TASK_LOG_FORMAT, "Format of lines logged by tasks; has `task_name` and `task_id`."
+        kinds.TEXT, TASK_LOG_FORMAT, "Format of lines logged by tasks; supports `task_name` and `task_id`."
     )
     worker_log_color: bool | None = declare(
-        kinds.BOOLEAN, None, "Colours in the log; None: when it goes to a terminal."
+        kinds.BOOLEAN, None, "Colours in the log; None: if it goes to a terminal."
     )
-    worker_log_json: bool = declare(kinds.BOOLEAN, False, "Log one JSON object a line.")
+    worker_log_json: bool = declare(kinds.BOOLEAN, False, "Log one JSON object per line.")

@@ -1,8 +1,8 @@
-"""Crash points: steps between claim and ack at which tests kill this process, once, or hold a thread of it.
+"""Crash points: steps between claim and ack where tests kill this process, once, or stop one of its threads.
 
 Comes from:  the environment variables ``QWORKER_CRASH_AT`` and ``QWORKER_HOLD_AT``, "name of the point@file
-             that remembers that it was hit".
-Goes to:     ``if CRASHING: crash_point("claimed")`` at each boundary; without the variables, one look at a
+             that records that it was hit".
+Goes to:     ``if CRASHING: crash_point("claimed")`` at each step; without the variables, one look at a
              constant.
 Thread:      any.
 """
@@ -19,8 +19,8 @@ CRASHING = bool(CRASH_AT or HOLD_AT)
 
 
 def crash_point(name: str) -> None:
-    """Die here as by kill -9, or hold this thread until the file is empty no more, if this is the point that
-    was asked for and nobody has come by it before."""
+    """Kill this process, or stop this thread until the file is no longer empty, if this is the requested
+    point and it was not hit before."""
     if name == HOLD_AT.partition("@")[0] and (file := _first(HOLD_AT)):
         while not os.path.getsize(file):
             time.sleep(0.01)
@@ -29,7 +29,7 @@ def crash_point(name: str) -> None:
 
 
 def _first(point: str) -> str:
-    """The file of *point*, made now; "" when it was there."""
+    """Create the file of *point* and return it; "" if it existed."""
     file = point.partition("@")[2]
     try:
         os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))

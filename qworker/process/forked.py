@@ -1,8 +1,8 @@
-"""What a forked child must forget: the connections and leases of its parent's stores.
+"""Forked children: they drop the connections and leases of their parent's stores.
 
 Comes from:  each module of a store, once.
 Goes to:     the stores, in the child and before anything else runs there.
-Thread:      the one that forked, which is the child's only one.
+Thread:      the one that forked, the only one of the child.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ logger = logging.getLogger(__name__)
 
 
 def forgetful() -> WeakSet[Any]:
-    """A set for stores, each of which has its ``_after_fork()`` called in every forked child for as long as
-    it lives.
+    """Return a weak set of stores whose ``_after_fork()`` is called in every forked child.
 
-    Children do that in the order in which modules asked for such a set: who uses another's connections asks
-    later.
+    In the order in which modules call this: a module that uses another's connections calls it later.
     """
     stores: WeakSet[Any] = WeakSet()
 
@@ -28,8 +26,8 @@ def forgetful() -> WeakSet[Any]:
         for store in list(stores):
             try:
                 store._after_fork()
-            except Exception:  # the others still have to
-                logger.warning("a forked process could not forget what %r holds", store, exc_info=True)
+            except Exception:  # the others must still be called
+                logger.warning("a forked process could not drop the connections of %r", store, exc_info=True)
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=forked)

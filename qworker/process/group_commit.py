@@ -1,13 +1,12 @@
-"""Group commit: callers that wait for one connection together are served together by the one who has its
-turn.
+"""Group commit: one caller serves all callers that wait for the same connection.
 
-Comes from:  ``push`` of the brokers that publish on one connection, on any thread.
-Goes to:     their function that writes or sends, called by whoever has the connection's turn.
-Thread:      any; what is pending is put there by any thread, and taken out by who has the turn.
+Comes from:  ``push`` of brokers that publish on one connection, on any thread.
+Goes to:     their function that writes or sends, called while holding the connection's lock.
+Thread:      any thread adds to what is pending; the thread that holds the lock takes it out.
 
-Who has the turn may be interrupted (see ``interrupts.py``), and gives it back all the same. He could not tell
-the others what became of theirs: so the main thread, which is the one that signals interrupt, serves nobody
-but itself.
+The holder of the lock may be interrupted (see ``interrupts.py``), and releases the lock all the same. An
+interrupted writer cannot report the others' outcomes, so the main thread, the only one that signals
+interrupt, serves only itself.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ T = TypeVar("T")
 
 
 class Connected(Protocol):
-    """Who has a connection that one may use at a time; a fork gives the child another lock."""
+    """The owner of a connection for one user at a time; a fork gives the child another lock."""
 
     lock: Lock
 
 
 class Pending(Generic[T]):
-    """Items of one caller that wait to be served. done: they were, and *error* is what became of it."""
+    """Items of one caller that wait to be served. done: they were served, with *error* as the outcome."""
 
     __slots__ = ("done", "error", "items")
 
@@ -43,9 +42,8 @@ class Pending(Generic[T]):
 
 
 class Line(Generic[T]):
-    """Callers that wait for the lock of *place*. serve: with a batch, the first of which is the caller's own,
-    and a deadline (monotonic seconds); it is done with those that it marks so. name: of the place, for
-    messages."""
+    """Callers that wait for the lock of *place*. serve: called with a batch, the caller's own items first,
+    and a deadline (monotonic seconds); it marks those that are done. name: of the place, for messages."""
 
     def __init__(self, place: Connected, serve: Callable[[list[Pending[T]], float], None], name: str) -> None:
         self._place = place
@@ -54,14 +52,14 @@ class Line(Generic[T]):
         self._pending: deque[Pending[T]] = deque()
 
     def forget(self) -> None:
-        """In a forked child: what the parent's threads were about to write is theirs."""
+        """In a forked child: pending items belong to the parent's threads."""
         self._pending = deque()
 
     def push(self, items: Sequence[T], timeout: float) -> None:
-        """Have *items* served, alone or with what others bring; return when they are.
+        """Have *items* served, alone or with those of others; return when they are done.
 
-        Raises the error that they were marked with; BrokerUnavailable when it was not our turn within
-        *timeout* seconds: then nothing was written.
+        Raises their error; BrokerUnavailable when the lock was not available within *timeout* seconds: then
+        nothing was written.
         """
         deadline = time.monotonic() + timeout
         mine = Pending(items)
@@ -73,21 +71,21 @@ class Line(Generic[T]):
             except NotOurTurn:
                 try:
                     pending.remove(mine)
-                except ValueError:  # it is under way: only that can tell
+                except ValueError:  # it is in progress: only that thread knows the outcome
                     in_turn(lock, None, self._serve_all, mine, deadline)
                 else:
                     raise BrokerUnavailable(
                         f"{self._name} took no message within {timeout:g} s; nothing was published"
                     ) from None
         finally:
-            if not mine.done:  # we were interrupted, perhaps: then nobody else is to send it
+            if not mine.done:  # perhaps interrupted: then nobody else must send it
                 with suppress(ValueError):
                     pending.remove(mine)
         if mine.error is not None:
             raise mine.error
 
     def _serve_all(self, mine: Pending[T], deadline: float) -> None:
-        """Serve all that is pending: the caller's, and what others brought meanwhile."""
+        """Serve everything that is pending: the caller's items, and those of others."""
         if mine.done:
             return
         batch = [mine]
@@ -95,7 +93,7 @@ class Line(Generic[T]):
             try:
                 self._pending.remove(mine)
             except ValueError:
-                pass  # somebody took it, and was cut short
+                pass  # another thread took it, and was interrupted
         else:
             while self._pending:
                 pending = self._pending.popleft()
@@ -104,13 +102,13 @@ class Line(Generic[T]):
         self._serve(batch, deadline)
 
     def put_back(self, batch: Iterable[Pending[T]]) -> None:
-        """For who has the turn: let these be served by themselves."""
+        """Put these items back, to be served separately. Called while holding the lock."""
         self._pending.extendleft(batch)
 
 
 class GroupCommit(Line[T]):
-    """store: writes items in one transaction by a deadline (monotonic seconds), and returns the error for
-    which nothing of it was written, or None."""
+    """store: writes items in one transaction by a deadline (monotonic seconds), and returns the error if
+    nothing was written, or None."""
 
     def __init__(
         self, place: Connected, store: Callable[[Sequence[T], float], Exception | None], name: str
@@ -124,8 +122,7 @@ class GroupCommit(Line[T]):
         items = [item for pending in batch for item in pending.items] if together else batch[0].items
         error = self._store(items, deadline)
         if error is not None and together:
-            # One bad message, or one caller's short patience, is not the others' failure: they try for
-            # themselves.
+            # One bad message, or one caller's short timeout, must not fail the others: they retry separately.
             self.put_back(reversed(batch[1:]))
             batch = batch[:1]
             error = self._store(batch[0].items, deadline)

@@ -1,13 +1,12 @@
-"""Owner files: those of one consumer, a lock that shows that it lives, and its running file.
+"""Owner files of a consumer: a lock that shows that it is alive, and its running file.
 
-Comes from:  the consumers; the children, which note what they run
-             (``process/running_file.py``).
-Goes to:     a directory beside the embedded database, or where the broker is a server one of this user on
-             this machine; and who reclaims.
+Comes from:  the consumers; the children, which record what they run (``process/running_file.py``).
+Goes to:     a directory beside the embedded database, or for a broker that is a server, one of this user on
+             this machine; and consumers that reclaim.
 Thread:      the listener's.
 
-The kernel drops the lock with the process, so on one machine a death is seen at once. Only a file that is
-here and not locked says so: no file at all may mean another container, and there the lease must run out.
+The kernel releases the lock with the process, so on one machine a death is noticed at once. Only an existing
+unlocked file proves it: a missing file may mean another container, where the lease must expire.
 """
 
 from __future__ import annotations
@@ -26,20 +25,21 @@ from qworker.process.running_file import SLOT
 
 try:
     import fcntl
-except ImportError:  # Windows: a consumer's death is known by its lease alone
+except ImportError:  # Windows: a consumer's death is only noticed by its lease
     fcntl = None  # type: ignore[assignment]
 
 PROMPT_SECONDS = 1.0
-"""A look at the leases of others that takes longer met a server that stood still. They could not renew them
-either, so what it saw of their silence says nothing."""
+"""If checking the leases of others takes longer, the server was blocked. Then the others could not renew
+either, and their silence means nothing."""
 LONG_DEAD = 86400.0
-"""Seconds after which nobody will ask for the files of a consumer whose broker is a server."""
+"""Seconds after which the files of a consumer are no longer needed, if its broker is a server."""
 _NAME = re.compile(r"[0-9]+\.[0-9a-f]{12}\.(?:lock|running)")
-"""What their names are. Whoever can write to the broker can name any file of this machine as a consumer's."""
+"""The form of their names. Anyone who can write to the broker could otherwise name any file of this
+machine."""
 
 
 def runtime_directory() -> Path | None:
-    """A directory of this user alone, on this machine, for the files of workers; None where nothing can be
+    """Return a directory of this user on this machine, for the files of workers; None where nothing can be
     written."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     user = os.getuid() if hasattr(os, "getuid") else 0
@@ -49,17 +49,17 @@ def runtime_directory() -> Path | None:
         with contextlib.suppress(OSError):
             path.mkdir(mode=0o700, exist_ok=True)
             status = path.lstat()
-            # Another user's directory, or a link to somewhere, would let others play dead for us.
+            # In another user's directory, or behind a link, others could fake our death.
             if stat.S_ISDIR(status.st_mode) and status.st_uid == user and os.access(path, os.W_OK):
                 return path
     return None
 
 
 class OwnerFiles:
-    """The files of this process as a consumer, in *directory*, which is asked for when they are needed; None:
+    """The files of this process as a consumer, in *directory*, which is called when they are needed; None:
     nowhere.
 
-    lock: path of the locked file, '' while there is none.
+    lock: path of the locked file, '' if there is none.
     """
 
     def __init__(self, directory: Callable[[], Path | None]) -> None:
@@ -71,7 +71,7 @@ class OwnerFiles:
 
     @property
     def running(self) -> str:
-        """Path of the running file, '' where there is no place for it; the same as long as this object is."""
+        """Path of the running file, '' if there is none; it does not change."""
         if self._running is None:
             directory = self._directory()
             name = f"{os.getpid()}.{os.urandom(6).hex()}.running"
@@ -79,9 +79,9 @@ class OwnerFiles:
         return self._running
 
     def take(self) -> None:
-        """Make the lock, if that can be done here; without it, the lease alone tells of our death.
+        """Create the lock, if possible; without it, others only notice our death by the lease.
 
-        To be called for each generation, before anybody can read of it. A lock that is still there is kept.
+        Called for each generation, before others can read of it. An existing lock is kept.
         """
         self._copied = b""
         if fcntl is None or not self.running or (self.lock and os.path.exists(self.lock)):
@@ -95,23 +95,22 @@ class OwnerFiles:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            forget(path)  # unlocked, it would tell of our death
+            forget(path)  # unlocked, it would report our death
             os.close(file)
         else:
             self._file, self.lock = file, path
 
     def copy_running(self, write: Callable[[set[int]], object]) -> None:
-        """Have *write* take the tags that run, when they are others than it last took."""
+        """Call *write* with the running tags, when they have changed since its last call."""
         data = _read(self.running) or b""
         if data != self._copied:
             write(_tags(data))
             self._copied = data
 
     def tidy(self, known: Collection[str] = (), age: float = LONG_DEAD) -> None:
-        """Delete what processes left behind that ended more than *age* seconds ago, and that nobody
-        reclaimed.
+        """Delete files of processes that ended more than *age* seconds ago, and that nobody reclaimed.
 
-        known: running files, by name, of consumers that are yet to be reclaimed from here: these stay.
+        known: running files, by name, of consumers still to be reclaimed from here, which are kept.
         """
         spared = {name.removesuffix(".running") for name in known}
         before = time.time() - age
@@ -126,8 +125,8 @@ class OwnerFiles:
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
-        """Around giving back what is held: then the files go. Where that fails the lock stays, free, and
-        tells others on this machine that the consumer is dead."""
+        """Context for giving back held messages: the files are deleted afterwards. If that fails, the lock
+        file stays, unlocked, and tells others on this machine that the consumer is dead."""
         try:
             yield
             forget(self.lock)
@@ -136,8 +135,8 @@ class OwnerFiles:
             self.let_go()
 
     def let_go(self) -> None:
-        """Close the lock and leave the files; in a forked child, without which the parent's lock would
-        outlive it."""
+        """Close the lock and keep the files; in a forked child, because otherwise the lock would outlive the
+        parent."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -145,57 +144,57 @@ class OwnerFiles:
 
 
 def lock_beside(running: str) -> str:
-    """The path of the lock of the consumer whose running file is *running*."""
+    """Return the path of the lock that belongs to the running file *running*."""
     return f"{running.removesuffix('.running')}.lock"
 
 
 def died(lock: str, boot: str) -> bool:
-    """Whether the process is certainly dead that made the file *lock* in the boot of the name *boot*."""
+    """Tell whether the process that created the file *lock* in the boot *boot* is certainly dead."""
     return boot == boot_id() and _is_named(lock) and _is_free(lock)
 
 
 def running_tags(running: str) -> set[int] | None:
-    """The tags in the running file *running*; None when there is no such file here."""
+    """Return the tags in the running file *running*; None when there is no such file here."""
     data = _read(running) if _is_named(running) else None
     return None if data is None else _tags(data)
 
 
 def copied_tags(text: str) -> set[int]:
-    """The tags that a consumer has copied to its record for other hosts, as *text*."""
+    """Return the tags that a consumer has copied to its record as *text*, for other hosts."""
     return {int(tag) for tag in text.split() if tag.isascii() and tag.isdigit() and len(tag) < 20}
 
 
 def left_by_the_dead(running: str, known: Collection[str] = ()) -> Iterator[tuple[str, set[int]]]:
-    """The names of dead consumers whose files are beside *running*, without those *known*, and the tags that
-    each had marked."""
+    """Return the names of dead consumers whose files are beside *running*, except *known*, and the tags of
+    each."""
     with contextlib.suppress(OSError):
         for path in Path(running).parent.glob("*.lock"):
             if path.stem not in known and _is_free(str(path)):
                 tags = running_tags(str(path.with_suffix(".running")))
-                if tags is not None:  # else it is only about to take its lock, or ran nothing yet
+                if tags is not None:  # otherwise it is about to take its lock, or has run nothing yet
                     yield path.stem, tags
 
 
 def forget(path: str) -> None:
-    """Delete a consumer's file, if it is here."""
+    """Delete a consumer's file, if it exists."""
     with contextlib.suppress(OSError):
         if _is_named(path):
             os.unlink(path)
 
 
 def bury(lock: str) -> None:
-    """Delete the files of a dead consumer, whose lock is *lock*."""
+    """Delete the files of a dead consumer with the lock *lock*."""
     forget(lock)
     forget(f"{lock.removesuffix('.lock')}.running")
 
 
 def _is_named(path: str) -> bool:
-    """Whether *path* may be that of an owner file."""
+    """Tell whether *path* may be that of an owner file."""
     return isinstance(path, str) and "\0" not in path and _NAME.fullmatch(os.path.basename(path)) is not None
 
 
 def _is_free(path: str) -> bool:
-    """Whether the file is there, and nobody locks it."""
+    """Tell whether the file exists and is not locked."""
     if fcntl is None:
         return False
     try:
@@ -203,7 +202,8 @@ def _is_free(path: str) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who ask do not mislead each other
+        # Shared, so that two processes that check do not mislead each other
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return False
     finally:
@@ -212,7 +212,7 @@ def _is_free(path: str) -> bool:
 
 
 def _ended(path: str) -> bool:
-    """Whether the process has ended whose number the file's name begins with."""
+    """Tell whether the process whose id begins the file's name has ended."""
     try:
         os.kill(int(os.path.basename(path).partition(".")[0]), 0)
     except ProcessLookupError:

@@ -1,8 +1,8 @@
-"""WakeupPipe: how a thread that sleeps in poll() is woken, by other threads and by signal handlers.
+"""WakeupPipe: wakes a thread that sleeps in poll(), from other threads and from signal handlers.
 
 Comes from:  any thread, and signal handlers (wake).
-Goes to:     the one thread that sleeps: in sleep(), or in a poll() of its own, beside the files it waits for.
-Thread:      the one that sleeps, but for wake().
+Goes to:     the sleeping thread: in sleep(), or in its own poll() together with other files.
+Thread:      the sleeping one, except wake().
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import select
 
 
 class _Pipe:
-    """Its files are closed when nobody holds it any more: a call that comes late must not write into a file
-    that has got the same number since."""
+    """Its files are closed with the last reference: a late call must not write into another file that reused
+    the number."""
 
     ends: tuple[int, ...] = ()
-    """None yet, where an interrupt came before they were made."""
+    """None yet, if an interrupt came before they were created."""
 
     def __init__(self) -> None:
         self.ends = self.reader, self.writer = os.pipe()
@@ -30,7 +30,7 @@ class _Pipe:
 
 
 class WakeupPipe:
-    """Closed at first: then wake() does nothing, and a sleep lasts as long as it was asked for."""
+    """Closed at first: then wake() does nothing, and sleep() lasts the full time."""
 
     def __init__(self) -> None:
         self._pipe: _Pipe | None = None
@@ -41,25 +41,25 @@ class WakeupPipe:
             self._pipe = _Pipe()
 
     def close(self) -> None:
-        """Safe to call twice; in a forked child, too."""
+        """Safe to call twice, and in a forked child."""
         self._pipe = None
 
     def fileno(self) -> int:
-        """What can be read after wake(), until clear(); -1 while this is closed."""
+        """The descriptor that is readable after wake(), until clear(); -1 while closed."""
         pipe = self._pipe
         return -1 if pipe is None else pipe.reader
 
     def wake(self, word: bytes = b"!") -> None:
-        """End a sleep early, or the next one. Any thread; safe in a signal handler."""
+        """End the current or next sleep early. Any thread; safe in a signal handler."""
         pipe = self._pipe
         if pipe is not None:
             try:
                 os.write(pipe.writer, word)
             except BlockingIOError:
-                pass  # full: it is awake
+                pass  # full: the thread is awake
 
     def clear(self) -> bytes:
-        """Take in what wake() has said since the last time; b"" when it was not called."""
+        """Return everything that wake() was called with since the last time; b"" if it was not called."""
         pipe = self._pipe
         if pipe is None:
             return b""
@@ -69,16 +69,15 @@ class WakeupPipe:
             return b""
 
     def sleep(self, seconds: float, *files: int) -> tuple[bytes, set[int]]:
-        """Sleep until one of *files* (-1: none) can be read, wake() is called or so many seconds have passed.
+        """Sleep until one of *files* (-1: none) is readable, wake() is called or so many seconds have passed.
 
-        Returns what wake() has said, and those of *files* that can be read.
+        Return what wake() was called with, and the readable *files*.
         """
         ready = select.poll()
         for file in (self.fileno(), *files):
             if file >= 0:
                 ready.register(file, select.POLLIN)
-        # Rounded up: poll() counts whole milliseconds, and what is due in 0.4 ms must not be waited for with
-        # 0.
+        # Rounded up: poll() counts whole milliseconds, and 0.4 ms must not become a busy loop.
         found = {file for file, _ in ready.poll(math.ceil(max(0.0, seconds) * 1000))}
         words = self.clear() if self.fileno() in found else b""
         return words, found

@@ -4,9 +4,9 @@ Comes from:  nothing.
 Goes to:     test suites, ours and the users'.
 Thread:      any.
 
-Modules, in reading order: ``clock`` (time that a test moves), ``store`` with ``memory_queues`` (a broker in
-memory), ``pool`` (without processes), ``worker`` (without threads), ``contract`` (tests for
-brokers of your own).
+Modules, in reading order: ``clock`` (time controlled by a test), ``store`` with ``memory_queues`` (a broker
+in memory), ``pool`` (without processes), ``worker`` (without threads), ``contract`` (tests for custom
+brokers).
 """
 
 from qworker.testing.clock import FakeClock

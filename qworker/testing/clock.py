@@ -1,8 +1,8 @@
-"""FakeClock: time that moves only when a test says so.
+"""FakeClock: time that only a test moves.
 
-Comes from:  tests, which pass it wherever a `Clock` is asked for.
-Goes to:     the room under test.
-Thread:      any; a sleeper returns at once after moving the time itself.
+Comes from:  tests, which pass it as a `Clock`.
+Goes to:     the code under test.
+Thread:      any; sleep() moves the time and returns at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ START = 1_700_000_000.0  # 2023-11-14T22:13:20+00:00
 
 
 class FakeClock:
-    """A `qworker.clock.Clock` that stands still. ``slept`` lists every sleep asked for, in seconds."""
+    """A `qworker.clock.Clock` that stands still. ``slept`` lists all sleeps, in seconds."""
 
     def __init__(self, now: float = START, monotonic: float = 1000.0) -> None:
         self._now = now
@@ -30,11 +30,11 @@ class FakeClock:
         return self._monotonic
 
     def uptime(self) -> float:
-        """The same, since this machine is never suspended."""
+        """The same as monotonic(): this machine is never suspended."""
         return self._monotonic
 
     def sleep(self, seconds: float) -> None:
-        """Move the time on by `seconds` and return at once."""
+        """Move the time forward by `seconds` and return at once."""
         self.slept.append(seconds)
         self.advance(max(0.0, seconds))
 
@@ -47,6 +47,7 @@ class FakeClock:
             self._monotonic += seconds
 
     def jump(self, seconds: float) -> None:
-        """Set the wall clock on (or back, if negative) by `seconds`; the monotonic clock does not notice."""
+        """Set the wall clock forward (or back, if negative) by `seconds`; the monotonic clock is not
+        affected."""
         with self._lock:
             self._now += seconds

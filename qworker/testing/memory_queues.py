@@ -1,7 +1,7 @@
-"""MemoryQueues: what a broker in memory holds, without locks, waiting or leases of its own.
+"""MemoryQueues: the data of a broker in memory, without locks, waiting or expiry.
 
 Comes from:  ``store.py``, which holds the lock around every call.
-Goes to:     back to it.
+Goes to:     ``store.py``.
 Thread:      whichever holds the lock.
 """
 
@@ -34,7 +34,7 @@ SWEPT_AT_ONCE = 1000
 
 @dataclass
 class Message:
-    """A message in a queue. owner: the generation that holds it, 0 for nobody."""
+    """A message in a queue. owner: the generation that holds it, 0 if none."""
 
     tag: int
     envelope: Envelope
@@ -73,8 +73,8 @@ class Message:
 
 @dataclass
 class Owner:
-    """A consumer of leases. lease_until: in the seconds of the clock that leases run on.
-    presence: what it tells of itself."""
+    """A consumer. lease_until: in seconds of the clock for leases.
+    presence: its published state."""
 
     name: str
     queues: tuple[str, ...]
@@ -97,7 +97,7 @@ class MemoryQueues:
     last: int = 0
 
     def next(self) -> int:
-        """A number that was never used: a tag, a generation or a revocation."""
+        """Return an unused number for a tag, a generation or a revocation."""
         self.last += 1
         return self.last
 
@@ -111,7 +111,7 @@ class MemoryQueues:
         ]
 
     def check(self, settlement: Settlement) -> None:
-        """Raise what settle() would, so that nothing of a batch is done when something of it cannot be."""
+        """Raise what settle() would raise, so that a batch is carried out completely or not at all."""
         if isinstance(settlement, Release):
             float(0.0 if settlement.due is None else settlement.due)
         elif settlement.row is not None:
@@ -150,7 +150,7 @@ class MemoryQueues:
             self.results[row[0]] = row
 
     def give_up(self, generation: int) -> bool:
-        """Let *generation* hold nothing any more; False when it was no consumer."""
+        """Release everything held by *generation*; False when it was not a consumer."""
         if self.owners.pop(generation, None) is None:
             return False
         for message in self.held_by(generation):
@@ -158,12 +158,12 @@ class MemoryQueues:
         return True
 
     def retry(self, tags: Iterable[int], now: float) -> None:
-        """Make messages of dead letters again; a failure that was stored for one is forgotten."""
+        """Turn dead letters into messages again; a stored failure is deleted."""
         for tag in tags:
             self._again(*self.dead.pop(tag), now)
 
     def send_again(self, calls: Iterable[Again], now: float) -> int:
-        """Make messages of failed tasks again; return how many."""
+        """Turn failed tasks into messages again; return their number."""
         found = [(call, self.failed.pop(call.tag)) for call in calls if call.tag in self.failed]
         for (_, headers, properties, body), (letter, priority) in found:
             sent = letter._replace(headers=headers, properties=properties, body=body)
@@ -179,7 +179,7 @@ class MemoryQueues:
         self.messages[fresh] = Message(fresh, envelope, now, None, redelivered=True)
 
     def sweep(self, dead_expires: float, dead_max: int, now: float) -> int:
-        """Delete what is old or too much, a portion of it; return how many things went."""
+        """Delete some of the old or surplus entries; return their number."""
         old = _over(self.dead, now - dead_expires, dead_max)
         stale = [id for id, row in self.results.items() if row[3] is not None and row[3] < now]
         over = [entry for entry in self.revoked if entry[2] < now]
@@ -192,7 +192,7 @@ class MemoryQueues:
         return sum(len(things[:SWEPT_AT_ONCE]) for things in (old, stale, over))
 
     def peek(self, queue: str, standing: Standing, limit: int, now: float) -> list[Peeked]:
-        """The first *limit* messages of *queue* that stand so."""
+        """Return the first *limit* messages of *queue* in that state."""
         found = [
             message
             for message in self.messages.values()
@@ -208,7 +208,7 @@ class MemoryQueues:
         return "" if owner is None else owner.name
 
     def sweep_failed(self, expires: float, most: int, now: float) -> int:
-        """As sweep(), of failed tasks."""
+        """Like sweep(), for failed tasks."""
         old = _over(self.failed, now - expires, most)[:SWEPT_AT_ONCE]
         for tag in old:
             del self.failed[tag]
@@ -230,7 +230,7 @@ class MemoryQueues:
 
 
 def _task_id(headers: str) -> str:
-    """The id in a message's headers; '' when they are unreadable."""
+    """Return the id in a message's headers; '' when they are unreadable."""
     try:
         return str(json.loads(headers)["id"])
     except (ValueError, TypeError, LookupError):
@@ -238,10 +238,10 @@ def _task_id(headers: str) -> str:
 
 
 def _over(letters: dict[int, tuple[Dead, int]], before: float, most: int) -> list[int]:
-    """The tags of those that died before then, or are beyond the newest *most* of their queue."""
+    """Return the tags of those that died before then, or exceed the newest *most* of their queue."""
     kept: Counter[str] = Counter()
     old = []
-    for tag, (letter, _) in reversed(letters.items()):  # who died last stands last
+    for tag, (letter, _) in reversed(letters.items()):  # the latest are last
         kept[letter.queue] += 1
         if kept[letter.queue] > most or letter.died_at < before:
             old.append(tag)

@@ -1,11 +1,11 @@
-"""InlinePool: a TaskPool without threads or processes, for tests that decide when what happens.
+"""InlinePool: a TaskPool without threads or processes, controlled by a test.
 
 Comes from:  Mediator (or a test), which submits requests.
 Goes to:     execution, in the thread that calls submit() or run(); requests and their outcomes to the worker.
-Thread:      one: whoever calls.
+Thread:      one: the caller's.
 
-Requests run inside submit(), or, with ``on_demand``, one by one when the test calls run(). What a test cannot
-do with a task in its own process, such as killing it, it tells the pool to have happened: end().
+Requests run inside submit(), or, with ``on_demand``, one by one when the test calls run(). Events that a test
+cannot cause in its own process, such as a kill, are simulated with end().
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class InlinePool(TaskPool):
-    """settings: see PoolSettings. on_demand: hold what is submitted until run() is called.
+    """settings: see PoolSettings. on_demand: hold requests until run() is called.
 
-    held: the requests that have not run yet, in the order in which they came. started: those of them that a
-    test has marked as running, which recall() therefore leaves. busy_for_long: how many processes a test says
-    are. terminated: ``(request, signal)`` of each terminate().
+    held: requests that have not run yet, in order of arrival. started: those that a test has marked as
+    running, so recall() leaves them. busy_for_long: set by a test, number of busy processes. terminated:
+    ``(request, signal)`` of each terminate().
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class InlinePool(TaskPool):
     # -- what tests do --
 
     def run(self, limit: int | None = None) -> int:
-        """Run what is held, oldest first, at most *limit* requests; return how many ran."""
+        """Run held requests, oldest first, at most *limit*; return how many ran."""
         count = 0
         while self.held and (limit is None or count < limit):
             self.execute(self.held[0])
@@ -72,7 +72,7 @@ class InlinePool(TaskPool):
         return count
 
     def end(self, request: Request, why: str, how: str = "") -> None:
-        """Let *request* leave without a run: *why* is LOST, TIME_LIMIT, INTERRUPTED or UNSTARTED."""
+        """End *request* without a run: *why* is LOST, TIME_LIMIT, INTERRUPTED or UNSTARTED."""
         self._take_out(request)
         self._on_ended([(request, Outcome(why, text=how))])
         self._on_room()
@@ -80,7 +80,7 @@ class InlinePool(TaskPool):
     # -- what a pool does --
 
     def start(self) -> None:
-        """There is nothing to start."""
+        """Do nothing."""
 
     @property
     def alive(self) -> bool:
@@ -116,7 +116,7 @@ class InlinePool(TaskPool):
             self.started.remove(request)
 
     def execute(self, request: Request) -> None:
-        """Run *request*, which is one of those held, and let it leave."""
+        """Run *request*, one of those held, and report its end."""
         outcome = self.outcome_of(request)
         self._take_out(request)
         if not request.is_async and outcome.runtime is not None:
@@ -126,13 +126,13 @@ class InlinePool(TaskPool):
 
     @cached_property
     def _loop(self) -> asyncio.Runner:
-        """The event loop of all ``async def`` tasks, as each child has one."""
+        """The event loop of all ``async def`` tasks, like that of a child."""
         import asyncio
 
         return asyncio.Runner()
 
     def outcome_of(self, request: Request) -> Outcome:
-        """What a child would report of *request*."""
+        """Return the outcome that a child would report for *request*."""
         try:
             prepared = prepare(
                 self._app,
@@ -170,7 +170,7 @@ class InlinePool(TaskPool):
         return taken
 
     def interrupt(self) -> None:
-        """Let everything that is held go back, unstarted."""
+        """Give everything that is held back, unstarted."""
         for request in list(self.held):
             self.end(request, UNSTARTED)
 

@@ -1,11 +1,11 @@
-"""MemoryStore: a whole broker in the memory of one process, on any clock.
+"""MemoryStore: a complete broker in the memory of one process, with any clock.
 
 Comes from:  tests, which pass it as ``QWorker(broker=MemoryStore(clock))``.
-Goes to:     the room under test; ``another()`` is what a second worker would open.
-Thread:      any; everything is under one lock, and wait() is the only place that waits.
+Goes to:     the code under test; ``another()`` is what a second worker would open.
+Thread:      any; everything is under one lock, and only wait() waits.
 
-Nothing outlives the object. Leases, due times, revocations and dead letters behave as the contract suite of
-Broker demands, so that what is proven with this broker holds with every other.
+Nothing outlives the object. Leases, due times, revocations and dead letters follow the contract suite of
+Broker, so that results with this broker hold for every other.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from qworker.transports.presence import Presence, from_text
 
 
 class _Building:
-    """What all handles of one broker share."""
+    """State shared by all handles of one broker."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -49,12 +49,12 @@ class _Building:
 
 
 class MemoryStore(Undivided):
-    """clock: says what is due. uptime: the seconds that leases run on; by default those of *clock*.
-    lease_seconds: how long a silent consumer is believed to live.
+    """clock: for due times. uptime: returns the seconds for leases; by default from *clock*.
+    lease_seconds: how long a silent consumer is considered alive.
 
     away: while True, every call raises BrokerUnavailable. settled: every settlement that was carried out, in
     order.
-    pushes: how many times push() was called.
+    pushes: number of calls of push().
     """
 
     url = "memory://"
@@ -69,7 +69,7 @@ class MemoryStore(Undivided):
         beside: MemoryStore | None = None,
         keeps_failed: bool = False,
     ) -> None:
-        """keeps_failed: whether it has a place for failed tasks."""
+        """keeps_failed: whether it keeps failed tasks."""
         self.clock = clock
         self.away = False
         self.settled: list[Settlement] = []
@@ -88,7 +88,7 @@ class MemoryStore(Undivided):
         self.lacks = frozenset() if keeps_failed else frozenset({FAILED_TASKS})
 
     def another(self) -> MemoryStore:
-        """Return a second handle of the same broker, as another process would open it."""
+        """Return a second handle of the same broker, like one opened by another process."""
         return MemoryStore(
             self.clock,
             lease_seconds=self._lease_seconds,
@@ -100,23 +100,23 @@ class MemoryStore(Undivided):
 
     @property
     def results(self) -> dict[str, ResultRow]:
-        """task id → the result that was stored together with an ack."""
+        """task id → the result stored with an ack."""
         return self._building.queues.results
 
     @property
     def messages(self) -> int:
-        """How many messages there are, leased or not, dead letters not counted."""
+        """Return how many messages there are, leased or not, without dead letters."""
         return len(self._building.queues.messages)
 
     @property
     def held(self) -> set[int]:
-        """The tags that this handle has on lease."""
+        """Return the tags leased by this handle."""
         with self._reached() as memory:
             return {message.tag for message in memory.held_by(self._generation)}
 
     @contextmanager
     def _reached(self) -> Iterator[MemoryQueues]:
-        """What the broker holds, locked, if it can be reached."""
+        """Return the broker's data, locked, if it is available."""
         with self._building.lock:
             if self.away:
                 raise BrokerUnavailable(f"{self.url} is away")
@@ -220,7 +220,7 @@ class MemoryStore(Undivided):
         owner = memory.owners.get(self._generation)
         if owner is None:
             raise LeaseLost(
-                f"worker {self._generation} was silent for over {self._lease_seconds:g} s and taken for dead"
+                f"worker {self._generation} was silent for over {self._lease_seconds:g} s and declared dead"
             )
         owner.lease_until = self._uptime() + self._lease_seconds
         owner.presence = self._presence
@@ -279,14 +279,14 @@ class MemoryStore(Undivided):
     # -- administration --
 
     def send_again(self, calls: Sequence[Again]) -> int:
-        """As FailedTasks.send_again()."""
+        """See FailedTasks.send_again()."""
         with self._reached() as memory:
             count = memory.send_again(calls, self.clock.now())
             self._ring()
             return count
 
     def failures(self) -> dict[int, tuple[Dead, int]]:
-        """The failed tasks that are kept, by tag, with their priorities."""
+        """The stored failed tasks, by tag, with their priorities."""
         with self._reached() as memory:
             return memory.failed
 

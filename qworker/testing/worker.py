@@ -1,8 +1,8 @@
-"""StepWorker: a whole worker without a thread, which does nothing but what a test asks for.
+"""StepWorker: a complete worker without threads, which only acts when a test asks it to.
 
 Comes from:  tests, with an app.
-Goes to:     the worker's own rooms, all of them but the pool, for which an InlinePool stands in.
-Thread:      the test's, and no other.
+Goes to:     the worker's own parts, except the pool, which is replaced by an InlinePool.
+Thread:      the test's.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class StepWorker(Worker):
             worker.run()
             assert result.get() == 3
 
-    Tasks run in this process, one after the other; with ``on_demand`` they are held in ``worker.pool`` until
-    the test calls ``worker.pool.run()``. Time passes when the app's clock says so: with a FakeClock, by
+    Tasks run in this process, one at a time; with ``on_demand`` they are held in ``worker.pool`` until the
+    test calls ``worker.pool.run()``. Time passes by the app's clock: with a FakeClock, by
     ``worker.advance(60)``. The other arguments are those of Worker. For an app that has a broker already, see
     stepping().
     """
@@ -51,7 +51,7 @@ class StepWorker(Worker):
     pool_class = InlinePool
 
     def __init__(self, app: QWorker, *, on_demand: bool = False, **options: Any) -> None:
-        super().__init__(app, **{"pool": "threads", **options})  # what it comes closest to
+        super().__init__(app, **{"pool": "threads", **options})  # the most similar pool
         self._on_demand = on_demand
         self._started = True
         self._build()
@@ -60,7 +60,7 @@ class StepWorker(Worker):
         self.parts.listener.opened()
 
     def _make_pool(self, settler: Settler, on_room: OnRoom) -> InlinePool:
-        # Who steps it asks the mediator soon enough: there is nothing to tell it.
+        # The mediator is stepped soon enough, so no notification is needed.
         self.pool = self.pool_class(
             self.app,
             pool_settings(self.app, self.registration),
@@ -75,7 +75,7 @@ class StepWorker(Worker):
         """It has started."""
 
     def step(self) -> bool:
-        """One turn of every component; False when none of them found anything to do."""
+        """Run one turn of every component; False when none of them had anything to do."""
         before = self.picture()
         now = self.app.clock.monotonic()
         parts = self.parts
@@ -90,9 +90,9 @@ class StepWorker(Worker):
         return rest == 0 or self.picture() != before
 
     def run(self) -> int:
-        """Turns until there is nothing left to do at this moment; return how many messages were settled.
+        """Run turns until there is nothing left to do now; return how many messages were settled.
 
-        What was published, before or meanwhile, is seen, even where the server tells of it a moment later.
+        Published messages are seen even if the server announces them a moment later.
         """
         before = self.parts.state.totals.total()
         listener = self.parts.listener
@@ -108,14 +108,14 @@ class StepWorker(Worker):
             unsettled = listener.unsettled
             if not unsettled:
                 return self.parts.state.totals.total() - before
-            # They wait for company, which will not come.
+            # They wait for others, which will not come.
             listener.step(self.app.clock.monotonic() + self.app.conf.worker_ack_flush_seconds)
-            if listener.unsettled >= unsettled:  # the broker is away
+            if listener.unsettled >= unsettled:  # the broker is unavailable
                 return self.parts.state.totals.total() - before
-        raise AssertionError(f"the worker does not come to rest within {MANY_TURNS:,} turns")
+        raise AssertionError(f"the worker is still busy after {MANY_TURNS:,} turns")
 
     def advance(self, seconds: float) -> int:
-        """Let *seconds* pass on the app's FakeClock, with the worker at work; return how many messages were
+        """Let *seconds* pass on the app's FakeClock while the worker runs; return how many messages were
         settled."""
         clock = self.app.clock
         assert isinstance(clock, FakeClock), "only a FakeClock can be moved"
@@ -126,7 +126,8 @@ class StepWorker(Worker):
         return settled
 
     def picture(self) -> tuple[Any, ...]:
-        """How much every part holds and has settled: when two pictures are equal, nothing has moved."""
+        """Return how much every part holds and has settled: if two pictures are equal, nothing has
+        happened."""
         parts = self.parts
         written = 0 if parts.writer is None else len(parts.writer.mailbox)
         return (
@@ -159,7 +160,7 @@ class StepWorker(Worker):
 
 @contextmanager
 def stepping(app: QWorker, **options: Any) -> Iterator[StepWorker]:
-    """A StepWorker of *app*, which meanwhile has broker, results and time of its own, all in memory::
+    """A StepWorker of *app*, which temporarily has its broker, results and time in memory::
 
         with stepping(app) as worker:
             result = add.apply_async((1, 2), countdown=3600)

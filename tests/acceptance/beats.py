@@ -72,12 +72,12 @@ class BeatProcess:
     def leads(self) -> bool:
         """Whether it leads, for all it knows."""
         told = [line for line in self.log.splitlines() if "leads the schedules" in line]
-        return bool(told) and "] leads the schedules now" in told[-1]
+        return bool(told) and "] is now the leader of the schedulers" in told[-1]
 
     @property
     def follows(self) -> bool:
         """Whether it waits to take over."""
-        return "leads the schedules; we wait" in self.log
+        return "is the leader of the schedulers; this one waits" in self.log
 
     @property
     def alive(self) -> bool:

@@ -180,7 +180,7 @@ def test_a_second_interrupt_waits_for_no_thread(site: Site, pool: str) -> None:
     worker.signal(signal.SIGINT)
     assert worker.wait() == 3, worker.log
     assert "1 tasks continue in threads, which cannot be ended, until this process ends: " in worker.log
-    assert "finished 0, given back 1, of these cut short 1" in worker.log
+    assert "finished 0, given back 1, of these interrupted 1" in worker.log
     go.touch()
     second = site.start(name="two")
     site.finished(id)

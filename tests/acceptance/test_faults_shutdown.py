@@ -101,7 +101,7 @@ def test_after_the_deadline_what_runs_goes_back(site: Site) -> None:
     site.started(*ids)
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 3, worker.log
-    assert "finished 0, given back 2, of these cut short 2" in worker.log
+    assert "finished 0, given back 2, of these interrupted 2" in worker.log
     assert site.states() == {}
     assert site.query(READY) == [(2,)]
     second = site.start(name="two")

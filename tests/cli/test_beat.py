@@ -506,7 +506,7 @@ def test_where_nobody_would_see_a_change(entries, run, monkeypatch):
         (["add", "x", "tasks.add", "--every", "999999w"], 1, "is not an interval"),
         (["add", "x", "tasks.add", "--every", "5", "--tz", "UTC"], 2, "--tz does not go with --every"),
         (["add", "x", "tasks.add", "--cron", "61 * * * *"], 1, "61"),
-        (["add", "x", "tasks.add", "--cron", "0 0 30 2 *"], 1, "never comes"),
+        (["add", "x", "tasks.add", "--cron", "0 0 30 2 *"], 1, "never matches"),
         (["add", "x", "tasks.add", "--cron", "@daily", "--tz", "Mars/Olympus"], 1, "is not a time zone"),
         (["add", "x", "tasks.add", "--cron", "@daily", "--tz", "../../etc/passwd"], 1, "is not a time zone"),
         (["add", "x", "tasks.add", "--cron", "@daily", "--tz", ""], 1, "is not a time zone"),
@@ -517,7 +517,7 @@ def test_where_nobody_would_see_a_change(entries, run, monkeypatch):
         (["add", "x", "tasks.add", "--rrule", "FREQ=NEVER"], 1, "is not a rule"),
         (["add", "x", "tasks.add", "--rrule", "FREQ=DAILY;" * 1000], 1, "too long"),
         (["add", "x", "tasks.add", "--sun", "noon"], 2, "is not an event and place"),
-        (["add", "x", "tasks.add", "--sun", "sunset,nan,nan"], 1, "is no place"),
+        (["add", "x", "tasks.add", "--sun", "sunset,nan,nan"], 1, "is not a place"),
         (["add", "x", "tasks.add", "--sun", "lunch,1,2"], 1, "is not an event of the sun"),
         (["add", "x", "tasks.add", "--every", "5", "--args", "[1"], 2, "this is not JSON"),
         (["add", "x", "tasks.add", "--every", "5", "--args", "[" * 100_000], 2, "this is not JSON"),
@@ -603,7 +603,7 @@ def test_it_calls_what_is_due_and_stops_when_told(tasks, project, start, run, nu
     project(**{"tasks.py": TICKING})
     process = start("-A", "tasks")
     process.says("1 entry in settings and code; schedules are kept in sqlite:///")
-    process.says("leads the schedules now")
+    process.says("is now the leader of the schedulers")
     process.says("sending due task tasks.tick", 2)
     assert process.stop(number) == 0
     process.says("stopped: ")
@@ -618,7 +618,7 @@ def test_it_says_that_there_are_no_entries_when_none_were_added_by_hand_either(t
         assert run("beat", "add", "by-hand", "tasks.add", "--every", "60", "-A", "tasks").exit_code == 0
     process = start("-A", "tasks")
     process.says("0 entries in settings and code")
-    process.says("leads the schedules now")
+    process.says("is now the leader of the schedulers")
     assert process.stop() == 0
     assert ("there are no entries" in "\n".join(process.lines)) is not by_hand
 
@@ -641,13 +641,13 @@ def test_log_file_json_and_pid_file(entries, start, shell):
 def test_a_store_that_is_not_shared_is_warned_of(entries, start):
     process = start("-A", "tasks", QWORKER_BEAT_STORE="memory://")
     assert "WARNING" in process.says("the schedule store is not shared")
-    process.says("leads the schedules now")
+    process.says("is now the leader of the schedulers")
     assert process.stop() == 0
 
 
 def test_passwords_are_masked(entries, start):
     process = start("-A", "tasks", QWORKER_BEAT_STORE="redis://:secret@127.0.0.1:1/0")
-    process.says("the schedules wait")
+    process.says("the schedules are waiting")
     assert process.stop() == 0
     assert "secret" not in "\n".join(process.lines)
 

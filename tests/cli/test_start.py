@@ -69,7 +69,7 @@ def test_signals_that_stop(tasks, start, number):
 
 def test_solo_says_that_it_runs_one_whatever_the_concurrency(tasks, start):
     worker = start("-P", "solo", "-c", "4")
-    worker.says("worker_concurrency is 4 and has no effect: the pool solo runs one task after the other")
+    worker.says("worker_concurrency is 4 and has no effect: the pool solo runs one task at a time")
     worker.says("pool solo × 1")
     assert worker.stop() == 0
 

@@ -235,7 +235,7 @@ def test_who_interrupts_the_end_wants_it_at_once(program: Program, caplog: pytes
         worker.stop()  # else it would wait for the task, which holds on
     signals.worker_shutting_down.disconnect(interrupt)
     until(lambda: not watchers())
-    assert "stopping at once: 1 running tasks are cut short" in caplog.messages
+    assert "stopping at once: 1 running tasks are interrupted" in caplog.messages
     assert program.broker.messages == 1, "the task's message has gone back"
 
 

@@ -113,7 +113,9 @@ def test_an_entry_that_is_not_signed_is_not_called_and_all_others_are(
     assert len(found) >= 8
     assert {(name, *args) for name, args in found} == {("mine", "mine")}
     for name in ("evil", "nightly"):
-        assert f"the entry {name} is not called: entry {name!r}: what the schedule store has" in caplog.text
+        assert (
+            f"the entry {name} is not called: entry {name!r}: its change in the schedule store" in caplog.text
+        )
         with pytest.raises(InvalidSchedule, match="it is not signed with a key of security_key"):
             app.schedules.entry(name)
         with pytest.raises(InvalidSchedule, match="qworker beat sign"):

@@ -209,7 +209,7 @@ def test_values_are_converted_when_unambiguous(make, name, given, expected):
         ("task_default_queue", "a b", "must be a queue name of letters, digits"),
         ("task_queues", ["a", {"name": "a", "x": 1}], "twice"),
         ("task_queues", {"a#*": {}}, "has the queue name 'a#*'"),
-        ("task_queues", {"a": 5}, "no mapping"),
+        ("task_queues", {"a": 5}, "not a mapping"),
         ("task_queues", [5], "name each queue"),
         ("task_queues", "{", "JSON"),
         ("task_routes", [5], "router"),
@@ -285,7 +285,7 @@ def test_a_wrong_update_leaves_what_was_in_force(make):
         ({"task_create_missing_queues": False}, "task_default_queue"),
         (
             {"task_create_missing_queues": False, "task_queues": ["celery"], "task_routes": {"a": "b"}},
-            "a queue that task_queues lacks",
+            "a queue that is not in task_queues",
         ),
     ],
 )
@@ -444,9 +444,7 @@ def test_unknown_names_can_be_read_when_given_and_are_told_when_not(make):
 
 
 def test_reading_a_setting_without_effect_says_why_there_is_none() -> None:
-    with pytest.raises(
-        AttributeError, match="'broker_pool_limit' of Celery has no effect here: an app has one"
-    ):
+    with pytest.raises(AttributeError, match="'broker_pool_limit' has no effect here: an app has one"):
         _ = Settings().broker_pool_limit
 
 
@@ -516,7 +514,7 @@ def test_that_solo_runs_one_task_at_a_time_is_told(make):
     assert conf.problems() == []
     conf.command_line({"worker_concurrency": 4})
     assert [str(problem) for problem in conf.problems()] == [
-        "worker_concurrency is 4 and has no effect: the pool solo runs one task after the other; prefork and "
+        "worker_concurrency is 4 and has no effect: the pool solo runs one task at a time; prefork and "
         "threads run more (command line)"
     ]
     conf.command_line({"worker_pool": "threads"})

@@ -212,9 +212,7 @@ def test_arguments_that_only_celerys_app_has_are_refused(argument: str) -> None:
 
 
 def test_arguments_that_only_celerys_worker_has_are_refused() -> None:
-    with pytest.raises(
-        NotAvailable, match=r"app\.Worker\(…\): loglevel is not in qworker: the program's own log"
-    ):
+    with pytest.raises(NotAvailable, match=r"app\.Worker\(…\): loglevel is not in qworker: the program logs"):
         make().Worker(loglevel="INFO")  # type: ignore[call-arg]
     with pytest.raises(
         TypeError, match=r"no argument 'concurency'; it has hostname, queues, concurrency, pool"

@@ -223,14 +223,14 @@ def test_a_message_that_met_with_too_many_deaths_is_a_dead_letter_and_a_failure(
 def test_one_death_is_no_deaths(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk(task_max_deliveries=2)
     desk.take(desk.rooms.leased(7, deliveries=1))
-    assert "has met with 1 death, so it runs apart from others" in caplog.text
+    assert "was involved in 1 death, so it runs apart from others" in caplog.text
     desk = Desk(task_max_deliveries=1)
     desk.take(desk.rooms.leased(8, deliveries=1))
     assert isinstance(desk.settlement, DeadLetter)
     assert "it was running at the death of its process or worker" in desk.settlement.reason
     desk = Desk(task_max_deliveries=5)
     desk.take(desk.rooms.leased(9, deliveries=2))
-    assert "has met with 2 deaths, so" in caplog.text
+    assert "was involved in 2 deaths, so" in caplog.text
 
 
 def test_a_result_that_is_ignored_is_not_stored() -> None:

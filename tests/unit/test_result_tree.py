@@ -178,7 +178,7 @@ def test_each_level_of_the_tree_is_one_look() -> None:
 
 
 def test_a_result_is_of_the_apps_store() -> None:
-    with pytest.raises(NotAvailable, match="results of all tasks of an app are in one store"):
+    with pytest.raises(NotAvailable, match="an app has one result store for all tasks"):
         AsyncResult("a", backend=make_app()[0].backend)
 
 

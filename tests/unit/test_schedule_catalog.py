@@ -100,7 +100,7 @@ def test_wrong_ones_are_listed_with_what_is_wrong() -> None:
     assert all((each.entry is None) == (each.error is not None) for each in found.values())
     assert "has no task" in (found["no-task"].error or "")
     assert "did you mean args" in (found["typo"].error or "")
-    assert "never comes" in (found["never"].error or "")
+    assert "never matches" in (found["never"].error or "")
 
 
 # -- edits --

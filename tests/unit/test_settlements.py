@@ -113,7 +113,7 @@ def test_a_dead_letter_keeps_its_row_when_its_reason_is_to_blame() -> None:
     (tag,) = desk.lease(1)
     desk.carry_out(DeadLetter(tag, "bad\0bad", desk.row("culprit", "FAILURE")))
     (letter,) = desk.store.admin.dead()
-    assert letter.reason.startswith("'bad\\x00bad'; the broker does not take")
+    assert letter.reason.startswith("'bad\\x00bad'; the broker refused")
     assert desk.stored("culprit")["status"] == "FAILURE"
 
 

@@ -99,7 +99,7 @@ def test_what_called_it_and_runs_still_is_shown() -> None:
     end(app, "b", parent_id="a")
     found = look(app, "b")
     assert shape(found) == [("a", "PENDING", [[("b", "SUCCESS", [])]])]
-    assert "what called a is known when that has ended" in found.unknown
+    assert "the caller of a is known when that has ended" in found.unknown
 
 
 @pytest.mark.parametrize("asked", ["last", "group", "member", "body"])

@@ -159,7 +159,7 @@ class Newest(dict[str, Value]):
         super().__delitem__(key)
 
     def pop(self, key: str, default: Value | None = None) -> Value | None:  # type: ignore[override]
-        """Like dict.pop(), with a default."""
+        """Like pop() of a dict, with a default."""
         value = self.get(key)
         if value is None:
             return default

@@ -1,13 +1,13 @@
-"""The contract of brokers as tests, for whoever writes a broker: ours are held against them, too.
+"""The contract of brokers as tests, for authors of brokers; ours are tested with it, too.
 
-Comes from:  a test module that names a ``Place``, and takes the tests of ``suite`` into itself.
+Comes from:  a test module that defines a ``Place``, and imports the tests of ``suite``.
 Goes to:     pytest, which collects them there, and the broker.
 Thread:      the test's; some tests start more.
 
-Modules, in reading order: ``place`` (what is tested, and what it lacks), ``messages`` and ``waiting`` (what
-tests say often), ``patient`` (a consumer of servers that are polled by a thread), ``scripts`` with
-``process`` (what other processes do meanwhile), ``collecting`` (which test runs on which place),
-``fixtures``, ``suite`` (the tests, which need pytest and hypothesis).
+Modules, in reading order: ``place`` (the broker under test, and what it lacks), ``messages`` and ``waiting``
+(common helpers), ``patient`` (a consumer of servers that are polled by a thread), ``scripts`` with
+``process`` (other processes), ``collecting`` (choosing tests for a place), ``fixtures``, ``suite`` (the
+tests, which need pytest and hypothesis).
 """
 
 from qworker.testing.contract.place import Assumption, Place, mark

@@ -1,6 +1,6 @@
-"""Which test runs on which place: all on all, but for what a place lacks.
+"""Which test runs on which place: all on all, except for what a place lacks.
 
-Comes from:  the suite's tests, which say what they ask for; ``PLACES`` of the module that takes them.
+Comes from:  the suite's tests, which declare their requirements; ``PLACES`` of the module that imports them.
 Goes to:     pytest, as parameters named ``kind``.
 Thread:      the collector's.
 """
@@ -20,7 +20,7 @@ Need = Capability | Assumption
 
 
 def asks(*needs: Need) -> Callable[[F], F]:
-    """Say that a test asks for *needs*, so that it is not run on places that lack one of them."""
+    """Declare that a test requires *needs*, so that it does not run on places that lack one of them."""
 
     def decorate(test: F) -> F:
         test.needs = frozenset(needs) | getattr(test, "needs", frozenset())  # type: ignore[attr-defined]
@@ -30,7 +30,7 @@ def asks(*needs: Need) -> Callable[[F], F]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run every test on every place of the module's ``PLACES`` that can do what it asks for."""
+    """Run every test on every place of the module's ``PLACES`` that meets its requirements."""
     if "kind" not in metafunc.fixturenames:
         return
     places: Mapping[str, type[Place]] = metafunc.module.PLACES
@@ -40,12 +40,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         needs |= {Assumption.OTHER_PROCESSES}
     reasons = {kind: _why_not(place, test, needs) for kind, place in places.items()}
     able = [kind for kind, reason in reasons.items() if not reason]
-    if not able:  # seen in the report, rather than not at all
+    if not able:  # show it in the report as skipped
         able = [pytest.param(kind, marks=pytest.mark.skip(reason=reason)) for kind, reason in reasons.items()]  # type: ignore[misc]
     metafunc.parametrize("kind", able)
 
 
 def _why_not(place: type[Place], test: str, needs: frozenset[Need]) -> str:
-    """Why *test* is not run there; '' when it is."""
+    """Return why *test* does not run there; '' if it does."""
     lacking = sorted(needs & place.lacks)
     return f"lacks {', '.join(lacking)}" if lacking else place.cannot.get(test, "")

@@ -1,4 +1,4 @@
-"""Fixtures of the suite, and what most of its tests say.
+"""Fixtures of the suite, and common steps of its tests.
 
 Comes from:  pytest.
 Goes to:     the place, which is new for each test; the tests.
@@ -41,7 +41,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def open_(place: Place, clock: FakeClock) -> Iterator[Open]:
-    """Opens a store on the place, with the clock that stands still; ``registered=True`` makes it a holder."""
+    """Open a store on the place, with the clock that stands still; ``registered=True`` registers it."""
     opened: list[Broker] = []
 
     def open_one(*, registered: bool = False, **options: object) -> Broker:
@@ -58,13 +58,13 @@ def open_(place: Place, clock: FakeClock) -> Iterator[Open]:
 
 @pytest.fixture
 def store(open_: Open) -> Broker:
-    """A store that is a holder."""
+    """A registered store."""
     return open_(registered=True)
 
 
 @pytest.fixture
 def other(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
-    """Starts another process on the place with a script; all are killed at the end."""
+    """Start another process on the place with a script; all are killed at the end."""
     started: list[Other] = []
 
     def start(script: Script) -> Other:
@@ -77,10 +77,10 @@ def other(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator
 
 
 def generation(store: Broker) -> int:
-    """That of *store*, which registers once more."""
+    """Register *store* once more, and return its generation."""
     return store.consumer.register("again@test", ["q", "r"], 2)
 
 
 def take(store: Broker, *queues: str, limit: int = 100) -> list[Leased]:
-    """What *store* leases of *queues* ("q" when none is named)."""
+    """Lease messages of *queues* (by default "q") with *store*."""
     return store.consumer.lease(queues or ("q",), limit).messages

@@ -1,4 +1,4 @@
-"""Messages that tests tell apart by their headers, which are no JSON here: the tests' own.
+"""Messages that tests distinguish by their headers, which are plain names instead of JSON.
 
 Comes from:  the suite.
 Goes to:     the broker, which does not read headers.
@@ -14,10 +14,10 @@ from qworker.transports.lease import Envelope, Leased
 
 
 def message(name: str, queue: str = "q", **fields: Any) -> Envelope:
-    """An Envelope whose headers are just *name*, no JSON: for brokers that do not read headers."""
+    """Return an Envelope whose headers are just *name*, not JSON: for brokers that do not read headers."""
     return Envelope(queue, name, fields.pop("properties", None), fields.pop("body", b"[]"), **fields)
 
 
 def names(messages: Iterable[Leased]) -> list[str]:
-    """The names of such messages."""
+    """Return the names of such messages."""
     return [leased.headers for leased in messages]

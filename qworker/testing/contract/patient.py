@@ -1,13 +1,12 @@
-"""A consumer of servers that hide what they give out, for the suite of leases.
+"""A consumer for servers that deliver through a polling thread, for the suite of leases.
 
 Comes from:  the places of such servers.
-Goes to:     the consumer, of which it looks at the polls.
+Goes to:     the consumer, whose polls it watches.
 Thread:      the test's.
 
-Their messages come by a thread that waits for them: what was published a moment ago is on its way. Here
-lease() asks until the server has no more, so that the suite, which expects of brokers that they are asked,
-can be held against it. A server may say that it has nothing while it has what it has just stored; a place
-that knows better says so.
+Messages of such servers arrive in a thread that polls: a message published a moment ago is in transit. Here
+lease() polls until the server has no more, so that the suite, which expects synchronous brokers, can be used.
+A server may report no messages while it still stores one; a place that knows better can say so.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from qworker.transports.held.port import ServerQueue
 from qworker.transports.lease import Claim, Leased
 
 LOOK_SECONDS = 0.5
-"""Between looks of who has not leased yet, and so has no polls under way."""
+"""Interval of checks before the first lease, when no polls are in progress."""
 WAIT_SECONDS = 1
-"""How long the server waits for a message that a wait() asks for."""
+"""How long the server waits for a message in wait()."""
 LAG_SECONDS = 2.0
-"""How long a lease() asks for what is on its way inside the server."""
+"""How long lease() waits for messages in transit inside the server."""
 
 
 def nothing_is_on_its_way(queue: ServerQueue) -> bool:
-    """Of a server that gives out what it has stored as soon as it has said so."""
+    """For servers that deliver a message as soon as they have confirmed it."""
     return False
 
 
 class PatientConsumer:
-    """*plain*, which it asks at once, and until it has no more, before it answers. Only wait() has the server
-    wait: a poll under way cannot be ended, and every test would wait for that in the end."""
+    """A wrapper of *plain*, which polls at once, and until there is no more, before lease() returns. Only
+    wait() lets the server wait: a poll cannot be cancelled, and every test would wait for that in the end."""
 
     def __init__(self, plain: HeldConsumer, on_its_way: Callable[[ServerQueue], bool]) -> None:
         self._plain = plain
@@ -52,7 +51,7 @@ class PatientConsumer:
         return self._plain.register(name, queues, concurrency)
 
     def _settle_down(self) -> None:
-        """Wait until no poll is under way."""
+        """Wait until no poll is in progress."""
         until(lambda: all(poll._answers.qsize() for poll in self._plain._polls if poll._under_way))
 
     def lease(
@@ -61,7 +60,7 @@ class PatientConsumer:
         plain = self._plain
         for poll in plain._polls:
             poll._seconds = 0
-        plain._poll_seconds = math.inf  # from now on a wait ends by what comes, and by nothing else
+        plain._poll_seconds = math.inf  # from now on a wait only ends when messages arrive
         self._settle_down()
         taken: list[Leased] = []
         asked = False
@@ -77,19 +76,19 @@ class PatientConsumer:
             if came or not asked:
                 asked = True
             elif self._lags(queues, end):
-                asked = False  # what is asked for now comes with the lease after the next
+                asked = False  # what is polled now arrives with the lease after the next
             else:
                 return claim._replace(messages=taken)
 
     def _lags(self, queues: Sequence[str], end: float) -> bool:
-        """Whether something is to come yet that may be asked for."""
+        """Whether a message may still be in transit."""
         plain = self._plain
         if plain._holdings.full or time.monotonic() >= end:
             return False
         return any(self._on_its_way(plain._bound[queue]) for queue in queues)
 
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
-        """With polls under way, as they are after a lease."""
+        """Wait with polls in progress, as after a lease."""
         plain = self._plain
         if timeout > 0 and plain._poll_seconds == math.inf:
             for poll in plain._polls:
@@ -102,8 +101,8 @@ class PatientConsumer:
 def patient(
     store: HeldBroker, on_its_way: Callable[[ServerQueue], bool] = nothing_is_on_its_way
 ) -> HeldBroker:
-    """*store*, with a consumer that is patient. on_its_way: whether the server has messages of a queue that
-    it has given to nobody."""
+    """Make the consumer of *store* patient. on_its_way: whether the server has undelivered messages of a
+    queue."""
     assert isinstance(store.consumer, HeldConsumer)
     store.consumer = cast(HeldConsumer, PatientConsumer(store.consumer, on_its_way))
     return store

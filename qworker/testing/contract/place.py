@@ -1,7 +1,7 @@
-"""Place: where a broker is tested, and what of the contract it is not held to.
+"""Place: where a broker is tested, and which parts of the contract it does not meet.
 
 Comes from:  the author of a broker.
-Goes to:     the suite, which knows nothing of any broker but what its place says.
+Goes to:     the suite, which only knows a broker through its place.
 Thread:      the test's; count() any.
 """
 
@@ -19,7 +19,7 @@ from qworker.transports.lease import Broker
 
 
 class Assumption(StrEnum):
-    """What the suite takes for granted and a good broker may not give: the promise does not ask for it."""
+    """Assumptions of the suite that the contract does not require of a broker."""
 
     ANY_QUEUE = "any_queue"
     """``lease()`` reads any queue, whether it was registered or not."""
@@ -30,33 +30,34 @@ class Assumption(StrEnum):
     ON_DEMAND = "on_demand"
     """A message waits in the broker, for all to hear of, until a consumer asks for it."""
     OTHER_PROCESSES = "other_processes"
-    """A place that is made anew in another process, with the same directory, is the same place."""
+    """A place created in another process, with the same directory, is the same place."""
     RECLAIMING = "reclaiming"
-    """``reclaim()`` finds and names the dead; elsewhere the server itself gives back what they held."""
+    """``reclaim()`` finds and names the dead; otherwise the server itself gives back their messages."""
     SWEPT = "swept"
-    """``sweep()`` is what deletes old dead letters; elsewhere the server does, or nobody."""
+    """``sweep()`` deletes old dead letters; otherwise the server does, or nothing."""
     TEST_CLOCK = "test_clock"
-    """What is delayed waits by the ``clock`` that open() is given, in the server as well."""
+    """Delayed messages wait by the ``clock`` given to open(), also in the server."""
     TEXT = "text"
-    """Headers and properties come back as the same text; elsewhere as the same values."""
+    """Headers and properties return as the same text; otherwise as the same values."""
     UNMARKED = "unmarked"
-    """What is given back uncounted comes again as if for the first time."""
+    """A message given back uncounted is delivered as if for the first time."""
     UPTIME = "uptime"
-    """Leases run out by the ``uptime`` and after the ``lease_seconds`` that open() is given."""
+    """Leases expire by the ``uptime`` and after the ``lease_seconds`` given to open()."""
 
 
 class Place(ABC):
-    """A server's namespace, a directory or a file that is empty at first.
+    """A server's namespace, a directory or a file, empty at first.
 
-    - lacks: what the broker declares as lacking (``Broker.lacks``), and assumptions that do not hold. Tests
-      that ask for one of these are skipped.
-    - cannot: other tests that are skipped; the reason by the test's name.
-    - fixture: the name of a pytest fixture of yours that must be up meanwhile: it may start a server.
-    - in_order: whether what came back, or was delayed, comes out in the order of its first arrival.
-    - steps: where it does not, the lowest priority of each step that is told apart, the least urgent first.
-    - examples: how many runs test_a_bag_with_leases tries, and how many batches of hostile settlements are.
-    - results_url: of the result store whose rows the broker stores beside an ack, where that store has a form
-      of its own for them; an object may have its own. Nothing is connected to.
+    - lacks: what the broker declares as missing (``Broker.lacks``), and assumptions that do not hold. Tests
+      that require one of these are skipped.
+    - cannot: other tests to skip; the reason by the test's name.
+    - fixture: the name of a pytest fixture that must be active: it may start a server.
+    - in_order: whether messages that came back, or were delayed, are delivered in the order of their first
+      arrival.
+    - steps: if priorities are not all distinguished, the lowest priority of each step, least urgent first.
+    - examples: number of runs of test_a_bag_with_leases, and of batches of hostile settlements.
+    - results_url: of the result store whose rows the broker stores with an ack, if that store has its own
+      format; an object may have its own. It is not connected to.
 
     The tests use the queues "q", "r", "a", "b", "c" and "other".
     """
@@ -70,38 +71,38 @@ class Place(ABC):
     results_url: str = "cache+memory://"
 
     def __init__(self, directory: Path) -> None:
-        """directory: a new one for each test. Whoever is given the same one is at the same place: make a
-        prefix or a name of a database of it where the broker is a server."""
+        """directory: a new one for each test. The same directory means the same place: derive a prefix or a
+        database name from it if the broker is a server."""
         self.directory = directory
 
     @abstractmethod
     def open(self, **options: Any) -> Broker:
-        """Another broker object on the place, which connects to nothing yet.
+        """Return another broker object on the place, not connected yet.
 
         options: any of clock (a ``qworker.clock.Clock``), lease_seconds (a float), uptime (returns the
-        seconds that leases run on) and revoke_expires (a float, seconds). What has no meaning for the broker
-        may be left out of account where *lacks* says so.
+        seconds used for leases) and revoke_expires (a float, seconds). Options without meaning for the broker
+        may be ignored if *lacks* says so.
         """
 
     @abstractmethod
     def count(self) -> int:
-        """How many messages there are, in whatever state, not counting dead letters."""
+        """Return how many messages there are, in any state, without dead letters."""
 
     def result(self, task_id: str) -> tuple[str, bytes] | None:
-        """Status and payload of the result that was stored with an ack; None when there is none, and always
-        where the broker lacks RESULTS."""
+        """Return status and payload of the result stored with an ack; None if there is none, and always if
+        the broker lacks RESULTS."""
         return None
 
     def lose(self) -> None:
-        """Lose all data behind the brokers' backs, and count from one again, as an empty server does."""
-        raise NotImplementedError(f"{type(self).__qualname__}.lose() is to lose all data of the place")
+        """Lose all data without the brokers' knowledge, and restart all counters, like an empty server."""
+        raise NotImplementedError(f"{type(self).__qualname__}.lose() must delete all data of the place")
 
     def clear(self) -> None:  # noqa: B027 - what lies in the directory goes with it
-        """Leave nothing behind on the server. It is called when all brokers are closed."""
+        """Delete everything on the server. Called after all brokers are closed."""
 
 
 def mark(broker: Broker, *tags: int) -> bool:
-    """Mark *tags* as running, as the children of a worker do; False where such marks are not kept."""
+    """Mark *tags* as running, like the children of a worker; False where such marks are not kept."""
     path = broker.consumer.running_path()
     if path is not None:
         Path(path).write_bytes(b"".join(SLOT.pack(tag) for tag in (0, *tags, 0)))

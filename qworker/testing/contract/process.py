@@ -1,7 +1,8 @@
-"""Another process on the same place, which runs one function of ``scripts``.
+"""Another process on the same place, which runs a function of ``scripts``.
 
 Comes from:  the fixture ``other``.
-Goes to:     a new interpreter that runs this module, and makes the place anew; a line of text at a time.
+Goes to:     a new interpreter that runs this module, and creates the place anew; communication is by lines of
+          text.
 Thread:      the test's.
 """
 
@@ -24,7 +25,7 @@ from qworker.testing.contract.waiting import PATIENCE
 
 
 class Other:
-    """The process, as the test sees it."""
+    """The test's side of the process."""
 
     def __init__(self, kind: type[Place], directory: Path, script: Script) -> None:
         command = [kind.__module__, getfile(kind), kind.__qualname__, str(directory), script.__name__]
@@ -37,13 +38,13 @@ class Other:
         )
 
     def say(self, line: str) -> None:
-        """Send *line*, which must not be empty: that ends what reads it."""
+        """Send *line*, which must not be empty: an empty line ends the reader."""
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
     def hear(self) -> str:
-        """The next line; '' once it has ended."""
+        """Return the next line; '' once it has ended."""
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
@@ -61,7 +62,7 @@ class Other:
         return self._process.wait(PATIENCE)
 
     def close(self) -> None:
-        """Let nothing of it be left."""
+        """Kill the process, if it is running."""
         self.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
@@ -80,8 +81,8 @@ def run() -> None:
 
 
 def _imported(module: str, file: str) -> ModuleType:
-    """The module of a place. pytest imports test modules by names of its own making, which nobody else can
-    import; those are found by their file."""
+    """Return the module of a place. pytest imports test modules under private names, so those are found by
+    file."""
     try:
         return import_module(module)
     except ImportError:

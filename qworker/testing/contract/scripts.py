@@ -1,8 +1,8 @@
-"""What other processes do while a test looks on. They talk with it a line at a time.
+"""What other processes do during a test. They communicate with it by lines.
 
 Comes from:  ``process``.
-Goes to:     the place, which each process makes anew; the test, over its standard input and output.
-Thread:      the only one of its process, but where a script starts another.
+Goes to:     the place, which each process creates anew; the test, through standard input and output.
+Thread:      the only one of its process, unless a script starts another.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Script = Callable[[Place], None]
 
 
 def say(*words: object) -> None:
-    """Tell the test."""
+    """Send a line to the test."""
     print(*words, flush=True)
 
 
 def hear() -> str:
-    """What the test says next; '' when it has gone."""
+    """Return the test's next line; '' when it has gone."""
     return sys.stdin.readline().strip()
 
 
 def hold(place: Place) -> None:
-    """Hold all of q on a lease of as many seconds as it is told; then settle as often as it is told."""
+    """Hold all of q with a lease of the given seconds; then settle as often as told."""
     store = place.open(lease_seconds=float(hear()))
     generation = store.consumer.register("victim@test", ["q"], 1)
     messages = store.consumer.lease(["q"], 100).messages
@@ -48,7 +48,7 @@ def hold(place: Place) -> None:
 
 
 def hold_and_fork(place: Place) -> None:
-    """Hold a message, with a child that lives on when this process is killed."""
+    """Hold a message, with a child that survives when this process is killed."""
     store = place.open()
     store.consumer.register("victim@test", ["q"], 1)
     taken = store.consumer.lease(["q"], 1).messages
@@ -82,13 +82,13 @@ def hold_beside_a_child(place: Place) -> None:
 
 
 def listen(place: Place) -> None:
-    """Wait for messages, as often as it is told, and say what came."""
+    """Wait for messages, as often as told, and report what came."""
     store = place.open()
     store.consumer.register("listening@test", ["q"], 1)
     say("up")
     while hear():
         found: list[Leased] = []
-        while not found:  # one message may be told of twice
+        while not found:  # one message may be announced twice
             heard = store.consumer.wait(60)
             found = store.consumer.lease(["q"], 10).messages
         say(heard, *[leased.headers for leased in found])
@@ -103,7 +103,7 @@ def wait_for_nothing(place: Place) -> None:
 
 
 def publish(place: Place) -> None:
-    """Publish a hundred messages when it is told."""
+    """Publish a hundred messages when told."""
     store = place.open()
     say("up")
     hear()

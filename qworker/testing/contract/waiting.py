@@ -1,4 +1,4 @@
-"""Waiting for what others do.
+"""Waiting for other threads or processes.
 
 Comes from:  tests with other threads or processes.
 Goes to:     a condition.
@@ -13,15 +13,15 @@ from typing import TypeVar
 
 T = TypeVar("T")
 PATIENCE = 30.0
-"""Seconds that a condition may take on a busy machine."""
+"""Maximum seconds for a condition on a busy machine."""
 
 
 def until(
     condition: Callable[[], T], patience: float = PATIENCE, say: Callable[[], object] = lambda: ""
 ) -> T:
-    """Ask again and again until the answer is true; return it.
+    """Call *condition* until it is true; return its value.
 
-    patience: seconds, after which the test fails. say: what the failure says besides.
+    patience: seconds after which the test fails. say: returns additional text for the failure.
     """
     deadline = time.monotonic() + patience
     pause = 0.002

@@ -1,6 +1,6 @@
-"""The tests of the contract: what a broker must do for a worker, and what no fault may make it do.
+"""The tests of the contract: what a broker must do for a worker, also when faults occur.
 
-Comes from:  ``from qworker.testing.contract.suite import *`` in a test module that has ``PLACES``.
+Comes from:  ``from qworker.testing.contract.suite import *`` in a test module with ``PLACES``.
 Goes to:     pytest, which runs each test on each place.
 Thread:      the test's.
 
@@ -37,7 +37,7 @@ _MODULES = (
     "machine",
     "hostile",
 )
-# Before they are imported: only then does pytest show what an assertion of a test compared.
+# Before they are imported, because pytest only rewrites assertions on import.
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _MODULES))
 _TESTS = {
     name: found

@@ -1,4 +1,4 @@
-"""Administration: how queues stand, dead letters, and what is swept, purged and moved.
+"""Administration: states of queues, dead letters, sweeping, purging and moving.
 
 Comes from:  the suite.
 Goes to:     the broker of a place.
@@ -215,7 +215,7 @@ def test_where_nothing_was_ever_sent_nothing_is_found(open_: Open) -> None:
 
 
 def test_a_closed_store_leaves_nothing_open(open_: Open) -> None:
-    """A process may open and close as many as it likes, as one that is asked by many threads does."""
+    """A process may open and close any number, for example one with many threads."""
 
     def use() -> None:
         store = open_()
@@ -226,7 +226,7 @@ def test_a_closed_store_leaves_nothing_open(open_: Open) -> None:
         store.consumer.settle(own, [Ack(found[0].tag)])
         store.close()
 
-    use()  # what is loaded or begun once may stay
+    use()  # what is loaded or started once may stay
     before = _open_here()
     for _ in range(4):
         use()
@@ -234,14 +234,14 @@ def test_a_closed_store_leaves_nothing_open(open_: Open) -> None:
 
 
 def _open_here() -> tuple[int, int]:
-    """How many threads this process has, and how many files, where the system tells."""
+    """Return how many threads, and if known files, this process has."""
     files = "/proc/self/fd"
     return threading.active_count(), len(os.listdir(files)) if os.path.isdir(files) else 0
 
 
 @asks(Assumption.DEAD_FROM_ELSEWHERE)
 def test_dead_letters_from_elsewhere(store: Broker, clock: FakeClock) -> None:
-    """They keep all but their tags."""
+    """They keep everything except their tags."""
     store.admin.push_dead([])
     assert store.admin.dead() == []
     yaml = '{"content_type":"application/x-yaml","content_encoding":"utf-8","correlation_id":"b"}'

@@ -1,4 +1,4 @@
-"""Waiting: who waits hears of what comes, and of nothing else.
+"""Waiting: a waiting consumer is notified of its own messages only.
 
 Comes from:  the suite.
 Goes to:     the broker of a place.
@@ -39,18 +39,18 @@ def test_every_waiter_hears_of_a_push(open_: Open) -> None:
 
 @asks(Assumption.ANY_QUEUE)
 def test_who_registered_for_no_queue_hears_of_those_that_it_leases_of(open_: Open) -> None:
-    """As the consumer behind kombu's channels does, which leases of whatever queue there comes to be."""
+    """Like the consumer behind kombu's channels, which leases from queues as they appear."""
     store, publisher = open_(), open_()
     own = store.consumer.register("w", (), 0)
     for queues in (["a"], ["a", "b"], ["b", "c"]):
         assert store.consumer.lease(queues, 10).messages == []
-        while store.consumer.wait(0.3):  # what was said before it has drained them
+        while store.consumer.wait(0.3):  # drain earlier notifications
             assert store.consumer.lease(queues, 10).messages == []
         sending = threading.Timer(0.1, publisher.sender.push, [[message("x", queues[-1])]])
         sending.start()
         started = time.monotonic()
         while not (found := store.consumer.lease(queues, 10).messages):
-            assert store.consumer.wait(30) is True, f"nobody told it of {queues[-1]}"
+            assert store.consumer.wait(30) is True, f"it was not notified of {queues[-1]}"
         assert time.monotonic() - started < 20
         sending.join()
         assert names(found) == ["x"]

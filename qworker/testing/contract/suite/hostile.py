@@ -1,11 +1,11 @@
-"""Settlements that a broker may never take, among others that it must: the worker's side ends well.
+"""Settlements that a broker may refuse, mixed with valid ones: the worker's side handles them.
 
-Whatever a task's outcome holds (text, ids, sizes, types), the innocents of its batch are settled, the culprit
-becomes a failure that says why or a dead letter, nothing vanishes, nothing is told twice, nothing stays on
-lease, nothing is raised.
+Whatever a task's outcome contains (text, ids, sizes, types), the valid settlements of its batch are carried
+out, the invalid one becomes a failure with the reason or a dead letter, nothing is lost, reported twice, left
+on lease, or raised.
 
 Comes from:  the suite; hypothesis, for the settlements.
-Goes to:     the broker of a place, by what stands before it in a worker (``Settlements``).
+Goes to:     the broker of a place, through the code in front of it in a worker (``Settlements``).
 Thread:      the test's.
 """
 
@@ -35,13 +35,13 @@ NUL, LONE, ASTRAL = "bob\0", "bob\ud800", "bob\U0001f600"
 TEXTS = (NUL, LONE, ASTRAL, "", "x" * 300, "ü" * 20_000, "\udfff\0" * 40, "'\\\"%s;--", "\x7f\x1b[31m")
 WRONG: tuple[Any, ...] = (None, 7, 2**70, 1.5, float("nan"), b"\xff\xfe", ["x"], {"a": 1}, object())
 MOST_TEXT = 300
-"""Characters of ids and states that tests look for again."""
+"""Maximum characters of ids and states that tests look for later."""
 PATIENCE = 20.0
 REFUSED = "refused how it ended"
 
 
 class Desk:
-    """A holder of messages in the queue "q", what settles them, and their results."""
+    """A registered consumer of the queue "q", its Settlements, and their results."""
 
     def __init__(self, place: Place, store: Broker) -> None:
         self.place = place
@@ -50,7 +50,7 @@ class Desk:
         self.settlements = Settlements(self.app, store.consumer)
         self.keeps_rows = RESULTS not in store.lacks
         self.names: dict[int, str] = {}
-        """Of the messages on lease, by their tags."""
+        """Of the messages on lease, by tag."""
         self._pushed = 0
         self._register()
 
@@ -61,24 +61,25 @@ class Desk:
         self.app.close()
 
     def row(self, task_id: str, status: str = "SUCCESS", result: Any = None, **extra: Any) -> Any:
-        """A row of results, as a worker makes it."""
+        """Return a row of results, as a worker makes it."""
         backend = self.app.backend
         return backend.row(task_id, backend.meta(task_id, status, result, **extra))
 
     def lease(self, count: int) -> list[int]:
-        """The tags of so many new messages, which are on lease."""
+        """Lease so many new messages; return their tags."""
         pushed = [f"m{number}" for number in range(self._pushed, self._pushed + count)]
         self._pushed += count
         self.store.sender.push([message(name) for name in pushed])
         self.names = {}
         for found in self._leased(lambda: len(self.names) < count):
             self.names |= {leased.tag: leased.headers for leased in found if leased.headers in pushed}
-            # What came back of the batch before.
+            # Messages returned by the previous batch.
             self._ack([leased.tag for leased in found if leased.tag not in self.names])
         return list(self.names)
 
     def come_back(self, expected: set[str]) -> set[str]:
-        """The names of all that can be leased now, at least of those *expected*; they are acknowledged."""
+        """Return the names of all that can be leased now, at least those *expected*; they are
+        acknowledged."""
         names: set[str] = set()
         for found in self._leased(lambda: not names.issuperset(expected)):
             names.update(leased.headers for leased in found)
@@ -86,7 +87,7 @@ class Desk:
         return names
 
     def _leased(self, missing: Callable[[], bool]) -> Iterator[Sequence[Any]]:
-        """What can be leased, until nothing more comes and nothing is *missing*."""
+        """Lease until nothing more comes and nothing is *missing*."""
         end = time.monotonic() + PATIENCE
         while (found := self.store.consumer.lease(["q"], 100).messages) or missing():
             assert time.monotonic() < end, "messages stay away"
@@ -102,14 +103,14 @@ class Desk:
         return None if found is None else found[0]
 
     def stored(self, row: ResultRow) -> bool:
-        """Whether there is a result for the task of *row*, by whatever name it goes."""
+        """Return whether there is a result for the task of *row*, under any name."""
         try:
             return self.place.result(row[0]) is not None
         except Exception:  # noqa: BLE001 - no such name can be asked for, so it has none
             return False
 
     def give_up(self) -> set[str]:
-        """The names of what was held until now; nothing, where the broker says how much that is."""
+        """Return the names of all held messages; nothing, if the broker reports how many are held."""
         if COUNTS not in self.store.lacks:
             (info,) = [info for info in self.store.admin.depths(["q"]) if info.queue == "q"]
             assert info.leased == 0
@@ -120,7 +121,7 @@ class Desk:
 
 
 class Case(NamedTuple):
-    """make: the settlement of a message, by its tag. innocent: whether every broker must take it."""
+    """make: returns the settlement for a tag. innocent: every broker must accept it."""
 
     make: Callable[[Desk, int], Settlement]
     innocent: bool
@@ -143,7 +144,7 @@ def _innocent(end: str) -> Case:
 
 
 def with_row(change: Callable[[Desk, int], Any], end: type[Any]) -> Case:
-    """An *end* with what *change* makes of a row."""
+    """Return a settlement *end* with the row that *change* makes."""
 
     def make(desk: Desk, tag: int) -> Settlement:
         row = change(desk, tag)
@@ -189,14 +190,14 @@ innocent = st.sampled_from(("ack", "result", "dead-letter", "release", "store"))
 
 
 def settle_all(desk: Desk, batch: Sequence[Case], caplog: pytest.LogCaptureFixture) -> None:
-    """Settle a message by each case of *batch*, and look what became of them."""
+    """Settle a message for each case of *batch*, and check the consequences."""
     caplog.clear()
     tags = desk.lease(len(batch))
     given = [case.make(desk, tag) for case, tag in zip(batch, tags, strict=True)]
     touched = {each.tag for each in given if not isinstance(each, Store)}
     lost = desk.settlements.carry_out(desk.generation, given)
     assert lost.isdisjoint(tags)
-    # What nobody spoke of is given back, so that what is still on lease is the fault of a settlement.
+    # Unmentioned messages are given back, so that anything left on lease is caused by a settlement.
     rest = [tag for tag in tags if tag not in touched]
     desk.settlements.carry_out(desk.generation, [Release(tag) for tag in rest])
     dead = Counter(letter.headers for letter in desk.store.admin.dead(limit=10**6))
@@ -229,7 +230,7 @@ def settle_all(desk: Desk, batch: Sequence[Case], caplog: pytest.LogCaptureFixtu
 def fuzz(
     place: Place, store: Broker, cases: st.SearchStrategy[Case], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Settle batches of innocents and of *cases*, as often as the place says."""
+    """Settle batches of valid settlements and *cases*, as often as the place says."""
     desk = Desk(place, store)
 
     @settings(
@@ -281,7 +282,7 @@ def test_a_text_of_a_failure_takes_no_innocents_with_it(desk: Desk, text: str) -
 def test_a_row_that_is_refused_is_a_failure_that_says_why(
     desk: Desk, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A broker that takes whatever it is given has stored it."""
+    """A broker that accepts everything has stored it."""
     (tag,) = desk.lease(1)
     desk.settlements.carry_out(desk.generation, [Ack(tag, ("bad", "SUCCESS", object(), None))])  # type: ignore[arg-type]
     found = place.result("bad")
@@ -296,7 +297,7 @@ def test_a_row_that_is_refused_is_a_failure_that_says_why(
 def test_a_row_whose_task_cannot_be_named_is_a_dead_letter(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A broker that takes whatever it is given has stored it."""
+    """A broker that accepts everything has stored it."""
     (tag,) = desk.lease(1)
     row = _changed(desk.row("x"), 0, LONE)
     desk.settlements.carry_out(desk.generation, [Ack(tag, row)])
@@ -311,7 +312,7 @@ def test_a_row_whose_task_cannot_be_named_is_a_dead_letter(
 @asks(DEAD_LETTERS)
 @pytest.mark.parametrize("due", [float("nan"), 2**70, "soon"])
 def test_what_is_refused_of_a_batch_leaves_the_rest_to_be_settled(desk: Desk, due: Any) -> None:
-    """Nothing of it has been carried out by then, or may be carried out once more."""
+    """Nothing of it has been carried out by then, or it may be carried out again."""
     first, second, third = desk.lease(3)
     batch: list[Settlement] = [Ack(first), Release(second, due), DeadLetter(third, "bad")]
     assert desk.settlements.carry_out(desk.generation, batch) == set()

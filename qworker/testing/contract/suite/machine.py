@@ -1,8 +1,9 @@
-"""A bag with leases: whatever two holders do, in whatever order, every message ends in exactly one place.
+"""A state machine of leases: whatever two consumers do, in any order, every message ends in exactly one
+place.
 
-Hypothesis plays publisher, two holders (which crash, and come back) and the reclaiming; the model beside it
-is a few dictionaries. Every lease must be what the model says is next; at the end, what came in must be what
-went out.
+Hypothesis plays a publisher, two consumers (which crash, and come back) and reclaiming; the model consists of
+a few dictionaries. Every lease must return what the model expects; at the end, what went in must equal what
+came out.
 
 Comes from:  the suite.
 Goes to:     the broker of a place.
@@ -37,7 +38,7 @@ holders = st.integers(0, 1)
 
 @dataclass
 class Entry:
-    """What the model knows of a message. holder: the number of who has it on lease, None while it waits."""
+    """The model of a message. holder: the number of its consumer, None while it waits."""
 
     name: str
     number: int
@@ -48,7 +49,7 @@ class Entry:
     tag: int = 0
     deliveries: int = 0
     redelivered: bool = False
-    taken: bool = False  # it was on lease before
+    taken: bool = False  # it was leased before
 
     def urgency(self) -> tuple[int, int]:
         return (-self.priority, self.number)
@@ -66,7 +67,7 @@ class Bag(RuleBasedStateMachine):
         self.clock = FakeClock()
         self.uptime = 1000.0
         self.numbers = itertools.count()
-        self.entries: dict[str, Entry] = {}  # all that are not settled for good
+        self.entries: dict[str, Entry] = {}  # all that are not settled finally
         self.acked: set[str] = set()
         self.dead_lettered: set[str] = set()
         self.stores: list[Broker] = []
@@ -121,7 +122,7 @@ class Bag(RuleBasedStateMachine):
         running=st.integers(0, 3),
     )
     def lease(self, holder: int, queues: list[str], count: int, limit: int, running: int) -> None:
-        """Take some; from now on the first *running* of all that it holds are being run."""
+        """Lease some; from now on the first *running* of all its messages are running."""
         if self.crashed[holder]:
             return
         now = self.clock.now()
@@ -141,11 +142,12 @@ class Bag(RuleBasedStateMachine):
         self.running[holder] = tags if mark(self.stores[holder], *tags) else set()
 
     def check_order(self, mine: list[Entry], ready: list[Entry]) -> None:
-        """Whether *mine*, of one queue, were the next of those that were *ready*."""
+        """Check that *mine*, of one queue, were the next of those that were *ready*."""
         if self.place.in_order:
             assert mine == ready[: len(mine)], "out of order"
             return
-        # There are some steps of priority, and what came back or was delayed has lost its place in its step.
+        # Priorities have steps, and a message that came back or was delayed has lost its position in its
+        # step.
         steps = self.place.steps
 
         def step(entry: Entry) -> int:
@@ -198,7 +200,7 @@ class Bag(RuleBasedStateMachine):
     @precondition(lambda self: any(self.held_by(holder) for holder in (0, 1)))
     @rule(holder=holders, reclaimed=st.booleans())
     def crash(self, holder: int, reclaimed: bool) -> None:
-        """It says nothing more, and its lease runs out; the well renew theirs in time."""
+        """It stops, and its lease expires; live ones renew theirs in time."""
         self.crashed[holder] = True
         self.uptime += LEASE_SECONDS + 1
         for each in (0, 1):
@@ -215,7 +217,7 @@ class Bag(RuleBasedStateMachine):
         found = self.stores[well].consumer.reclaim()
         if not found:
             return
-        assert self.crashed[1 - well], "reclaimed from one who is well"
+        assert self.crashed[1 - well], "reclaimed from a live consumer"
         (dead,) = found
         counted = [entry for entry in lost if entry.tag in self.running[1 - well]]
         assert (dead.returned, dead.counted) == (len(lost), len(counted))
@@ -226,7 +228,7 @@ class Bag(RuleBasedStateMachine):
     @precondition(lambda self: any(self.crashed))
     @rule()
     def come_back(self) -> None:
-        """Both are well again, under new epochs; what they may still have held is back."""
+        """Both are alive again, under new generations; what they still held is back."""
         for holder in (0, 1):
             if not self.crashed[holder]:
                 continue

@@ -1,4 +1,4 @@
-"""Messages that are looked at where they lie.
+"""Peeking: reading messages without taking them.
 
 Comes from:  the suite.
 Goes to:     the broker of a place.
@@ -21,7 +21,7 @@ STANDINGS: tuple[Standing, ...] = ("ready", "delayed", "leased")
 
 
 def seen(store: Broker, queue: str = "q", limit: int = 100) -> list[list[str]]:
-    """The names of what is ready, delayed and on lease in *queue*."""
+    """Return the names of what is ready, delayed and on lease in *queue*."""
     return [[each.headers for each in store.admin.peek(queue, how, limit)] for how in STANDINGS]
 
 
@@ -58,7 +58,7 @@ def test_a_peek_leaves_everything_as_it_is(store: Broker, open_: Open, clock: Fa
         assert seen(watching) == [["a", "b"], ["later"], ["held"]]
     watching.close()
     assert store.admin.queues() == before
-    assert store.consumer.settle(own, [Ack(held.tag)]) == set()  # the lease stands
+    assert store.consumer.settle(own, [Ack(held.tag)]) == set()  # the lease is unaffected
     clock.advance(60)
     assert [(each.headers, each.deliveries, each.redelivered) for each in take(store)] == [
         ("a", 0, False), ("b", 0, False), ("later", 0, False),

@@ -1,4 +1,4 @@
-"""Workers that tell of themselves, and are listed.
+"""Presence: workers publish their state, and are listed.
 
 Comes from:  the suite.
 Goes to:     the broker of a place.
@@ -29,7 +29,7 @@ def test_live_workers_are_listed(open_: Open, store: Broker, clock: FakeClock, o
     (found,) = watching.admin.workers()
     told = (found.name, found.queues, found.concurrency, found.started)
     assert told == ("w@test", ("q", "r"), 4, clock.now())
-    assert (found.status, found.seen) == ("", clock.now())  # it has told nothing of itself
+    assert (found.status, found.seen) == ("", clock.now())  # it has not published a state
     victim = other(scripts.hold)
     victim.say("3600")
     victim.hear()
@@ -42,7 +42,7 @@ def test_live_workers_are_listed(open_: Open, store: Broker, clock: FakeClock, o
 
 @asks(WORKERS)
 def test_who_runs_no_tasks_is_no_worker(open_: Open) -> None:
-    """As who moves messages to another broker."""
+    """Like a consumer that moves messages to another broker."""
     mover = open_()
     mover.consumer.register("mover@test", ["q"], 0)
     assert open_().admin.workers() == []
@@ -50,7 +50,7 @@ def test_who_runs_no_tasks_is_no_worker(open_: Open) -> None:
 
 
 def presences(store: Broker) -> dict[str, tuple[int, str, str]]:
-    """Name → waiting, host, version of all live workers that are to be seen."""
+    """Return name → waiting, host, version of all live workers."""
     return {worker.name: (worker.waiting, worker.host, worker.version) for worker in store.admin.workers()}
 
 
@@ -78,7 +78,7 @@ def test_each_worker_has_a_presence_of_its_own_which_it_keeps_when_it_registers_
     third.consumer.register("silent@test", ["q"], 1)
     first.consumer.present(json.dumps({"waiting": 7}))
     waiting = {worker.name: worker.waiting for worker in third.admin.workers()}
-    assert waiting == {"w1@test": 1, "w2@test": 2, "silent@test": 0}  # it is told with the next renewal
+    assert waiting == {"w1@test": 1, "w2@test": 2, "silent@test": 0}  # it is published with the next renewal
     first.consumer.extend()
     second.consumer.register("w2@test", ["q"], 1)
     third.consumer.extend()

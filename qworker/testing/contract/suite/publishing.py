@@ -1,4 +1,4 @@
-"""Many publishers: threads, processes and forked children, each with what it sent.
+"""Many publishers: threads, processes and forked children, each with its own messages.
 
 Comes from:  the suite.
 Goes to:     the broker of a place.
@@ -41,7 +41,7 @@ def test_every_push_of_many_threads_is_stored_when_it_returns(store: Broker, pla
     assert not missing
     found = take(store, limit=1000)
     assert Counter(names(found)) == {f"{thread}-{number}": 2 for thread in range(8) for number in range(25)}
-    # What one push brought lies together, and each thread's messages are in its own order.
+    # The messages of one push are adjacent, and each thread's messages keep their order.
     assert [leased.body for leased in found] == [b"1", b"2"] * 200
     for number in range(8):
         own = [name for name in names(found) if name.startswith(f"{number}-")]
@@ -92,7 +92,7 @@ def test_forked_children_publish_beside_their_parent(store: Broker, other: Start
 def test_what_a_child_publishes_after_its_parent_closed_is_kept(
     place: Place, open_: Open, other: Start
 ) -> None:
-    # No store but theirs is open meanwhile: who closes the last connection may tidy up the files.
+    # No other store is open meanwhile: closing the last connection may clean up the files.
     publisher = other(scripts.close_before_the_child)
     assert publisher.hear() == "pushed"
     publisher.say("close")

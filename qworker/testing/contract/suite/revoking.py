@@ -1,4 +1,4 @@
-"""Revocations, and what is numbered: nothing that was numbered comes again.
+"""Revocations and numbering: no number is used twice.
 
 Comes from:  the suite.
 Goes to:     the broker of a place.
@@ -106,7 +106,7 @@ def test_a_revocation_among_messages_is_heard_at_the_next_look(store: Broker, op
         client.sender.push([message(name)])
         assert store.consumer.wait(30)
         cursor, found = store.consumer.revoked_since(cursor)
-        while not found and store.consumer.wait(30):  # the news of a server may come one by one
+        while not found and store.consumer.wait(30):  # the server may announce them one by one
             cursor, found = store.consumer.revoked_since(cursor)
         assert [revocation.task_id for revocation in found] == [name]
 
@@ -115,8 +115,8 @@ def test_a_revocation_among_messages_is_heard_at_the_next_look(store: Broker, op
 def test_nothing_that_was_numbered_before_a_loss_comes_again(
     place: Place, open_: Open, clock: FakeClock
 ) -> None:
-    """FLUSHALL, TRUNCATE, an old backup, a file made anew: a generation that came again would be another
-    holder's, and a worker that waits for higher numbers would hear of no revocation."""
+    """FLUSHALL, TRUNCATE, an old backup, a recreated file: a reused generation would belong to another
+    consumer, and a worker that waits for higher numbers would miss revocations."""
     store, client = open_(registered=True), open_()
     old = {generation(store) for _ in range(3)}
     client.sender.push([message("lost")])
@@ -129,7 +129,7 @@ def test_nothing_that_was_numbered_before_a_loss_comes_again(
     place.lose()
     clock.advance(1.0)
     with suppress(LeaseLost):
-        for _ in range(30):  # the embedded broker looks for its file every tenth of a second
+        for _ in range(30):  # the embedded broker checks its file every tenth of a second
             store.consumer.extend()
             time.sleep(0.01)
     fresh = open_()
@@ -148,7 +148,7 @@ def test_nothing_that_was_numbered_before_a_loss_comes_again(
 
 
 def test_no_number_is_given_twice_in_whatever_order_messages_end(store: Broker) -> None:
-    """A late ack of the first would delete the second, unrun."""
+    """Otherwise a late ack of the first would delete the second, unrun."""
     own = generation(store)
     store.sender.push([message(name) for name in "abcdef"])
     first = take(store)

@@ -1,4 +1,4 @@
-"""Pushing and leasing: what is sent comes back as it was, in order, once, and when it is due.
+"""Pushing and leasing: messages arrive unchanged, in order, once, and when they are due.
 
 Comes from:  the suite.
 Goes to:     the broker of a place.
@@ -21,13 +21,13 @@ from qworker.transports.lease import Ack, Broker, DeadLetter, Leased
 
 
 def test_what_the_place_lacks_is_declared_by_the_broker(store: Broker, place: Place) -> None:
-    """So that no test is left out for what ``qworker config check`` does not tell the users of the broker."""
+    """So that every skipped test corresponds to a limitation that ``qworker config check`` reports."""
     assert place.lacks & frozenset(Capability) <= store.lacks
 
 
 @asks(Assumption.ON_DEMAND)
 def test_no_tag_is_given_twice(store: Broker) -> None:
-    """What was noted of a message that is gone must not be taken for another's."""
+    """Notes about a deleted message must not be applied to another one."""
     now = generation(store)
     seen: set[int] = set()
     for end in (Ack, lambda tag: DeadLetter(tag, "bad")):

@@ -1,4 +1,4 @@
-"""Settling: what becomes of a message, and of its result, in one step.
+"""Settling: the end of a message, and its result, in one step.
 
 Comes from:  the suite.
 Goes to:     the broker of a place.
@@ -160,7 +160,7 @@ def test_waiting_messages_cannot_be_settled(store: Broker) -> None:
 
 
 def test_a_settlement_that_is_repeated_is_known_to_be_done_or_nothing_is_known(store: Broker) -> None:
-    """As when the answer to it was lost."""
+    """As after a lost answer."""
     own = generation(store)
     store.sender.push([message("a"), message("b")])
     first, second = take(store)
