@@ -122,14 +122,22 @@ def numbers_of(
 ) -> list[int]:
     """The numbers of those that *tags* name, each once: by the number, or by the id of the call.
 
-    found: the number and the id of each that is there. Raises ConfigurationError, before anything is done,
-    when one of *tags* names none.
+    found: the number and the id of each that is there, read no further than is needed. Raises
+    ConfigurationError, before anything is done, when one of *tags* names none.
     """
-    known = list(found)
+    by_number: dict[str, list[int]] = {}
+    by_id: dict[str, list[int]] = {}
+    wanted = set(tags)
+    for number, task_id in found:
+        if str(number) in wanted:
+            by_number[str(number)] = [number]
+            if len(by_number) == len(wanted):
+                break
+        if isinstance(task_id, str) and task_id in wanted:
+            by_id.setdefault(task_id, []).append(number)
     numbers: list[int] = []
     for tag in tags:
-        named = [number for number, _ in known if str(number) == tag]
-        named = named or [number for number, task_id in known if task_id == tag]
+        named = by_number.get(tag) or by_id.get(tag)
         if not named:
             raise ConfigurationError(f"there is no {what} {tag[:80]}; see `qworker {command} list`")
         numbers += named

@@ -12,17 +12,15 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from qworker.control.failed import Retried, id_of, send_each
+from qworker.control.letters import Retried, Sending, chosen, id_of, send
 from qworker.errors import InvalidTaskMessage, MessageError, PublishError, SecurityError
 from qworker.message.protocol import encode_parts
 from qworker.message.reading import parse_headers, parse_properties
-from qworker.transports.lease import Dead, Envelope
+from qworker.transports.lease import Again, Dead
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
     from qworker.message.signing import Signer
-
-ALL = 1_000_000
 
 
 def retry(app: QWorker, tags: Sequence[int] | None = None, *, sign: Collection[int] = ()) -> Retried:
@@ -33,34 +31,21 @@ def retry(app: QWorker, tags: Sequence[int] | None = None, *, sign: Collection[i
       broker can have sent them: look at them first.
 
     Where there is a ``security_key``, one that is not signed with it is refused, as a worker would refuse it
-    again; one whose signature is too old by ``security_max_age`` is signed anew. When this is interrupted,
-    what it signs may be in both places. Raises BrokerUnavailable.
+    again; one whose signature is too old by ``security_max_age`` is signed anew. Raises BrokerUnavailable.
     """
-    signer, broker = app.signer, app.broker
+    signer, letters = app.signer, app.broker.letters.get("dead")
     max_age = app.conf.security_max_age or math.inf
-    signed, good = 0, {}
+    sendings: dict[int, Sending] = {}
     refused: dict[int, str] = {}
-
-    def kept() -> list[Dead]:
-        return broker.admin.dead(None, ALL)
-
-    for letter in _chosen(app, tags):
+    for letter in chosen(letters, tags):
         try:
             if signer is None or _is_valid(letter, signer, max_age, sign=letter.tag in sign):
-                good[letter.tag] = list(_ids_of(app, letter))
-                continue
-            anew, task_id = _signed_anew(letter, signer)
+                sendings[letter.tag] = Sending(None, list(_ids_of(app, letter)))
+            else:
+                sendings[letter.tag] = _signed_anew(letter, signer)
         except (MessageError, PublishError) as error:
             refused[letter.tag] = str(error)
-            continue
-
-        def send(some: Sequence[int], anew: Envelope = anew) -> int:
-            broker.sender.push([anew])
-            broker.admin.dead_discard(some)
-            return len(some)
-
-        signed += send_each(app, {letter.tag: [task_id]}, send, kept, refused)
-    return Retried(signed + send_each(app, good, broker.admin.dead_retry, kept, refused), refused)
+    return Retried(0, refused) if letters is None else send(app, letters, sendings, refused)
 
 
 def unsigned(app: QWorker, tags: Sequence[int] | None = None) -> list[Dead]:
@@ -69,16 +54,11 @@ def unsigned(app: QWorker, tags: Sequence[int] | None = None) -> list[Dead]:
     if signer is None:
         return []
     found = []
-    for letter in _chosen(app, tags):
+    for letter in chosen(app.broker.letters.get("dead"), tags):
         with suppress(InvalidTaskMessage):  # damaged: no signature helps
             if not _is_valid(letter, signer, math.inf, sign=True):
                 found.append(letter)
     return found
-
-
-def _chosen(app: QWorker, tags: Sequence[int] | None) -> list[Dead]:
-    letters = app.broker.admin.dead(None, ALL)
-    return letters if tags is None else [letter for letter in letters if letter.tag in tags]
 
 
 def _ids_of(app: QWorker, letter: Dead) -> Iterator[str]:
@@ -105,10 +85,11 @@ def _is_valid(letter: Dead, signer: Signer, max_age: float, *, sign: bool) -> bo
         raise
 
 
-def _signed_anew(letter: Dead, signer: Signer) -> tuple[Envelope, str]:
-    """The message of *letter* with a new signature, and the id of its call."""
+def _signed_anew(letter: Dead, signer: Signer) -> Sending:
+    """The message of *letter* with a new signature."""
     headers = parse_headers(letter.headers)
     headers.pop("signature", None)
     properties = parse_properties(letter.properties)
     encoded = encode_parts(headers, properties, letter.body, signer)
-    return Envelope(letter.queue, encoded.headers, encoded.properties, encoded.body), headers["id"]
+    again = Again(letter.tag, encoded.headers, encoded.properties, encoded.body)
+    return Sending(again, [headers["id"]])

@@ -1,20 +1,21 @@
 """Failed tasks: what is kept of them, and how they run again. ``app.failed``.
 
 Comes from:  ``qworker failed``, and programs.
-Goes to:     the broker's place for them (``Broker.failed``), and the result store.
+Goes to:     the broker's place for them (``Broker.letters``), and the result store.
 Thread:      the caller's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from qworker import states
 from qworker.canvas.membership import calls_in, parts_of
 from qworker.canvas.plan import last_call
 from qworker.canvas.signatures import maybe_signature
+from qworker.control.letters import Retried, Sending, chosen, headers_of, id_of, send
 from qworker.errors import (
     ChordError,
     ConfigurationError,
@@ -24,20 +25,17 @@ from qworker.errors import (
     PublishError,
     SecurityError,
 )
-from qworker.message.exceptions import exception_to_dict
 from qworker.message.failures import error_and_traceback
 from qworker.message.marks import CAUSE, FAILED, JOINS, MEMBERS
-from qworker.message.protocol import encode_parts, receive, rewrite_body
+from qworker.message.protocol import encode_parts, rewrite_body
 from qworker.message.reading import decode_body, may_embed, parse_headers, parse_properties
 from qworker.publishing import bodies
-from qworker.transports.lease import Again, Dead, FailedTasks
+from qworker.transports.lease import Again, Dead, Letters
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
-    from qworker.backends.base import Meta
     from qworker.message.signing import Signer
 
-ALL = 1_000_000
 MOST_SEGMENTS = 10_000
 """So many parts of a long chain are put together at most."""
 
@@ -64,13 +62,6 @@ class FailedTask:
     kwargs: str
 
 
-class Retried(NamedTuple):
-    """number: of those that were sent again. refused: why others stay, by their tags."""
-
-    number: int
-    refused: dict[int, str]
-
-
 class Failed:
     """The failed tasks of *app*, newest first.
 
@@ -83,8 +74,8 @@ class Failed:
         self._app = app
 
     @property
-    def _place(self) -> FailedTasks:
-        place = self._app.broker.failed
+    def _place(self) -> Letters:
+        place = self._app.broker.letters.get("failed")
         if place is None:
             raise NotSupported(
                 "failed tasks are kept on SQLite, Redis, RabbitMQ, PostgreSQL, MySQL, MariaDB, MongoDB "
@@ -106,7 +97,18 @@ class Failed:
         a limit below 1."""
         if not isinstance(limit, int) or limit < 1:
             raise ValueError(f"limit={limit!r:.80} is not valid: give a number from 1 on")
-        return [each for _, each in _chosen(self._place, tags, task, error, queue, limit)]
+        return [_read(letter) for letter in self._chosen(tags, task, error, queue, limit)]
+
+    def _chosen(
+        self,
+        tags: Iterable[int] | None,
+        task: str | None,
+        error: str | None,
+        queue: str | None,
+        limit: int | None = None,
+    ) -> Iterator[Dead]:
+        wanted = None if tags is None else _numbers(tags)
+        return chosen(self._place, wanted, queue, limit, _is_meant(task, error))
 
     def get(self, tag: int) -> FailedTask:
         """Return that with *tag*. Raises ConfigurationError when there is none, or no longer."""
@@ -141,10 +143,9 @@ class Failed:
         message whose arguments are to be changed and cannot be read.
         """
         app, place = self._app, self._place
-        calls: dict[int, Again] = {}
-        ids: dict[int, list[str]] = {}
+        sendings: dict[int, Sending] = {}
         refused: dict[int, str] = {}
-        for letter, _ in reversed(_chosen(place, tags, task, error, queue)):
+        for letter in reversed(list(self._chosen(tags, task, error, queue))):
             try:
                 _verify(app.signer, letter)
                 again = _again(app, letter, args, kwargs)
@@ -154,14 +155,8 @@ class Failed:
                     raise
                 refused[letter.tag] = str(why)
                 continue
-            calls[letter.tag] = again
-            ids[letter.tag] = list(_ids_of(app, again))
-
-        def send(some: Sequence[int]) -> int:
-            return place.send_again([calls[tag] for tag in some])
-
-        number = send_each(app, ids, send, lambda: place.kept(None, ALL), refused)
-        return Retried(number, refused)
+            sendings[letter.tag] = Sending(again, list(_ids_of(app, again)))
+        return send(app, place, sendings, refused)
 
     def discard(
         self,
@@ -174,101 +169,22 @@ class Failed:
         """Delete those that are meant, for good; return how many these were."""
         if tags is None and task is None and error is None and queue is None:
             return self._place.discard()
-        chosen = [letter.tag for letter, _ in _chosen(self._place, tags, task, error, queue)]
-        return self._place.discard(chosen) if chosen else 0
+        numbers = [letter.tag for letter in self._chosen(tags, task, error, queue)]
+        return self._place.discard(numbers) if numbers else 0
 
     def __iter__(self) -> Iterator[FailedTask]:
-        return iter(self.list(limit=ALL))
+        return map(_read, self._place.newest())
 
 
-def send_each(
-    app: QWorker,
-    ids: Mapping[int, Sequence[str]],
-    send: Callable[[Sequence[int]], int],
-    kept: Callable[[], Iterable[Dead]],
-    refused: dict[int, str],
-) -> int:
-    """Send what is kept by the tags in *ids*, by *send*, which returns how many it has sent; return how many.
-
-    - ids: by tag, of the calls whose stored failures are deleted: who waits for one is to see its new end.
-      Those of what is not sent are stored again.
-    - kept: what is still kept, and was not sent.
-    - refused: gets the reason of each that the broker does not take. The others are sent.
-    """
-    failures = _take_failures(app, {each for some in ids.values() for each in some})
-    number, unsent, waiting = 0, set(ids), [list(ids)] if ids else []
-    try:
-        while waiting:
-            tags = waiting.pop()
-            try:
-                sent = send(tags)
-            except PublishError as error:
-                if len(tags) == 1:
-                    refused[tags[0]] = str(error)
-                    continue
-                sent = None  # it may have been some of them
-            there = set() if sent == len(tags) else {letter.tag for letter in kept()}
-            left = [tag for tag in tags if tag in there]
-            unsent.difference_update(set(tags) - there)
-            if sent is None:
-                number += len(tags) - len(left)
-                half = len(left) // 2
-                waiting += [part for part in (left[half:], left[:half]) if part]
-            else:
-                number += sent
-                refused |= dict.fromkeys(left, "the broker has left it where it was, and logged why")
-    finally:
-        for task_id in failures.keys() & {each for tag in unsent for each in ids[tag]}:
-            app.backend.store(task_id, failures[task_id])
-    return number
-
-
-def _take_failures(app: QWorker, ids: Collection[str]) -> dict[str, Meta]:
-    """Delete the stored failures of *ids*, and return those that can be stored again."""
-    backend, taken = app.backend, {}
-    if not ids or backend.why_none or app.stores.sends_results:
-        return {}
-    for task_id, meta in backend.read_many(ids).items():
-        if isinstance(meta, DamagedResult):
-            meta = backend.meta(task_id, states.FAILURE, exception_to_dict(meta))
-        if meta["status"] == states.FAILURE:
-            taken[task_id] = meta
-            backend.forget(task_id)
-    return taken
-
-
-def id_of(app: QWorker, message: Dead | Again) -> str | None:
-    """The id of the call of *message*; None for what no worker reads."""
-    headers, properties, body = message.headers, message.properties, message.body
-    try:
-        return str(receive(headers, properties, body, app.accept, None, app.conf.message_max_bytes)[0]["id"])
-    except MessageError:
+def _is_meant(task: str | None, error: str | None) -> Callable[[Dead], bool] | None:
+    if task is None and error is None:
         return None
 
-
-def _chosen(
-    place: FailedTasks,
-    tags: Iterable[int] | None,
-    task: str | None,
-    error: str | None,
-    queue: str | None,
-    limit: int = ALL,
-) -> list[tuple[Dead, FailedTask]]:
-    """The newest *limit* of those that are meant by the words of Failed, with their messages."""
-    wanted = None if tags is None else _numbers(tags)
-    some = wanted is not None or task is not None or error is not None
-    found: list[tuple[Dead, FailedTask]] = []
-    for letter in place.kept(queue, ALL if some else limit):
+    def is_meant(letter: Dead) -> bool:
         each = _read(letter)
-        if (
-            (wanted is None or each.tag in wanted)
-            and (task is None or each.task == task)
-            and (error is None or error in each.error)
-        ):
-            found.append((letter, each))
-            if len(found) >= limit:
-                break
-    return found
+        return (task is None or each.task == task) and (error is None or error in each.error)
+
+    return is_meant
 
 
 def _numbers(tags: Iterable[int]) -> set[int]:
@@ -278,15 +194,8 @@ def _numbers(tags: Iterable[int]) -> set[int]:
     return wanted
 
 
-def _headers(letter: Dead | Again) -> dict[str, Any]:
-    try:
-        return parse_headers(letter.headers)
-    except MessageError:
-        return {}
-
-
 def _read(letter: Dead) -> FailedTask:
-    headers = _headers(letter)
+    headers = headers_of(letter)
     error, traceback = error_and_traceback(letter.reason)
     retries = headers.get("retries")
     return FailedTask(
@@ -306,7 +215,7 @@ def _read(letter: Dead) -> FailedTask:
 def _ids_of(app: QWorker, again: Again) -> Iterator[str]:
     """The ids under which failures are stored that *again* is to undo: those of the rest of its chain, and
     its own where that is not forgotten as it is sent."""
-    headers = _headers(again)
+    headers = headers_of(again)
     own = None if headers and app.results_with_broker else id_of(app, again)  # not in headers: protocol 1
     if own is not None:
         yield own
@@ -375,7 +284,7 @@ def _values_of_members(app: QWorker, letter: Dead, headers: Mapping[str, Any]) -
 
 def _again(app: QWorker, letter: Dead, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Again:
     """The message of *letter* as it is sent again."""
-    headers = _headers(letter)
+    headers = headers_of(letter)
     if not headers:  # of another protocol: it goes as it came
         if args is not None or kwargs is not None:
             raise MessageError(
@@ -433,7 +342,7 @@ def _verify(signer: Signer | None, letter: Dead) -> None:
     """Return if the message of *letter* was signed with one of our keys, however long ago, or there is no key
     and it was not signed; raise SecurityError if not. Nothing reads its body before."""
     if signer is None:
-        if "signature" in _headers(letter):
+        if "signature" in headers_of(letter):
             raise SecurityError(
                 f"failed task {letter.tag} is signed, and this process has no security_key to sign it "
                 "anew: no worker that has one would run it. Set security_key here, as for the workers"

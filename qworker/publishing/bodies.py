@@ -79,7 +79,7 @@ def forget_added(app: QWorker, join: Finished, body: JoinBody) -> None:
 def keep_rest(app: QWorker, join: str, body: JoinBody) -> None:
     """Keep *body*, the next part of a long chain that has failed, as long as failed tasks: one of them may be
     sent again. Raises BackendError."""
-    if app.broker.failed is not None:
+    if "failed" in app.broker.letters:
         longer = app.conf.failed_task_expires - (app.backend.expires or 0.0)
         app.backend.save_group(_rest_key(join), body.fields(), max(0.0, longer))
 

@@ -18,6 +18,7 @@ from qworker.transports.lease import (
     Dead,
     DeadLetter,
     Envelope,
+    Kind,
     Leased,
     Peeked,
     QueueInfo,
@@ -138,8 +139,7 @@ class MemoryQueues:
             queue, headers, properties, body, priority = message.envelope[:5]
             count = message.deliveries + settlement.counted
             letter = Dead(message.tag, queue, settlement.reason, now, count, headers, properties, body)
-            place = self.failed if settlement.failed else self.dead
-            place[message.tag] = letter, priority
+            self.letters("failed" if settlement.failed else "dead")[message.tag] = letter, priority
         if settlement.row is not None:
             self._keep(settlement.row)
         return True
@@ -157,14 +157,19 @@ class MemoryQueues:
             message.owner = 0
         return True
 
-    def retry(self, tags: Iterable[int], now: float) -> None:
-        """Turn dead letters into messages again; a stored failure is deleted."""
-        for tag in tags:
-            self._again(*self.dead.pop(tag), now)
+    def letters(self, kind: Kind) -> dict[int, tuple[Dead, int]]:
+        """Those of *kind*, by tag, with their priorities."""
+        return self.dead if kind == "dead" else self.failed
 
-    def send_again(self, calls: Iterable[Again], now: float) -> int:
-        """Turn failed tasks into messages again; return their number."""
-        found = [(call, self.failed.pop(call.tag)) for call in calls if call.tag in self.failed]
+    def retry(self, kind: Kind, tags: Iterable[int], now: float) -> None:
+        """Turn letters into messages again; a stored failure is deleted."""
+        for tag in tags:
+            self._again(*self.letters(kind).pop(tag), now)
+
+    def send_again(self, kind: Kind, calls: Iterable[Again], now: float) -> int:
+        """As Letters.send_again()."""
+        kept = self.letters(kind)
+        found = [(call, kept.pop(call.tag)) for call in calls if call.tag in kept]
         for (_, headers, properties, body), (letter, priority) in found:
             sent = letter._replace(headers=headers, properties=properties, body=body)
             self._again(sent, priority, now)
@@ -178,13 +183,16 @@ class MemoryQueues:
         fresh = self.next()
         self.messages[fresh] = Message(fresh, envelope, now, None, redelivered=True)
 
-    def sweep(self, dead_expires: float, dead_max: int, now: float) -> int:
+    def sweep(self, kind: Kind, expires: float, most: int, now: float) -> int:
         """Delete some of the old or surplus entries; return their number."""
-        old = _over(self.dead, now - dead_expires, dead_max)
+        letters = self.letters(kind)
+        old = _over(letters, now - expires, most)
         stale = [id for id, row in self.results.items() if row[3] is not None and row[3] < now]
         over = [entry for entry in self.revoked if entry[2] < now]
+        if kind == "failed":
+            stale, over = [], []
         for tag in old[:SWEPT_AT_ONCE]:
-            del self.dead[tag]
+            del letters[tag]
         for id in stale[:SWEPT_AT_ONCE]:
             del self.results[id]
         for entry in over[:SWEPT_AT_ONCE]:
@@ -206,13 +214,6 @@ class MemoryQueues:
     def _holder(self, message: Message) -> str:
         owner = self.owners.get(message.owner)
         return "" if owner is None else owner.name
-
-    def sweep_failed(self, expires: float, most: int, now: float) -> int:
-        """Like sweep(), for failed tasks."""
-        old = _over(self.failed, now - expires, most)[:SWEPT_AT_ONCE]
-        for tag in old:
-            del self.failed[tag]
-        return len(old)
 
     def queues(self, now: float) -> list[QueueInfo]:
         letters = [letter for letter, _ in self.dead.values()]

@@ -23,8 +23,9 @@ from qworker.transports.lease import (
     Claim,
     Dead,
     Envelope,
-    FailedTasks,
+    Kind,
     Leased,
+    Letters,
     Peeked,
     QueueInfo,
     Reclaimed,
@@ -84,7 +85,8 @@ class MemoryStore(Undivided):
         self._presence = ""
         self._turn_of_queues = 0
         self._building.handles.append(self)
-        self.failed = MemoryFailed(self) if keeps_failed else None
+        kinds: tuple[Kind, ...] = ("dead", "failed") if keeps_failed else ("dead",)
+        super().__init__(type(self).url, letters={kind: MemoryLetters(kind, self) for kind in kinds})
         self.lacks = frozenset() if keeps_failed else frozenset({FAILED_TASKS})
 
     def another(self) -> MemoryStore:
@@ -95,7 +97,7 @@ class MemoryStore(Undivided):
             revoke_expires=self._revoke_expires,
             uptime=self._uptime,
             beside=self,
-            keeps_failed=self.failed is not None,
+            keeps_failed="failed" in self.letters,
         )
 
     @property
@@ -260,13 +262,9 @@ class MemoryStore(Undivided):
             new = [entry for entry in memory.revoked if entry[0] > cursor and entry[2] > now]
             return (new[-1][0] if new else cursor), [revocation for _, revocation, _ in new]
 
-    def sweep(self, dead_expires: float, dead_max: int) -> int:
+    def sweep(self, kind: Kind, expires: float, most: int) -> int:
         with self._reached() as memory:
-            return memory.sweep(dead_expires, dead_max, self.clock.now())
-
-    def sweep_failed(self, expires: float, most: int) -> int:
-        with self._reached() as memory:
-            return memory.sweep_failed(expires, most, self.clock.now())
+            return memory.sweep(kind, expires, most, self.clock.now())
 
     def running_path(self) -> str | None:
         return None
@@ -277,18 +275,6 @@ class MemoryStore(Undivided):
                 self._ring()
 
     # -- administration --
-
-    def send_again(self, calls: Sequence[Again]) -> int:
-        """See FailedTasks.send_again()."""
-        with self._reached() as memory:
-            count = memory.send_again(calls, self.clock.now())
-            self._ring()
-            return count
-
-    def failures(self) -> dict[int, tuple[Dead, int]]:
-        """The stored failed tasks, by tag, with their priorities."""
-        with self._reached() as memory:
-            return memory.failed
 
     def queues(self) -> list[QueueInfo]:
         with self._reached() as memory:
@@ -305,17 +291,6 @@ class MemoryStore(Undivided):
                 del memory.messages[message.tag]
             return len(gone)
 
-    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        with self._reached() as memory:
-            letters = [letter for letter, _ in memory.dead.values() if queue in (None, letter.queue)]
-            return sorted(letters, key=lambda letter: (-letter.died_at, -letter.tag))[:limit]
-
-    def push_dead(self, letters: Sequence[Dead]) -> None:
-        with self._reached() as memory:
-            for letter in letters:
-                tag = memory.next()
-                memory.dead[tag] = letter._replace(tag=tag), 0
-
     def flush_delayed(self, queue: str) -> int:
         with self._reached() as memory:
             now = self.clock.now()
@@ -324,20 +299,6 @@ class MemoryStore(Undivided):
                 message.due = None
             self._ring()
             return len(late)
-
-    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
-        with self._reached() as memory:
-            chosen = sorted(memory.dead if tags is None else memory.dead.keys() & set(tags))
-            memory.retry(chosen, self.clock.now())
-            self._ring()
-            return len(chosen)
-
-    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
-        with self._reached() as memory:
-            chosen = list(memory.dead if tags is None else memory.dead.keys() & set(tags))
-            for tag in chosen:
-                del memory.dead[tag]
-            return len(chosen)
 
     def workers(self) -> list[Presence]:
         with self._reached() as memory:
@@ -354,22 +315,49 @@ class MemoryStore(Undivided):
             self.deregister()
 
 
-class MemoryFailed(FailedTasks):
-    """The failed tasks of *store*."""
+class MemoryLetters(Letters):
+    """Those of *kind* that *store* keeps."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, kind: Kind, store: MemoryStore) -> None:
+        self._kind = kind
         self._store = store
 
-    def kept(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        letters = [letter for letter, _ in self._store.failures().values() if queue in (None, letter.queue)]
-        return sorted(letters, key=lambda letter: (-letter.died_at, -letter.tag))[:limit]
+    def page(self, queue: str | None, limit: int, after: Dead | None) -> list[Dead]:
+        with self._store._reached() as memory:
+            kept = [
+                letter
+                for letter, _ in memory.letters(self._kind).values()
+                if queue in (None, letter.queue)
+                and (after is None or (letter.died_at, letter.tag) < (after.died_at, after.tag))
+            ]
+        return sorted(kept, key=lambda letter: (-letter.died_at, -letter.tag))[:limit]
+
+    def retry(self, tags: Sequence[int] | None = None) -> int:
+        with self._store._reached() as memory:
+            chosen = sorted(self._chosen(memory, tags))
+            memory.retry(self._kind, chosen, self._store.clock.now())
+            self._store._ring()
+            return len(chosen)
 
     def send_again(self, calls: Sequence[Again]) -> int:
-        return self._store.send_again(calls)
+        with self._store._reached() as memory:
+            count = memory.send_again(self._kind, calls, self._store.clock.now())
+            self._store._ring()
+            return count
 
     def discard(self, tags: Sequence[int] | None = None) -> int:
-        kept = self._store.failures()
-        chosen = list(kept if tags is None else kept.keys() & set(tags))
-        for tag in chosen:
-            del kept[tag]
-        return len(chosen)
+        with self._store._reached() as memory:
+            chosen = self._chosen(memory, tags)
+            for tag in chosen:
+                del memory.letters(self._kind)[tag]
+            return len(chosen)
+
+    def push(self, letters: Sequence[Dead]) -> None:
+        with self._store._reached() as memory:
+            for letter in letters:
+                tag = memory.next()
+                memory.letters(self._kind)[tag] = letter._replace(tag=tag), 0
+
+    def _chosen(self, memory: MemoryQueues, tags: Sequence[int] | None) -> list[int]:
+        kept = memory.letters(self._kind)
+        return list(kept if tags is None else kept.keys() & set(tags))

@@ -44,7 +44,7 @@ class Capability(StrEnum):
     PEEK = "peek"
     """``Admin.peek()`` shows messages where they lie."""
     FAILED_TASKS = "failed_tasks"
-    """``Broker.failed`` keeps the messages of tasks that have failed for good."""
+    """``Broker.letters`` keeps the messages of tasks that have failed for good."""
 
 
 ETA, PRIORITY, FANOUT, DEAD_LETTERS, DELIVERY_COUNT, WORKERS, *_more = Capability

@@ -24,11 +24,14 @@ from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.transports.capabilities import FAILED_TASKS, RESULTS
 from qworker.transports.lease import (
     Admin,
+    Again,
     Broker,
     Claim,
     Consumer,
     Dead,
     Envelope,
+    Kind,
+    Letters,
     Peeked,
     QueueInfo,
     Reclaimed,
@@ -296,11 +299,8 @@ class FailoverConsumer(Consumer):
         self._asked = self._index
         return reached * count + self._index, revocations
 
-    def sweep(self, dead_expires: float, dead_max: int) -> int:
-        return self._at(lambda broker: broker.consumer.sweep(dead_expires, dead_max))
-
-    def sweep_failed(self, expires: float, most: int) -> int:
-        return self._at(lambda broker: broker.consumer.sweep_failed(expires, most))
+    def sweep(self, kind: Kind, expires: float, most: int) -> int:
+        return self._at(lambda broker: broker.consumer.sweep(kind, expires, most))
 
     def running_path(self) -> str | None:
         """The first server's: while we work with another one, deaths of a whole worker are not counted."""
@@ -340,23 +340,38 @@ class FailoverAdmin(Admin):
     def purge(self, queue: str) -> int:
         return self._current.ask(lambda broker: broker.admin.purge(queue))
 
-    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        return self._current.ask(lambda broker: broker.admin.dead(queue, limit))
-
-    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
-        return self._current.ask(lambda broker: broker.admin.dead_retry(tags))
-
-    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
-        return self._current.ask(lambda broker: broker.admin.dead_discard(tags))
-
-    def push_dead(self, letters: Sequence[Dead]) -> None:
-        self._current.ask(lambda broker: broker.admin.push_dead(letters))
-
     def flush_delayed(self, queue: str) -> int:
         return self._current.ask(lambda broker: broker.admin.flush_delayed(queue))
 
     def workers(self) -> list[Presence]:
         return self._current.ask(lambda broker: broker.admin.workers())
+
+
+class FailoverLetters(Letters):
+    """Those of *kind* at the current broker, or at the next one that answers."""
+
+    def __init__(self, kind: Kind, brokers: Sequence[Broker], current: Current) -> None:
+        self.portion = max(broker.letters[kind].portion for broker in brokers)
+        self._kind = kind
+        self._current = current
+
+    def _ask(self, call: Callable[[Letters], R]) -> R:
+        return self._current.ask(lambda broker: call(broker.letters[self._kind]))
+
+    def page(self, queue: str | None, limit: int, after: Dead | None) -> list[Dead]:
+        return self._ask(lambda letters: letters.page(queue, limit, after))
+
+    def retry(self, tags: Sequence[int] | None = None) -> int:
+        return self._ask(lambda letters: letters.retry(tags))
+
+    def send_again(self, calls: Sequence[Again]) -> int:
+        return self._ask(lambda letters: letters.send_again(calls))
+
+    def discard(self, tags: Sequence[int] | None = None) -> int:
+        return self._ask(lambda letters: letters.discard(tags))
+
+    def push(self, letters: Sequence[Dead]) -> None:
+        self._ask(lambda kept: kept.push(letters))
 
 
 class FailoverBroker(Broker):
@@ -370,18 +385,23 @@ class FailoverBroker(Broker):
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._brokers = tuple(brokers)
-        self.url = ";".join(broker.url for broker in brokers)
+        shared = Brokers(brokers, strategy)
+        current, consumer = Current(shared), FailoverConsumer(shared, monotonic)
+        self._current = current
+        # Failed tasks of one broker would not be found by who asks the other.
+        kinds: list[Kind] = ["dead"] if all("dead" in broker.letters for broker in brokers) else []
+        super().__init__(
+            ";".join(broker.url for broker in brokers),
+            FailoverSender(current),
+            consumer,
+            FailoverAdmin(current, consumer),
+            letters={kind: FailoverLetters(kind, brokers, current) for kind in kinds},
+        )
         # Results go to a store of their own: what is in the one broker would not be found by who asks the
         # other.
         self.lacks = frozenset({RESULTS, FAILED_TASKS}).union(*(broker.lacks for broker in brokers))
         self.lowest_first = any(broker.lowest_first for broker in brokers)
         self.silent_seconds = min(broker.silent_seconds for broker in brokers)
-        shared = Brokers(brokers, strategy)
-        current, consumer = Current(shared), FailoverConsumer(shared, monotonic)
-        self._current = current
-        self.sender = FailoverSender(current)
-        self.consumer = consumer
-        self.admin = FailoverAdmin(current, consumer)
 
     @property
     def missing(self) -> str | None:

@@ -17,9 +17,10 @@ message it remembers by the task's id as well (``Request.key``).
 """
 
 import math
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, final
 
 from qworker.errors import ConfigurationError, NotSupported
 from qworker.transports.capabilities import Capability
@@ -209,12 +210,39 @@ class Again(NamedTuple):
     body: bytes
 
 
-class FailedTasks(ABC):
-    """The messages of tasks that have failed for good, by which they can run again. Any thread."""
+Kind = Literal["dead", "failed"]
+"""Of letters: dead letters, and failed tasks."""
+PORTION = 200
+"""How many letters are read at a time, where that spares the server work."""
+
+
+class Letters(ABC):
+    """The letters of one kind that a broker keeps: the messages of dead letters, or of tasks that have failed
+    for good. Any thread."""
+
+    portion: int = PORTION
+    """How many are read at a time; ``sys.maxsize`` where one look takes all of them in hand."""
 
     @abstractmethod
-    def kept(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        """The newest *limit*, newest first."""
+    def page(self, queue: str | None, limit: int, after: Dead | None) -> list[Dead]:
+        """The newest *limit*, newest first; of those that follow *after*, the last of the page before, if
+        there is one. queue: only those of it. There are fewer only at the end."""
+
+    def newest(self, queue: str | None = None, limit: int | None = None) -> Iterator[Dead]:
+        """The newest *limit* (None: all), newest first, read in portions as they are asked for."""
+        left, after = sys.maxsize if limit is None else limit, None
+        while left > 0:
+            size = min(self.portion, left)
+            page = self.page(queue, size, after)
+            yield from page
+            if len(page) < size:
+                return
+            left, after = left - size, page[-1]
+
+    @abstractmethod
+    def retry(self, tags: Sequence[int] | None = None) -> int:
+        """Send those with *tags* (None: all) back to their queues as they came, with a clean count; return
+        how many. A FAILURE that is stored beside is forgotten."""
 
     @abstractmethod
     def send_again(self, calls: Sequence[Again]) -> int:
@@ -224,6 +252,24 @@ class FailedTasks(ABC):
     @abstractmethod
     def discard(self, tags: Sequence[int] | None = None) -> int:
         """Delete those with *tags* (None: all); return how many."""
+
+    @abstractmethod
+    def push(self, letters: Sequence[Dead]) -> None:
+        """Store all of *letters*, which come from another broker, under tags of their own.
+
+        Raises NotSupported, having stored none, where they cannot be taken from elsewhere.
+        """
+
+
+def page_of(letters: Iterable[Dead], limit: int, after: Dead | None) -> list[Dead]:
+    """Letters.page() of all *letters*, for who takes all in hand; of those that died at one moment the first
+    counts as the newest."""
+    found = sorted(letters, key=lambda letter: -letter.died_at)
+    tags = [] if after is None else [letter.tag for letter in found]
+    start = tags.index(after.tag) + 1 if after is not None and after.tag in tags else 0
+    if after is not None and not start:  # it has gone
+        start = sum(letter.died_at >= after.died_at for letter in found)
+    return found[start : start + limit]
 
 
 class Sender(ABC):
@@ -338,18 +384,13 @@ class Consumer(ABC):
         """Return a new cursor and the revocations since *cursor* (0: all that still stand)."""
 
     @abstractmethod
-    def sweep(self, dead_expires: float, dead_max: int) -> int:
-        """Delete dead letters older than *dead_expires* seconds or beyond the newest *dead_max* of their
-        queue, old revocations and expired results; return how many rows went. Writes nothing when nothing is
-        due.
+    def sweep(self, kind: Kind, expires: float, most: int) -> int:
+        """Delete letters of *kind* older than *expires* seconds or beyond the newest *most* of their queue;
+        with dead letters also old revocations and expired results. Return how many rows went. Writes nothing
+        when nothing is due.
 
         Not more than some thousand at a time, so that nobody waits for it: call it again until it returns
         0."""
-
-    def sweep_failed(self, expires: float, most: int) -> int:
-        """As sweep(), failed tasks that are older than *expires* seconds or beyond the newest *most* of their
-        queue."""
-        return 0
 
     @abstractmethod
     def running_path(self) -> str | None:
@@ -405,24 +446,23 @@ class Admin(ABC):
     def purge(self, queue: str) -> int:
         """Delete what waits in *queue* (not what is being run); return how many messages that were."""
 
-    @abstractmethod
+    _dead_letters: Letters | None = None
+    """What the three methods below are about: ``Broker`` sets it."""
+
+    @final
     def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
         """The newest *limit* dead letters, newest first."""
+        return [] if self._dead_letters is None else list(self._dead_letters.newest(queue, limit))
 
-    @abstractmethod
+    @final
     def dead_retry(self, tags: Sequence[int] | None = None) -> int:
         """Send dead letters (None: all) back to their queues, with a clean count; return how many."""
+        return 0 if self._dead_letters is None else self._dead_letters.retry(tags)
 
-    @abstractmethod
+    @final
     def dead_discard(self, tags: Sequence[int] | None = None) -> int:
         """Delete dead letters (None: all); return how many."""
-
-    def push_dead(self, letters: Sequence[Dead]) -> None:
-        """Store all of *letters*, which come from another broker, as dead letters with tags of their own.
-
-        Raises NotSupported, having stored none, where dead letters cannot be taken from elsewhere.
-        """
-        raise NotSupported("this broker takes no dead letters from elsewhere")
+        return 0 if self._dead_letters is None else self._dead_letters.discard(tags)
 
     def flush_delayed(self, queue: str) -> int:
         """Make what is delayed in *queue* plain messages, due at once, which readers that know only the plain
@@ -448,14 +488,31 @@ class Broker(ABC):
     consumer: Consumer
     admin: Admin
 
+    def __init__(
+        self,
+        url: str,
+        sender: Sender,
+        consumer: Consumer,
+        admin: Admin,
+        *,
+        letters: Mapping[Kind, Letters],
+    ) -> None:
+        self.url = url
+        self.sender = sender
+        self.consumer = consumer
+        self.admin = admin
+        self.letters = letters
+        admin._dead_letters = letters.get("dead")
+
     lacks: frozenset[Capability] = frozenset()
     """What it cannot do."""
 
     lowest_first: bool = False
     """Whether of the priorities here the lowest is the most urgent; elsewhere 9 is."""
 
-    failed: FailedTasks | None = None
-    """Where failed tasks are kept. None: nowhere, so they are acknowledged as others are."""
+    letters: Mapping[Kind, Letters]
+    """The letters that it keeps, by kind. Where "failed" is not among them, failed tasks are acknowledged as
+    others are."""
 
     registry: Registry | None = None
     """Where exchanges and bindings are kept for kombu's users. None: nowhere, so it has no fanout for
@@ -480,17 +537,5 @@ class Broker(ABC):
 class Undivided(Sender, Consumer, Admin, Broker):
     """A broker whose class does all three."""
 
-    @property
-    def sender(self) -> Sender:  # type: ignore[override]
-        """Itself."""
-        return self
-
-    @property
-    def consumer(self) -> Consumer:  # type: ignore[override]
-        """Itself."""
-        return self
-
-    @property
-    def admin(self) -> Admin:  # type: ignore[override]
-        """Itself."""
-        return self
+    def __init__(self, url: str, *, letters: Mapping[Kind, Letters]) -> None:
+        super().__init__(url, self, self, self, letters=letters)

@@ -32,7 +32,7 @@ from qworker.errors import (
 from qworker.message.reading import parse_headers
 from qworker.naming import hostname, task_id
 from qworker.transports import SCHEMES
-from qworker.transports.lease import Ack, Broker, Dead, Envelope, Leased, QueueInfo
+from qworker.transports.lease import Ack, Broker, Dead, Envelope, Leased, Letters, QueueInfo
 from qworker.transports.sqlite.path import database_path
 
 BATCH = 100
@@ -40,7 +40,6 @@ EVER = 100 * 365 * 86400.0
 """As far ahead as anything is due, in seconds."""
 QUIET_SECONDS = 2.0
 """A broker that cannot count what it holds is believed to be empty after this long without a message."""
-DEAD_MOST = 1_000_000
 ROUNDS = 3
 """So many batches in a row of what was moved before come from one place with two names."""
 HEARD_TRIES = 10
@@ -108,7 +107,7 @@ def move(
     *dead* and *target* takes no dead letters from elsewhere.
     """
     if dead:
-        target.admin.push_dead([])
+        _dead_letters(target).push([])
     names = list(queues) if queues is not None else [info.queue for info in source.admin.queues()]
     patience = min(10.0, lease_seconds / 2)  # a push ends before the lease on what is pushed does
     moved = twice = 0
@@ -258,14 +257,22 @@ def _move_dead(source: Broker, target: Broker, queues: Sequence[str] | None) -> 
                 arrived[key] -= 1
             else:
                 missing.append(letter)
-        target.admin.push_dead(missing)
-        source.admin.dead_discard([letter.tag for letter in batch])
+        _dead_letters(target).push(missing)
+        _dead_letters(source).discard([letter.tag for letter in batch])
     return len(letters)
+
+
+def _dead_letters(broker: Broker) -> Letters:
+    letters = broker.letters.get("dead")
+    if letters is None:
+        raise NotSupported("this broker keeps no dead letters")
+    return letters
 
 
 def _dead(broker: Broker, queues: Sequence[str] | None) -> list[Dead]:
     chosen: Sequence[str | None] = [None] if queues is None else list(dict.fromkeys(queues))
-    return [letter for queue in chosen for letter in broker.admin.dead(queue, DEAD_MOST)]
+    letters = broker.letters.get("dead")
+    return [] if letters is None else [each for queue in chosen for each in letters.newest(queue)]
 
 
 def _key(letter: Dead) -> Hashable:

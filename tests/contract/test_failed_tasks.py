@@ -12,7 +12,7 @@ from qworker.testing import FakeClock, MemoryStore
 from qworker.testing.contract import Place, collecting, fixtures
 from qworker.testing.contract.fixtures import Open, generation, take
 from qworker.transports.capabilities import RESULTS
-from qworker.transports.lease import Ack, Again, Broker, DeadLetter, Envelope, FailedTasks
+from qworker.transports.lease import Ack, Again, Broker, DeadLetter, Envelope, Letters
 from tests.contract.lease_places import MemoryPlace
 from tests.contract.place_amqp import AMQPPlace
 from tests.contract.place_mongodb import MongoPlace
@@ -70,7 +70,7 @@ def headers(name: str) -> str:
     return json.dumps({"id": name, "task": "t"}, separators=(",", ":"))
 
 
-def failing(store: Broker, clock: FakeClock, *names: str, queue: str = "q", priority: int = 3) -> FailedTasks:
+def failing(store: Broker, clock: FakeClock, *names: str, queue: str = "q", priority: int = 3) -> Letters:
     """Have calls with these ids fail, one second after another, with results."""
     own = generation(store)
     store.sender.push([Envelope(queue, headers(name), None, b"[1]", priority) for name in names])
@@ -80,9 +80,7 @@ def failing(store: Broker, clock: FakeClock, *names: str, queue: str = "q", prio
         row = (name, *FAILURE, None)
         order = DeadLetter(leased.tag, f"E('{name}')\ntraceback", row, failed=True)
         assert store.consumer.settle(own, [order]) == set()
-    place = store.failed
-    assert place is not None
-    return place
+    return store.letters["failed"]
 
 
 def ids(kept: Any) -> list[str]:
@@ -94,10 +92,10 @@ def test_a_failed_task_is_kept_beside_the_dead_letters_and_not_among_them(
 ) -> None:
     place_of_failed = failing(store, clock, "a", "b")
     failing(store, clock, "c", queue="r")
-    assert ids(place_of_failed.kept()) == ["c", "b", "a"]
-    assert ids(place_of_failed.kept("q")) == ["b", "a"]
-    assert ids(place_of_failed.kept(None, 1)) == ["c"]
-    newest = place_of_failed.kept()[0]
+    assert ids(list(place_of_failed.newest())) == ["c", "b", "a"]
+    assert ids(list(place_of_failed.newest("q"))) == ["b", "a"]
+    assert ids(list(place_of_failed.newest(None, 1))) == ["c"]
+    newest = next(place_of_failed.newest())
     assert (newest.queue, newest.reason, newest.body) == ("r", "E('c')\ntraceback", b"[1]")
     assert newest.died_at == pytest.approx(clock.now())
     assert place.count() == 0
@@ -111,11 +109,11 @@ def test_one_is_sent_again_with_what_is_given_and_only_once(
     store: Broker, place: Place, clock: FakeClock
 ) -> None:
     kept = failing(store, clock, "a", "b")
-    by_id = {json.loads(each.headers)["id"]: each.tag for each in kept.kept()}
+    by_id = {json.loads(each.headers)["id"]: each.tag for each in list(kept.newest())}
     call = Again(by_id["a"], headers("a"), None, b"[2]")
     assert kept.send_again([call]) == 1
     assert kept.send_again([call]) == 0
-    assert ids(kept.kept()) == ["b"]
+    assert ids(list(kept.newest())) == ["b"]
     if RESULTS not in store.lacks:
         assert place.result("a") is None, "who waits is to see the new end"
         assert place.result("b") is not None
@@ -127,11 +125,11 @@ def test_one_is_sent_again_with_what_is_given_and_only_once(
 
 def test_they_are_discarded_by_tag_or_all(store: Broker, clock: FakeClock) -> None:
     kept = failing(store, clock, "a", "b", "c")
-    tags = {json.loads(each.headers)["id"]: each.tag for each in kept.kept()}
+    tags = {json.loads(each.headers)["id"]: each.tag for each in list(kept.newest())}
     assert kept.discard([tags["b"]]) == 1
     assert kept.discard([tags["b"]]) == 0
     assert kept.discard() == 2
-    assert kept.kept() == []
+    assert list(kept.newest()) == []
 
 
 def test_those_go_that_are_too_many_and_no_dead_letters(store: Broker, clock: FakeClock) -> None:
@@ -141,17 +139,17 @@ def test_those_go_that_are_too_many_and_no_dead_letters(store: Broker, clock: Fa
     store.consumer.settle(own, [DeadLetter(leased.tag, "why")])
     kept = failing(store, clock, "a", "b", "c")
     failing(store, clock, "d", queue="r")
-    store.consumer.sweep(0.0, 100)
-    assert len(kept.kept()) == 4
-    assert store.consumer.sweep_failed(1000.0, 2) == 1
-    assert ids(kept.kept()) == ["d", "c", "b"]
+    store.consumer.sweep("dead", 0.0, 100)
+    assert len(list(kept.newest())) == 4
+    assert store.consumer.sweep("failed", 1000.0, 2) == 1
+    assert ids(list(kept.newest())) == ["d", "c", "b"]
 
 
 def test_those_go_that_are_too_old(store: Broker, clock: FakeClock) -> None:
     kept = failing(store, clock, "a", "b", "c")
-    assert store.consumer.sweep_failed(1.5, 100) == 1
-    assert ids(kept.kept()) == ["c", "b"]
-    assert store.consumer.sweep_failed(0.0, 0) + store.consumer.sweep_failed(0.0, 0) == 2
+    assert store.consumer.sweep("failed", 1.5, 100) == 1
+    assert ids(list(kept.newest())) == ["c", "b"]
+    assert store.consumer.sweep("failed", 0.0, 0) + store.consumer.sweep("failed", 0.0, 0) == 2
 
 
 def test_what_is_ours_no_longer_is_not_kept(open_: Open, clock: FakeClock) -> None:
@@ -161,5 +159,4 @@ def test_what_is_ours_no_longer_is_not_kept(open_: Open, clock: FakeClock) -> No
     (leased,) = take(store)
     store.consumer.register("anew", ["q"], 1)
     assert store.consumer.settle(own, [DeadLetter(leased.tag, "why", failed=True)]) == {leased.tag}
-    assert store.failed is not None
-    assert store.failed.kept() == []
+    assert list(store.letters["failed"].newest()) == []

@@ -87,6 +87,7 @@ class Cuttable:
         self.url, self.lacks = inner.url, inner.lacks
         for side in ("sender", "consumer", "admin"):
             setattr(self, side, Side(f"{name}.{side}", getattr(inner, side), knife, clock))
+        self.letters = {"dead": Side(f"{name}.letters", inner.letters["dead"], knife, clock)}
 
 
 class House:
@@ -171,5 +172,5 @@ def test_a_move_is_cut_short_anywhere_and_repeated(way: str, after: bool, tmp_pa
                 assert messages == MESSAGES + Counter(batch), where
             else:
                 assert messages == MESSAGES, where
-    for reached in ("target.admin.push_dead", "source.admin.dead_discard", "source.consumer.settle"):
+    for reached in ("target.letters.push", "source.letters.discard", "source.consumer.settle"):
         assert reached in knife.calls

@@ -703,7 +703,7 @@ def test_a_failed_task_that_cannot_be_kept_ends_as_others_do(
     generation = store.consumer.register("w@h", ["q"], 1)
     failing_one(store, generation, "one")
     failing_one(store, generation, "two")
-    assert store.failed.kept() == []
+    assert list(store.letters["failed"].newest()) == []
     said = [record for record in caplog.records if "failed tasks are not kept" in record.getMessage()]
     assert [record.levelname for record in said] == ["ERROR", "DEBUG"][: len(said)]
     assert "task_keep_failed" in said[0].getMessage()
@@ -725,8 +725,8 @@ def test_the_server_drops_failed_tasks_that_are_too_old(open_: Open) -> None:
     store = open_(queues={"failed_expires": 0.5})
     generation = store.consumer.register("w@h", ["q"], 1)
     failing_one(store, generation, "one")
-    assert len(store.failed.kept()) == 1
+    assert len(list(store.letters["failed"].newest())) == 1
     deadline = time.monotonic() + PATIENCE
-    while store.failed.kept():
+    while list(store.letters["failed"].newest()):
         assert time.monotonic() < deadline
         time.sleep(0.05)

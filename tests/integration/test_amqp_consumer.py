@@ -438,7 +438,7 @@ def test_dead_letters_for_longer_than_the_server_can_be_told(open_: Open) -> Non
     store.sender.push([envelope("a")])
     store.consumer.settle(store.consumer._generation, [DeadLetter(receive(store, 1)[0].tag, "why")])
     assert len(store.admin.dead()) == 1
-    assert store.consumer.sweep(4000 * 86400.0, 10) == 0
+    assert store.consumer.sweep("dead", 4000 * 86400.0, 10) == 0
     assert len(store.admin.dead()) == 1
 
 

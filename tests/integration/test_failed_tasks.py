@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,8 @@ from qworker.message.marks import FAILED, MEMBERS
 from qworker.message.reading import parse_headers
 from qworker.message.signing import Signer
 from qworker.testing import FakeClock, MemoryStore, StepWorker
-from qworker.transports.lease import Again, Envelope
+from qworker.testing.store import MemoryLetters
+from qworker.transports.lease import Again, Envelope, Kind
 from tests.contract.place_nats import NatsPlace
 from tests.support.waiting import until
 
@@ -329,24 +331,35 @@ class Narrow(MemoryStore):
     """A broker that takes no message with *unfit* in its body. What is before it in a call is sent, as with a
     server that is told of one after another."""
 
-    unfit = b"unfit"
     error: type[Exception] = PublishError
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.letters = {kind: NarrowLetters(kind, self) for kind in self.letters}
+
+
+class NarrowLetters(MemoryLetters):
+    unfit = b"unfit"
+
+    def __init__(self, kind: Kind, store: Narrow) -> None:
+        super().__init__(kind, store)
+        self._error = store.error
 
     def send_again(self, calls: Sequence[Again]) -> int:
         count = 0
         for call in calls:
             if self.unfit in call.body:
-                raise self.error("too much for it")
+                raise self._error("too much for it")
             count += super().send_again([call])
         return count
 
-    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
+    def retry(self, tags: Sequence[int] | None = None) -> int:
         count = 0
-        for letter in reversed(self.dead(None, 100)):
+        for letter in reversed(list(self.newest())):
             if tags is None or letter.tag in tags:
                 if self.unfit in letter.body:
-                    raise self.error("too much for it")
-                count += super().dead_retry([letter.tag])
+                    raise self._error("too much for it")
+                count += super().retry([letter.tag])
         return count
 
 

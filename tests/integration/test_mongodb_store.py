@@ -63,7 +63,7 @@ def test_a_push_that_was_cut_short_is_published_by_its_batch_or_not_at_all(
     assert store.consumer.reclaim() == []
     assert names(store.consumer.lease(["q"], 10).messages) == ["a", "b"]
     assert place.database.qworker_batch.count_documents({}) == 0
-    assert store.consumer.sweep(1e9, 1000) == 2, "what has no batch after an hour"
+    assert store.consumer.sweep("dead", 1e9, 1000) == 2, "what has no batch after an hour"
 
 
 def test_what_a_dead_generation_took_at_the_last_moment_comes_back(

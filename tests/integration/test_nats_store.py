@@ -526,16 +526,15 @@ def test_administration(open_: Open, place: NatsPlace) -> None:
 
 def test_the_server_keeps_failed_tasks_within_their_limits(open_: Open) -> None:
     store = open_(failed_task_max=2, failed_task_expires=1.0)
-    assert store.failed is not None
     own = store.consumer.register("w", ["q", "r"], 1)
     store.sender.push([envelope(name, "r" if name == "d" else "q") for name in "abcd"])
     by_name = {ids([message])[0]: message for message in receive(store, 4, "q", "r")}
     for name in "abcd":
         store.consumer.settle(own, [DeadLetter(by_name[name].tag, f"why {name}", failed=True)])
-    assert {letter.reason for letter in store.failed.kept()} == {"why b", "why c", "why d"}
+    assert {letter.reason for letter in list(store.letters["failed"].newest())} == {"why b", "why c", "why d"}
     assert store.admin.dead() == []
     deadline = time.monotonic() + PATIENCE
-    while store.failed.kept():
+    while list(store.letters["failed"].newest()):
         assert time.monotonic() < deadline
         time.sleep(0.1)
 

@@ -47,7 +47,7 @@ def fill(path: Path) -> None:
     """One row at least in every table."""
     with closing(SQLiteBroker(f"sqlite:///{path}")) as store:
         store.sender.revoke(["revoked"])
-        store.admin.push_dead([Dead(0, "celery", "bad", 1.0, 0, "{}", None, b"")])
+        store.letters["dead"].push([Dead(0, "celery", "bad", 1.0, 0, "{}", None, b"")])
         generation = store.consumer.register("other@test", ["q"], 1)
         store.sender.push([Envelope("q", "{}", None, b"")])
         (leased,) = store.consumer.lease(["q"], 1).messages

@@ -502,8 +502,8 @@ class Running:
             "dead": [letter.reason for letter in broker.admin.dead(None, 1000)],
             "joins": 0 if seen.excused else self.joins(),
         }
-        if seen.case.world.keep_failed and broker.failed is not None:
-            seen.left["failed"] = len(broker.failed.kept(None, 100_000))
+        if seen.case.world.keep_failed and "failed" in broker.letters:
+            seen.left["failed"] = len(list(broker.letters["failed"].newest()))
 
     def close(self) -> None:
         for node in self.processes.values():
@@ -544,7 +544,7 @@ def of_stranger() -> tuple[dict[str, str], str, bytes]:
 
 def fail_as_stranger(app: QWorker, note: Callable[..., None]) -> None:
     """Put that call among the failed tasks, which an operator sends again."""
-    if app.signer is None or app.broker.failed is None:
+    if app.signer is None or "failed" not in app.broker.letters:
         return
     headers, properties, body = of_stranger()
     consumer = app.broker.consumer

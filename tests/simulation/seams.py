@@ -30,15 +30,14 @@ FORGETS = "forgets"
 
 BROKER = (
     "push", "revoke", "register", "lease", "look", "settle", "confirm", "extend", "reclaim", "revoked_since",
-    "sweep", "sweep_failed", "deregister", "settled_before", "purge", "dead", "dead_retry", "dead_discard",
-    "push_dead", "workers",
+    "sweep", "deregister", "settled_before", "purge", "workers",
 )  # fmt: skip
 BACKEND = (
     "store", "store_rows", "get", "read_many", "forget", "forget_many", "add", "incr", "delete", "save_group",
     "get_group", "sweep",
 )  # fmt: skip
 JOINS = ("open", "grow", "add", "claim", "finish", "drop", "hold", "set_size")
-FAILED = ("kept", "send_again", "discard")
+LETTERS = ("page", "retry", "send_again", "discard", "push")
 
 REPEATABLE = frozenset(
     {"push", "store", "store_rows", "join.open", "join.add", "join.grow", "extend", "get", "read_many",
@@ -51,8 +50,8 @@ WRITES = frozenset(
 )  # fmt: skip
 """What a full store refuses."""
 TELLS = frozenset(
-    {"push", "settle", "revoke", "dead_retry", "failed.send_again", "deregister", "reclaim", "orm.commit",
-     "schedules.fire", "join.finish"}
+    {"push", "settle", "revoke", "dead.retry", "dead.send_again", "failed.send_again", "deregister",
+     "reclaim", "orm.commit", "schedules.fire", "join.finish"}
 )  # fmt: skip
 """After these there may be something for every listener; see tells()."""
 JOINED = frozenset({"join.add", "join.grow", "join.set_size", "join.open", "join.finish"})

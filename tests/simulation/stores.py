@@ -22,7 +22,7 @@ from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.testing import MemoryStore
 from qworker.transports.kombu.broker import kombu_broker
 from qworker.transports.sqlite.broker import SQLiteBroker
-from tests.simulation.seams import BACKEND, BROKER, FAILED, JOINS, Process, watch
+from tests.simulation.seams import BACKEND, BROKER, JOINS, LETTERS, Process, watch
 from tests.simulation.world import Clock, Time
 
 STORES = {
@@ -77,7 +77,8 @@ class Stores:
             )
             for side in (made.sender, made.consumer, made.admin):
                 watch(process, "broker", side, BROKER)
-        watch(process, "broker", made.failed, FAILED, "failed.")
+        for kind, letters in made.letters.items():
+            watch(process, "broker", letters, LETTERS, f"{kind}.")
         self.opened.append(made)
         return made
 

@@ -17,7 +17,9 @@ MEMBERS: dict[type, tuple[str, ...]] = {
     side: tuple(
         name
         for name in dict.fromkeys((*side.__annotations__, *vars(side)))
-        if not name.startswith("_") and name not in SIDES
+        if not name.startswith("_")
+        and name not in SIDES
+        and not getattr(getattr(side, name, None), "__final__", False)
     )
     for side in (Sender, Consumer, Admin, Broker)
 }
@@ -36,14 +38,12 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "settled_before": ([1],),
     "wait": (0.0,),
     "revoked_since": (0,),
-    "sweep": (1.0, 1),
-    "sweep_failed": (1.0, 1),
+    "sweep": ("dead", 1.0, 1),
     "depths": (["q"],),
     "next_due": (["q"],),
     "may_have_due_joins": (1.0,),
     "peek": ("q", "ready", 1),
     "purge": ("q",),
-    "push_dead": ([],),
     "flush_delayed": ("q",),
 }
 _ANSWERS: dict[str, Any] = {
@@ -56,7 +56,6 @@ _ANSWERS: dict[str, Any] = {
     "wait": False,
     "depths": [],
     "sweep": 0,
-    "sweep_failed": 0,
     "reclaim": [],
 }
 _VALUES: dict[str, Any] = {
@@ -66,7 +65,7 @@ _VALUES: dict[str, Any] = {
     "silent_seconds": 1.0,
     "prefetched": False,
     "purges_leased": False,
-    "failed": None,
+    "letters": {},
     "registry": None,
     "missing": None,
 }

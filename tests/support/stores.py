@@ -31,6 +31,7 @@ class KeepingStore(Undivided):
     url = "keeping://"
 
     def __init__(self, failures: int = 0) -> None:
+        super().__init__(type(self).url, letters={})
         self.pushes: list[list[Envelope]] = []
         self.tries = 0
         self.failures = failures

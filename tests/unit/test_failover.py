@@ -13,12 +13,9 @@ from qworker.transports import broker_urls, open_broker
 from qworker.transports.failover import (
     MARK_BITS,
     Brokers,
-    FailoverAdmin,
     FailoverBroker,
-    FailoverConsumer,
-    FailoverSender,
 )
-from qworker.transports.lease import Ack, Admin, Consumer, Release, Sender
+from qworker.transports.lease import Ack, Release
 from tests.support.logging_events import logged
 from tests.support.messages import envelope
 
@@ -292,21 +289,6 @@ def test_what_one_broker_lacks_all_lack() -> None:
     stores, _ = three()
     stores[1].lacks = frozenset({"workers"})
     assert FailoverBroker(stores).lacks == {"failed_tasks", "results", "workers"}
-
-
-RIGHT_AS_THEY_ARE = {
-    "may_have_due_joins": "results are in a store of their own, so there are no joins beside the messages",
-}
-
-
-@pytest.mark.parametrize(
-    ("promise", "kept_by"),
-    [(Sender, FailoverSender), (Consumer, FailoverConsumer), (Admin, FailoverAdmin)],
-)
-def test_no_part_of_the_promise_is_left_at_its_default(promise: type, kept_by: type) -> None:
-    """A default says what a broker does that has nothing to do there: those behind may have."""
-    public = {name for name in vars(promise) if not name.startswith("_")}
-    assert public - vars(kept_by).keys() - RIGHT_AS_THEY_ARE.keys() == set()
 
 
 class Confirming(MemoryStore):

@@ -8,8 +8,8 @@ import pytest
 
 from qworker.errors import BrokerUnavailable, ConfigurationError, NotSupported
 from qworker.testing.clock import FakeClock
-from qworker.testing.store import MemoryStore
-from qworker.transports.lease import Ack, Admin, Dead, DeadLetter, Envelope
+from qworker.testing.store import MemoryLetters, MemoryStore
+from qworker.transports.lease import Ack, Dead, DeadLetter, Envelope
 from qworker.transports.transfer import BATCH, move, same_place
 from tests.support.messages import call, ids
 from tests.support.receiving import everything
@@ -215,7 +215,7 @@ def test_dead_letters_go_along_when_asked(clock, source, target):
 
 def buried(store, count):
     """*count* dead letters, all of the same moment, are put into *store*."""
-    store.admin.push_dead(
+    store.letters["dead"].push(
         [Dead(0, "celery", "r", 5.0, 1, numbered(n).headers, None, b"") for n in range(count)]
     )
 
@@ -223,7 +223,7 @@ def buried(store, count):
 def test_dead_letters_that_have_arrived_are_only_discarded(source, target):
     buried(source, BATCH + 2)
     letters = source.admin.dead(None, 1000)
-    target.admin.push_dead(letters[:2] + letters[-2:])
+    target.letters["dead"].push(letters[:2] + letters[-2:])
     assert run(source, target, dead=True).dead == BATCH + 2
     assert source.admin.dead() == []
     assert sorted(id_of(letter) for letter in target.admin.dead(None, 1000)) == sorted(map(id_of, letters))
@@ -238,7 +238,7 @@ def test_dead_letters_that_differ_are_not_taken_for_each_other(source, target, c
     """The same call may die more than once."""
     buried(source, 1)
     (letter,) = source.admin.dead()
-    target.admin.push_dead([letter._replace(**change)])
+    target.letters["dead"].push([letter._replace(**change)])
     run(source, target, dead=True)
     assert len(target.admin.dead()) == 2
 
@@ -262,13 +262,15 @@ def test_a_target_that_goes_away_among_the_dead_letters_says_so(source, target):
     assert len(source.admin.dead()) == 1
 
 
-class WithoutDead(MemoryStore):
-    push_dead = Admin.push_dead
+class NoneFromElsewhere(MemoryLetters):
+    def push(self, letters):
+        raise NotSupported("this broker takes no dead letters from elsewhere")
 
 
 def test_a_broker_without_dead_letters_from_elsewhere_moves_nothing(clock, source):
     source.sender.push([numbered(1)])
-    target = WithoutDead(clock)
+    target = MemoryStore(clock)
+    target.letters = {"dead": NoneFromElsewhere("dead", target)}
     with pytest.raises(NotSupported, match="no dead letters from elsewhere"):
         run(source, target, dead=True)
     assert held(source) == ["id-1"]

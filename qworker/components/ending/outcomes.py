@@ -415,7 +415,7 @@ def _is_kept(app: QWorker, request: Request | Stranger) -> bool:
     """Tell whether the message of the failed *request* still exists and should be kept."""
     if not isinstance(request, Request) or request.acked or not request.task.keep_failed:
         return False
-    return app.broker.failed is not None
+    return "failed" in app.broker.letters
 
 
 def failing(app: QWorker, request: Request, outcome: Outcome, now: float) -> Failing | None:

@@ -77,6 +77,6 @@ class Housekeeping:
     def sweep(self, now: float) -> None:
         """Delete old and surplus entries, once a minute."""
         if now >= self._sweep_at:
-            swept = self._consumer.sweep(*self._dead_limits)
-            swept += self._consumer.sweep_failed(*self._failed_limits)
+            swept = self._consumer.sweep("dead", *self._dead_limits)
+            swept += self._consumer.sweep("failed", *self._failed_limits)
             self._sweep_at = now + (ROUND_SECONDS if swept else SWEEP_SECONDS)  # it sweeps in portions

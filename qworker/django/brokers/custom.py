@@ -25,8 +25,8 @@ from qworker.transports.capabilities import Capability
 from qworker.transports.lease import (
     Ack,
     Claim,
-    Dead,
     Envelope,
+    Kind,
     Leased,
     QueueInfo,
     Reclaimed,
@@ -55,7 +55,7 @@ class CustomTransport(Undivided):
     lacks = frozenset(Capability)
 
     def __init__(self, make: Callable[[str], Broker], name: str) -> None:
-        self.url = f"custom://{name}"
+        super().__init__(f"custom://{name}", letters={})
         self._make = make
         self._publishing: dict[str, Broker] = {}
         self._lock = threading.Lock()  # of _publishing
@@ -163,7 +163,7 @@ class CustomTransport(Undivided):
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         return cursor, []
 
-    def sweep(self, dead_expires: float, dead_max: int) -> int:
+    def sweep(self, kind: Kind, expires: float, most: int) -> int:
         return 0
 
     def running_path(self) -> str | None:
@@ -197,15 +197,6 @@ class CustomTransport(Undivided):
         count = int(broker.queue_size() or 0)
         broker.purge_queue()
         return count
-
-    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        return []
-
-    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
-        return 0
-
-    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
-        return 0
 
     def workers(self) -> list[Presence]:
         return []

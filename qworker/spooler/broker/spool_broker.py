@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import BrokerUnavailable, ConfigurationError, InvalidPacket, SpoolError
+from qworker.errors import BrokerUnavailable, ConfigurationError, InvalidPacket, NotSupported, SpoolError
 from qworker.spooler.administration.admin import Aside, SpoolAdmin, Waiting
 from qworker.spooler.broker.message_files import (
     AT_ONCE,
@@ -42,14 +43,18 @@ from qworker.transports.connect_errors import refuse_parameters, refuse_setting
 from qworker.transports.lease import (
     Ack,
     Admin,
+    Again,
     Broker,
     Dead,
     DeadLetter,
     Envelope,
+    Kind,
     Leased,
+    Letters,
     QueueInfo,
     Release,
     Sender,
+    page_of,
 )
 from qworker.transports.presence import Presence
 
@@ -180,6 +185,10 @@ class _Place:
                 os.mkdir(each, 0o750)
         return prepared(folder)
 
+    def administer(self, queue: str) -> closing[SpoolAdmin]:
+        """The files of a queue, for people and tools."""
+        return closing(SpoolAdmin(self.queue(queue)))
+
     def known(self) -> list[str]:
         """The queues that have a directory, by name."""
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -239,7 +248,7 @@ class SpoolSender(Sender):
 
 
 class SpoolQueues(Admin):
-    """The queues of a spool directory, for people and tools. A dead letter has the tag of its message."""
+    """The queues of a spool directory, for people and tools."""
 
     def __init__(self, place: _Place) -> None:
         self._place = place
@@ -264,21 +273,8 @@ class SpoolQueues(Admin):
             queue, lambda admin, job: admin.set_due(job.path, AT_ONCE), only=lambda job: job.due > now
         )
 
-    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        letters = [letter for letter, _, _ in self._dead(queue)]
-        return sorted(letters, key=lambda letter: (-letter.died_at, -letter.tag))[:limit]
-
-    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
-        return self._each_dead(tags, lambda admin, name: admin.retry(name, due=AT_ONCE, returns=1))
-
-    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
-        return self._each_dead(tags, lambda admin, name: admin.remove(name, dead=True))
-
     def workers(self) -> list[Presence]:
         return []
-
-    def _admin(self, queue: str) -> closing[SpoolAdmin]:
-        return closing(SpoolAdmin(self._place.queue(queue)))
 
     def _info(self, queue: str) -> QueueInfo:
         ready = delayed = leased = 0
@@ -293,7 +289,7 @@ class SpoolQueues(Admin):
                 ready += 1
                 sent = sent_at(job.path.rpartition("/")[2])
                 oldest = sent if oldest is None or (sent is not None and sent < oldest) else oldest
-        with self._admin(queue) as admin:
+        with self._place.administer(queue) as admin:
             dead = len(admin.set_aside_names())
         return QueueInfo(queue, ready, delayed, leased, dead, oldest)
 
@@ -301,7 +297,7 @@ class SpoolQueues(Admin):
         """What is in a queue; [] when there is no such queue."""
         if queue not in self._place.known():
             return []
-        with self._admin(queue) as admin:
+        with self._place.administer(queue) as admin:
             return list(admin.waiting())
 
     def _each(
@@ -313,7 +309,7 @@ class SpoolQueues(Admin):
         """Act on what waits in *queue* and is not being run; return on how many."""
         number = 0
         if queue in self._place.known():
-            with self._admin(queue) as admin:
+            with self._place.administer(queue) as admin:
                 for job in list(admin.waiting()):
                     if not job.running and only(job):
                         with suppress(SpoolError):  # it has just been taken
@@ -321,22 +317,56 @@ class SpoolQueues(Admin):
                             number += 1
         return number
 
+
+class SpoolLetters(Letters):
+    """The dead letters of a spool directory: what is set aside, in files. A letter has the tag of its
+    message. Each look takes all of them in hand."""
+
+    portion = sys.maxsize
+
+    def __init__(self, place: _Place, sender: SpoolSender) -> None:
+        self._place = place
+        self._sender = sender
+
+    def page(self, queue: str | None, limit: int, after: Dead | None) -> list[Dead]:
+        letters = [letter for letter, _, _ in self._dead(queue)]
+        return page_of(sorted(letters, key=lambda letter: -letter.tag), limit, after)
+
+    def retry(self, tags: Sequence[int] | None = None) -> int:
+        return self._each(tags, lambda admin, name: admin.retry(name, due=AT_ONCE, returns=1))
+
+    def send_again(self, calls: Sequence[Again]) -> int:
+        """As Letters has it, but each in two steps: a crash between them leaves a message sent and kept."""
+        kept = {letter.tag: (letter, queue, name) for letter, queue, name in self._dead(None)}
+        found = [(call, *kept[call.tag]) for call in calls if call.tag in kept]
+        for call, letter, queue, name in found:
+            self._sender.push([Envelope(letter.queue, call.headers, call.properties, call.body)])
+            with self._place.administer(queue) as admin, suppress(SpoolError):
+                admin.remove(name, dead=True)
+        return len(found)
+
+    def discard(self, tags: Sequence[int] | None = None) -> int:
+        return self._each(tags, lambda admin, name: admin.remove(name, dead=True))
+
+    def push(self, letters: Sequence[Dead]) -> None:
+        raise NotSupported("this broker takes no dead letters from elsewhere")
+
     def _dead(self, queue: str | None) -> Iterator[tuple[Dead, str, str]]:
         """The dead letters of *queue* (None: of all), each with its queue and the name of its file."""
         for known in self._place.known():
             if queue not in (None, known):
                 continue
-            with self._admin(known) as admin:
+            with self._place.administer(known) as admin:
                 for letter in admin.set_aside():
                     dead = _dead_letter(admin, letter, known)
                     if dead is not None:
                         yield dead, known, letter.name
 
-    def _each_dead(self, tags: Sequence[int] | None, act: Callable[[SpoolAdmin, str], object]) -> int:
+    def _each(self, tags: Sequence[int] | None, act: Callable[[SpoolAdmin, str], object]) -> int:
         number = 0
         chosen = [(queue, name) for dead, queue, name in self._dead(None) if tags is None or dead.tag in tags]
         for queue, name in chosen:
-            with self._admin(queue) as admin, suppress(SpoolError):
+            with self._place.administer(queue) as admin, suppress(SpoolError):
                 act(admin, name)
                 number += 1
         return number
@@ -367,11 +397,12 @@ class _Consumer(MessageConsumer):
         super().__init__(place.lanes, place.clock)
         self._place = place
 
-    def sweep(self, dead_expires: float, dead_max: int) -> int:
-        return sum(self._sweep(queue, dead_expires, dead_max) for queue in self._place.known())
+    def sweep(self, kind: Kind, expires: float, most: int) -> int:
+        queues = self._place.known() if kind == "dead" else ()
+        return sum(self._sweep(queue, expires, most) for queue in queues)
 
     def _sweep(self, queue: str, dead_expires: float, dead_max: int) -> int:
-        with closing(SpoolAdmin(self._place.queue(queue))) as admin:
+        with self._place.administer(queue) as admin:
             if not admin.set_aside_names():
                 return 0
             letters = sorted(admin.set_aside(), key=lambda letter: -letter.note.at)
@@ -395,13 +426,12 @@ class SpoolBroker(Broker):
     admin: SpoolQueues
 
     def __init__(self, directory: str, *, sync: Sync = Sync.DIRECTORY, clock: Clock = SYSTEM_CLOCK) -> None:
-        self.url = f"spool://{directory}"
-        self.lacks = capabilities_of(self.url).lacks
+        url, place = f"spool://{directory}", _Place(directory, clock)
+        sender = SpoolSender(place, sync)
+        letters: dict[Kind, Letters] = {"dead": SpoolLetters(place, sender)}
+        super().__init__(url, sender, _Consumer(place), SpoolQueues(place), letters=letters)
+        self.lacks = capabilities_of(url).lacks
         self._directory = directory
-        place = _Place(directory, clock)
-        self.sender = SpoolSender(place, sync)
-        self.consumer = _Consumer(place)
-        self.admin = SpoolQueues(place)
 
     @property
     def missing(self) -> str | None:

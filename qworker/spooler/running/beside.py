@@ -29,8 +29,9 @@ from qworker.transports.lease import (
     Broker,
     Claim,
     Consumer,
-    Dead,
     DeadLetter,
+    Kind,
+    Letters,
     Peeked,
     QueueInfo,
     Reclaimed,
@@ -49,14 +50,11 @@ class SpoolBeside(Broker):
     """broker: of the app. spool: what takes jobs from directories. admin: of both."""
 
     def __init__(self, broker: Broker, spool: JobDispatch, admin: Admin) -> None:
-        self.url = broker.url
-        self.sender = broker.sender
-        self.admin = admin
-        self.consumer = self._both = _Both(broker.consumer, spool)
+        self._both = _Both(broker.consumer, spool)
+        super().__init__(broker.url, broker.sender, self._both, admin, letters=broker.letters)
         self.lacks = broker.lacks
         self.lowest_first = broker.lowest_first
         self.silent_seconds = broker.silent_seconds
-        self.failed = broker.failed
         self.registry = broker.registry
         self._broker = broker
 
@@ -76,10 +74,9 @@ class SpoolInstead(Broker):
     Their jobs are set aside and not kept as failed tasks, and kombu's users have the app's broker."""
 
     def __init__(self, broker: Broker, spool: JobDispatch, admin: Admin) -> None:
-        self.url = broker.url
-        self.sender = broker.sender
-        self.admin = admin
-        self.consumer = spool
+        letters: dict[Kind, Letters] = dict(broker.letters)
+        letters.pop("failed", None)
+        super().__init__(broker.url, broker.sender, spool, admin, letters=letters)
         # Results have a store of their own, whatever the app's broker would do with them.
         self.lacks = capabilities_of("spool:").lacks
         self._broker = broker
@@ -218,11 +215,8 @@ class _Both(Consumer):
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         return self._own.revoked_since(cursor)
 
-    def sweep(self, dead_expires: float, dead_max: int) -> int:
-        return self._own.sweep(dead_expires, dead_max)
-
-    def sweep_failed(self, expires: float, most: int) -> int:
-        return self._own.sweep_failed(expires, most)
+    def sweep(self, kind: Kind, expires: float, most: int) -> int:
+        return self._own.sweep(kind, expires, most)
 
     def running_path(self) -> str | None:
         return self._own.running_path()
@@ -286,18 +280,6 @@ class SpoolDepths(Admin):
 
     def purge(self, queue: str) -> int:
         return self._own.purge(queue)
-
-    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        return self._own.dead(queue, limit)
-
-    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
-        return self._own.dead_retry(tags)
-
-    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
-        return self._own.dead_discard(tags)
-
-    def push_dead(self, letters: Sequence[Dead]) -> None:
-        self._own.push_dead(letters)
 
     def flush_delayed(self, queue: str) -> int:
         return self._own.flush_delayed(queue)

@@ -29,6 +29,7 @@ from qworker.transports.lease import (
     Claim,
     Consumer,
     DeadLetter,
+    Kind,
     Leased,
     Reclaimed,
     Release,
@@ -201,7 +202,7 @@ class DirectoryConsumer(Consumer, Generic[L]):
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         return cursor, []
 
-    def sweep(self, dead_expires: float, dead_max: int) -> int:
+    def sweep(self, kind: Kind, expires: float, most: int) -> int:
         return 0  # what was set aside is for people
 
     def running_path(self) -> str | None:

@@ -24,7 +24,7 @@ class Assumption(StrEnum):
     ANY_QUEUE = "any_queue"
     """``lease()`` reads any queue, whether it was registered or not."""
     DEAD_FROM_ELSEWHERE = "dead_from_elsewhere"
-    """``push_dead()`` takes dead letters of another broker."""
+    """``Letters.push()`` takes dead letters of another broker."""
     FLUSHED = "flushed"
     """``flush_delayed()`` reaches what is delayed."""
     ON_DEMAND = "on_demand"

@@ -1,23 +1,22 @@
 """What people and tools ask of RabbitMQ.
 
 Comes from:  the command line, the worker's status.
-Goes to:     the server, over a link for each question; ``letters.py``.
+Goes to:     the server, over a link for each question.
 Thread:      any.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
-from qworker.naming import task_id
 from qworker.transports.amqp.consumer import AMQPConsumer
-from qworker.transports.amqp.letters import all_letters, as_letter, newest, sent_back
 from qworker.transports.amqp.publisher import Publisher
-from qworker.transports.amqp.queues import DEAD, OURS
+from qworker.transports.amqp.queues import OURS
 from qworker.transports.amqp.server import Server
 from qworker.transports.amqp.workers import listed
-from qworker.transports.lease import Admin, Dead, QueueInfo
+from qworker.transports.lease import Admin, QueueInfo
 from qworker.transports.presence import Presence
 
 
@@ -34,7 +33,7 @@ class AMQPAdmin(Admin):
     def queues(self) -> list[QueueInfo]:
         names = {*self._queues.known(), *self._consumer.queues, *self._publisher.targets()} - OURS
         ready = {info.queue: info.ready for info in self.depths(list(names))}
-        dead = Counter(letter.queue for letter in self.dead(None, 2**31))
+        dead = Counter(letter.queue for letter in self.dead(None, sys.maxsize))
         found = [QueueInfo(name, ready.get(name, 0), dead=dead[name]) for name in {*ready, *dead}]
         return sorted(info for info in found if info.ready or info.dead)
 
@@ -58,26 +57,6 @@ class AMQPAdmin(Admin):
             return int(link.call(channel.queue_purge, self._queues.prefix + queue) or 0)
         finally:
             link.close()
-
-    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        return newest(self._server, DEAD, queue, limit)
-
-    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
-        with all_letters(self._server, DEAD) as found:
-            chosen = found.chosen(tags)
-            back = [(letter, sent_back(letter, self._queues, found.frame_max)) for letter in chosen]
-            messages = [message for _, message in back if message is not None]
-            self._publisher.send(messages, self._server.timeout)
-            return found.remove([letter for letter, message in back if message is not None])
-
-    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
-        with all_letters(self._server, DEAD) as found:
-            return found.remove(found.chosen(tags))
-
-    def push_dead(self, letters: Sequence[Dead]) -> None:
-        frame_max = self._publisher.frame_max
-        messages = [as_letter(DEAD, letter, self._queues, task_id(), 0, {}, frame_max) for letter in letters]
-        self._publisher.send(messages, self._server.timeout)
 
     def workers(self) -> list[Presence]:
         return sorted(listed(self._server, self._publisher), key=lambda worker: worker.name)

@@ -18,7 +18,7 @@ from qworker.naming import task_ids
 from qworker.process.forked import forgetful
 from qworker.transports.amqp.admin import AMQPAdmin
 from qworker.transports.amqp.consumer import AMQPConsumer
-from qworker.transports.amqp.letters import AMQPFailed
+from qworker.transports.amqp.letters import PLACES, AMQPLetters
 from qworker.transports.amqp.link import address_of
 from qworker.transports.amqp.outgoing import outgoing
 from qworker.transports.amqp.publisher import Publisher
@@ -44,6 +44,7 @@ class AMQPBroker(Broker):
     heartbeat: seconds after which a silent connection is dead. use_ssl: as broker_use_ssl.
     """
 
+    consumer: AMQPConsumer
     lacks = capabilities_of("amqp://").lacks
 
     def __init__(
@@ -57,7 +58,6 @@ class AMQPBroker(Broker):
         use_ssl: Any = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.url = url
         self.server = server = Server(
             address_of(url, use_ssl),
             queues or Queues(),
@@ -69,10 +69,14 @@ class AMQPBroker(Broker):
         # RabbitMQ waits for twice that, but also for who was silent before.
         self.silent_seconds = server.silent_seconds
         self._publisher = Publisher(server, confirms)
-        self.sender = AMQPSender(server, self._publisher)
-        self.consumer: AMQPConsumer = AMQPConsumer(server, self._publisher)
-        self.admin = AMQPAdmin(server, self._publisher, self.consumer)
-        self.failed = AMQPFailed(server, self._publisher)
+        consumer = AMQPConsumer(server, self._publisher)
+        super().__init__(
+            url,
+            AMQPSender(server, self._publisher),
+            consumer,
+            AMQPAdmin(server, self._publisher, consumer),
+            letters={kind: AMQPLetters(kind, server, self._publisher) for kind in PLACES},
+        )
         _brokers.add(self)
 
     def _after_fork(self) -> None:

@@ -32,11 +32,11 @@ from qworker.process.wakeup import WakeupPipe
 from qworker.transports.amqp.codec import content_header, largest_header
 from qworker.transports.amqp.finished import Finished
 from qworker.transports.amqp.inbox import Deaths, Held, Inbox, Prefetch
-from qworker.transports.amqp.letters import Sweeper, as_letter
+from qworker.transports.amqp.letters import PLACES, Sweeper, as_letter
 from qworker.transports.amqp.link import Link
 from qworker.transports.amqp.outgoing import Outgoing, waiting
 from qworker.transports.amqp.publisher import Publisher
-from qworker.transports.amqp.queues import DEAD, FAILED, NotServed
+from qworker.transports.amqp.queues import NotServed
 from qworker.transports.amqp.revocations import RevokedStream
 from qworker.transports.amqp.server import Server
 from qworker.transports.amqp.subscription import Subscription
@@ -47,6 +47,7 @@ from qworker.transports.lease import (
     Consumer,
     Dead,
     DeadLetter,
+    Kind,
     Reclaimed,
     Release,
     Revocation,
@@ -77,7 +78,7 @@ class AMQPConsumer(Consumer):
     def __init__(self, server: Server, publisher: Publisher) -> None:
         self._server = server
         self._publisher = publisher
-        self._sweepers = {kind: Sweeper(server, kind) for kind in (DEAD, FAILED)}
+        self._sweepers = {queue: Sweeper(server, queue) for queue in PLACES.values()}
         self._wakeup = WakeupPipe()
         self._revoked = RevokedStream(server, publisher)
         self._announcement = Announcement(server, publisher)
@@ -218,22 +219,17 @@ class AMQPConsumer(Consumer):
                 self._send_back(subscription, subscription.resize())
         return []
 
-    def sweep(self, dead_expires: float, dead_max: int) -> int:
-        return self._sweep(DEAD, dead_expires, dead_max)
-
-    def sweep_failed(self, expires: float, most: int) -> int:
-        return self._sweep(FAILED, expires, most)
-
-    def _sweep(self, kind: str, expires: float, most: int) -> int:
+    def sweep(self, kind: Kind, expires: float, most: int) -> int:
+        queue = PLACES[kind]
         with self._held() as subscription:
             try:
-                count = self._server.queues.look(subscription.link, kind)
+                count = self._server.queues.look(subscription.link, queue)
             except BrokerUnavailable as error:
                 if not subscription.link.alive:
                     raise
-                logger.debug("%s is not swept: %s", kind, error)
+                logger.debug("%s is not swept: %s", queue, error)
                 return 0
-        return self._sweepers[kind].sweep(count or 0, self._server.clock.now(), expires, most)
+        return self._sweepers[queue].sweep(count or 0, self._server.clock.now(), expires, most)
 
     def running_path(self) -> str | None:
         return self._files.running or None
@@ -434,7 +430,7 @@ class Republishing:
             leased.deliveries + dead_letter.counted, leased.headers, leased.properties, leased.body,
         )  # fmt: skip
         more = {name: value for name, value in held.own.items() if name != DUE}
-        kind = FAILED if dead_letter.failed else DEAD
+        kind = PLACES["failed" if dead_letter.failed else "dead"]
         return as_letter(kind, dead, self._queues, held.message_id, leased.priority, more, self._frame_max)
 
 

@@ -1,7 +1,7 @@
 """Letters in RabbitMQ: dead letters (the queue ``qworker.dead``) and failed tasks (``qworker.failed``),
 looked through and put back.
 
-Comes from:  ``admin.py`` and ``letters.py``; ``consumer.py``, which sweeps.
+Comes from:  people and tools, by ``Broker.letters``; ``consumer.py``, which sweeps.
 Goes to:     the server, over a link that is made for it; what is sent, by the publisher.
 Thread:      any.
 
@@ -16,6 +16,7 @@ Headers that fill a frame leave no room there for a reason. They are moved to th
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,13 +42,15 @@ from qworker.transports.amqp.outgoing import Outgoing, outgoing
 from qworker.transports.amqp.publisher import Publisher
 from qworker.transports.amqp.queues import DEAD, FAILED, LONGEST_TIME, Queues
 from qworker.transports.amqp.server import Server
-from qworker.transports.lease import Again, Dead, Envelope, FailedTasks
+from qworker.transports.lease import Again, Dead, Envelope, Kind, Letters, page_of
 from qworker.transports.own_headers import DELIVERIES, DIED, DUE, MOVED, QUEUE, REASON, REDELIVERED, outline
 
 logger = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 0.1
 """How long to wait for another who looks through the dead letters."""
+PLACES: Mapping[Kind, str] = {"dead": DEAD, "failed": FAILED}
+"""The queues of letters, by kind."""
 KINDS = {DEAD: "dead letters", FAILED: "failed tasks"}
 """What the letters in a queue are called."""
 SWEEP_SECONDS = 5.0
@@ -63,7 +66,7 @@ class Letter(NamedTuple):
     priority: int
 
 
-class Letters:
+class InHand:
     """All letters of a kind, in hand until the channel closes."""
 
     def __init__(self, link: Link, channel: int, letters: list[Letter], whole: bool) -> None:
@@ -119,7 +122,7 @@ def all_letters(
     timeout: float | None = None,
     read: Callable[[Delivery], Letter] = _letter,
     wait: bool = True,
-) -> Iterator[Letters]:
+) -> Iterator[InHand]:
     """Take all letters of a *kind* (DEAD, FAILED) in hand, and give back what was not removed.
     BrokerUnavailable when another does so, and has not ended within *timeout* seconds (None: the server's).
 
@@ -135,19 +138,10 @@ def all_letters(
         channel = _consume(link, server.queues, kind, deadline if wait else 0.0) if count else link.channel()
         while len(found) < count and (left := deadline - time.monotonic()) > 0:
             link.read(left)
-        yield Letters(link, channel.channel_id, found, len(found) >= count)
+        yield InHand(link, channel.channel_id, found, len(found) >= count)
         link.call(channel.close)  # answered once the acks before it were carried out
     finally:
         link.close()
-
-
-def newest(server: Server, kind: str, queue: str | None, limit: int) -> list[Dead]:
-    """Return the newest *limit* letters of a *kind*, of all queues or of *queue*, newest first."""
-    with all_letters(server, kind) as found:
-        letters = [letter.dead for letter in found.letters if queue is None or letter.dead.queue == queue]
-    letters.reverse()
-    letters.sort(key=lambda letter: -letter.died_at)
-    return letters[:limit]
 
 
 def _consume(link: Link, queues: Queues, kind: str, deadline: float) -> Any:
@@ -256,23 +250,37 @@ def sent_back(letter: Letter, queues: Queues, frame_max: int) -> Outgoing | None
     return Outgoing(queues.prefix + dead.queue, header, dead.body)
 
 
-# -- Failed tasks in RabbitMQ: the queue ``qworker.failed`` --
+# -- What people and tools ask of them --
 
 
-class AMQPFailed(FailedTasks):
-    """publisher: of this process."""
+class AMQPLetters(Letters):
+    """kind: whose queue is read. publisher: of this process. Each look takes all of them in hand."""
 
-    def __init__(self, server: Server, publisher: Publisher) -> None:
+    portion = sys.maxsize
+
+    def __init__(self, kind: Kind, server: Server, publisher: Publisher) -> None:
+        self._queue = PLACES[kind]
         self._server = server
         self._publisher = publisher
 
-    def kept(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        return newest(self._server, FAILED, queue, limit)
+    def page(self, queue: str | None, limit: int, after: Dead | None) -> list[Dead]:
+        with all_letters(self._server, self._queue) as found:
+            letters = [letter.dead for letter in found.letters if queue is None or letter.dead.queue == queue]
+        letters.reverse()
+        return page_of(letters, limit, after)
+
+    def retry(self, tags: Sequence[int] | None = None) -> int:
+        with all_letters(self._server, self._queue) as found:
+            chosen = found.chosen(tags)
+            back = [(letter, sent_back(letter, self._server.queues, found.frame_max)) for letter in chosen]
+            messages = [message for _, message in back if message is not None]
+            self._publisher.send(messages, self._server.timeout)
+            return found.remove([letter for letter, message in back if message is not None])
 
     def send_again(self, calls: Sequence[Again]) -> int:
-        """As FailedTasks has it, but in two steps: a crash between them leaves a task sent and kept."""
+        """As Letters has it, but in two steps: a crash between them leaves a message sent and kept."""
         prefix, now = self._server.queues.prefix, self._server.clock.now()
-        with all_letters(self._server, FAILED) as found:
+        with all_letters(self._server, self._queue) as found:
             letters = {letter.dead.tag: letter for letter in found.letters}
             sent, messages = [], []
             for call in calls:
@@ -286,5 +294,10 @@ class AMQPFailed(FailedTasks):
             return found.remove(sent)
 
     def discard(self, tags: Sequence[int] | None = None) -> int:
-        with all_letters(self._server, FAILED) as found:
+        with all_letters(self._server, self._queue) as found:
             return found.remove(found.chosen(tags))
+
+    def push(self, letters: Sequence[Dead]) -> None:
+        queues, frame_max = self._server.queues, self._publisher.frame_max
+        messages = [as_letter(self._queue, letter, queues, task_id(), 0, {}, frame_max) for letter in letters]
+        self._publisher.send(messages, self._server.timeout)

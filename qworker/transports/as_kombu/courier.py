@@ -311,7 +311,7 @@ class Courier:
         if now >= self._renew_at:
             self._renew_at = now + RENEW_SECONDS
             self._exchanges.renew()
-        if now >= self._sweep_at and not self._consumer.sweep(*self._terms.dead_limits):
+        if now >= self._sweep_at and not self._consumer.sweep("dead", *self._terms.dead_limits):
             self._sweep_at = now + SWEEP_SECONDS
             if self._exchanges.shared:
                 self._exchanges.tidy(self._broker.admin.purge)

@@ -7,16 +7,16 @@ Thread:      any.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from qworker.interrupts import undisturbed
-from qworker.transports.held.letters import HeldLetters
 from qworker.transports.held.port import DEAD, FAILED, Server, close, depths
 from qworker.transports.held.sender import HeldSender
-from qworker.transports.lease import Admin, Dead, QueueInfo
+from qworker.transports.lease import Admin, QueueInfo
 from qworker.transports.presence import Presence
 
 
@@ -24,13 +24,10 @@ class HeldAdmin(Admin):
     """known: queues to be listed, besides those that *sender* has published to and those that the server
     knows of."""
 
-    def __init__(
-        self, server: Server, sender: HeldSender, known: Sequence[str], dead_letters: HeldLetters
-    ) -> None:
+    def __init__(self, server: Server, sender: HeldSender, known: Sequence[str]) -> None:
         self._server = server
         self._sender = sender
         self._known = frozenset(known)
-        self._dead_letters = dead_letters
 
     @property
     def purges_leased(self) -> bool:
@@ -50,7 +47,7 @@ class HeldAdmin(Admin):
         with self._connected() as connection:
             names = {*self._known, *self._sender.known, *self._server.names(connection)} - {DEAD, FAILED}
             standing = {info.queue: info for info in self._server.standing(connection, sorted(names))}
-        dead = Counter(letter.queue for letter in self.dead(None, 2**31))
+        dead = Counter(letter.queue for letter in self.dead(None, sys.maxsize))
         found = [
             standing.get(name, QueueInfo(name))._replace(dead=dead[name])
             for name in sorted({*names, *standing, *dead})
@@ -70,18 +67,6 @@ class HeldAdmin(Admin):
     def purge(self, queue: str) -> int:
         with self._connected() as connection:
             return self._server.declare(connection, queue).purge()
-
-    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        return self._dead_letters.kept(queue, limit)
-
-    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
-        return self._dead_letters.retry(tags)
-
-    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
-        return self._dead_letters.discard(tags)
-
-    def push_dead(self, letters: Sequence[Dead]) -> None:
-        self._dead_letters.push(letters)
 
     def workers(self) -> list[Presence]:
         """Always []: such servers do not tell (see ``lacks``)."""

@@ -9,7 +9,7 @@ It promises what the server does (see ``transports/capabilities.py``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from qworker.clock import SYSTEM_CLOCK, Clock
@@ -19,9 +19,9 @@ from qworker.transports.capabilities import capabilities_of
 from qworker.transports.held.admin import HeldAdmin
 from qworker.transports.held.consumer import NEWS, HeldConsumer
 from qworker.transports.held.letters import HeldLetters
-from qworker.transports.held.port import DEAD, FAILED, Server
+from qworker.transports.held.port import DEAD, PLACES, Server
 from qworker.transports.held.sender import HeldSender
-from qworker.transports.lease import Broker
+from qworker.transports.lease import Broker, Kind
 
 _brokers = forgetful()
 
@@ -32,23 +32,29 @@ class HeldBroker(Broker):
     sender: HeldSender
     consumer: HeldConsumer
     admin: HeldAdmin
-    failed: HeldLetters | None
+    letters: Mapping[Kind, HeldLetters]
 
     def __init__(self, url: str, server: Server, known: Sequence[str], eta_limit: int, clock: Clock) -> None:
         wakeup = WakeupPipe()
-        self.url = url
+        sender = HeldSender(server, clock, partial(wakeup.wake, NEWS))
+        super().__init__(
+            url,
+            sender,
+            HeldConsumer(server, sender, wakeup, clock, eta_limit),
+            HeldAdmin(server, sender, known),
+            letters={
+                kind: HeldLetters(server, sender, kind)
+                for kind, queue in PLACES.items()
+                if queue in (DEAD, *server.letters)
+            },
+        )
         self.lacks = capabilities_of(url).lacks
-        self.sender = HeldSender(server, clock, partial(wakeup.wake, NEWS))
-        self.consumer = HeldConsumer(server, self.sender, wakeup, clock, eta_limit)
-        self._letters = {kind: HeldLetters(server, self.sender, kind) for kind in (DEAD, *server.letters)}
-        self.admin = HeldAdmin(server, self.sender, known, self._letters[DEAD])
-        self.failed = self._letters.get(FAILED)
         _brokers.add(self)
 
     def _after_fork(self) -> None:
         self.sender.after_fork()
         self.consumer.after_fork()
-        for letters in self._letters.values():
+        for letters in self.letters.values():
             letters.after_fork()
 
     def close(self) -> None:

@@ -46,6 +46,7 @@ from qworker.transports.lease import (
     Claim,
     Consumer,
     DeadLetter,
+    Kind,
     Reclaimed,
     Release,
     Revocation,
@@ -238,8 +239,8 @@ class HeldConsumer(Consumer):
         with self._leasing():
             return self._heard.since(cursor)
 
-    def sweep(self, dead_expires: float, dead_max: int) -> int:
-        """Dead letters stay until somebody looks after them, or the server drops them."""
+    def sweep(self, kind: Kind, expires: float, most: int) -> int:
+        """Letters stay until somebody looks after them, or the server drops them."""
         return 0
 
     def running_path(self) -> str | None:

@@ -1,31 +1,34 @@
 """Dead letters and failed tasks in a queue of their own: looked at, sent again, discarded.
 
-Comes from:  people and tools, by ``Broker.admin`` and ``Broker.failed``; the consumer puts them there.
+Comes from:  people and tools, by ``Broker.letters``; the consumer puts them there.
 Goes to:     ``ServerQueue``, on a connection for each question; the sender, for what runs again.
 Thread:      any.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from qworker.interrupts import undisturbed
 from qworker.transports.held.messages import Outgoing, dead, outgoing, read
-from qworker.transports.held.port import Received, Server, by_queue, close
+from qworker.transports.held.port import PLACES, Received, Server, by_queue, close
 from qworker.transports.held.sender import HeldSender
-from qworker.transports.lease import Again, Dead, FailedTasks
+from qworker.transports.lease import Again, Dead, Kind, Letters, page_of
 from qworker.transports.own_headers import DELIVERIES, DIED, QUEUE, REASON, REDELIVERED
 
 
-class HeldLetters(FailedTasks):
-    """kind: the queue of the letters, DEAD or FAILED. sender: of this process."""
+class HeldLetters(Letters):
+    """sender: of this process. Each look takes all of them in hand."""
 
-    def __init__(self, server: Server, sender: HeldSender, kind: str) -> None:
+    portion = sys.maxsize
+
+    def __init__(self, server: Server, sender: HeldSender, kind: Kind) -> None:
         self._server = server
         self._sender = sender
-        self._kind = kind
+        self._queue = PLACES[kind]
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -41,7 +44,7 @@ class HeldLetters(FailedTasks):
             connection = self._server.connect()
             try:
                 with self._server.errors(connection):
-                    queue = self._server.declare(connection, self._kind)
+                    queue = self._server.declare(connection, self._queue)
                     try:
                         while found := queue.take(queue.batch, queue.look_seconds):
                             taken += [(message, dead(read(message))) for message in found]
@@ -55,16 +58,13 @@ class HeldLetters(FailedTasks):
                 close(connection)
 
     @undisturbed
-    def kept(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
+    def page(self, queue: str | None, limit: int, after: Dead | None) -> list[Dead]:
         with self.taken() as taken:
             letters = [letter for _, letter in taken if queue is None or letter.queue == queue]
-        letters.sort(key=lambda letter: -letter.died_at)
-        return letters[:limit]
+        return page_of(letters, limit, after)
 
     @undisturbed
     def retry(self, tags: Sequence[int] | None = None) -> int:
-        """Send those with *tags* (None: all) back to their queues as they came, with a clean count; return
-        how many."""
         count, chosen = 0, None if tags is None else set(tags)
         with self.taken() as taken:
             for message, letter in taken:
@@ -76,7 +76,7 @@ class HeldLetters(FailedTasks):
 
     @undisturbed
     def send_again(self, calls: Sequence[Again]) -> int:
-        """As FailedTasks has it, but each in two steps: a crash between them leaves a task sent and kept."""
+        """As Letters has it, but each in two steps: a crash between them leaves a message sent and kept."""
         count = 0
         with self.taken() as taken:
             kept = {letter.tag: (message, letter) for message, letter in taken}
@@ -104,10 +104,9 @@ class HeldLetters(FailedTasks):
 
     @undisturbed
     def push(self, letters: Sequence[Dead]) -> None:
-        """Store *letters*, which come from another broker."""
         self._sender.send([self._written(letter) for letter in letters])
 
     def _written(self, letter: Dead) -> Outgoing:
         _, queue, reason, died_at, deliveries, headers, properties, body = letter
         own = {QUEUE: queue, REASON: reason, DIED: died_at, DELIVERIES: deliveries}
-        return outgoing(self._kind, headers, properties, body, 0, own)
+        return outgoing(self._queue, headers, properties, body, 0, own)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
@@ -24,12 +24,14 @@ from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable
 from qworker.interrupts import let_pass
 from qworker.transports.held.messages import Content, Outgoing, parsed, written
-from qworker.transports.lease import QueueInfo, Revocation
+from qworker.transports.lease import Kind, QueueInfo, Revocation
 
 DEAD = "qworker.dead"
 """The queue of dead letters."""
 FAILED = "qworker.failed"
 """That of failed tasks, where the server keeps it within limits."""
+PLACES: Mapping[Kind, str] = {"dead": DEAD, "failed": FAILED}
+"""The queues of letters, by kind."""
 
 Item = TypeVar("Item")
 

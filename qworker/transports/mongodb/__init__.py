@@ -1,8 +1,8 @@
 """MongoDB: messages as documents, which workers take by an update that says whose they are.
 
 Modules, in reading order: ``layout`` (the collections, and how a message is one), ``server`` (the client, and
-what its errors mean), ``broker`` with its ``sender``, ``consumer`` and ``admin``, ``failed`` (failed tasks),
-``letters`` (what these and dead letters share), ``claim``, ``settle``, ``result_documents`` (results beside
+what its errors mean), ``broker`` with its ``sender``, ``consumer`` and ``admin``, ``letters`` (dead
+letters and failed tasks), ``claim``, ``settle``, ``result_documents`` (results beside
 the ack), ``reclaim`` (from dead workers), ``watch`` (the change
 stream, and polling without it).
 """

@@ -1,6 +1,6 @@
 """Looking at a MongoDB broker's queues, dead letters and workers, and changing them.
 
-Comes from:  the command line and other tools, by ``MongoBroker.admin``.
+Comes from:  the command line and other tools, by ``Broker.admin``.
 Goes to:     the collections of ``layout.py``.
 Thread:      any.
 """
@@ -8,17 +8,12 @@ Thread:      any.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from pymongo import ReplaceOne
-
-from qworker.clock import Clock
 from qworker.process.owner_files import died
-from qworker.transports.lease import Admin, Dead, Peeked, QueueInfo, Standing
-from qworker.transports.mongodb import letters, result_documents
+from qworker.transports.lease import Admin, Peeked, QueueInfo, Standing
 from qworker.transports.mongodb.claim import next_due
-from qworker.transports.mongodb.layout import DELAYED, LEASED, READY, RECORD_OF_ALL, Document, new_tags
+from qworker.transports.mongodb.layout import DELAYED, LEASED, READY, RECORD_OF_ALL, Document
 from qworker.transports.mongodb.reclaim import silent_for
 from qworker.transports.mongodb.server import Collections, Server, clock_of
 from qworker.transports.presence import Presence, from_text
@@ -37,12 +32,10 @@ class MongoAdmin(Admin):
     def __init__(
         self,
         server: Server,
-        clock: Clock,
         uptime: Callable[[], float] | None,
         published: Callable[[], None],
     ) -> None:
         self._server = server
-        self._clock = clock
         self._uptime = uptime
         self._published = published
 
@@ -105,48 +98,6 @@ class MongoAdmin(Admin):
             lambda found: sum(int(found.message.delete_many(which).deleted_count) for which in waiting)
         )
 
-    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        return self._server.run(lambda found: letters.newest(found.dead, queue, limit))
-
-    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
-        now = self._clock.now()
-
-        def work(found: Collections) -> int:
-            count = 0
-            for portion in letters.portions(found.dead, tags):
-                count += found.atomically(partial(_retry, found, portion, now))
-            return count
-
-        count = self._server.run(work)
-        self._published()
-        return count
-
-    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
-        return self._server.run(lambda found: letters.discard(found.dead, tags))
-
-    def push_dead(self, letters: Sequence[Dead]) -> None:
-        if not letters:
-            return
-        documents = [
-            {
-                "_id": tag,
-                "q": letter.queue,
-                "u": 0,
-                "reason": letter.reason,
-                "died_at": letter.died_at,
-                "n": letter.deliveries,
-                "headers": letter.headers,
-                "properties": letter.properties,
-                "body": letter.body,
-            }
-            for tag, letter in zip(new_tags(len(letters)), letters, strict=True)
-        ]
-
-        def work(found: Collections) -> None:
-            found.atomically(lambda session: found.dead.insert_many(documents, session=session))
-
-        self._server.run(work)
-
     def flush_delayed(self, queue: str) -> int:
         change = {"$set": {"s": READY, "due": None}}
         delayed = {"q": queue, "s": DELAYED}
@@ -175,19 +126,3 @@ class MongoAdmin(Admin):
             and silent_for(each, now, lease_now) < each["lease"]
             and not died(each["lock"], each["boot"])
         ]
-
-
-def _retry(found: Collections, tags: Sequence[int], now: float, session: Any) -> int:
-    """Send these back to their queues. They keep their tags, so that who is cut short may do it again."""
-    chosen = list(found.dead.find({"_id": {"$in": list(tags)}}, session=session))
-    if not chosen:
-        return 0
-    result_documents.forget_failures(found, [letter["headers"] for letter in chosen], session)
-    messages = [letters.as_message(letter, now) for letter in chosen]
-    found.message.bulk_write(
-        [ReplaceOne({"_id": each["_id"]}, each, upsert=True) for each in messages],
-        ordered=False,
-        session=session,
-    )
-    found.dead.delete_many({"_id": {"$in": [letter["_id"] for letter in chosen]}}, session=session)
-    return len(chosen)

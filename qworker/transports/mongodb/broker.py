@@ -19,11 +19,11 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import ConfigurationError
 from qworker.process.forked import forgetful
 from qworker.transports.connect_errors import refuse_setting
-from qworker.transports.lease import Broker
+from qworker.transports.lease import Broker, Kind
 from qworker.transports.mongodb.admin import MongoAdmin
 from qworker.transports.mongodb.consumer import MongoConsumer
-from qworker.transports.mongodb.failed import MongoFailed
 from qworker.transports.mongodb.layout import Names
+from qworker.transports.mongodb.letters import MongoLetters
 from qworker.transports.mongodb.sender import MongoSender
 from qworker.transports.mongodb.server import Collections, Server
 from qworker.transports.registry import Registry
@@ -41,6 +41,9 @@ class MongoBroker(Broker):
     clock for the leases, None: the server's. results: the collection that results go to.
     """
 
+    sender: MongoSender
+    consumer: MongoConsumer
+
     def __init__(
         self,
         url: str,
@@ -53,26 +56,28 @@ class MongoBroker(Broker):
         clock: Clock = SYSTEM_CLOCK,
         uptime: Callable[[], float] | None = None,
     ) -> None:
-        self.url = url
         self._server = Server(url, options or {}, connect_timeout, Names(result=results))
-        self._consumer = MongoConsumer(self._server, clock, lease_seconds, uptime)
-        self.consumer = self._consumer
-        self._sender = MongoSender(self._server, clock, revoke_expires, self._consumer.published)
-        self.sender = self._sender
-        self.failed = MongoFailed(self._server, clock, self._consumer.published)
+        consumer = MongoConsumer(self._server, clock, lease_seconds, uptime)
+        kinds: tuple[Kind, ...] = ("dead", "failed")
+        super().__init__(
+            url,
+            MongoSender(self._server, clock, revoke_expires, consumer.published),
+            consumer,
+            MongoAdmin(self._server, uptime, consumer.published),
+            letters={kind: MongoLetters(kind, self._server, clock, consumer.published) for kind in kinds},
+        )
         self.registry = MongoRegistry(self._server)
-        self.admin = MongoAdmin(self._server, clock, uptime, self._consumer.published)
         _brokers.add(self)
 
     def _after_fork(self) -> None:
         """In a forked child: what the parent was about to publish, and the leases it holds, are not ours."""
         self._server.abandon()
-        self._sender.after_fork()
-        self._consumer.after_fork()
+        self.sender.after_fork()
+        self.consumer.after_fork()
 
     def close(self) -> None:
         try:
-            self._consumer.deregister()
+            self.consumer.deregister()
         finally:
             self._server.close()
 

@@ -18,7 +18,7 @@ from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable
 from qworker.process.crash_points import CRASHING, crash_point
 from qworker.process.owner_files import runtime_directory
-from qworker.transports.lease import Claim, Leased, Reclaimed, Revocation, Settlement, Store
+from qworker.transports.lease import Claim, Kind, Leased, Reclaimed, Revocation, Settlement, Store
 from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, WorkerRecord
 from qworker.transports.mongodb.claim import promote_due, take_early, take_ready
 from qworker.transports.mongodb.layout import DELAYED, READY, RECORD_OF_ALL, Document, leased, ready
@@ -259,18 +259,17 @@ class MongoConsumer(LeaseConsumer):
         now = self._clock.now()
         return self._run(lambda found: self._heard.since(found, cursor, now))
 
-    def sweep(self, dead_expires: float, dead_max: int) -> int:
+    def sweep(self, kind: Kind, expires: float, most: int) -> int:
         now = self._clock.now()
 
         def work(found: Collections) -> int:
-            count = forget_silent(found) if self._leases_on is None else 0
-            return count + sweep(found, now, now - dead_expires, dead_max)
+            count = sweep_letters(getattr(found, kind), now - expires, most)
+            if kind == "dead":
+                count += forget_silent(found) if self._leases_on is None else 0
+                count += sweep(found, now)
+            return count
 
         return self._run(work)
-
-    def sweep_failed(self, expires: float, most: int) -> int:
-        before = self._clock.now() - expires
-        return self._run(lambda found: sweep_letters(found.failed, before, most))
 
     # -- waiting --
 

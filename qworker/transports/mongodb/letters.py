@@ -1,33 +1,114 @@
-"""What the collections of dead letters and of failed tasks share: their documents, and how they are read and
-deleted.
+"""Dead letters and failed tasks on MongoDB: read, sent again, discarded.
 
-Comes from:  ``admin.py`` and ``failed.py``; the documents from ``settle.py``.
-Goes to:     whichever of the two collections is passed.
+Comes from:  people and tools, by ``Broker.letters``; the documents from ``settle.py``.
+Goes to:     the collections ``qworker_dead`` and ``qworker_failed``; those of messages and results when one
+             is sent again.
 Thread:      any.
 
 A document has the fields of its message, and ``reason``, ``died_at`` and ``n`` (deliveries) besides. It keeps
 the tag of the message, so that who is cut short while he moves it may do so again.
+
+To be sent again is one transaction where the server has them. On a single server the message comes first,
+under the tag that it had, and what was kept goes last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
-from qworker.transports.lease import Dead
-from qworker.transports.mongodb.layout import READY, Document
+from pymongo import ReplaceOne
 
-PORTION = 500
-"""How many are changed at once."""
+from qworker.clock import Clock
+from qworker.transports.lease import Again, Dead, Kind, Letters
+from qworker.transports.mongodb import result_documents
+from qworker.transports.mongodb.layout import READY, Document, new_tags
+from qworker.transports.mongodb.server import Collections, Server
+
+R = TypeVar("R")
+
+CHANGED_AT_ONCE = 500
 NEWEST_FIRST = [("died_at", -1), ("_id", -1)]
 KEPT = ("q", "u", "headers", "properties", "body")
 """The fields of a message that a letter has."""
 
 
-def newest(collection: Any, queue: str | None, limit: int) -> list[Dead]:
-    """The newest *limit*, newest first. queue: None for all."""
-    where = {} if queue is None else {"q": queue}
-    return [_dead(row) for row in collection.find(where, sort=NEWEST_FIRST, limit=limit)] if limit > 0 else []
+class MongoLetters(Letters):
+    """published: called when something was sent."""
+
+    def __init__(self, kind: Kind, server: Server, clock: Clock, published: Callable[[], None]) -> None:
+        self._kind = kind
+        self._server = server
+        self._clock = clock
+        self._published = published
+
+    def _run(self, work: Callable[[Collections, Any], R]) -> R:
+        """What *work* returns of the collections, and of that of this kind."""
+        return self._server.run(lambda found: work(found, getattr(found, self._kind)))
+
+    def page(self, queue: str | None, limit: int, after: Dead | None) -> list[Dead]:
+        where: Document = {} if queue is None else {"q": queue}
+        if after is not None:
+            died_at = after.died_at
+            where["$or"] = [{"died_at": {"$lt": died_at}}, {"died_at": died_at, "_id": {"$lt": after.tag}}]
+
+        def work(_: Collections, kept: Any) -> list[Dead]:
+            return [_dead(row) for row in kept.find(where, sort=NEWEST_FIRST, limit=limit)]
+
+        return self._run(work) if limit > 0 else []  # to MongoDB 0 is no limit
+
+    def retry(self, tags: Sequence[int] | None = None) -> int:
+        now = self._clock.now()
+
+        def work(found: Collections, kept: Any) -> int:
+            portions = _portions(kept, tags)
+            return sum(found.atomically(partial(_retry, found, kept, portion, now)) for portion in portions)
+
+        return self._sent(self._run(work))
+
+    def send_again(self, calls: Sequence[Again]) -> int:
+        now = self._clock.now()
+
+        def work(found: Collections, kept: Any) -> int:
+            return sum(found.atomically(partial(_send, found, kept, call, now)) for call in calls)
+
+        return self._sent(self._run(work))
+
+    def _sent(self, count: int) -> int:
+        self._published()
+        return count
+
+    def discard(self, tags: Sequence[int] | None = None) -> int:
+        def work(_: Collections, kept: Any) -> int:
+            return sum(
+                int(kept.delete_many({"_id": {"$in": portion}}).deleted_count)
+                for portion in _portions(kept, tags)
+            )
+
+        return self._run(work)
+
+    def push(self, letters: Sequence[Dead]) -> None:
+        documents = [
+            {
+                "_id": tag,
+                "q": letter.queue,
+                "u": 0,
+                "reason": letter.reason,
+                "died_at": letter.died_at,
+                "n": letter.deliveries,
+                "headers": letter.headers,
+                "properties": letter.properties,
+                "body": letter.body,
+            }
+            for tag, letter in zip(new_tags(len(letters)), letters, strict=True)
+        ]
+
+        def work(found: Collections, kept: Any) -> None:
+            found.atomically(lambda session: kept.insert_many(documents, session=session))
+
+        if documents:
+            self._run(work)
 
 
 def _dead(row: Document) -> Dead:
@@ -35,22 +116,44 @@ def _dead(row: Document) -> Dead:
     return Dead(int(row["_id"]), row["q"], *told, bytes(row["body"]))
 
 
-def portions(collection: Any, tags: Sequence[int] | None) -> list[list[int]]:
+def _portions(kept: Any, tags: Sequence[int] | None) -> list[list[int]]:
     """*tags* (None: all), so many at a time as one step is about."""
     if tags is None:
-        tags = [each["_id"] for each in collection.find({}, {"_id": 1}, sort=[("_id", 1)])]
-    return [list(tags[start : start + PORTION]) for start in range(0, len(tags), PORTION)]
+        tags = [each["_id"] for each in kept.find({}, {"_id": 1}, sort=[("_id", 1)])]
+    return [list(tags[start : start + CHANGED_AT_ONCE]) for start in range(0, len(tags), CHANGED_AT_ONCE)]
 
 
-def discard(collection: Any, tags: Sequence[int] | None) -> int:
-    """Delete those with *tags* (None: all); return how many."""
-    return sum(
-        int(collection.delete_many({"_id": {"$in": portion}}).deleted_count)
-        for portion in portions(collection, tags)
-    )
-
-
-def as_message(letter: Document, now: float) -> Document:
+def _as_message(letter: Document, now: float) -> Document:
     """The message that *letter* is when it goes back to its queue, with a clean count."""
     message = {name: letter[name] for name in ("_id", *KEPT)}
     return {**message, "s": READY, "due": None, "n": 0, "r": True, "p": 0, "sent": now}
+
+
+def _retry(found: Collections, kept: Any, tags: Sequence[int], now: float, session: Any) -> int:
+    """Send these back to their queues. They keep their tags, so that who is cut short may do it again."""
+    chosen = list(kept.find({"_id": {"$in": list(tags)}}, session=session))
+    if not chosen:
+        return 0
+    result_documents.forget_failures(found, [letter["headers"] for letter in chosen], session)
+    messages = [_as_message(letter, now) for letter in chosen]
+    found.message.bulk_write(
+        [ReplaceOne({"_id": each["_id"]}, each, upsert=True) for each in messages],
+        ordered=False,
+        session=session,
+    )
+    kept.delete_many({"_id": {"$in": [letter["_id"] for letter in chosen]}}, session=session)
+    return len(chosen)
+
+
+def _send(found: Collections, kept: Any, call: Again, now: float, session: Any) -> int:
+    """Send one; return 1, or 0 when it is kept no longer."""
+    which = {"_id": call.tag}
+    letter = kept.find_one(which, session=session)
+    if letter is None:
+        return 0
+    result_documents.forget_failures(found, [letter["headers"]], session)
+    message = _as_message(letter, now)
+    message |= {"headers": call.headers, "properties": call.properties, "body": call.body}
+    # What another has sent at the same moment, and somebody may have on lease, stays as it is.
+    found.message.update_one(which, {"$setOnInsert": message}, upsert=True, session=session)
+    return int(kept.delete_one(which, session=session).deleted_count)

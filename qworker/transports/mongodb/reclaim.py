@@ -106,19 +106,18 @@ def return_orphaned(found: Collections) -> int:
     return int(found.message.update_many({"owner": {"$in": lost}}, ready(r=True)).modified_count)
 
 
-def sweep(found: Collections, now: float, died_before: float, most: int) -> int:
-    """Delete dead letters that died before then, or are beyond the newest *most* of their queue; revocations
-    and results whose time is over *now*. Returns how many went, of which there are never very many at
-    once."""
-    count = sweep_letters(found.dead, died_before, most)
-    count += _delete(found.revoked, {"expires": {"$lt": now}})
+def sweep(found: Collections, now: float) -> int:
+    """Delete revocations and results whose time is over *now*. Returns how many went, of which there are
+    never very many at once."""
+    count = _delete(found.revoked, {"expires": {"$lt": now}})
     count += _delete(found.result, {"expires": {"$lte": now}})
     silent = {"s": ARRIVING, "batch": {"$exists": True}, "sent": {"$lt": now - SILENT_SECONDS}}
     return count + _delete(found.message, silent)
 
 
 def sweep_letters(collection: Any, died_before: float, most: int) -> int:
-    """As sweep(), of dead letters or failed tasks alone, which are in *collection*."""
+    """As sweep(), of the letters in *collection* those that died before then, or are beyond the newest *most*
+    of their queue."""
     count = _delete(collection, {"died_at": {"$lt": died_before}})
     for group in collection.aggregate([{"$group": {"_id": "$q", "count": {"$sum": 1}}}]):
         beyond = group["count"] - most

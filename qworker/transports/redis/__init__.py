@@ -5,6 +5,6 @@ Modules, in reading order: ``client_options`` (which options a connection has), 
 ``envelope`` (keys, and a message in a list), ``scripts`` (what runs in the server),
 ``database`` (what the three sides share), ``broker``, ``sender``, ``consumer``,
 ``subscription`` (what it holds, and how it waits), ``reclaim`` (from dead workers), ``admin``,
-``dead_letters`` (and failed tasks), ``result_rows`` and ``join_rows`` (results and joins beside
+``letters`` (dead letters and failed tasks), ``result_rows`` and ``join_rows`` (results and joins beside
 the ack).
 """

@@ -1,7 +1,7 @@
 """What people and tools ask of a Redis broker.
 
 Comes from:  the command line, health checks, ``app.control``, by ``Broker.admin``.
-Goes to:     the scripts of ``scripts.py``, ``admin.py`` and ``dead_letters.py``.
+Goes to:     the scripts of ``scripts.py`` and of this module.
 Thread:      any; each use borrows a connection.
 """
 
@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from qworker.naming import task_id
-from qworker.transports.lease import Admin, Dead, Envelope, Peeked, QueueInfo, Standing
+from qworker.transports.lease import Admin, Peeked, QueueInfo, Standing
 from qworker.transports.presence import Presence, from_text
-from qworker.transports.redis.connection import Script, checked, pack
+from qworker.transports.redis.connection import Script
 from qworker.transports.redis.database import Database
-from qworker.transports.redis.dead_letters import DISCARD, PORTION, RETRY, TAKE_IN, letters_in, result_key
-from qworker.transports.redis.envelope import Scale, from_payload, moment, route, to_payload, whole
+from qworker.transports.redis.envelope import Scale, from_payload, moment
 from qworker.transports.redis.reclaim import Reclaimer, died, server_time
 from qworker.transports.redis.scripts import FLUSH, PRELUDE, PURGE, QUEUES
 
@@ -46,7 +43,7 @@ class RedisAdmin(Admin):
         return sorted(info for info in found if info.ready or info.delayed or info.leased or info.dead)
 
     def next_due(self, queues: Sequence[str]) -> float | None:
-        first = self._ask(
+        first = self._database.ask(
             [("ZRANGE", self._layout.key(f"delayed.{queue}"), 0, 0, "WITHSCORES") for queue in queues]
         )
         return min((float(due[1]) for due in first if due), default=None)
@@ -80,51 +77,6 @@ class RedisAdmin(Admin):
                 if worker.concurrency > 0 and heard and not died(record):
                     found.append(worker)
         return found
-
-    # -- dead letters --
-
-    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        return letters_in(self._database, "dead", queue, limit)
-
-    def push_dead(self, letters: Sequence[Dead]) -> None:
-        for start in range(0, len(letters), PORTION):
-            arguments: list[Any] = []
-            for letter in letters[start : start + PORTION]:
-                _, queue, reason, died_at, deliveries, headers, properties, body = letter
-                step, tail = route(queue, 0, self._layout.scale)
-                payload = to_payload(Envelope(queue, headers, properties, body), b"null", tail, task_id())
-                tag = from_payload(payload, self._layout.scale).tag
-                arguments += (tag, queue, step, reason, repr(float(died_at)), deliveries, payload)
-            self._database.run(TAKE_IN, *arguments)
-
-    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
-        count = 0
-        for portion in self._portions(tags):
-            payloads = self._ask([("HGET", self._layout.key(f"letter.{tag}"), "payload") for tag in portion])
-            arguments: list[str | int] = []
-            for tag, payload in zip(portion, payloads, strict=True):
-                arguments += (tag, self._result_key(payload), "")
-            count += self._database.run(RETRY, "dead", *arguments)
-        return count
-
-    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
-        return sum(self._database.run(DISCARD, "dead", *portion) for portion in self._portions(tags))
-
-    def _portions(self, tags: Sequence[int] | None) -> list[Sequence[int]]:
-        if tags is None:
-            known = map(whole, self._ask([("ZRANGE", self._layout.key("dead"), 0, -1)])[0])
-            tags = [tag for tag in known if tag]
-        return [tags[start : start + PORTION] for start in range(0, len(tags), PORTION)]
-
-    def _result_key(self, payload: bytes | None) -> str:
-        """Where the result of the message's task is kept, if it is here; '' for what has no id."""
-        return "" if payload is None else result_key(self._layout, from_payload(payload, self._layout.scale))
-
-    def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The replies to *commands*."""
-        with self._database.links.lent() as link:
-            replies = link.ask(b"".join(map(pack, commands)), len(commands))
-            return [checked(link, reply) for reply in replies]
 
 
 def _presence(record: dict[str, str]) -> Presence:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf.results import options_beside
 from qworker.process.forked import forgetful
-from qworker.transports.lease import Broker
+from qworker.transports.lease import Broker, Kind
 from qworker.transports.redis.admin import RedisAdmin
 from qworker.transports.redis.connection import Links, checked, pack
 from qworker.transports.redis.consumer import RedisConsumer
 from qworker.transports.redis.database import Database
-from qworker.transports.redis.dead_letters import RedisFailed
 from qworker.transports.redis.envelope import layout
+from qworker.transports.redis.letters import RedisLetters
 from qworker.transports.redis.sender import RedisSender
 from qworker.transports.redis.url import endpoint
 from qworker.transports.registry import Registry
@@ -41,6 +41,8 @@ class RedisBroker(Broker):
     server's.
     """
 
+    consumer: RedisConsumer
+
     def __init__(
         self,
         url: str,
@@ -54,28 +56,30 @@ class RedisBroker(Broker):
         clock: Clock = SYSTEM_CLOCK,
         uptime: Callable[[], float] | None = None,
     ) -> None:
-        self.url = url
         where = endpoint(url, options, use_ssl)
         keys = layout(where.db, options or {}, results or {}, results_expire)
-        self.lowest_first = not keys.scale.translated
         self._links = Links(where)
         database = Database(where, keys, clock, self._links)
-        self._consumer = RedisConsumer(database, lease_seconds, uptime)
-        self.sender = RedisSender(database, revoke_expires)
-        self.consumer = self._consumer
-        self.admin = RedisAdmin(database, uptime)
-        self.failed = RedisFailed(database)
+        kinds: tuple[Kind, ...] = ("dead", "failed")
+        super().__init__(
+            url,
+            RedisSender(database, revoke_expires),
+            RedisConsumer(database, lease_seconds, uptime),
+            RedisAdmin(database, uptime),
+            letters={kind: RedisLetters(kind, database) for kind in kinds},
+        )
+        self.lowest_first = not keys.scale.translated
         self.registry = RedisRegistry(database)
         _brokers.add(self)
 
     def _after_fork(self) -> None:
         """In a forked child: the parent's sockets and leases are not ours."""
         self._links.abandon()
-        self._consumer.after_fork()
+        self.consumer.after_fork()
 
     def close(self) -> None:
         try:
-            self._consumer.close()
+            self.consumer.close()
         finally:
             self._links.close()
 

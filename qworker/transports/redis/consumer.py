@@ -22,6 +22,7 @@ from qworker.transports.lease import (
     Ack,
     Claim,
     DeadLetter,
+    Kind,
     Leased,
     Part,
     Reclaimed,
@@ -32,8 +33,8 @@ from qworker.transports.lease import (
 from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, WorkerRecord
 from qworker.transports.redis.connection import Link, Script, checked, pack
 from qworker.transports.redis.database import Database
-from qworker.transports.redis.dead_letters import PORTION, SWEEP, SWEEP_FAILED
 from qworker.transports.redis.join_rows import JoinKeys, part_arguments
+from qworker.transports.redis.letters import PORTION, SWEEP
 from qworker.transports.redis.reclaim import Reclaimer
 from qworker.transports.redis.result_rows import row_arguments
 from qworker.transports.redis.scripts import EXTEND, GIVE_BACK, LEASE, REGISTER, RUNNING, SETTLE
@@ -258,15 +259,9 @@ class RedisConsumer(LeaseConsumer):
         self._require()
         return revoked_since(self._link, self._layout, cursor, self._clock.now())
 
-    def sweep(self, dead_expires: float, dead_max: int) -> int:
+    def sweep(self, kind: Kind, expires: float, most: int) -> int:
         self._require()
-        before = repr(self._clock.now() - dead_expires)
-        count: int = self._call(SWEEP, before, dead_max, PORTION)
-        return count
-
-    def sweep_failed(self, expires: float, most: int) -> int:
-        self._require()
-        count: int = self._call(SWEEP_FAILED, repr(self._clock.now() - expires), most, PORTION)
+        count: int = self._call(SWEEP, kind, repr(self._clock.now() - expires), most, PORTION)
         return count
 
     # -- waiting --

@@ -1,17 +1,18 @@
 """A database of a Redis server as a broker: what its sender, its consumer and its administration share.
 
 Comes from:  ``broker.py``.
-Goes to:     ``sender.py``, ``consumer.py``, ``admin.py``.
+Goes to:     ``sender.py``, ``consumer.py``, ``admin.py``, ``letters.py``.
 Thread:      any.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from qworker.clock import Clock
-from qworker.transports.redis.connection import Links, Script
+from qworker.transports.redis.connection import Links, Script, checked, pack
 from qworker.transports.redis.envelope import Layout
 from qworker.transports.redis.url import Endpoint
 
@@ -30,3 +31,9 @@ class Database:
         """What *script* returns. Raises BrokerUnavailable."""
         with self.links.lent() as link:
             return self.layout.run(link, script, self.clock.now(), *arguments)
+
+    def ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The replies to *commands*."""
+        with self.links.lent() as link:
+            replies = link.ask(b"".join(map(pack, commands)), len(commands))
+            return [checked(link, reply) for reply in replies]

@@ -25,12 +25,13 @@ from qworker.transports.connect_errors import refuse_setting
 from qworker.transports.lease import Broker
 from qworker.transports.sql.admin import SQLAdmin
 from qworker.transports.sql.consumer import SQLConsumer
-from qworker.transports.sql.failed import SQLFailed
 from qworker.transports.sql.join_rows import TABLES, JoinTables
+from qworker.transports.sql.letters import SQLLetters
 from qworker.transports.sql.link import Handle
 from qworker.transports.sql.links import connector, family_of
 from qworker.transports.sql.registry import SQLRegistry
 from qworker.transports.sql.results import ResultTable
+from qworker.transports.sql.schema import LETTERS
 from qworker.transports.sql.sender import SQLSender
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ class SQLBroker(Broker):
     results: where rows of settlements go.
     """
 
+    sender: SQLSender
+    consumer: SQLConsumer
+
     def __init__(
         self,
         url: str,
@@ -59,18 +63,18 @@ class SQLBroker(Broker):
         clock: Clock = SYSTEM_CLOCK,
         uptime: Callable[[], float] | None = None,
     ) -> None:
-        self.url = url
         self.safe_url = mask_urls(url)
         results = results or ResultTable()
         family, connect = family_of(url), connector(url, connect_timeout, options or {})
         self._shared = Handle(partial(connect, False), self.safe_url)
         """The connection that publishes and administers."""
-        self.sender: SQLSender = SQLSender(self._shared, family, clock, revoke_expires, self.safe_url, url)
-        self.consumer: SQLConsumer = SQLConsumer(
-            partial(connect, True), self.safe_url, results, clock, lease_seconds, uptime
+        super().__init__(
+            url,
+            SQLSender(self._shared, family, clock, revoke_expires, self.safe_url, url),
+            SQLConsumer(partial(connect, True), self.safe_url, results, clock, lease_seconds, uptime),
+            SQLAdmin(self._shared, results, lease_seconds, uptime),
+            letters={kind: SQLLetters(kind, self._shared, results, clock) for kind in LETTERS},
         )
-        self.admin = SQLAdmin(self._shared, results, clock, lease_seconds, uptime)
-        self.failed = SQLFailed(self._shared, results, clock)
         self.registry = SQLRegistry(self._shared, family)
         _brokers.add(self)
 

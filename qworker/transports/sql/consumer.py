@@ -18,15 +18,15 @@ from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.process.crash_points import CRASHING, crash_point
 from qworker.process.owner_files import runtime_directory
 from qworker.process.wakeup import WakeupPipe
-from qworker.transports.lease import Claim, Leased, Reclaimed, Release, Revocation, Settlement, Store
+from qworker.transports.lease import Claim, Kind, Leased, Reclaimed, Release, Revocation, Settlement, Store
 from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, WorkerRecord
 from qworker.transports.recent import Recent
-from qworker.transports.sql.failed import MADE
 from qworker.transports.sql.link import Claimed, ClaimOrder, Handle, Link, earliest
 from qworker.transports.sql.reclaim import HELD, forget_silent, reclaim, sweep, sweep_letters
 from qworker.transports.sql.results import ResultTable
 from qworker.transports.sql.schema import (
     CLAIM_AGAIN,
+    LETTERS,
     NEW_OWNER,
     NEXT_NUMBER,
     NOW,
@@ -145,7 +145,9 @@ class SQLConsumer(LeaseConsumer):
         )
 
         def work(link: Link) -> int:
-            link.ask(MADE)  # who may not make tables hears of it now, and not when a task has failed
+            link.ask(
+                f"SELECT tag FROM {LETTERS['failed']} LIMIT 0"
+            )  # who may not make tables hears of it now, and not when a task has failed
             with link.transaction():
                 if self._generation != NOT_REGISTERED:
                     self._remove(link)
@@ -281,18 +283,17 @@ class SQLConsumer(LeaseConsumer):
         rows = self._run(lambda link: link.ask(REVOKED_SINCE, (cursor, now)))
         return (rows[-1][0] if rows else cursor), [Revocation(row[1], row[2] == 1, row[3]) for row in rows]
 
-    def sweep(self, dead_expires: float, dead_max: int) -> int:
+    def sweep(self, kind: Kind, expires: float, most: int) -> int:
         now = self._clock.now()
 
         def work(link: Link) -> int:
-            count = forget_silent(link) if self._leases_on is None else 0
-            return count + sweep(link, self._results, now, now - dead_expires, dead_max)
+            count = sweep_letters(link, LETTERS[kind], now - expires, most)
+            if kind == "dead":
+                count += forget_silent(link) if self._leases_on is None else 0
+                count += sweep(link, self._results, now)
+            return count
 
         return self._run(work)
-
-    def sweep_failed(self, expires: float, most: int) -> int:
-        before = self._clock.now() - expires
-        return self._run(lambda link: sweep_letters(link, "qworker_failed", before, most))
 
     # -- waiting --
 

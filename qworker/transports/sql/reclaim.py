@@ -85,19 +85,18 @@ def forget_silent(link: Link) -> int:
     )
 
 
-def sweep(link: Link, results: ResultTable, now: float, died_before: float, most: int) -> int:
-    """Delete dead letters that died before then, or are beyond the newest *most* of their queue; revocations
-    and results whose time is over *now*. Returns how many rows went, of which there are never very many at
-    once."""
-    count = sweep_letters(link, "qworker_dead", died_before, most)
-    count += link.do("DELETE FROM qworker_revoked WHERE expires < %s", (now,))
+def sweep(link: Link, results: ResultTable, now: float) -> int:
+    """Delete revocations and results whose time is over *now*. Returns how many rows went, of which there are
+    never very many at once."""
+    count = link.do("DELETE FROM qworker_revoked WHERE expires < %s", (now,))
     if ids := results.expired(link, now):
         count += results.delete(link, ids)
     return count
 
 
 def sweep_letters(link: Link, table: str, died_before: float, most: int) -> int:
-    """As sweep(), of dead letters or failed tasks alone, which are in *table*."""
+    """As sweep(), of the letters in *table* those that died before then, or are beyond the newest *most* of
+    their queue."""
     old = f"SELECT tag FROM {table} WHERE died_at < %s LIMIT {PORTION}"
     tags = {tag for (tag,) in link.ask(old, (died_before,))}
     crowded = f"SELECT queue FROM {table} GROUP BY queue HAVING count(*) > %s"

@@ -14,6 +14,10 @@ its running file, ``armed_until`` until when it wants notifications, and ``bell`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from qworker.transports.lease import Kind
+
 VERSION = 1
 """Of the tables: a version does not touch those of a newer one."""
 ADDITIONS = (("qworker_owner", "presence", "text"), ("qworker_failed", "", ""))
@@ -25,6 +29,8 @@ SQL_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
 """Of our sessions on MySQL and MariaDB, whatever the server's is: text that does not fit is an error and not
 cut, and a backslash escapes."""
 READY, DELAYED, LEASED = 0, 1, 2
+LETTERS: Mapping[Kind, str] = {"dead": "qworker_dead", "failed": "qworker_failed"}
+"""The tables of letters, by kind."""
 
 NOW = "extract(epoch FROM clock_timestamp())"
 """The server's clock."""

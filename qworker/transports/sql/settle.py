@@ -14,7 +14,7 @@ from qworker.process.crash_points import CRASHING, crash_point
 from qworker.transports.lease import Ack, DeadLetter, Part, Release, ResultRow, Settlement, Store
 from qworker.transports.sql.link import Link
 from qworker.transports.sql.results import ResultTable
-from qworker.transports.sql.schema import DELAYED, READY
+from qworker.transports.sql.schema import DELAYED, LETTERS, READY
 
 RELEASE = """UPDATE qworker_message SET state = %s, owner = NULL, due = coalesce(%s, due),
 deliveries = deliveries + %s, parked = parked + %s, redelivered = greatest(redelivered, %s)
@@ -95,7 +95,7 @@ def _release(link: Link, generation: int, order: Release, now: float) -> bool:
 def _dead_letter(link: Link, generation: int, order: DeadLetter, now: float) -> bool:
     """Make a dead letter of a message, or a failed task; False when *generation* does not hold it."""
     # Of a message table that was made anew, tags come again that older dead letters have.
-    table = "qworker_failed" if order.failed else "qworker_dead"
+    table = LETTERS["failed" if order.failed else "dead"]
     taken = link.ask(f"SELECT 1 FROM {table} WHERE tag = %s", (order.tag,))
     tag = link.new_tag() if taken else order.tag
     if not link.do(

@@ -9,9 +9,9 @@ pipe*, a named pipe in the directory beside it, and writers write one byte into 
 commit.
 
 Modules, in reading order: ``path`` (where the file is), ``schema``, ``database`` (a connection), ``handle``
-(who uses it when), ``notify``, ``broker``, and what it has: ``sender``, ``consumer``, ``admin``, ``failed``
-(tasks), ``registry`` (kombu's exchanges); ``join_rows`` (parts of joins, with the ack), ``reclaim`` (from
-dead workers), ``damage`` (bad rows).
+(who uses it when), ``notify``, ``broker``, and what it has: ``sender``, ``consumer``,
+``admin``, ``letters`` (dead letters and failed tasks), ``registry`` (kombu's exchanges); ``join_rows`` (parts
+of joins, with the ack), ``reclaim`` (from dead workers), ``damage`` (bad rows).
 """
 
 from qworker.transports.sqlite.database import Database, transaction, write

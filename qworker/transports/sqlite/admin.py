@@ -1,4 +1,4 @@
-"""Administration of the embedded broker: queues, dead letters, workers.
+"""Administration of the embedded broker: queues, workers.
 
 Comes from:  people and tools, by ``Broker.admin``.
 Goes to:     all tables; the notification pipes of who waits.
@@ -7,26 +7,16 @@ Thread:      any, in turn, on the connection that publishes.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from qworker.clock import Clock, boot_id
+from qworker.clock import boot_id
 from qworker.process.owner_files import died, lock_beside
-from qworker.transports.lease import Admin, Dead, Peeked, QueueInfo, Standing
+from qworker.transports.lease import Admin, Peeked, QueueInfo, Standing
 from qworker.transports.presence import Presence, from_text
-from qworker.transports.sqlite import DELAYED, LEASED, NEXT_TAG, READY, Handle, Notifier
+from qworker.transports.sqlite import DELAYED, LEASED, READY, Handle, Notifier
 
-INSERT_DEAD = """INSERT INTO dead (tag, queue, reason, died_at, deliveries, priority, headers, properties,
-body)
-VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?)"""
 FLUSH = f"UPDATE message SET state = {READY}, due = NULL WHERE queue = ? AND state = {DELAYED}"
-TO_MESSAGE = f"""INSERT INTO message (tag, queue, priority, state, sent, redelivered, headers, properties,
-body)
-SELECT {NEXT_TAG}, queue, priority, {READY}, ?, 1, headers, properties, body FROM dead WHERE tag = ?"""
-FORGET_FAILURE = """DELETE FROM result WHERE status = 'FAILURE' AND task_id IN (
-SELECT CASE WHEN json_valid(headers) THEN json_extract(headers, '$.id') END FROM dead"""
-"""Who waits for a retried task is to see its new end, not the old one."""
 QUEUES = """SELECT queue, 'ready', count, (SELECT sent FROM message WHERE tag = first)
 FROM (SELECT queue, count(*) AS count, min(tag) AS first FROM message WHERE state = 0 GROUP BY queue)
 UNION ALL SELECT queue, 'delayed', count(*), NULL FROM message WHERE state = 1 GROUP BY queue
@@ -54,13 +44,11 @@ class SQLiteAdmin(Admin):
         self,
         handle: Handle,
         notifier: Notifier,
-        clock: Clock,
         owners: Path,
         silent_since: Callable[[], float],
     ) -> None:
         self._handle = handle
         self._notifier = notifier
-        self._clock = clock
         self._owners = owners
         self._silent_since = silent_since
 
@@ -87,55 +75,10 @@ class SQLiteAdmin(Admin):
         statement = f"DELETE FROM message WHERE queue = ? AND state IN ({READY}, {DELAYED})"
         return self._handle.write(lambda connection: connection.execute(statement, (queue,)).rowcount)
 
-    def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        rows = self._handle.read(
-            "SELECT tag, CAST(queue AS TEXT), CAST(reason AS TEXT), CAST(died_at AS REAL), CAST(deliveries "
-            "AS INTEGER), "
-            "CAST(headers AS TEXT), CAST(properties AS TEXT), CAST(body AS BLOB) FROM dead "
-            "WHERE ? IS NULL OR queue = ? ORDER BY died_at DESC, tag DESC LIMIT ?",
-            (queue, queue, limit),
-        )
-        return [Dead(*row) for row in rows]
-
-    def push_dead(self, letters: Sequence[Dead]) -> None:
-        def work(connection: sqlite3.Connection) -> None:
-            (first,) = connection.execute(f"SELECT {NEXT_TAG}").fetchone()
-            rows = [(first + offset, *letter[1:]) for offset, letter in enumerate(letters)]
-            connection.executemany(INSERT_DEAD, rows)
-            if rows:  # no message is to get the tag of a dead letter: it would replace it when it dies
-                connection.execute("UPDATE highest SET tag = ?", (rows[-1][0],))
-
-        self._handle.write(work)
-
     def flush_delayed(self, queue: str) -> int:
         count = self._handle.write(lambda connection: connection.execute(FLUSH, (queue,)).rowcount)
         self._notifier.notify()
         return count
-
-    def dead_retry(self, tags: Sequence[int] | None = None) -> int:
-        now = self._clock.now()
-
-        def work(connection: sqlite3.Connection) -> int:
-            count = 0
-            for where, values in selections(tags):
-                connection.execute(f"{FORGET_FAILURE} {where})", values)
-                found = connection.execute(f"SELECT tag FROM dead {where} ORDER BY tag", values).fetchall()
-                connection.executemany(TO_MESSAGE, [(now, tag) for (tag,) in found])
-                count += len(found)
-                connection.execute(f"DELETE FROM dead {where}", values)
-            return count
-
-        count = self._handle.write(work)
-        self._notifier.notify()
-        return count
-
-    def dead_discard(self, tags: Sequence[int] | None = None) -> int:
-        return self._handle.write(
-            lambda connection: sum(
-                connection.execute(f"DELETE FROM dead {where}", values).rowcount
-                for where, values in selections(tags)
-            )
-        )
 
     def workers(self) -> list[Presence]:
         rows = self._handle.read(
@@ -149,11 +92,3 @@ class SQLiteAdmin(Admin):
             for name, pid, queues, concurrency, started, boot, marks, text in rows
             if boot == boot_id() and not died(lock_beside(str(self._owners / marks.replace("\0", ""))), boot)
         ]
-
-
-def selections(tags: Sequence[int] | None) -> list[tuple[str, tuple[int, ...]]]:
-    """The WHERE clauses that select *tags*, in portions that SQLite's limit of variables allows."""
-    if tags is None:
-        return [("", ())]
-    portions = [tuple(tags[start : start + 500]) for start in range(0, len(tags), 500)]
-    return [(f"WHERE tag IN ({','.join('?' * len(portion))})", portion) for portion in portions]

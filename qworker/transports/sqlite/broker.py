@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 
 from qworker.clock import SYSTEM_CLOCK, Clock, boottime
 from qworker.process.forked import forgetful
-from qworker.transports.lease import Broker
+from qworker.transports.lease import Broker, Kind
 from qworker.transports.sqlite import Database, Handle, Notifier, database_path
 from qworker.transports.sqlite.admin import SQLiteAdmin
 from qworker.transports.sqlite.consumer import SQLiteConsumer, StoreRows, store_rows
-from qworker.transports.sqlite.failed import SQLiteFailed
+from qworker.transports.sqlite.letters import SQLiteLetters
 from qworker.transports.sqlite.registry import SQLiteRegistry
 from qworker.transports.sqlite.sender import SQLiteSender
 
@@ -61,19 +61,18 @@ class SQLiteBroker(Broker):
         store_rows: StoreRows = store_rows,
     ) -> None:
         self.path = database_path(url)
-        self.url = f"sqlite:///{self.path}"
         database = Database(self.path, synchronous)
         self._publishing = Handle(database)
         self._messages = Notifier(database.pipes, "message")
         self._results = Notifier(database.pipes, "result")
-        self.sender = SQLiteSender(self._publishing, self._messages, self.path, clock, revoke_expires)
-        self.consumer = SQLiteConsumer(
-            database, self._messages, self._results, clock, lease_seconds, uptime, store_rows
+        kinds: tuple[Kind, ...] = ("dead", "failed")
+        super().__init__(
+            f"sqlite:///{self.path}",
+            SQLiteSender(self._publishing, self._messages, self.path, clock, revoke_expires),
+            SQLiteConsumer(database, self._messages, self._results, clock, lease_seconds, uptime, store_rows),
+            SQLiteAdmin(self._publishing, self._messages, database.owners, lambda: uptime() - lease_seconds),
+            letters={kind: SQLiteLetters(kind, self._publishing, self._messages, clock) for kind in kinds},
         )
-        self.admin = SQLiteAdmin(
-            self._publishing, self._messages, clock, database.owners, lambda: uptime() - lease_seconds
-        )
-        self.failed = SQLiteFailed(self._publishing, self._messages, clock)
         self.registry = SQLiteRegistry(self._publishing)
         self._database = database
         _brokers.add(self)

@@ -22,6 +22,7 @@ from qworker.transports.lease import (
     Ack,
     Claim,
     DeadLetter,
+    Kind,
     Leased,
     Reclaimed,
     Release,
@@ -91,13 +92,11 @@ def _over(table: str) -> tuple[tuple[str, str, str], ...]:
 
 
 EXPIRED = (
-    *_over("dead"),
     ("revoked", "seq", "SELECT seq FROM revoked WHERE expires < ?"),
     ("result", "task_id", "SELECT task_id FROM result WHERE expires IS NOT NULL AND expires < ?"),
     ("key_value", "key", "SELECT key FROM key_value WHERE expires < ?"),
 )  # fmt: skip
-FAILED_EXPIRED = _over("failed")
-"""What sweep() deletes: table, key, and the selection by one limit."""
+"""What sweep() deletes beside letters: table, key, and the selection by one limit."""
 LAST_REVOCATION = "SELECT ifnull(max(seq), 0) FROM revoked"
 SWEEP_ROWS = 1000
 LOOK_SECONDS = 0.1
@@ -358,12 +357,10 @@ class SQLiteConsumer(LeaseConsumer):
             ).fetchall()
         return (rows[-1][0] if rows else cursor), [Revocation(row[1], bool(row[2]), row[3]) for row in rows]
 
-    def sweep(self, dead_expires: float, dead_max: int) -> int:
+    def sweep(self, kind: Kind, expires: float, most: int) -> int:
         now = self._clock.now()
-        return self._sweep(EXPIRED, (now - dead_expires, dead_max, now, now, now))
-
-    def sweep_failed(self, expires: float, most: int) -> int:
-        return self._sweep(FAILED_EXPIRED, (self._clock.now() - expires, most))
+        besides = EXPIRED if kind == "dead" else ()
+        return self._sweep((*_over(kind), *besides), (now - expires, most, *(now for _ in besides)))
 
     def _sweep(self, what: Sequence[tuple[str, str, str]], limits: Sequence[float]) -> int:
         with self._held() as connection:

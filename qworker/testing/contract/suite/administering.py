@@ -8,8 +8,12 @@ Thread:      the test's.
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from qworker.testing.clock import FakeClock
 from qworker.testing.contract.collecting import asks
@@ -18,11 +22,11 @@ from qworker.testing.contract.messages import message, names
 from qworker.testing.contract.place import Assumption, Place
 from qworker.testing.contract.waiting import until
 from qworker.transports.capabilities import COUNTS, FAILED_TASKS, RESULTS
-from qworker.transports.lease import Ack, Broker, Dead, DeadLetter, Envelope, Release, Store
+from qworker.transports.lease import Ack, Again, Broker, Dead, DeadLetter, Envelope, Kind, Release, Store
 
 
 def test_who_has_no_place_for_failed_tasks_lacks_it(store: Broker) -> None:
-    assert (store.failed is None) == (FAILED_TASKS in store.lacks)
+    assert ("failed" not in store.letters) == (FAILED_TASKS in store.lacks)
 
 
 @asks(COUNTS)
@@ -123,6 +127,66 @@ def test_dead_letters_are_discarded(store: Broker, clock: FakeClock) -> None:
     assert store.admin.dead() == []
 
 
+def end_all(store: Broker, kind: Kind, *ending: str) -> list[int]:
+    """Letters of *kind* with these names, which all ended at one moment; their tags, newest first."""
+    own = generation(store)
+    store.sender.push([message(name) for name in ending])
+    leased = take(store)
+    orders = [DeadLetter(each.tag, "why", failed=kind == "failed") for each in leased]
+    assert store.consumer.settle(own, orders) == set()
+    return [letter.tag for letter in store.letters[kind].newest()]
+
+
+def test_letters_are_read_page_by_page(store: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, letters in store.letters.items():
+        tags = end_all(store, kind, "a", "b", "c", "d", "e")
+        page = letters.page("q", 2, None)
+        assert len(page) == 2
+        assert letters.page("nothing", 2, page[-1]) == []
+        following = letters.page("q", 2, page[-1])
+        assert letters.discard([tags[1], tags[2]]) == 2
+        if letters.portion < sys.maxsize:  # otherwise the first page has all
+            assert [letter.tag for letter in page + following] == tags[:4]
+            rest = letters.page("q", 9, page[-1])  # which has gone
+            assert [letter.tag for letter in rest] == tags[3:]
+            assert letters.page(None, 9, rest[-1]) == []
+        asked: list[int] = []
+        read = letters.page
+
+        def note(
+            queue: str | None,
+            limit: int,
+            after: Dead | None,
+            read: Callable[..., list[Dead]] = read,
+            asked: list[int] = asked,
+        ) -> list[Dead]:
+            asked.append(limit)
+            return read(queue, limit, after)
+
+        monkeypatch.setattr(letters, "page", note)
+        assert len(list(letters.newest(limit=1))) == 1
+        assert next(letters.newest()).tag in {tags[0], *tags[3:]}
+        assert asked == [1, letters.portion], "so many at a time, and no more than were asked for"
+        if letters.portion < sys.maxsize:
+            monkeypatch.setattr(letters, "portion", 2)
+            assert [letter.tag for letter in letters.newest()] == [tags[0], *tags[3:]]
+            assert asked[2:] == [2, 2]
+        assert letters.discard() == 3
+
+
+def test_letters_are_sent_again_as_they_are_given(store: Broker) -> None:
+    for kind, letters in store.letters.items():
+        tags = end_all(store, kind, "a", "b")
+        calls = [Again(tag, "changed", None, b"other") for tag in (tags[0], 999)]
+        assert letters.send_again(calls) == 1
+        assert [letter.tag for letter in letters.newest()] == [tags[1]]
+        (again,) = take(store)
+        assert (again.headers, again.body, again.deliveries) == ("changed", b"other", 0)
+        assert letters.retry(tags) == 1
+        assert list(letters.newest()) == []
+        store.consumer.settle(generation(store), [Ack(each.tag) for each in (again, *take(store))])
+
+
 @asks(Assumption.ON_DEMAND)
 def test_thousands_of_dead_letters_go_at_once(store: Broker) -> None:
     own = generation(store)
@@ -140,9 +204,9 @@ def test_sweeping_takes_old_dead_letters(store: Broker, clock: FakeClock) -> Non
     dead_letter_all(store, clock, "old")
     clock.advance(100)
     dead_letter_all(store, clock, "young")
-    assert store.consumer.sweep(50.0, 1000) == 1
+    assert store.consumer.sweep("dead", 50.0, 1000) == 1
     assert [dead.headers for dead in store.admin.dead()] == ["young"]
-    assert store.consumer.sweep(50.0, 1000) == 0
+    assert store.consumer.sweep("dead", 50.0, 1000) == 0
 
 
 @asks(Assumption.SWEPT)
@@ -153,7 +217,7 @@ def test_sweeping_keeps_those_that_died_last(store: Broker, clock: FakeClock) ->
     for leased in (*others, first):
         clock.advance(1)
         store.consumer.settle(own, [DeadLetter(leased.tag, "why")])
-    assert store.consumer.sweep(1e9, 2) == 2
+    assert store.consumer.sweep("dead", 1e9, 2) == 2
     assert [dead.headers for dead in store.admin.dead()] == ["sent first, died last", "d"]
 
 
@@ -164,9 +228,9 @@ def test_the_dead_letters_of_one_queue_do_not_evict_those_of_another(store: Brok
     for leased in [*take(store, "r"), *take(store, "q")]:
         clock.advance(1)
         store.consumer.settle(own, [DeadLetter(leased.tag, "why")])
-    assert store.consumer.sweep(1e9, 2) == 2
+    assert store.consumer.sweep("dead", 1e9, 2) == 2
     assert [dead.headers for dead in store.admin.dead()] == ["d", "c", "rare"]
-    assert store.consumer.sweep(1e9, 2) == 0
+    assert store.consumer.sweep("dead", 1e9, 2) == 0
 
 
 def test_depths_are_told_of_every_queue_that_is_asked_for(store: Broker) -> None:
@@ -181,7 +245,7 @@ def test_sweeping_takes_expired_results(store: Broker, place: Place, clock: Fake
     store.consumer.settle(generation(store), [Store((name, "SUCCESS", b"", expires)) for name, expires in
                                 (("gone", now + 1), ("kept", now + 100), ("forever", None))])  # fmt: skip
     clock.advance(10)
-    assert store.consumer.sweep(1e9, 1000) == 1
+    assert store.consumer.sweep("dead", 1e9, 1000) == 1
     assert [place.result(name) is not None for name in ("gone", "kept", "forever")] == [False, True, True]
 
 
@@ -193,7 +257,7 @@ def test_a_sweep_of_very_much_is_done_in_portions(store: Broker, clock: FakeCloc
     )
     clock.advance(10)
     portions = []
-    while portion := store.consumer.sweep(1e9, 1000):
+    while portion := store.consumer.sweep("dead", 1e9, 1000):
         portions.append(portion)
     assert sum(portions) == 5000
     assert max(portions) <= 2000
@@ -242,14 +306,14 @@ def _open_here() -> tuple[int, int]:
 @asks(Assumption.DEAD_FROM_ELSEWHERE)
 def test_dead_letters_from_elsewhere(store: Broker, clock: FakeClock) -> None:
     """They keep everything except their tags."""
-    store.admin.push_dead([])
+    store.letters["dead"].push([])
     assert store.admin.dead() == []
     yaml = '{"content_type":"application/x-yaml","content_encoding":"utf-8","correlation_id":"b"}'
     letters = [
         Dead(7, "q", "because", clock.now() - 61, 3, '{"id":"a"}', None, b"body"),
         Dead(7, "q", "it was", clock.now() - 60, 0, '{"id":"b"}', yaml, b"\x00\xff"),
     ]
-    store.admin.push_dead(letters)
+    store.letters["dead"].push(letters)
     own = generation(store)
     store.sender.push([message("c")])
     (leased,) = take(store)
@@ -259,7 +323,7 @@ def test_dead_letters_from_elsewhere(store: Broker, clock: FakeClock) -> None:
     assert len({letter.tag for letter in found}) == 3
     assert store.admin.dead_retry() == 3
     assert sorted(names(take(store))) == ["c", '{"id":"a"}', '{"id":"b"}']
-    store.admin.push_dead([letters[0]._replace(queue="r")])
+    store.letters["dead"].push([letters[0]._replace(queue="r")])
     assert [(info.queue, info.dead) for info in store.admin.queues() if info.dead] == [("r", 1)]
     assert [letter.queue for letter in store.admin.dead("r")] == ["r"]
     assert store.admin.dead_discard() == 1

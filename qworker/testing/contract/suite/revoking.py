@@ -82,7 +82,7 @@ def test_revocations_expire(open_: Open, clock: FakeClock) -> None:
     store.sender.revoke(["new"])
     cursor, found = store.consumer.revoked_since(0)
     assert [revocation.task_id for revocation in found] == ["new"]
-    assert store.consumer.sweep(1e9, 1000) == 1
+    assert store.consumer.sweep("dead", 1e9, 1000) == 1
     store.sender.revoke(["newer"])
     assert [revocation.task_id for revocation in store.consumer.revoked_since(cursor)[1]] == ["newer"]
 
