@@ -435,3 +435,15 @@ def test_missed_calls_that_may_not_overlap_are_made_up_for_by_one() -> None:
     frozen = Fault("freeze", "beat1", at=12.6, seconds=6.0)
     table = Timetable(store="other", start=-3912202.0, entries=(entry,))
     assert problems(run(Case(World(workers=1), faults=(frozen,), schedules=table, seed=2820040155))) == []
+
+
+def test_a_call_whose_result_is_damaged_is_not_replaced() -> None:
+    """A result that cannot be read is one that has ended: what waits behind a slow task runs all the same."""
+    entries = (
+        Entry("e1", ("every", 1.0), fields={"overlap": "replace"}),
+        Entry("e0", ("every", 1.0), "slow"),
+    )
+    edits = (Edit("damage", "e1", at=4.16), Edit("remove", "e2", at=4.16))
+    table = Timetable(store="other", entries=entries, edits=edits)
+    for seed in range(4):
+        assert problems(run(Case(World(workers=1), schedules=table, seed=seed))) == []
