@@ -8,6 +8,7 @@ Thread:      whoever imports the module that defines the task.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -164,6 +165,7 @@ def change_class(
 # -- the class of one task --
 
 
+@cache
 def _methods() -> frozenset[str]:
     return frozenset(
         key
@@ -221,11 +223,8 @@ def _looks(base: type[AnyTask]) -> dict[str, Any]:
 def _set_options(task: AnyTask, app: QWorker, options: Mapping[str, Any]) -> None:
     """Set the options of *task*: those of its class, and *options* over them."""
     base = type(task)
-    inherited = {
-        key: getattr(base, key)
-        for key in task_options.OPTIONS
-        if getattr(base, key) is not getattr(Task, key)
-    }
+    names = task_options.OPTIONS if base is not Task else ()
+    inherited = {key: getattr(base, key) for key in names if getattr(base, key) is not getattr(Task, key)}
     for key in task_options.OPTIONS:
         task.__dict__.pop(key, None)
     task.__dict__.update(task_options.parse(task.name, {**inherited, **options}, app.middleware_options))
