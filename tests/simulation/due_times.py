@@ -411,13 +411,19 @@ class Oracle:
             return False
         ended = [run.ended for run in self.story.runs if run.name == name and run.due == dues[place - 1]]
         last = max((end for end in ended if end is not None), default=float("inf"))
-        slack = 1.0 if all(entry.task in ("tick", "bad", "slow") for entry in says) else 3 * SLEEP_SECONDS
-        return last + slack >= second or not self.only_beats
+        single = all(entry.task in ("tick", "bad", "slow") for entry in says)
+        if not single and self._is_busy:  # what it calls may wait behind what is slow
+            return True
+        return last + (1.0 if single else 3 * SLEEP_SECONDS) >= second or not self.only_beats
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether a slow task has kept a worker."""
+        return any(run.ended != run.started for run in self.story.runs)
 
     def _is_unseen(self, entry: Entry) -> bool:
         """Whether calls of it may never run. Those that expire do not, while a slow task keeps the worker."""
-        busy = any(run.ended != run.started for run in self.story.runs)
-        expires = busy and entry.fields.get("expires") is not None
+        expires = self._is_busy and entry.fields.get("expires") is not None
         return expires or entry.task == "nobody" or entry.fields.get("overlap") == "replace"
 
     def _limits(self, name: str, known: Name, dues: Instants) -> None:

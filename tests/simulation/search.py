@@ -133,7 +133,7 @@ def report(drawing: Drawing, found: Found, seconds: float) -> str:
     """What somebody needs to know of a case that fails: its problems, the case made smaller, its log."""
     case = drawing.case(found.seed)
     smallest = shrunk(case, seconds, lambda case: look(case)[0], tuple(found.kinds))
-    name = f"seed_{found.seed}"
+    name = f"seed_{found.seed}".replace("-", "of_schedules_")
     traced = trace(smallest.case, smallest.problems)
     return "\n".join(
         [

@@ -447,3 +447,18 @@ def test_a_call_whose_result_is_damaged_is_not_replaced() -> None:
     table = Timetable(store="other", entries=entries, edits=edits)
     for seed in range(4):
         assert problems(run(Case(World(workers=1), schedules=table, seed=seed))) == []
+
+
+def test_a_group_of_an_entry_waits_behind_slow_tasks() -> None:
+    """With overlap="skip" it is not called again before its members have ended."""
+    slow = {"jitter": 3.0, "catch_up": 3, "overlap": "replace"}
+    group = {"expires": 30.0, "catch_up": 3, "overlap": "skip"}
+    edits = (
+        Edit("stranger", "e5", entry=Entry("e0", ("every", 1.0), "slow", "hand", slow)),
+        Edit("add", "e2", 17.15, Entry("e2", ("every", 2.5), "grouped", "hand", group)),
+        Edit("pause", "e5", 17.35),
+        Edit("stranger", "e3", 17.35),
+        Edit("sign", "e3", 17.45),
+    )
+    table = Timetable(store="other", edits=edits)
+    assert problems(run(Case(World(key="signed"), schedules=table))) == []
