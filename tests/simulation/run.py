@@ -309,8 +309,10 @@ class Running:
 
     def _restart(self, node: WorkerNode) -> None:
         if node.process.alive:
+            pauses, self.time.pauses = self.time.pauses, 0.0  # in which its own parts would step
             with suppress(Killed):
                 node.stop()
+            self.time.pauses = pauses
             node.process.die()
         self._replace(node, kill=False)
 

@@ -102,10 +102,10 @@ class Process:
 
     def pause(self, seconds: float) -> None:
         """Stand still in the midst of a step, in which others go on."""
-        self.amid = True
+        before, self.amid = self.amid, True
         self.time.frozen[self.name] = self.time.now + seconds
         self.time.pump(self.time.now + seconds)
-        self.amid = False
+        self.amid = before
         if not self.alive:
             raise Killed(self.name)
 

@@ -63,7 +63,7 @@ class Stores:
             self._broker = self._broker or made
             watch(process, "broker", made, BROKER)
         elif self._messages == "kombu":
-            made = kombu_broker("memory://", known=("celery",), poll=0.0, clock=clock)
+            made = kombu_broker("memory://", known=("celery", "far"), poll=0.0, clock=clock)
             process.on_death.append(made.consumer.deregister)  # as a server does when a connection ends
             for side in (made.sender, made.consumer, made.admin):
                 watch(process, "broker", side, BROKER)
