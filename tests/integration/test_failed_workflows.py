@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from qworker import QWorker, chord, group
+from qworker import QWorker, chord, group, signals
 from qworker.errors import ChordError
-from qworker.testing import StepWorker
+from qworker.testing import MemoryStore, StepWorker
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 from tests.contract.place_sqlite import SQLitePlace
@@ -203,3 +203,28 @@ def test_who_waits_for_the_end_of_a_chain_sees_the_new_one(app: QWorker) -> None
     assert states == ["PENDING", "PENDING"]
     run(app)
     assert app.AsyncResult(result.id).get(timeout=5) == 4.5
+
+
+def test_signals_tell_of_a_body_that_fails_with_its_chord() -> None:
+    seen: list[tuple[str, str]] = []
+    app = QWorker("signals", broker=MemoryStore(), backend="cache+memory://", set_as_current=False)
+
+    @app.task(name="fails")
+    def fails() -> None:
+        raise LookupError
+
+    body = app.task(name="body")(lambda values: None)
+    told = {name: getattr(signals, f"task_{name}") for name in ("prerun", "success", "failure", "postrun")}
+    receivers = {name: lambda sender, name=name, **_: seen.append((name, sender.name)) for name in told}
+    for name, signal in told.items():
+        signal.connect(receivers[name])
+    try:
+        with StepWorker(app) as worker:
+            result = chord([fails.s()], body.s()).apply_async()
+            worker.run()
+            assert isinstance(result.get(propagate=False), ChordError)
+    finally:
+        for name, signal in told.items():
+            signal.disconnect(receivers[name])
+    ends = ["prerun", "failure", "postrun"]
+    assert seen == [(name, task) for task in ("fails", "body") for name in ends]
