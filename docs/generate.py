@@ -20,10 +20,10 @@ from typing import is_typeddict
 import click
 
 from qworker import errors
+from qworker.canvas.options import CallOptions
 from qworker.cli.main import main as command_line
 from qworker.conf import SETTINGS
 from qworker.django.settings.keys import KEYS, SPELLINGS, Key
-from qworker.publishing.options import CallOptions
 from qworker.tasks import options
 from qworker.tasks.decorators import TaskOptions
 from qworker.tasks.task import Task

@@ -3,10 +3,11 @@
 The public names; each is imported on first use, so that ``import qworker`` is cheap.
 
 Packages and modules, in reading order. Used by all: ``errors``, ``states``, ``clock``, ``naming``,
-``safe_repr``, ``interrupts``, ``process``, ``signals``, ``middleware``, ``conf``, ``context`` (the running
-task). From a call to the broker: ``app``, ``canvas``, ``publishing``, ``message``, ``transports``. From the
-broker to a result: ``worker``, ``components``, ``tasks``, ``logs``, ``backends``, ``results``. From
-outside: ``control``, ``beat`` (schedules), ``spooler`` (files of uWSGI), ``cli``, ``testing``, ``django``.
+``safe_repr``, ``interrupts``, ``process``, ``signals``, ``middleware``, ``conf``, ``contracts`` (the types of
+an app and of a task), ``context`` (the current ones). From a call to the broker: ``app``, ``canvas``,
+``publishing``, ``message``, ``transports``. From the broker to a result: ``worker``, ``components``,
+``tasks``, ``logs``, ``backends``, ``results``. From outside: ``control``, ``beat`` (schedules), ``spooler``
+(files of uWSGI), ``cli``, ``testing``, ``django``.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from qworker.canvas.graphs import graph
     from qworker.canvas.groups import group
     from qworker.canvas.mapping import chunks, xmap, xstarmap
+    from qworker.canvas.options import CallOptions
     from qworker.canvas.signatures import Signature, maybe_signature, signature
     from qworker.canvas.signatures import signature as subtask
-    from qworker.context import Context, current_app, current_task
     from qworker.errors import (
         ConfigurationError,
         Ignore,
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
         WorkerLost,
     )
     from qworker.logs import get_task_logger
+    from qworker.message.context import Context
     from qworker.middleware import Middleware
-    from qworker.publishing.options import CallOptions
     from qworker.results.graph_result import GraphResult
     from qworker.results.group_result import GroupResult, ResultSet
     from qworker.results.result import AsyncResult
@@ -53,11 +54,15 @@ if TYPE_CHECKING:
     from qworker.tasks.shared import shared_task
     from qworker.tasks.task import Task
 
+    current_app: QWorker
+    current_task: Task[..., Any]
+
 __version__ = "0.1.0"
 
 _ROOMS = {
     "qworker.app": ("QWorker",),
-    "qworker.context": ("Context", "current_app", "current_task"),
+    "qworker.message.context": ("Context",),
+    "qworker.context": ("current_app", "current_task"),
     "qworker.tasks.eager": ("EagerResult",),
     "qworker.errors": (
         "ConfigurationError",
@@ -76,7 +81,7 @@ _ROOMS = {
     ),
     "qworker.logs": ("get_task_logger",),
     "qworker.middleware": ("Middleware",),
-    "qworker.publishing.options": ("CallOptions",),
+    "qworker.canvas.options": ("CallOptions",),
     "qworker.results.graph_result": ("GraphResult",),
     "qworker.results.group_result": ("GroupResult", "ResultSet"),
     "qworker.results.result": ("AsyncResult",),

@@ -10,28 +10,30 @@ Making an app reads nothing, opens nothing and imports no driver.
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, Unpack, cast, overload
 
 from qworker import signals
 from qworker.backends import Backend
 from qworker.backends.stores import Stores
 from qworker.canvas.signatures import Signature, signature
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.conf import Settings, absent, configuring
+from qworker.conf import Settings, absent
 from qworker.conf.absent import refuse
+from qworker.conf.sources import refuse_unknown
 from qworker.context import add_app, all_apps, get_current_task, set_default_app
-from qworker.control import looking, program
+from qworker.control import looking
 from qworker.control.client import Control
-from qworker.errors import ConfigurationError
+from qworker.errors import ConfigurationError, NotAvailable
 from qworker.message.serialization import content_types
 from qworker.middleware import Middleware, make_middleware
 from qworker.naming import import_object, task_name
-from qworker.publishing import connections
 from qworker.publishing.arguments import keywords, positional
 from qworker.publishing.call import Invocation
+from qworker.publishing.connections import Connection, Pool, Producer
 from qworker.publishing.publisher import Publisher
 from qworker.publishing.transactions import publishing_in
 from qworker.results.result import AsyncResult
@@ -43,13 +45,15 @@ from qworker.tasks.loading import TaskModules
 from qworker.tasks.registry import TaskRegistry
 from qworker.tasks.task import AsyncTask
 from qworker.tasks.task import Task as TaskBase
-from qworker.transports.lease import Broker
+from qworker.transports.lease import Broker, QueueInfo
+from qworker.transports.presence import Presence
 
 if TYPE_CHECKING:
     from qworker.beat.api import Schedules
+    from qworker.canvas.options import CallOptions, SignatureOptions
+    from qworker.control.embedded import EmbeddedWorker, WorkerOptions
     from qworker.control.failed import Failed
     from qworker.message.signing import Signer
-    from qworker.publishing.options import CallOptions, SignatureOptions
     from qworker.results.group_result import GroupResults, ResultSet
     from qworker.tasks.decorators import BoundDecorator, Decorator, TaskOptions
 
@@ -99,7 +103,7 @@ class QWorker:
         **settings: Any,
     ) -> None:
         refuse("QWorker(…)", settings, absent.APP_ARGUMENTS)
-        configuring.refuse_unknown(settings)
+        refuse_unknown(settings)
         urls = {"broker_url": broker, "result_backend": backend}
         initial: dict[str, Any] = {
             name: url
@@ -115,11 +119,11 @@ class QWorker:
             before=lambda: announce(self, self.on_configure),
             after=lambda: announce(self, self.on_after_configure),
         )
-        self.control = Control(self)
-        self.on_configure = Signal("on_configure")
-        self.on_after_configure = Signal("on_after_configure")
+        self.on_configure: Signal = Signal("on_configure")
+        self.on_after_configure: Signal = Signal("on_after_configure")
         self.on_after_finalize = Signal("on_after_finalize")
         self.on_after_fork = Signal("on_after_fork")
+        self.control = Control(self)
         self.finalized = False
         self.lock = threading.RLock()  # held while part of the app is created
         self._task_class = task_class(task_cls or self.task_cls)
@@ -146,9 +150,41 @@ class QWorker:
 
     # -- configuration --
 
-    config_from_object = configuring.config_from_object
-    config_from_envvar = configuring.config_from_envvar
-    add_defaults = configuring.add_defaults
+    def config_from_object(
+        self, obj: Any, silent: bool = False, force: bool = False, namespace: str | None = None
+    ) -> None:
+        """Take settings from a module, an object, a mapping, or the dotted name of one. They override earlier
+        ones.
+
+        - silent (bool): ignore a missing module.
+        - force (bool): read it now, not on first use.
+        - namespace (text): "CELERY" reads ``CELERY_TASK_ROUTES`` as ``task_routes`` and ignores other names.
+        """
+        self.conf.load(obj, namespace, silent)
+        if force:
+            self.conf.resolve()
+
+    def config_from_envvar(self, variable_name: str, silent: bool = False, force: bool = False) -> bool:
+        """Take settings from the module named in an environment variable; return whether it is set.
+
+        - variable_name (text): its name.
+        - silent (bool): return False when it is unset, instead of raising ConfigurationError.
+        - force (bool): read the module now, not on first use.
+        """
+        module = os.environ.get(variable_name)
+        if not module:
+            if silent:
+                return False
+            raise ConfigurationError(
+                f"the environment variable {variable_name} is not set: it should name a module"
+            )
+        self.config_from_object(module, silent, force)
+        return True
+
+    def add_defaults(self, values: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> None:
+        """Add custom defaults. Every other source overrides them. A function is called when they are
+        needed."""
+        self.conf.add_defaults(values)
 
     # -- tasks --
 
@@ -370,7 +406,26 @@ class QWorker:
 
         return ResultSet(results, self)
 
-    add_periodic_task = shared.add_periodic_task
+    def add_periodic_task(
+        self,
+        schedule: Any,
+        sig: Any,
+        args: Iterable[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> str:
+        """Call *sig* on a *schedule*; return the name of the entry.
+
+        - schedule: a crontab or other schedule of ``qworker.beat``, seconds, a timedelta, or text.
+        - sig: a signature, a task, or the name of one. args, kwargs: put before and over those of a
+          signature.
+        - name (text): of the entry; by default the text of *sig*, as in Celery.
+        - options: fields of an entry, such as ``jitter=5``; any other option is passed to the call.
+
+        An invalid entry is reported by ``qworker beat list`` and in the log, and stops no other.
+        """
+        return shared.add_periodic_task(self, schedule, sig, args, kwargs, name, options)
 
     # -- middleware --
 
@@ -428,13 +483,17 @@ class QWorker:
     def schedules(self) -> Schedules:
         """The entries of the scheduler, to be read and changed."""
         if self._schedules is None:
-            self._schedules = import_object("qworker.beat.api:Schedules")(self)  # a higher layer
-        return cast("Schedules", self._schedules)
+            from qworker.beat.api import Schedules
+
+            self._schedules = Schedules(self)
+        return self._schedules
 
     @property
     def failed(self) -> Failed:
         """The tasks that have finally failed, to be shown and sent again."""
-        return cast("Failed", import_object("qworker.control.failed:Failed")(self))  # rarely needed
+        from qworker.control.failed import Failed
+
+        return Failed(self)
 
     @property
     def results_with_broker(self) -> bool:
@@ -454,10 +513,9 @@ class QWorker:
         if keys is None:
             return None
         if (made := self._signer)[0] is not keys:  # read once: another thread may replace it
-            make = import_object(
-                "qworker.message.signing:Signer"
-            )  # loads OpenSSL, 1 MB that is only needed for signing
-            made = self._signer = (keys, make(keys, self.clock, self.conf.security_max_age or None))
+            from qworker.message.signing import Signer  # loads OpenSSL, 1 MB
+
+            made = self._signer = (keys, Signer(keys, self.clock, self.conf.security_max_age or None))
         return made[1]
 
     @property
@@ -465,29 +523,136 @@ class QWorker:
         """The content types accepted in messages."""
         return content_types(self.conf.accept_content)
 
-    connection = connection_for_read = connection_for_write = broker_connection = connections.connection
-    connection_or_acquire = default_connection = connections.connection_or_acquire
-    producer_or_acquire = default_producer = connections.producer_or_acquire
-    pool = property(connections.pool)
-    producer_pool = property(connections.producer_pool)
+    # -- connections, for code that was written for kombu --
+
+    def connection(self, url: str | None = None) -> Connection:
+        """Return a stand-in for the connection to the broker: for ``with`` blocks, and to test whether the
+        broker answers.
+
+        Raises NotAvailable for the *url* of another broker.
+        """
+        if url is not None and url != self.broker.url:
+            raise NotAvailable("app.connection(url): an app has one broker; make another app for another one")
+        return Connection(self)
+
+    connection_for_read = connection_for_write = broker_connection = connection
+
+    def connection_or_acquire(self, given: Connection | None = None, pool: bool = True) -> Connection:
+        """Return *given*, or a connection for a ``with`` block."""
+        return given or Connection(self)
+
+    default_connection = connection_or_acquire
+
+    def producer_or_acquire(self, producer: Producer | None = None) -> Producer:
+        """Return *producer*, or one for a ``with`` block."""
+        return producer or Producer(self)
+
+    default_producer = producer_or_acquire
+
+    @property
+    def pool(self) -> Pool:
+        """For ``with app.pool.acquire() as connection``, around ``apply_async(connection=connection)``."""
+        return Pool(lambda: Connection(self))
+
+    @property
+    def producer_pool(self) -> Pool:
+        """For ``with app.producer_pool.acquire() as producer``, around ``apply_async(producer=producer)``."""
+        return Pool(lambda: Producer(self))
 
     # -- looking --
 
-    workers = looking.workers
-    queues = looking.queues
-    peek = looking.peek
+    def workers(self) -> list[Presence]:
+        """The workers that live, by name, with what they told last; [] also where the broker lacks WORKERS.
+
+        Raises BrokerUnavailable.
+        """
+        return looking.workers(self)
+
+    def queues(self, names: str | Iterable[str] | None = None) -> list[QueueInfo]:
+        """How queues stand: those that hold anything, or those of *names* (or the one that it is), in that
+        order.
+
+        Raises BrokerUnavailable.
+        """
+        return looking.queues(self, names)
+
+    def peek(
+        self,
+        names: str | Iterable[str] | None = None,
+        *,
+        states: Collection[looking.State] = looking.STATES,
+        limit: int = 100,
+    ) -> list[looking.TaskSeen]:
+        """Tasks that have not ended: those that run, then those that workers have, wait and are delayed.
+
+        - names: of queues, or one name; None for all that hold anything.
+        - states: those that are shown.
+        - limit: so many of each state and queue at most, the first ones.
+
+        No message is taken, and none is changed. Bodies are not read: what of a task is not in its headers,
+        as in messages of protocol 1, is not shown. What runs is known as of a second ago.
+
+        Raises BrokerUnavailable, NotSupported where the broker shows neither messages nor workers, and
+        ValueError for a state that there is not.
+        """
+        return looking.peek(self, names, states, limit)
+
+    # -- being the program that was started, or a part of one --
+
+    def start(self, argv: Sequence[str] | None = None) -> NoReturn:
+        """Run the command line for this app, as the command ``qworker`` does. It ends the program with its
+        exit code.
+
+        argv: what would follow ``qworker``; None for what followed the name of this program.
+        """
+        command_line = import_object("qworker.cli.main:main")
+        command_line.main(sys.argv[1:] if argv is None else list(argv), obj=self)
+        raise AssertionError("unreachable: the command line ends the program")
+
+    def worker_main(self, argv: Sequence[str] | None = None) -> NoReturn:
+        """Run a worker for this app: ``app.worker_main(["worker", "--loglevel=INFO"])``. It ends the program,
+        as start() does.
+
+        Raises ValueError when *argv* has not the command, ``worker`` or ``start``.
+        """
+        arguments = sys.argv[1:] if argv is None else list(argv)
+        if not {"worker", "start"} & set(arguments):
+            raise ValueError(
+                f'worker_main() takes the command too, as in ["worker", "--loglevel=INFO"], not {arguments}'
+            )
+        self.start(arguments)
+
+    def Worker(
+        self,
+        *,
+        hostname: str | None = None,
+        queues: Sequence[str] | None = None,
+        **options: Unpack[WorkerOptions],
+    ) -> EmbeddedWorker:
+        """Make a worker that runs inside this program::
+
+            with app.Worker(concurrency=2, queues=["mail"]):
+                ...
+
+        Tasks run in threads of this program unless pool= says otherwise. hostname: ``name@host``. options: as
+        those of ``qworker start``. Raises NotAvailable for what only Celery's takes.
+        """
+        from qworker.control.embedded import EmbeddedWorker
+
+        return EmbeddedWorker(self, hostname=hostname, queues=queues, **options)
 
     # -- being an app --
 
-    start = program.start
-    worker_main = program.worker_main
-    Worker = program.make_worker
-    set_current = set_default = set_default_app
+    def set_current(self) -> None:
+        """Make this what ``current_app`` means outside of a task, in all threads."""
+        set_default_app(self)
+
+    set_default = set_current
 
     @property
     def current_task(self) -> TaskBase[..., Any] | None:
         """The running task; None outside of one."""
-        return get_current_task()
+        return cast("TaskBase[..., Any] | None", get_current_task())
 
     current_worker_task = current_task
 

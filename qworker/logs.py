@@ -24,8 +24,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from qworker import signals
 from qworker.conf.secrets import mask, mask_urls
-from qworker.context import current_context
 from qworker.errors import ConfigurationError
+from qworker.message.context import current_context
 from qworker.naming import near
 
 if TYPE_CHECKING:

@@ -14,11 +14,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker.conf.absent import SIGNALS
+from qworker.contracts import App
 from qworker.errors import ConfigurationError, NotAvailable
 from qworker.interrupts import let_pass
-
-if TYPE_CHECKING:
-    from qworker.app import QWorker
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +103,7 @@ class Signal:
         return answers
 
 
-def announce(app: QWorker, signal: Signal) -> None:
+def announce(app: App, signal: Signal) -> None:
     """Send *signal*, one of the signals of *app*.
 
     A receiver that uses something missing in qworker raises NotAvailable here, because a log line would be

@@ -18,24 +18,29 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from qworker import states
-from qworker.backends import by_hand
 from qworker.backends.joins import Joins
 from qworker.backends.result_watcher import ResultWatcher, final, readable
-from qworker.backends.waiters import POLL_SECONDS
+from qworker.backends.waiters import POLL_SECONDS, Source
+from qworker.backends.waiters import Found as Found  # those of a store, too
+from qworker.backends.waiters import Meta as Meta
 from qworker.clock import Clock, isoformat
-from qworker.errors import DamagedResult, EncodeError, InvalidTaskMessage, NotSupported, SecurityError
-from qworker.message.exceptions import exception_to_dict
+from qworker.errors import (
+    DamagedResult,
+    EncodeError,
+    InvalidTaskMessage,
+    NotAvailable,
+    NotSupported,
+    SecurityError,
+    TaskRevoked,
+)
+from qworker.message.exceptions import exception_from_dict, exception_to_dict
 from qworker.message.serialization import compress, content_types, decode, decompress, encode, encode_json
-from qworker.naming import import_object
 from qworker.transports.lease import ResultRow
 
 if TYPE_CHECKING:
-    from qworker.backends.waiters import Source
-    from qworker.context import Context
+    from qworker.message.context import Context
+    from qworker.message.signing import Signer
 
-Meta = dict[str, Any]
-Found = Meta | DamagedResult
-"""The stored metadata of a task, or the error that says why it cannot be read."""
 About = tuple[str, ...]
 
 COMPRESSED = b"\x00celery-compressed\x00"
@@ -69,9 +74,11 @@ class Backend(ABC):
         self._compression: str | None = conf.result_compression
         self._extended: bool = conf.result_extended
         self.max_bytes: int = conf.message_max_bytes
-        keys = conf.security_key
-        # It needs OpenSSL, so it is imported only for signing.
-        self._signer = None if keys is None else import_object("qworker.message.signing:Signer")(keys, clock)
+        self._signer: Signer | None = None
+        if (keys := conf.security_key) is not None:
+            from qworker.message.signing import Signer  # loads OpenSSL
+
+            self._signer = Signer(keys, clock)
         accept = conf.result_accept_content or conf.accept_content
         self._accept = content_types([*accept, self._serializer], "result_accept_content")
         (self._content_type,) = content_types([self._serializer], "result_serializer")
@@ -191,7 +198,9 @@ class Backend(ABC):
             encoding = "utf-8" if self._serializer in ("json", "yaml") else "binary"
             return decode(payload, self._content_type, encoding, self._accept)
         except (InvalidTaskMessage, SecurityError) as error:
-            if self._signer is None and import_object("qworker.message.signing:SEAL") in payload:
+            from qworker.message.signing import SEAL
+
+            if self._signer is None and SEAL in payload:
                 why = "is signed, and this process has no security_key: set it here, too"
                 raise self.damaged(task_id, why) from error
             why = (
@@ -338,21 +347,106 @@ class Backend(ABC):
         """Return a source of notifications about results; None: there is none, and the store is polled."""
         return None
 
-    # -- by hand --
+    # -- by hand: what a program asks of the store, or writes there, itself; under Celery's names --
 
-    get_many = by_hand.get_many
-    get_task_meta = by_hand.get_task_meta
-    get_state = get_status = by_hand.get_state
-    get_result = by_hand.get_result
-    get_traceback = by_hand.get_traceback
-    get_children = by_hand.get_children
-    task_result_exists = by_hand.task_result_exists
-    store_result = by_hand.store_result
-    mark_as_started = by_hand.mark_as_started
-    mark_as_done = by_hand.mark_as_done
-    mark_as_failure = by_hand.mark_as_failure
-    mark_as_retry = by_hand.mark_as_retry
-    mark_as_revoked = by_hand.mark_as_revoked
+    def get_many(self, ids: Collection[str]) -> dict[str, Meta]:
+        """Return the metadata of those *ids* that are stored.
+
+        Raises DamagedResult when one of them cannot be read; read_many() returns an error for each.
+        """
+        readable: dict[str, Meta] = {}
+        for task_id, found in self.read_many(ids).items():
+            if isinstance(found, DamagedResult):
+                raise found
+            readable[task_id] = found
+        return readable
+
+    def get_task_meta(self, task_id: str, cache: bool = True) -> Meta:
+        """Return the stored metadata of a task: its status, result (a value, or an exception), traceback,
+        children, …
+
+        ``{"status": "PENDING", "result": None}`` if there is none. Nothing is cached.
+        """
+        meta = self.get(task_id)
+        if meta is None:
+            return {"status": states.PENDING, "result": None}
+        if meta["status"] in states.EXCEPTION_STATES and not isinstance(meta["result"], BaseException | None):
+            meta = {**meta, "result": exception_from_dict(meta["result"])}
+        return meta
+
+    def get_state(self, task_id: str) -> str:
+        """Return the state of a task."""
+        return str(self.get_task_meta(task_id)["status"])
+
+    get_status = get_state
+
+    def get_result(self, task_id: str) -> Any:
+        """Return the value of a task, its exception, or the info of update_state(); None if there is none."""
+        return self.get_task_meta(task_id)["result"]
+
+    def get_traceback(self, task_id: str) -> str | None:
+        """Return the traceback of a task that failed; None when there is none."""
+        return self.get_task_meta(task_id).get("traceback")
+
+    def get_children(self, task_id: str) -> Any:
+        """Return the calls that a task made, in the format of result_from_tuple(); None if unknown."""
+        return self.get_task_meta(task_id).get("children")
+
+    def task_result_exists(self, task_id: str) -> bool:
+        """Tell whether a result of a task is stored."""
+        return self.get(task_id) is not None
+
+    def store_result(
+        self,
+        task_id: str,
+        result: Any,
+        state: str,
+        traceback: str | None = None,
+        request: Any = None,
+    ) -> Any:
+        """Store a state with its result, a value or an exception, unless a final one is stored; return
+        *result*.
+
+        request: the task's, for its other metadata (children, and with ``result_extended`` name and
+        arguments). Raises EncodeError when it cannot be serialised, BackendError when the store is
+        unavailable.
+        """
+        kept = exception_to_dict(result) if isinstance(result, BaseException) else result
+        self.store(task_id, self.meta(task_id, state, kept, traceback, request))
+        return result
+
+    def mark_as_started(self, task_id: str, **meta: Any) -> None:
+        """Store that a task has started; *meta* is its info."""
+        self.store_result(task_id, meta, states.STARTED)
+
+    def mark_as_done(
+        self, task_id: str, result: Any, request: Any = None, state: str = states.SUCCESS
+    ) -> None:
+        """Store the value of a task. Its ``link`` is not called: that is left to the program."""
+        _refuse_to_go_on(request, "callbacks", "link")
+        self.store_result(task_id, result, state, request=request)
+
+    def mark_as_failure(
+        self,
+        task_id: str,
+        exc: BaseException,
+        traceback: str | None = None,
+        request: Any = None,
+        state: str = states.FAILURE,
+    ) -> None:
+        """Store that a task failed. Its ``link_error`` is not called."""
+        _refuse_to_go_on(request, "errbacks", "link_error")
+        self.store_result(task_id, exc, state, traceback, request)
+
+    def mark_as_retry(
+        self, task_id: str, exc: BaseException, traceback: str | None = None, request: Any = None
+    ) -> None:
+        """Store that a task will run again because of *exc*."""
+        self.store_result(task_id, exc, states.RETRY, traceback, request)
+
+    def mark_as_revoked(self, task_id: str, reason: str = "", request: Any = None) -> None:
+        """Store that a task will not run."""
+        self.store_result(task_id, TaskRevoked(reason or "revoked"), states.REVOKED, request=request)
 
     # -- locks and counters --
 
@@ -426,3 +520,11 @@ def _extended(context: Context) -> Meta:
         "retries": context.retries,
         "queue": delivery.get("routing_key"),
     }
+
+
+def _refuse_to_go_on(request: Any, field: str, option: str) -> None:
+    if request is not None and getattr(request, field, None):
+        raise NotAvailable(
+            f"the request has a {option}, which is not called by hand: call it with apply_async(), and leave "
+            "request out"
+        )

@@ -6,7 +6,7 @@ Goes to:     a Source, through which the store announces results: a named pipe, 
              pauses.
 Thread:      one of the waiting threads is the leader: it sleeps on the source, reads what has ended, and
              passes it to the others. Event loops and promises each have an Attendant, a thread that waits for
-             them.
+             them, and that any thread may call.
 
 A thread that waits alone leads itself, so no handover is needed. If a source must be read even while nobody
 waits (``Backend.listens``), only the Attendant of the event loops leads.
@@ -21,18 +21,14 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qworker import states
-from qworker.backends.waiters import POLL_SECONDS, Attendant, Waiter
+from qworker.backends.waiters import POLL_SECONDS, Found, Meta, Source, Waiter, Watched
 from qworker.errors import BackendError, DamagedResult
 from qworker.interrupts import let_pass
 from qworker.process.forked import forgetful
 from qworker.process.wakeup import WakeupPipe
-
-if TYPE_CHECKING:
-    from qworker.backends.base import Found, Meta
-    from qworker.backends.waiters import Source, Watched
 
 logger = logging.getLogger(__name__)
 
@@ -462,6 +458,120 @@ class ResultWatcher:
         self._start_anew()
         if source is not None:
             source.abandon()
+
+
+class Attendant:
+    """A thread that waits on behalf of callers that must not block, and calls them back.
+
+    patient: it continues while the store is unavailable; otherwise it reports the error to all callers.
+    reads: it also reads the source, for others and for a while after them.
+    """
+
+    def __init__(self, watcher: ResultWatcher, name: str, patient: bool = False, reads: bool = False) -> None:
+        self._watcher = watcher
+        self._name = name
+        self._patient = patient
+        self._reads = reads
+        # Re-entrant, because the garbage collector may remove a waiter in the middle of any operation of the
+        # thread.
+        self._lock = threading.RLock()
+        self._calls: dict[str, list[Callable[[Found | Exception], object]]] = {}  # under _lock
+        self.waiter = Waiter(self._calls)
+        self._thread: threading.Thread | None = None  # under _lock
+        self._idle = False  # under _lock
+        self._stay_until = 0.0  # under _lock
+
+    def call(self, task_id: str, callback: Callable[[Found | Exception], object]) -> None:
+        """Call callback(metadata) when the task has ended, or callback(error) when the result cannot be
+        read."""
+        self.call_many({task_id: callback})
+
+    def call_many(self, callbacks: Mapping[str, Callable[[Found | Exception], object]]) -> None:
+        """Like call(), with a callback for each id."""
+        with self._lock:
+            for task_id, callback in callbacks.items():
+                self._calls.setdefault(task_id, []).append(callback)
+            self.waiter.anew.extend(callbacks)
+            self.ensure()
+            self._rouse()
+        self._watcher.stir()
+
+    def cancel_many(self, callbacks: Mapping[str, Callable[[Found | Exception], object]]) -> None:
+        """Like cancel(), with a callback for each id."""
+        for task_id, callback in callbacks.items():
+            self.cancel(task_id, callback)
+
+    def cancel(self, task_id: str, callback: Callable[[Found | Exception], object]) -> None:
+        """Remove the callback. Safe to call twice."""
+        with self._lock:
+            callbacks = self._calls.get(task_id, [])
+            if callback in callbacks:
+                callbacks.remove(callback)
+            if not callbacks:
+                self._calls.pop(task_id, None)
+
+    def ensure(self) -> None:
+        """Start the thread if it is not running."""
+        # It may also never have started, if the thread that was starting it was interrupted.
+        if self._thread is None or not self._thread.is_alive():
+            with self._lock:
+                if self._thread is None or not self._thread.is_alive():
+                    self._stay_until = time.monotonic() + self._watcher.linger
+                    self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                    self._thread.start()
+
+    def dismiss(self) -> None:
+        """End the thread when it is idle."""
+        with self._lock:
+            self._stay_until = 0.0
+            self._rouse()
+
+    def _rouse(self) -> None:
+        if self._idle:
+            self._idle = False
+            self.waiter.news.put({})
+
+    def _run(self) -> None:
+        try:
+            while (idle := self._stays()) is not None:
+                if idle > 0:
+                    self._watcher.leave(self.waiter)
+                    self.waiter.taken(idle)
+                    continue
+                try:
+                    for news in self._watcher.attend(self.waiter, POLL_SECONDS):
+                        self._give(news)
+                except Exception as error:  # noqa: BLE001 - whatever the store says, those who wait are told
+                    self._give(error)
+        finally:
+            self._watcher.leave(self.waiter)
+
+    def _stays(self) -> float | None:
+        """Return how long it may stay idle, 0 if there is work; None: the thread ends, and another may have
+        begun."""
+        with self._lock:
+            now = time.monotonic()
+            if self._calls or (self._reads and self._watcher.waited_for()):
+                self._stay_until = now + self._watcher.linger
+                return 0.0
+            if now >= self._stay_until:
+                self._thread = None
+                return None
+            self._idle = not self._reads
+            return self._stay_until - now if self._idle else 0.0
+
+    def _give(self, news: Mapping[str, Found] | Exception) -> None:
+        if isinstance(news, Exception):
+            if self._patient:
+                logger.warning("promises are waiting for the result store: %s", news)
+                self._watcher.backend.clock.sleep(1.0)
+                return
+            news = dict.fromkeys(list(self._calls), news)  # type: ignore[arg-type]
+        for task_id, found in news.items():
+            with self._lock:
+                callbacks = self._calls.pop(task_id, [])
+            for callback in callbacks:
+                callback(found)
 
 
 def final(found: Mapping[str, Found]) -> dict[str, Found]:

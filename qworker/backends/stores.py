@@ -8,22 +8,31 @@ Thread:      any; they are opened and closed under the app's lock.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qworker.backends import Backend, open_backend
 from qworker.backends.place import REPLIES, ResultPlace, file_of, result_place
-from qworker.context import current_context
+from qworker.message.context import current_context
 from qworker.transports import open_broker
 from qworker.transports.lease import Broker
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
+    from threading import RLock
+
+    from qworker.clock import Clock
+    from qworker.conf import Settings
+
+
+class _App(Protocol):
+    conf: Settings
+    clock: Clock
+    lock: RLock
 
 
 class Stores:
     """The stores of *app*. broker, backend: existing ones; None opens those of the settings."""
 
-    def __init__(self, app: QWorker, broker: Broker | None = None, backend: Backend | None = None) -> None:
+    def __init__(self, app: _App, broker: Broker | None = None, backend: Backend | None = None) -> None:
         self._app = app
         self._broker = broker
         self._backend = backend

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from qworker.beat.agenda import anchored, seen_as
@@ -23,12 +23,10 @@ from qworker.beat.store import Lease, Row, ScheduleStore, Slot, State
 from qworker.beat.stores import open_store
 from qworker.beat.written import read_fields, to_json, write_fields
 from qworker.clock import isoformat
+from qworker.contracts import App
 from qworker.errors import BackendError, EncodeError, InvalidSchedule, NoSuchEntry, NotSupported
 from qworker.naming import near
 from qworker.results.result import AsyncResult
-
-if TYPE_CHECKING:
-    from qworker.app import QWorker
 
 _OF_OVERLAP = frozenset(["overlap", "task", "options"])
 """Fields that decide whether ``overlap`` can work."""
@@ -44,7 +42,7 @@ class Schedules:
     none.
     """
 
-    def __init__(self, app: QWorker, store: ScheduleStore | None = None) -> None:
+    def __init__(self, app: App, store: ScheduleStore | None = None) -> None:
         self._app = app
         self._given = store
         self._opened: ScheduleStore | None = None
@@ -238,9 +236,12 @@ class Schedules:
         }
         options = {**entry.options, "headers": headers}
         task = self._app.tasks.get(entry.task)
+        result: AsyncResult[Any]
         if task is None:
-            return self._app.send_task(entry.task, entry.args, dict(entry.kwargs), **options)
-        return task.apply_async(entry.args, dict(entry.kwargs), **options)
+            result = self._app.send_task(entry.task, entry.args, dict(entry.kwargs), **options)
+        else:
+            result = task.apply_async(entry.args, dict(entry.kwargs), **options)
+        return result
 
     def _plain(self, entry: Entry) -> Entry:
         """Return it with its arguments in the form that its task sends. Raises InvalidSchedule for invalid

@@ -11,16 +11,14 @@ import hashlib
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qworker.beat.entry import Entry
 from qworker.clock import isoformat
+from qworker.contracts import App
 from qworker.message.marks import PUBLICATION, RUN, names_ids
 from qworker.publishing.transactions import holding_back
 from qworker.transports.lease import Envelope
-
-if TYPE_CHECKING:
-    from qworker.app import QWorker
 
 NAME_HEADER = "periodic_task_name"
 DUE_HEADER = "periodic_task_due"
@@ -36,7 +34,7 @@ def id_of(scope: str, name: str, due: float) -> str:
     return f"{found[:8]}-{found[8:12]}-5{found[13:16]}-{variant}{found[17:20]}-{found[20:32]}"
 
 
-def messages(app: QWorker, entry: Entry, due: float, task_id: str, numbered: bool) -> list[Envelope]:
+def messages(app: App, entry: Entry, due: float, task_id: str, numbered: bool) -> list[Envelope]:
     """Return the messages that call *entry* for the due time *due*.
 
     numbered: the call may be published twice, and one of them must run. Raises any error of making the call.

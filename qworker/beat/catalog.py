@@ -17,17 +17,15 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from qworker import __version__
 from qworker.beat.entry import FIELDS, USUAL, Entry, read_entry
 from qworker.beat.kinds import write_schedule
 from qworker.beat.store import Row, State
 from qworker.beat.written import from_json, read_fields
+from qworker.contracts import App
 from qworker.errors import InvalidSchedule, QWorkerError
-
-if TYPE_CHECKING:
-    from qworker.app import QWorker
 
 SETTINGS, CODE, TASK, HAND = "settings", "code", "task", "hand"
 UNCHANGED: frozenset[str] = frozenset()
@@ -118,7 +116,7 @@ def says_nothing(row: Row) -> bool:
     return row.state is None or row.state == State() or _born(row.state) is not None
 
 
-def base_of(app: QWorker) -> dict[str, tuple[str, Any]]:
+def base_of(app: App) -> dict[str, tuple[str, Any]]:
     """Return the source and definition of each entry in the settings and the code, by name."""
     found: dict[str, tuple[str, Any]] = {}
     for name, task in app.tasks.items():

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, TypeAlias
 from qworker import states
 from qworker.beat.agenda import Due
 from qworker.beat.entry import ALLOW, REPLACE, SKIP, Entry
+from qworker.contracts import App
 from qworker.errors import BackendError, DamagedResult, NotSupported
 from qworker.transports.capabilities import FANOUT
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
     from qworker.backends.base import Backend, Meta
 
 Answer: TypeAlias = "Meta | Exception | None"
@@ -44,7 +44,7 @@ class Before(Enum):
     UNKNOWN = auto()
 
 
-def hindrance(app: QWorker, entry: Entry) -> str | None:
+def hindrance(app: App, entry: Entry) -> str | None:
     """Return why the ``overlap`` of *entry* cannot work with *app*, and what to do; None if it can. Connects
     to nothing."""
     if entry.overlap == SKIP and (why := without_result(app, entry)):
@@ -57,7 +57,7 @@ def hindrance(app: QWorker, entry: Entry) -> str | None:
     return None
 
 
-def without_result(app: QWorker, entry: Entry) -> str | None:
+def without_result(app: App, entry: Entry) -> str | None:
     """Return why the results of *entry*'s calls are not available, and what to do; None if they are."""
     if why := app.stores.why_none:
         return f"results, and there are none: {why}"
@@ -84,7 +84,7 @@ class Overlaps:
 
     def __init__(
         self,
-        app: QWorker,
+        app: App,
         note: Callable[[str, str], None],
         begin: Callable[[Question], None] = threading.Thread.start,
     ) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qworker.beat.store import (
     PENDING,
@@ -30,6 +30,7 @@ from qworker.beat.store import (
     once,
 )
 from qworker.clock import Clock
+from qworker.contracts import App
 from qworker.errors import BackendError, BrokerUnavailable, LeaseLost
 from qworker.interrupts import deferred, let_pass
 from qworker.process.crash_points import CRASHING, crash_point
@@ -37,9 +38,6 @@ from qworker.transports.lease import Sender
 from qworker.transports.redis.connection import Link, Links, Script
 from qworker.transports.redis.sender import PUBLISH, RedisSender
 from qworker.transports.redis.url import Endpoint, endpoint
-
-if TYPE_CHECKING:
-    from qworker.app import QWorker
 
 MICROSECONDS = 1_000_000
 PORTION = 1000
@@ -379,7 +377,7 @@ class RedisScheduleStore(ScheduleStore):
         self._links.close()
 
 
-def open_redis_store(app: QWorker, url: str, scope: str) -> RedisScheduleStore:
+def open_redis_store(app: App, url: str, scope: str) -> RedisScheduleStore:
     """Return the store at *url*, with the options of the broker, or of the result store, if it has the same
     URL."""
     conf = app.conf

@@ -10,23 +10,19 @@ with results, if possible; else in no store, with settings and code only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from qworker.beat.place_sqlite import SQLitePlace
 from qworker.beat.store import ScheduleStore
 from qworker.beat.store_memory import MemoryScheduleStore
 from qworker.beat.store_sql import SQLScheduleStore
+from qworker.contracts import App
 from qworker.errors import ConfigurationError
 from qworker.transports.sqlite import Database, database_path
-
-if TYPE_CHECKING:
-    from qworker.app import QWorker
 
 REDIS = frozenset(["redis", "rediss", "valkey", "valkeys", "unix", "sentinel"])
 SQL = frozenset(["postgresql", "postgres", "mysql", "mariadb"])
 
 
-def open_store(app: QWorker, scope: str | None = None) -> ScheduleStore:
+def open_store(app: App, scope: str | None = None) -> ScheduleStore:
     """Return the schedule store of *app*, not connected yet. Raises ConfigurationError.
 
     scope: of the schedules; None: from the settings.
@@ -40,7 +36,7 @@ def open_store(app: QWorker, scope: str | None = None) -> ScheduleStore:
     return SealedScheduleStore(store, app.signer, scope)
 
 
-def _open(app: QWorker, scope: str) -> ScheduleStore:
+def _open(app: App, scope: str) -> ScheduleStore:
     url = store_url(app)
     scheme = _scheme(url)
     if url is None or scheme == "memory":
@@ -62,7 +58,7 @@ def _open(app: QWorker, scope: str) -> ScheduleStore:
     )
 
 
-def store_url(app: QWorker) -> str | None:
+def store_url(app: App) -> str | None:
     """Return the URL of the schedules of *app*; None: in no store."""
     if app.conf.beat_store is not None:
         return app.conf.beat_store

@@ -18,13 +18,13 @@ from qworker import states
 from qworker.canvas.chords import chord
 from qworker.canvas.groups import Several, group, members_of, with_callback, with_links, with_options
 from qworker.canvas.signatures import Frozen, Signature, listed, maybe_signature, member
+from qworker.contracts import App
 from qworker.errors import PublishError
 from qworker.message.marks import over
 from qworker.naming import task_id as new_id
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
-    from qworker.publishing.options import SignatureOptions
+    from qworker.canvas.options import SignatureOptions
 
 OF_THE_LAST = frozenset(["task_id", "group_id", "group_index", "chord"])
 """Options of a chain that apply to its last call; link_error applies to each, and all others to the first."""
@@ -43,7 +43,7 @@ class chain(Several):
 
     _made: list[Any]
 
-    def __new__(cls, *tasks: Any, app: QWorker | None = None, **options: Unpack[SignatureOptions]) -> Self:
+    def __new__(cls, *tasks: Any, app: App | None = None, **options: Unpack[SignatureOptions]) -> Self:
         """Return a chain; or a group or chord, if the parts make one."""
         if len(tasks) == 1 and isinstance(tasks[0], Mapping):
             only = maybe_signature(tasks[0], app)
@@ -58,14 +58,14 @@ class chain(Several):
         made._made = members
         return made
 
-    def __init__(self, *tasks: Any, app: QWorker | None = None, **options: Unpack[SignatureOptions]) -> None:
+    def __init__(self, *tasks: Any, app: App | None = None, **options: Unpack[SignatureOptions]) -> None:
         """tasks: signatures, or one iterable of them. options: as for apply_async."""
         super().__init__("celery.chain", (), {"tasks": self._made}, options, app=app)
         self["subtask_type"] = "chain"
         del self._made
 
     @classmethod
-    def of_steps(cls, steps: list[Any], app: QWorker | None) -> Any:
+    def of_steps(cls, steps: list[Any], app: App | None) -> Any:
         """Make a chain of *steps* without normalising them."""
         made = dict.__new__(cls)
         made._made = steps
@@ -73,7 +73,7 @@ class chain(Several):
         return made
 
     @classmethod
-    def of_fields(cls, fields: Mapping[str, Any], app: QWorker | None) -> Any:
+    def of_fields(cls, fields: Mapping[str, Any], app: App | None) -> Any:
         """from_dict() for checked fields."""
         made = cls.of_steps([member(each, app) for each in listed(fields["kwargs"]["tasks"])], app)
         made["options"] = dict(fields.get("options") or {})

@@ -15,13 +15,13 @@ from qworker import states
 from qworker.canvas.groups import OF_THE_GROUP, app_of, group, with_callback, with_links
 from qworker.canvas.plain import timed
 from qworker.canvas.signatures import KINDS, Frozen, Signature, maybe_signature, member, signature
+from qworker.contracts import App
 from qworker.errors import PublishError
 from qworker.message.marks import over
 from qworker.naming import task_id as new_id
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
-    from qworker.publishing.options import SignatureOptions
+    from qworker.canvas.options import SignatureOptions
     from qworker.results.result import AsyncResult
 
 OF_THE_HEADER = frozenset(["countdown", "eta"])
@@ -44,7 +44,7 @@ class chord(Signature):
         header: Any,
         body: Any = None,
         *,
-        app: QWorker | None = None,
+        app: App | None = None,
         **options: Unpack[SignatureOptions],
     ) -> None:
         """header: signatures, a group, or an iterable of them. body: a signature. options: as for
@@ -55,7 +55,7 @@ class chord(Signature):
         self["subtask_type"] = "chord"
 
     @classmethod
-    def of_fields(cls, fields: Mapping[str, Any], app: QWorker | None) -> Any:
+    def of_fields(cls, fields: Mapping[str, Any], app: App | None) -> Any:
         """from_dict() for checked fields."""
         kwargs = fields["kwargs"]
         header, body = kwargs["header"], kwargs.get("body")
@@ -98,7 +98,7 @@ class chord(Signature):
         self["kwargs"]["body"] = body
 
     @property
-    def app(self) -> QWorker:
+    def app(self) -> App:
         """The app that will make the calls: its own, the header's, or the body's."""
         return app_of(self)
 
@@ -259,7 +259,7 @@ def _value(ended: Any) -> Any:
     return None if ended._is_single and ended.state in (states.IGNORED, states.REJECTED) else value
 
 
-def _beside(header: Any, app: QWorker | None) -> Any:
+def _beside(header: Any, app: App | None) -> Any:
     """Return the calls of the header, given as a group, a chain, a signature, or an iterable of
     signatures."""
     if isinstance(header, Mapping):

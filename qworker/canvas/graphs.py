@@ -22,6 +22,7 @@ from qworker.canvas.mapping import chunks
 from qworker.canvas.membership import MOST
 from qworker.canvas.plain import timed
 from qworker.canvas.signatures import GRAPH, Frozen, Signature, member, signature
+from qworker.contracts import App
 from qworker.errors import PublishError
 from qworker.message.marks import over
 from qworker.naming import near
@@ -31,8 +32,7 @@ from qworker.results.result import AsyncResult
 from qworker.safe_repr import safe_repr
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
-    from qworker.publishing.options import SignatureOptions
+    from qworker.canvas.options import SignatureOptions
 
 MAX_DEPENDANTS = MOST - 1
 """Maximum nodes that wait for one: its message names them all, and the join that waits for the whole
@@ -65,7 +65,7 @@ class graph(Signature):
         after: Mapping[str, Any] | None = None,
         *,
         always: Iterable[str] = (),
-        app: QWorker | None = None,
+        app: App | None = None,
         **options: Unpack[SignatureOptions],
     ) -> None:
         """
@@ -88,7 +88,7 @@ class graph(Signature):
         self["subtask_type"] = "graph"
 
     @classmethod
-    def of_fields(cls, fields: Mapping[str, Any], app: QWorker | None) -> Any:
+    def of_fields(cls, fields: Mapping[str, Any], app: App | None) -> Any:
         """from_dict() for checked fields."""
         kwargs = fields["kwargs"]
         nodes = {name: member(each, app) for name, each in kwargs["nodes"].items()}
@@ -126,9 +126,9 @@ class graph(Signature):
         return self["kwargs"].get("gathered")  # type: ignore[no-any-return]
 
     @property
-    def app(self) -> QWorker:
+    def app(self) -> App:
         """The app that will make the calls: its own, or that of its first node."""
-        found: QWorker = self._app or next(iter(self.nodes.values())).app
+        found: App = self._app or next(iter(self.nodes.values())).app
         return found
 
     def levels(self) -> dict[str, int]:
@@ -289,7 +289,7 @@ def _check_name(name: Any, what: str) -> None:
         )
 
 
-def _read(name: str, value: Any, app: QWorker | None) -> Any:
+def _read(name: str, value: Any, app: App | None) -> Any:
     if not isinstance(value, Mapping):
         raise PublishError(
             f"node {name} of a graph is {safe_repr(value, 100)}, not a signature: task.s(…) makes one"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from qworker.canvas.plain import timed
 from qworker.canvas.signatures import KINDS, Frozen, Signature, listed, maybe_signature, member, signature
 from qworker.context import get_current_app
+from qworker.contracts import App
 from qworker.errors import PublishError
 from qworker.message.marks import over
 from qworker.naming import task_id as new_id
@@ -22,8 +23,7 @@ from qworker.naming import task_ids
 from qworker.results.group_result import GroupResult
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
-    from qworker.publishing.options import SignatureOptions
+    from qworker.canvas.options import SignatureOptions
 
 OF_THE_GROUP = frozenset(["task_id", "group_id", "group_index", "chord", "chain", "link", "link_error"])
 """Options of a group or chord that do not apply to its members."""
@@ -44,7 +44,7 @@ class Several(Signature):
         self["kwargs"]["tasks"] = list(tasks)
 
     @property
-    def app(self) -> QWorker:
+    def app(self) -> App:
         """The app that will make the calls: its own, or its first part's."""
         return app_of(self)
 
@@ -65,13 +65,13 @@ class group(Several):
 
     __slots__ = ()
 
-    def __init__(self, *tasks: Any, app: QWorker | None = None, **options: Unpack[SignatureOptions]) -> None:
+    def __init__(self, *tasks: Any, app: App | None = None, **options: Unpack[SignatureOptions]) -> None:
         """tasks: signatures, or one iterable of them. options: as for apply_async."""
         super().__init__("celery.group", (), {"tasks": members_of(tasks, app)}, options, app=app)
         self["subtask_type"] = "group"
 
     @classmethod
-    def of_fields(cls, fields: Mapping[str, Any], app: QWorker | None) -> Any:
+    def of_fields(cls, fields: Mapping[str, Any], app: App | None) -> Any:
         """from_dict() for checked fields."""
         made = cls([member(each, app) for each in listed(fields["kwargs"]["tasks"])], app=app)
         made["options"] = dict(fields.get("options") or {})
@@ -210,7 +210,7 @@ class group(Several):
         return f"group({self.tasks!r:.1000})"
 
 
-def members_of(tasks: tuple[Any, ...], app: QWorker | None) -> list[Any]:
+def members_of(tasks: tuple[Any, ...], app: App | None) -> list[Any]:
     """Return the members, given as several arguments, one iterable, one signature, or a group."""
     found: Iterable[Any] = tasks
     if len(tasks) == 1:
@@ -225,13 +225,13 @@ def members_of(tasks: tuple[Any, ...], app: QWorker | None) -> list[Any]:
     return [each if isinstance(each, Signature) else _read(each, app) for each in found]
 
 
-def _read(value: Any, app: QWorker | None) -> Any:
+def _read(value: Any, app: App | None) -> Any:
     if not isinstance(value, Mapping):
         raise TypeError(f"{value!r:.200} is not a signature: task.s(…) makes one")
     return signature(value, app=app)
 
 
-def app_of(workflow: Signature) -> QWorker:
+def app_of(workflow: Signature) -> App:
     """Return the app of *workflow*: its own, that of the first part with one, or the current one."""
     within: list[Iterator[Any]] = [iter((workflow,))]
     while within:

@@ -13,12 +13,10 @@ members may never be sent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from qworker.canvas.signatures import Signature
-
-if TYPE_CHECKING:
-    from qworker.app import QWorker
+from qworker.contracts import App
 
 ONE = "one"
 
@@ -78,7 +76,7 @@ class JoinBody(NamedTuple):
         return (value,), {}
 
 
-def read(fields: Any, app: QWorker) -> JoinBody:
+def read(fields: Any, app: App) -> JoinBody:
     """Undo fields(). Raises TypeError, LookupError or PublishError for invalid data."""
     members = fields.get("members")
     if not isinstance(members, str | None):

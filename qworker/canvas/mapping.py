@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from qworker.canvas.groups import group
 from qworker.canvas.signatures import Signature, maybe_signature
+from qworker.contracts import App
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
-    from qworker.publishing.options import SignatureOptions
+    from qworker.canvas.options import SignatureOptions
     from qworker.results.group_result import GroupResult
 
 
@@ -30,14 +30,14 @@ class xmap(Signature):
     _calls: ClassVar[str] = "celery.map"
 
     def __init__(
-        self, task: Any, it: Iterable[Any], app: QWorker | None = None, **options: Unpack[SignatureOptions]
+        self, task: Any, it: Iterable[Any], app: App | None = None, **options: Unpack[SignatureOptions]
     ) -> None:
         """task: a signature. it: the items. options: as for apply_async."""
         kwargs = {"task": maybe_signature(task, app), "it": list(it)}
         super().__init__(self._calls, (), kwargs, options, immutable=True, app=app)
 
     @classmethod
-    def of_fields(cls, fields: Mapping[str, Any], app: QWorker | None) -> Any:
+    def of_fields(cls, fields: Mapping[str, Any], app: App | None) -> Any:
         """from_dict() for checked fields."""
         return Signature(fields, app=app)
 
@@ -71,7 +71,7 @@ class chunks(Signature):
         task: Any,
         it: Iterable[Any],
         n: int,
-        app: QWorker | None = None,
+        app: App | None = None,
         **options: Unpack[SignatureOptions],
     ) -> None:
         """task: a signature. it: lists of arguments. n: items in one message."""
@@ -111,8 +111,6 @@ class chunks(Signature):
         return self.apply_async(**options)
 
     @classmethod
-    def apply_chunks(
-        cls, task: Any, it: Iterable[Any], n: int, app: QWorker | None = None
-    ) -> GroupResult[Any]:
+    def apply_chunks(cls, task: Any, it: Iterable[Any], n: int, app: App | None = None) -> GroupResult[Any]:
         """Make the calls of *task* with *it*, *n* items in each message."""
         return cls(task, it, n, app=app)()

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from qworker.app import QWorker
-    from qworker.canvas.signatures import Signature
-    from qworker.tasks.task import Task
+from qworker.contracts import App, Task
+
+S = TypeVar("S", bound=dict[str, Any])
+"""A kind of Signature."""
 
 _LINKS = frozenset(["link", "link_error"])
 _TIMES = frozenset(["countdown", "expires"])
@@ -26,12 +26,12 @@ MOST_NESTED = 200
 """Maximum depth of links and nesting in a signature: deeper JSON is refused."""
 
 
-def known_task(call: Signature, app: QWorker | None) -> Task[..., Any] | None:
+def known_task(call: Mapping[str, Any], app: App | None) -> Task | None:
     """Return the task of *call*, if *app* knows it now."""
     return None if app is None or not app.finalized else app.tasks.get(call["task"])
 
 
-def sendable(call: Signature, task: Task[..., Any] | None, kind: type[Signature]) -> Signature:
+def sendable(call: S, task: Task | None, kind: type[S]) -> S:
     """Return plain() of *call*, which calls *task*; None if the task is unknown. Most calls need no change,
     which is noticed here."""
     nothing = (task is None or not task.dumps_arguments) and _TOLD.isdisjoint(call["options"])
@@ -46,7 +46,7 @@ def timed(options: Mapping[str, Any]) -> Any:
     return {**options, **{name: length.total_seconds() for name, length in found.items()}}
 
 
-def plain(part: Any, kind: type[Signature], depth: int = 0) -> Any:
+def plain(part: Any, kind: type[dict[str, Any]], depth: int = 0) -> Any:
     """Return *part*, a signature (of *kind*) or a part of a workflow, with arguments in the form that tasks
     send, including linked signatures. Unchanged if nothing needs conversion.
 
@@ -66,7 +66,7 @@ def plain(part: Any, kind: type[Signature], depth: int = 0) -> Any:
     return part
 
 
-def _plain_signature(call: Signature, kind: type[Signature], depth: int) -> Signature:
+def _plain_signature(call: Any, kind: type[dict[str, Any]], depth: int) -> Any:
     args, kwargs, options = call["args"], call["kwargs"], timed(call["options"])
     if call["subtask_type"] is not None:
         kwargs = plain(kwargs, kind, depth)
@@ -78,6 +78,6 @@ def _plain_signature(call: Signature, kind: type[Signature], depth: int) -> Sign
             options = {**options, name: made}
     if args is call["args"] and kwargs is call["kwargs"] and options is call["options"]:
         return call
-    changed: Signature = call._copy()
+    changed = call._copy()
     changed.update(args=args, kwargs=kwargs, options=options)
     return changed

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from qworker.canvas.chains import OF_THE_LAST, chain
 from qworker.canvas.checking import check
@@ -31,11 +31,9 @@ from qworker.canvas.membership import errbacks_of
 from qworker.canvas.signatures import Signature, listed, maybe_signature, member
 from qworker.canvas.stamping import NAMES, hand_on
 from qworker.clock import SYSTEM_CLOCK
-from qworker.context import current_context
+from qworker.contracts import App
+from qworker.message.context import current_context
 from qworker.message.marks import JOINS, KEPT, RUN, mark, new_run, run_in, unmarked
-
-if TYPE_CHECKING:
-    from qworker.app import QWorker
 
 NOT_OF_THE_BODY = frozenset(["task_id", "parent_id", "link", "link_error", "chain"]) | OF_THE_HEADER
 """Options of a chord that do not apply to its body."""
@@ -94,7 +92,7 @@ def plan(
     *,
     shared: bool,
     segment: int | None = None,
-    app: QWorker | None = None,
+    app: App | None = None,
     run: str | None = None,
 ) -> Plan:
     """Return the plan for calling *signature*. Assigned ids are kept.

@@ -18,14 +18,13 @@ from qworker.canvas import stamping
 from qworker.canvas.plain import known_task, plain, sendable
 from qworker.conf.absent import SIGNATURE, absent
 from qworker.context import get_current_app
+from qworker.contracts import App, Task
 from qworker.message.marks import apart, over, unmarked
 from qworker.naming import task_id as new_id
 from qworker.results.result import AsyncResult
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
-    from qworker.publishing.options import SignatureOptions
-    from qworker.tasks.task import Task
+    from qworker.canvas.options import SignatureOptions
 
 GRAPH = "qworker.graph"
 """The name of graphs, and of the task that returns the values of the nodes to the call after a graph."""
@@ -59,13 +58,13 @@ class Signature(dict[str, Any]):
 
     def __init__(
         self,
-        task: str | Mapping[str, Any] | Task[..., Any],
+        task: str | Mapping[str, Any] | Task,
         args: Iterable[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
         *,
         immutable: bool = False,
-        app: QWorker | None = None,
+        app: App | None = None,
         **more: Unpack[SignatureOptions],
     ) -> None:
         """task: a name, a task, or the dict of a signature, which contains the rest. more: additional
@@ -89,7 +88,7 @@ class Signature(dict[str, Any]):
             self.setdefault("immutable", False)
 
     @property
-    def app(self) -> QWorker:
+    def app(self) -> App:
         """The app that will make the call."""
         return self._app or get_current_app()
 
@@ -105,7 +104,7 @@ class Signature(dict[str, Any]):
     name = task
 
     @property
-    def type(self) -> Task[..., Any]:
+    def type(self) -> Task:
         """The task. Raises NotRegistered when it is unknown here."""
         return self.app.tasks[self.task]
 
@@ -335,7 +334,7 @@ class Signature(dict[str, Any]):
         result: AsyncResult[Any] = AsyncResult(identity, app=self._app, ignored=is_ignored(self, task))
         return Frozen(copy, result, result)
 
-    def ignored(self, app: QWorker | None) -> bool:
+    def ignored(self, app: App | None) -> bool:
         """Tell whether its result is discarded, as far as *app* knows."""
         return is_ignored(self, known_task(self, app))
 
@@ -415,7 +414,7 @@ class Signature(dict[str, Any]):
         return repr(self.clone(args, kwargs))
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any], app: QWorker | None = None) -> Any:
+    def from_dict(cls, fields: Mapping[str, Any], app: App | None = None) -> Any:
         """Make a signature or workflow from its dict. Raises PublishError for an invalid one."""
         from qworker.canvas.checking import check
 
@@ -423,7 +422,7 @@ class Signature(dict[str, Any]):
         return made(fields, app)
 
     @classmethod
-    def of_fields(cls, fields: Mapping[str, Any], app: QWorker | None) -> Any:
+    def of_fields(cls, fields: Mapping[str, Any], app: App | None) -> Any:
         """from_dict() of a kind, for checked fields."""
         return Signature(fields, app=app)
 
@@ -453,7 +452,7 @@ class Signature(dict[str, Any]):
         return made(dict(self), self._app)
 
 
-def is_ignored(call: Signature, task: Task[..., Any] | None) -> bool:
+def is_ignored(call: Signature, task: Task | None) -> bool:
     """Tell whether the result of *call*, which calls *task*, is discarded; None if unknown."""
     ignored = call["options"].get("ignore_result")
     return bool(task is not None and task.ignore_result if ignored is None else ignored)
@@ -491,7 +490,7 @@ def signature(
     options: Mapping[str, Any] | None = None,
     *,
     immutable: bool = False,
-    app: QWorker | None = None,
+    app: App | None = None,
     **more: Unpack[SignatureOptions],
 ) -> Any:
     """Return a call that has not been made, of a task or its name; or the call or workflow of a dict.
@@ -505,7 +504,7 @@ def signature(
     return Signature(task, args, kwargs, options, immutable=immutable, app=app, **more)
 
 
-def maybe_signature(value: Any, app: QWorker | None = None, clone: bool = False) -> Any:
+def maybe_signature(value: Any, app: App | None = None, clone: bool = False) -> Any:
     """Return *value*, a signature or its dict, as a signature; anything else, such as None, unchanged."""
     if isinstance(value, Signature):
         if clone:
@@ -522,13 +521,13 @@ def is_workflow(item: Any) -> bool:
     return isinstance(item, Signature) and item["subtask_type"] in KINDS
 
 
-def made(fields: Mapping[str, Any], app: QWorker | None) -> Any:
+def made(fields: Mapping[str, Any], app: App | None) -> Any:
     """Make the signature of checked *fields*."""
     kind = fields.get("subtask_type")
     return (KINDS[kind] if kind is not None and kind in KINDS else Signature).of_fields(fields, app)
 
 
-def member(value: Any, app: QWorker | None) -> Any:
+def member(value: Any, app: App | None) -> Any:
     """Return *value*, a member of a checked workflow, as a signature."""
     return value if isinstance(value, Signature) else made(value, app)
 
@@ -538,7 +537,7 @@ def listed(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 
-def signatures(value: object, argument: str, app: QWorker) -> list[Signature]:
+def signatures(value: object, argument: str, app: App) -> list[Signature]:
     """Return *value*, one signature or several, as a list with assigned ids. app: for dicts. Raises TypeError
     for anything else, PublishError for an invalid dict."""
     items = [] if value is None else [value] if isinstance(value, Mapping) else value

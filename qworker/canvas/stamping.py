@@ -11,10 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from qworker.canvas.signatures import Signature
+from typing import Any
 
 NAMES = "stamped_headers"
 """The option that lists the names of the stamps. A call with this option has been stamped, possibly without
@@ -111,7 +108,7 @@ def stamp(sig: Any, visitor: StampingVisitor, append: bool, given: Mapping[str, 
     return sig
 
 
-def stamp_links(sig: Signature, visitor: StampingVisitor, append: bool, given: Mapping[str, Any]) -> None:
+def stamp_links(sig: Any, visitor: StampingVisitor, append: bool, given: Mapping[str, Any]) -> None:
     """Stamp the callbacks and errbacks of *sig*."""
     for option in ("link", "link_error"):
         linked = sig["options"].get(option)
@@ -152,7 +149,7 @@ def unstamped(options: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str
     }
 
 
-def _handed_on(sig: Signature, tasks: Any, names: list[str], stamps: Mapping[str, Any]) -> list[Any]:
+def _handed_on(sig: Any, tasks: Any, names: list[str], stamps: Mapping[str, Any]) -> list[Any]:
     copies = [_copy(sig, each) for each in tasks]
     for each in copies:
         hand_on(each, names, stamps)
@@ -160,7 +157,7 @@ def _handed_on(sig: Signature, tasks: Any, names: list[str], stamps: Mapping[str
 
 
 def _stamped(
-    sig: Signature, tasks: Any, visitor: StampingVisitor, append: bool, given: Mapping[str, Any]
+    sig: Any, tasks: Any, visitor: StampingVisitor, append: bool, given: Mapping[str, Any]
 ) -> list[Any]:
     copies = [_copy(sig, each) for each in tasks]
     for each in copies:
@@ -168,7 +165,7 @@ def _stamped(
     return copies
 
 
-def _copy(sig: Signature, part: Any) -> Any:
+def _copy(sig: Any, part: Any) -> Any:
     """Return a copy of *part*, which is in *sig*."""
     return part.clone() if hasattr(part, "clone") else sig.from_dict(part, sig._app)
 

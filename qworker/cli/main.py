@@ -173,5 +173,5 @@ def main(ctx: click.Context, app: str | None) -> None:
 
     if plain_terminal():
         ctx.color = False  # of all commands
-    if app is not None:  # else it may be the app itself: see control/program.py
+    if app is not None:  # else it may be the app itself: see QWorker.start
         ctx.obj = app

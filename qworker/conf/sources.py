@@ -7,7 +7,7 @@ Thread:      read once, by the first user of a setting.
 A source never raises because of its contents: errors become Problems, so that all are reported at once.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -93,6 +93,14 @@ def translate(raw: Mapping[str, Any], label: Callable[[str], str], *, guess: boo
             values[known.name] = Given(value, source)
             spellings[known.name] = spelling
     return Layer(values, extra, problems)
+
+
+def refuse_unknown(names: Iterable[str]) -> None:
+    """Raise ConfigurationError for the first of the *names* of arguments that is no setting, ours or
+    Celery's."""
+    for name in names:
+        if understand(name) is None:
+            raise ConfigurationError(f"QWorker(…): {unknown_setting(name)}", name, "QWorker(…)")
 
 
 def unknown_setting(spelling: str) -> str:

@@ -2,6 +2,6 @@
 
 Modules, in reading order: ``client`` (``app.control``: commands to all workers), ``looking`` (which workers
 there are, and where tasks are), ``letters`` (what dead letters and failed tasks have in common),
-``dead_letters`` (back into their queues), ``failed`` (``app.failed``: tasks that have failed), ``program``
-(an app as the program that was started), ``embedded`` (``app.Worker``: a worker inside of one).
+``dead_letters`` (back into their queues), ``failed`` (``app.failed``: tasks that have failed), ``embedded``
+(``app.Worker``: a worker inside of another program).
 """

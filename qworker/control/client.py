@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from qworker.contracts import App
 from qworker.errors import ControlError, NotAvailable
 from qworker.naming import signal_name
 from qworker.publishing.connections import refuse_other_brokers
@@ -19,7 +20,6 @@ from qworker.results.result import AsyncResult
 from qworker.transports.lease import Revocation
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
     from qworker.message.signing import Signer
 
 _LOOK = "`qworker workers` and app.workers() show workers, `qworker tasks` and app.peek() what they have"
@@ -65,7 +65,7 @@ def verified(signer: Signer | None, revocation: Revocation) -> Revocation | None
 class Control:
     """Orders to all workers."""
 
-    def __init__(self, app: QWorker) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
 
     def revoke(

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from qworker.contracts import App
 from qworker.control.letters import Retried, Sending, chosen, id_of, send
 from qworker.errors import InvalidTaskMessage, MessageError, PublishError, SecurityError
 from qworker.message.protocol import encode_parts
@@ -19,11 +20,10 @@ from qworker.message.reading import parse_headers, parse_properties
 from qworker.transports.lease import Again, Dead
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
     from qworker.message.signing import Signer
 
 
-def retry(app: QWorker, tags: Sequence[int] | None = None, *, sign: Collection[int] = ()) -> Retried:
+def retry(app: App, tags: Sequence[int] | None = None, *, sign: Collection[int] = ()) -> Retried:
     """Put dead letters back into their queues, and return how many, and which are refused.
 
     - tags: theirs; None for all of them.
@@ -48,7 +48,7 @@ def retry(app: QWorker, tags: Sequence[int] | None = None, *, sign: Collection[i
     return Retried(0, refused) if letters is None else send(app, letters, sendings, refused)
 
 
-def unsigned(app: QWorker, tags: Sequence[int] | None = None) -> list[Dead]:
+def unsigned(app: App, tags: Sequence[int] | None = None) -> list[Dead]:
     """Return the dead letters that retry() signs only when it is told to; none without a ``security_key``."""
     signer = app.signer
     if signer is None:
@@ -61,7 +61,7 @@ def unsigned(app: QWorker, tags: Sequence[int] | None = None) -> list[Dead]:
     return found
 
 
-def _ids_of(app: QWorker, letter: Dead) -> Iterator[str]:
+def _ids_of(app: App, letter: Dead) -> Iterator[str]:
     """The id of the call of *letter*, where it is not for the broker to forget its failure: that reads
     headers, where one of protocol 1 has none."""
     with suppress(InvalidTaskMessage):

@@ -17,15 +17,12 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import Any, Protocol, Self, TypedDict, Unpack
 
 from qworker.conf import absent
+from qworker.contracts import App
 from qworker.errors import QWorkerError
 from qworker.naming import import_object
-
-if TYPE_CHECKING:
-    from qworker.app import QWorker
-    from qworker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -51,10 +48,26 @@ class WorkerOptions(TypedDict, total=False):
     """How processes are started; see the setting ``worker_start_method``."""
 
 
+class _Worker(Protocol):
+    """The ``worker.Worker``, as far as it is asked here."""
+
+    hostname: str
+    queues: Sequence[str]
+    concurrency: int
+    failure: BaseException | None
+
+    @property
+    def running(self) -> bool: ...
+    def start(self) -> None: ...
+    def watch(self) -> None: ...
+    def request_stop(self, how: str) -> None: ...
+    def stop(self) -> None: ...
+
+
 class _Run:
     """One worker, from a start to its end. starting: the thread that starts it; None when that is done."""
 
-    def __init__(self, worker: Worker, watch: Callable[[_Run], None]) -> None:
+    def __init__(self, worker: _Worker, watch: Callable[[_Run], None]) -> None:
         self.worker = worker
         self.process = os.getpid()
         self.starting: int | None = threading.get_ident()
@@ -64,7 +77,7 @@ class _Run:
         self.watcher = threading.Thread(target=watch, args=(self,), name="worker watch", daemon=True)
 
 
-_serving: set[tuple[int, QWorker]] = set()
+_serving: set[tuple[int, App]] = set()
 """The apps that have a worker, with the process in which they have it. Changed under the app's lock, or by
 the run that put it there."""
 
@@ -82,7 +95,7 @@ class EmbeddedWorker:
 
     def __init__(
         self,
-        app: QWorker,
+        app: App,
         *,
         hostname: str | None = None,
         queues: Sequence[str] | None = None,
@@ -144,7 +157,7 @@ class EmbeddedWorker:
                     "the queues, or make another app for this one"
                 )
             app.conf.resolve()  # so that options that are wrong are not kept
-            worker = import_object("qworker.worker:Worker")(
+            worker: _Worker = import_object("qworker.worker:Worker")(
                 app,
                 hostname=self._hostname,
                 queues=self._queues,
@@ -267,7 +280,7 @@ class EmbeddedWorker:
 _NAMES = ", ".join(WorkerOptions.__annotations__)
 
 
-def _pool(app: QWorker, asked: str | None) -> str:
+def _pool(app: App, asked: str | None) -> str:
     """What runs the tasks. The default of the settings is for workers that are programs of their own."""
     named: str = asked or app.conf.worker_pool
     if asked is None and named == "prefork":

@@ -15,6 +15,7 @@ from qworker import states
 from qworker.canvas.membership import calls_in, parts_of
 from qworker.canvas.plan import last_call
 from qworker.canvas.signatures import maybe_signature
+from qworker.contracts import App
 from qworker.control.letters import Retried, Sending, chosen, headers_of, id_of, send
 from qworker.errors import (
     ChordError,
@@ -33,7 +34,6 @@ from qworker.publishing import bodies
 from qworker.transports.lease import Again, Dead, Letters
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
     from qworker.message.signing import Signer
 
 MOST_SEGMENTS = 10_000
@@ -70,7 +70,7 @@ class Failed:
     for tags that are none, NotSupported where the broker keeps none.
     """
 
-    def __init__(self, app: QWorker) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
 
     @property
@@ -212,7 +212,7 @@ def _read(letter: Dead) -> FailedTask:
     )
 
 
-def _ids_of(app: QWorker, again: Again) -> Iterator[str]:
+def _ids_of(app: App, again: Again) -> Iterator[str]:
     """The ids under which failures are stored that *again* is to undo: those of the rest of its chain, and
     its own where that is not forgotten as it is sent."""
     headers = headers_of(again)
@@ -225,7 +225,7 @@ def _ids_of(app: QWorker, again: Again) -> Iterator[str]:
             yield task_id
 
 
-def _chain_of(app: QWorker, message: Dead | Again, headers: Mapping[str, Any]) -> Sequence[Any]:
+def _chain_of(app: App, message: Dead | Again, headers: Mapping[str, Any]) -> Sequence[Any]:
     """The rest of the chain in *message*, the last first; () for none, and for what cannot be read."""
     if not headers or not may_embed(message.body):
         return ()
@@ -237,7 +237,7 @@ def _chain_of(app: QWorker, message: Dead | Again, headers: Mapping[str, Any]) -
     return chain if isinstance(chain, list | tuple) else ()
 
 
-def _whole_chain(app: QWorker, headers: dict[str, Any], chain: Sequence[Any]) -> list[Any] | None:
+def _whole_chain(app: App, headers: dict[str, Any], chain: Sequence[Any]) -> list[Any] | None:
     """*chain*, the rest of that of a call with *headers*, with what was to follow it in other messages, and
     has failed along; None where nothing was. The marks of the joins in between go."""
     whole: list[Any] = list(chain)
@@ -259,7 +259,7 @@ def _whole_chain(app: QWorker, headers: dict[str, Any], chain: Sequence[Any]) ->
     return whole if len(whole) > len(chain) else None
 
 
-def _values_of_members(app: QWorker, letter: Dead, headers: Mapping[str, Any]) -> list[list[Any]]:
+def _values_of_members(app: App, letter: Dead, headers: Mapping[str, Any]) -> list[list[Any]]:
     """The first argument of the body of a chord that *letter* is: the values of its members; [] for one that
     takes none. Raises ChordError where they are not all there."""
     what = f"failed task {letter.tag} is the body of a chord"
@@ -282,7 +282,7 @@ def _values_of_members(app: QWorker, letter: Dead, headers: Mapping[str, Any]) -
     return [values] if known.get("given") else []
 
 
-def _again(app: QWorker, letter: Dead, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Again:
+def _again(app: App, letter: Dead, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Again:
     """The message of *letter* as it is sent again."""
     headers = headers_of(letter)
     if not headers:  # of another protocol: it goes as it came
@@ -320,7 +320,7 @@ def _again(app: QWorker, letter: Dead, args: Sequence[Any] | None, kwargs: Mappi
     return Again(letter.tag, encoded.headers, encoded.properties, encoded.body)
 
 
-def _check_size(app: QWorker, body: bytes) -> None:
+def _check_size(app: App, body: bytes) -> None:
     if len(body) > (limit := app.conf.message_max_bytes):
         raise PublishError(
             f"the message takes {len(body):,} bytes, over the limit of {limit:,} (message_max_bytes): "
@@ -328,7 +328,7 @@ def _check_size(app: QWorker, body: bytes) -> None:
         )
 
 
-def _with_rest(app: QWorker, letter: Dead, headers: dict[str, Any]) -> list[Any] | None:
+def _with_rest(app: App, letter: Dead, headers: dict[str, Any]) -> list[Any] | None:
     """What follows the call of *letter*, where that was in more messages than its own; None: it was not."""
     if app.backend.why_none or app.stores.sends_results:
         return None

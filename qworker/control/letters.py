@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker import states
+from qworker.contracts import App
 from qworker.errors import DamagedResult, MessageError, PublishError
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.protocol import receive
@@ -19,7 +20,6 @@ from qworker.message.reading import parse_headers
 from qworker.transports.lease import Again, Dead, Letters
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
     from qworker.backends.base import Meta
 
 
@@ -70,7 +70,7 @@ class Sending(NamedTuple):
     ids: Sequence[str]
 
 
-def send(app: QWorker, letters: Letters, sendings: Mapping[int, Sending], refused: dict[int, str]) -> Retried:
+def send(app: App, letters: Letters, sendings: Mapping[int, Sending], refused: dict[int, str]) -> Retried:
     """Send *sendings*, by their tags. Stored failures of what is not sent are stored again.
 
     refused: those that are refused already; gets the reason of each that the broker does not take. The others
@@ -111,7 +111,7 @@ def _send(letters: Letters, calls: Mapping[int, Again | None]) -> int:
     return sent + (letters.retry(kept) if kept else 0)
 
 
-def _take_failures(app: QWorker, ids: Collection[str]) -> dict[str, Meta]:
+def _take_failures(app: App, ids: Collection[str]) -> dict[str, Meta]:
     """Delete the stored failures of *ids*, and return those that can be stored again."""
     backend, taken = app.backend, {}
     if not ids or backend.why_none or app.stores.sends_results:
@@ -125,7 +125,7 @@ def _take_failures(app: QWorker, ids: Collection[str]) -> dict[str, Meta]:
     return taken
 
 
-def id_of(app: QWorker, message: Dead | Again) -> str | None:
+def id_of(app: App, message: Dead | Again) -> str | None:
     """The id of the call of *message*; None for what no worker reads."""
     headers, properties, body = message.headers, message.properties, message.body
     try:

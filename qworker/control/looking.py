@@ -8,16 +8,14 @@ Thread:      any.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from qworker.contracts import App
 from qworker.errors import InvalidTaskMessage
 from qworker.message.reading import parse_headers
 from qworker.transports.capabilities import PEEK, WORKERS
 from qworker.transports.lease import Peeked, QueueInfo, Standing
 from qworker.transports.presence import Presence
-
-if TYPE_CHECKING:
-    from qworker.app import QWorker
 
 State = Literal["running", "reserved", "waiting", "delayed"]
 STATES: tuple[State, ...] = ("running", "reserved", "waiting", "delayed")
@@ -58,42 +56,24 @@ class TaskSeen(NamedTuple):
     pid: int = 0
 
 
-def workers(app: QWorker) -> list[Presence]:
-    """The workers that live, by name, with what they told last; [] also where the broker lacks WORKERS.
-
-    Raises BrokerUnavailable.
-    """
+def workers(app: App) -> list[Presence]:
+    """See ``QWorker.workers``."""
     return sorted(app.broker.admin.workers(), key=lambda worker: (worker.name, worker.started))
 
 
-def queues(app: QWorker, names: str | Iterable[str] | None = None) -> list[QueueInfo]:
-    """How queues stand: those that hold anything, or those of *names* (or the one that it is), in that order.
-
-    Raises BrokerUnavailable.
-    """
+def queues(app: App, names: str | Iterable[str] | None) -> list[QueueInfo]:
+    """See ``QWorker.queues``."""
     admin = app.broker.admin
     return admin.queues() if names is None else admin.depths(_listed(names))
 
 
 def peek(
-    app: QWorker,
-    names: str | Iterable[str] | None = None,
-    *,
-    states: Collection[State] = STATES,
-    limit: int = 100,
+    app: App,
+    names: str | Iterable[str] | None,
+    states: Collection[State],
+    limit: int,
 ) -> list[TaskSeen]:
-    """Tasks that have not ended: those that run, then those that workers have, wait and are delayed.
-
-    - names: of queues, or one name; None for all that hold anything.
-    - states: those that are shown.
-    - limit: so many of each state and queue at most, the first ones.
-
-    No message is taken, and none is changed. Bodies are not read: what of a task is not in its headers, as in
-    messages of protocol 1, is not shown. What runs is known as of a second ago.
-
-    Raises BrokerUnavailable, NotSupported where the broker shows neither messages nor workers, and ValueError
-    for a state that there is not.
-    """
+    """See ``QWorker.peek``."""
     if wrong := [state for state in states if state not in STATES]:
         raise ValueError(f"there is no state {wrong[0]!r}: the states are {', '.join(STATES)}")
     broker = app.broker

@@ -5,7 +5,8 @@ Modules, in reading order: ``protocol`` (a call as a message), ``marks`` (intern
 the caller's), ``reading`` (checking a received message), ``chain_text`` (the rest of a chain, unparsed),
 ``celery_v1`` (messages of protocol 1), ``kombu_envelope`` (the JSON around a message where the broker has no
 headers), ``serialization`` (bodies), ``kombu_json`` (JSON in kombu's dialect), ``exceptions`` (exceptions as
-data), ``failures`` (the record of a failure), ``signing``.
+data), ``failures`` (the record of a failure), ``signing``, ``context`` (the
+message of the running task).
 
 No module here imports a broker, an app or a task.
 """

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from qworker.backends.joins import Finished
 from qworker.canvas.join_body import JoinBody, read
+from qworker.contracts import App
 from qworker.errors import DamagedResult, InvalidTaskMessage, PublishError, SecurityError
 from qworker.message.marks import PUBLICATION, RUN, mark, run_in
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
     from qworker.canvas.plan import PlannedJoin
 
 
@@ -28,7 +28,7 @@ UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, DamagedResult,
 """Errors from reading a body that qworker did not write."""
 
 
-def written(app: QWorker, join: PlannedJoin, tentative: bool = False) -> bytes:
+def written(app: App, join: PlannedJoin, tentative: bool = False) -> bytes:
     """Return the stored form of the body of *join*. tentative: as in JoinBody."""
     body = join.body._replace(tentative=tentative)
     if app.signer is not None:
@@ -37,7 +37,7 @@ def written(app: QWorker, join: PlannedJoin, tentative: bool = False) -> bytes:
     return app.backend.encode_value(body.fields(), about=("join", join.id))
 
 
-def doubt(app: QWorker, join: Finished, body: JoinBody) -> str | None:
+def doubt(app: App, join: Finished, body: JoinBody) -> str | None:
     """Return why the parts of *join* are not trusted. None if they belong to its members, or if the members
     are unknown, as without a security_key."""
     if app.signer is None or body.members is None:
@@ -62,21 +62,21 @@ def _text_of(members: Iterable[str]) -> bytes:
     return "\0".join(members).encode("utf-8", "surrogatepass")
 
 
-def note_added(app: QWorker, join: str, number: int, task_id: str, kept: float) -> None:
+def note_added(app: App, join: str, number: int, task_id: str, kept: float) -> None:
     """Record that the call *task_id* was added to *join* as member *number*. The record is kept *kept*
     seconds longer than results. Raises BackendError."""
     if app.signer is not None:
         app.backend.save_group(_added_key(join, number), {"task_id": task_id}, kept)
 
 
-def forget_added(app: QWorker, join: Finished, body: JoinBody) -> None:
+def forget_added(app: App, join: Finished, body: JoinBody) -> None:
     """Delete the records of note_added() for the finished *join*. Raises BackendError."""
     if app.signer is not None and body.members is not None:
         for part in join.parts[int(body.members.partition(":")[0]) :]:
             app.backend.delete_group(_added_key(join.id, part.number))
 
 
-def keep_rest(app: QWorker, join: str, body: JoinBody) -> None:
+def keep_rest(app: App, join: str, body: JoinBody) -> None:
     """Keep *body*, the next part of a long chain that has failed, as long as failed tasks: one of them may be
     sent again. Raises BackendError."""
     if "failed" in app.broker.letters:
@@ -84,7 +84,7 @@ def keep_rest(app: QWorker, join: str, body: JoinBody) -> None:
         app.backend.save_group(_rest_key(join), body.fields(), max(0.0, longer))
 
 
-def kept_rest(app: QWorker, join: str) -> JoinBody | None:
+def kept_rest(app: App, join: str) -> JoinBody | None:
     """Return the body kept by keep_rest() for *join*; None if there is none or it is unreadable."""
     try:
         found = app.backend.get_group(_rest_key(join))
@@ -101,7 +101,7 @@ def _added_key(join: str, number: int) -> str:
     return f"qworker-added-{number}-{join}"
 
 
-def read_body(app: QWorker, join: Finished) -> tuple[JoinBody, str | None]:
+def read_body(app: App, join: Finished) -> tuple[JoinBody, str | None]:
     """Return the body of *join* and the answer of doubt().
 
     A body that may be published twice has a header that identifies publications under this claim

@@ -8,22 +8,20 @@ Thread:      any.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qworker.canvas.join_body import JoinBody
 from qworker.canvas.membership import MOST_MEMBERS_TEXT, first_calls, publication
 from qworker.canvas.signatures import is_workflow
+from qworker.contracts import App
 from qworker.message.marks import CAUSE, FAILED, MEMBERS, RUN, apart, mark, run_in
 from qworker.publishing.call import tidied
 from qworker.publishing.transactions import holding_back
 from qworker.publishing.workflows import planned, start
 from qworker.transports.lease import Envelope
 
-if TYPE_CHECKING:
-    from qworker.app import QWorker
 
-
-def messages_of(app: QWorker, body: JoinBody, values: Sequence[Any]) -> list[Envelope]:
+def messages_of(app: App, body: JoinBody, values: Sequence[Any]) -> list[Envelope]:
     """Return the messages that call *body* with the *values* of the members.
 
     Raises PublishError and EncodeError for a message that cannot be sent, TypeError for a task that does not
@@ -46,7 +44,7 @@ def messages_of(app: QWorker, body: JoinBody, values: Sequence[Any]) -> list[Env
 
 
 def failed_messages_of(
-    app: QWorker, body: JoinBody, why: str, members: Sequence[str], cause: Any = None
+    app: App, body: JoinBody, why: str, members: Sequence[str], cause: Any = None
 ) -> list[Envelope]:
     """Return the messages that make *body* fail in a worker: it does not run, its errbacks are called, and
     the calls after it fail too.

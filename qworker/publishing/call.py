@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from qworker.canvas.signatures import Signature, listed, signatures
 from qworker.clock import from_epoch, isoformat, seconds, to_epoch_in
-from qworker.context import Context, current_context, message_headers
+from qworker.contracts import App, Task
 from qworker.errors import ConfigurationError, PublishError
+from qworker.message.context import Context, current_context, message_headers
 from qworker.message.marks import MARKS, RUN, apart, marks_in, names_ids, new_run, unmarked
 from qworker.message.protocol import TaskMessage, retry_headers
 from qworker.message.reading import HEADERS, MAX_ID, valid_id
@@ -25,10 +26,6 @@ from qworker.publishing.arguments import keywords, positional
 from qworker.publishing.connections import HANDED_IN, refuse_other_brokers
 from qworker.publishing.retry import RetryPolicy
 from qworker.publishing.routing import Destination, Router
-
-if TYPE_CHECKING:
-    from qworker.app import QWorker
-    from qworker.tasks.task import Task
 
 OPTIONS = frozenset(
     [
@@ -88,7 +85,7 @@ class Invocation(NamedTuple):
     - options: those of apply_async.
     """
 
-    task: Task[..., Any] | None
+    task: Task | None
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -113,7 +110,7 @@ class Call(NamedTuple):
     add_to_parent: bool
 
 
-def check_options(app: QWorker, name: str, options: Mapping[str, Any]) -> None:
+def check_options(app: App, name: str, options: Mapping[str, Any]) -> None:
     """Raise PublishError for an unknown option, with the nearest spelling, and for a connection of another
     app."""
     for option in options:
@@ -131,7 +128,7 @@ def check_options(app: QWorker, name: str, options: Mapping[str, Any]) -> None:
             raise PublishError(f"calling {name}: there is no option {option!r}.{hint}")
 
 
-def tidied(app: QWorker, options: Mapping[str, Any]) -> dict[str, Any]:
+def tidied(app: App, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the known *options* of a signature received in a message, with their stamps. Celery's producers
     may add options of their own, and RabbitMQ has more priorities."""
     stamps = listed(options.get("stamped_headers"))
@@ -141,7 +138,7 @@ def tidied(app: QWorker, options: Mapping[str, Any]) -> dict[str, Any]:
     return known
 
 
-def read_call(app: QWorker, task: Task[..., Any] | None, item: Any) -> Invocation:
+def read_call(app: App, task: Task | None, item: Any) -> Invocation:
     """Read one item passed to apply_many (of *task*) or to send_many (None)."""
     if isinstance(item, Signature):
         if task is not None and item.task != task.name:
@@ -164,7 +161,7 @@ def read_call(app: QWorker, task: Task[..., Any] | None, item: Any) -> Invocatio
     raise PublishError(f"{item!r:.200} is not a call: expected {expected}, or a signature")
 
 
-def make_call(app: QWorker, router: Router, invocation: Invocation, request: Context | None = None) -> Call:
+def make_call(app: App, router: Router, invocation: Invocation, request: Context | None = None) -> Call:
     """Make the call that *invocation* asks for. Raises PublishError if that is impossible.
 
     - request: the running attempt, when the call is its next attempt; None for a new call. The next attempt
@@ -244,7 +241,7 @@ def _first_marks(options: Mapping[str, Any]) -> dict[str, Any]:
     return marks
 
 
-def _reply_to(app: QWorker, task: Task[..., Any] | None, chosen: Mapping[str, Any]) -> str | None:
+def _reply_to(app: App, task: Task | None, chosen: Mapping[str, Any]) -> str | None:
     """Return the queue for the result of a new call; None if nobody receives it."""
     if chosen.get("ignore_result") and not (task is not None and task.store_errors_even_if_ignored):
         return None
@@ -285,7 +282,7 @@ _KEPT = frozenset(
 """Options that the next attempt always takes from the previous one."""
 
 
-def _first_defaults(app: QWorker, task: Task[..., Any] | None) -> dict[str, Any]:
+def _first_defaults(app: App, task: Task | None) -> dict[str, Any]:
     """Return the default options of a new call: those of the task, and those of the caller's own request."""
     defaults: dict[str, Any] = {}
     if task is not None:
@@ -303,9 +300,7 @@ def _first_defaults(app: QWorker, task: Task[..., Any] | None) -> dict[str, Any]
     return defaults
 
 
-def _next_defaults(
-    request: Context, task: Task[..., Any] | None, options: Mapping[str, Any]
-) -> dict[str, Any]:
+def _next_defaults(request: Context, task: Task | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of the next attempt of *request*, given only *options*."""
     kept = retry_headers(message_headers(request), None, request.retries + 1, request.id)
     delivered = request.delivery_info or {}
@@ -410,7 +405,7 @@ def _limit(name: str, options: Mapping[str, Any], key: str) -> float | None:
     return limit
 
 
-def _check_readable(app: QWorker, name: str, chosen: Mapping[str, Any]) -> None:
+def _check_readable(app: App, name: str, chosen: Mapping[str, Any]) -> None:
     """Refuse a call that every worker with these settings would dead-letter."""
     id, serializer = chosen.get("task_id"), chosen.get("serializer")
     if isinstance(id, str) and not valid_id(id):
@@ -459,7 +454,7 @@ def _headers(name: str, headers: Any, kept: Mapping[str, Any] | None) -> Mapping
     return {**kept, **headers} if kept else headers
 
 
-def _signatures(app: QWorker, name: str, options: Mapping[str, Any], key: str) -> list[Any] | None:
+def _signatures(app: App, name: str, options: Mapping[str, Any], key: str) -> list[Any] | None:
     if options.get(key) is None:
         return None
     try:

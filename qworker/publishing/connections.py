@@ -14,10 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from qworker.conf.secrets import mask_urls
+from qworker.contracts import App
 from qworker.errors import BrokerUnavailable, NotAvailable, PublishError
-
-if TYPE_CHECKING:
-    from qworker.app import QWorker
 
 HANDED_IN = ("connection", "producer", "publisher")
 """Options of apply_async that name a connection."""
@@ -26,7 +24,7 @@ HANDED_IN = ("connection", "producer", "publisher")
 class Connection:
     """Stands for the app's access to its broker. release() and close() exist for ``with`` blocks."""
 
-    def __init__(self, app: QWorker) -> None:
+    def __init__(self, app: App) -> None:
         self.app = app
 
     def as_uri(self, include_password: bool = False) -> str:
@@ -122,38 +120,7 @@ class Pool:
         """Do nothing."""
 
 
-def connection(app: QWorker, url: str | None = None) -> Connection:
-    """Return a stand-in for the connection to the broker: for ``with`` blocks, and to test whether the broker
-    answers.
-
-    Raises NotAvailable for the *url* of another broker.
-    """
-    if url is not None and url != app.broker.url:
-        raise NotAvailable("app.connection(url): an app has one broker; make another app for another one")
-    return Connection(app)
-
-
-def pool(app: QWorker) -> Pool:
-    """For ``with app.pool.acquire() as connection``, around ``apply_async(connection=connection)``."""
-    return Pool(lambda: Connection(app))
-
-
-def producer_pool(app: QWorker) -> Pool:
-    """For ``with app.producer_pool.acquire() as producer``, around ``apply_async(producer=producer)``."""
-    return Pool(lambda: Producer(app))
-
-
-def connection_or_acquire(app: QWorker, given: Connection | None = None, pool: bool = True) -> Connection:
-    """Return *given*, or a connection for a ``with`` block."""
-    return given or Connection(app)
-
-
-def producer_or_acquire(app: QWorker, producer: Producer | None = None) -> Producer:
-    """Return *producer*, or one for a ``with`` block."""
-    return producer or Producer(app)
-
-
-def refuse_other_brokers(app: QWorker, name: str, option: str, given: Any) -> None:
+def refuse_other_brokers(app: App, name: str, option: str, given: Any) -> None:
     """Raise PublishError unless *given*, for a call of task *name*, is None or a connection of *app*."""
     if given is not None and not (isinstance(given, Connection) and given.app is app):
         raise PublishError(

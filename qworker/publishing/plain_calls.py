@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from json.encoder import encode_basestring_ascii as quote
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qworker.canvas.signatures import Signature
+from qworker.contracts import App, Task
 from qworker.message.chain_text import WrittenCalls, embedded
 from qworker.message.kombu_json import MAX_DEPTH, dumps
 from qworker.message.marks import JOINS
@@ -25,10 +26,6 @@ from qworker.middleware import overrides
 from qworker.publishing.call import MAPPINGS, Call, Invocation, make_call
 from qworker.publishing.routing import Router
 from qworker.transports.lease import Envelope
-
-if TYPE_CHECKING:
-    from qworker.app import QWorker
-    from qworker.tasks.task import Task
 
 _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
@@ -41,7 +38,7 @@ class PlainCalls:
     def __init__(
         self,
         prototype: Call,
-        task: Task[..., Any],
+        task: Task,
         limit: int,
         reply_to: Callable[[], str | None] | None = None,
     ) -> None:
@@ -155,7 +152,7 @@ _OF_MEMBERS = frozenset(["task_id", "root_id", "group_id", "group_index", "heade
 _OF_JOINS = frozenset([JOINS])
 
 
-def plain_calls(app: QWorker, router: Router, task: Task[..., Any]) -> PlainCalls | None:
+def plain_calls(app: App, router: Router, task: Task) -> PlainCalls | None:
     """Return the PlainCalls of *task*; None when each of its calls has to be made like one with options."""
     alike = (
         router.constant

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from json.encoder import encode_basestring_ascii as quote
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from qworker.canvas.signatures import Signature
-from qworker.context import Context, current_context
+from qworker.contracts import App, Task
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.interrupts import deferred, let_pass
+from qworker.message.context import Context, current_context
 from qworker.message.marks import MARKS, RUN, apart, mark, marks_in, run_in, unmarked
 from qworker.message.protocol import (
     EncodedMessage,
@@ -43,10 +44,6 @@ from qworker.publishing.transactions import holding_back, sender
 from qworker.results.result import AsyncResult
 from qworker.signals import after_task_publish, before_task_publish
 from qworker.transports.lease import Envelope
-
-if TYPE_CHECKING:
-    from qworker.app import QWorker
-    from qworker.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -76,13 +73,13 @@ class _Derived(NamedTuple):
 class Publisher:
     """Publishes for one app; see the module."""
 
-    def __init__(self, app: QWorker) -> None:
+    def __init__(self, app: App) -> None:
         self.app = app
         self._derived: _Derived | None = None
 
     # -- calls --
 
-    def call(self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncResult[Any]:
+    def call(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncResult[Any]:
         """Publish a call without options."""
         app, derived = self.app, self._derived
         if derived is None or derived.revision is not app.conf.revision:
@@ -114,7 +111,7 @@ class Publisher:
         return self._result(call, task)
 
     def call_many(
-        self, task: Task[..., Any] | None, calls: Iterable[Any], options: Mapping[str, Any]
+        self, task: Task | None, calls: Iterable[Any], options: Mapping[str, Any]
     ) -> list[AsyncResult[Any]]:
         """Publish many calls at once: of *task*, or, if it is None, of the tasks that the calls name."""
         observed = before_task_publish.receivers or after_task_publish.receivers
@@ -207,7 +204,7 @@ class Publisher:
     def _enter(
         self,
         ready: list[Envelope | _Ready],
-        task: Task[..., Any] | None,
+        task: Task | None,
         item: Any,
         options: Mapping[str, Any],
     ) -> Answer:
@@ -232,9 +229,7 @@ class Publisher:
         task = self.app.tasks.get(name)
         return None if task is None or task.own_apply_async else self._plain(task)
 
-    def _call_many_plain(
-        self, task: Task[..., Any], plain: PlainCalls, calls: Iterable[Any]
-    ) -> list[AsyncResult[Any]]:
+    def _call_many_plain(self, task: Task, plain: PlainCalls, calls: Iterable[Any]) -> list[AsyncResult[Any]]:
         context = current_context()
         root, parent = (
             (None, None) if context is None or context.id is None else (context.root_id, context.id)
@@ -307,7 +302,7 @@ class Publisher:
             derived = self._derived = _Derived(revision, Router(conf), {})
         return derived
 
-    def _plain(self, task: Task[..., Any]) -> PlainCalls | None:
+    def _plain(self, task: Task) -> PlainCalls | None:
         derived = self._derive()
         try:
             return derived.plain[task.name]
@@ -446,7 +441,7 @@ class Publisher:
             "a call of %s takes %d bytes: consider storing the data and passing its key", name, size
         )
 
-    def _result(self, call: Call, task: Task[..., Any] | None) -> AsyncResult[Any]:
+    def _result(self, call: Call, task: Task | None) -> AsyncResult[Any]:
         message = call.message
         result: AsyncResult[Any] = AsyncResult(
             message.id, None, None, self.app, None, call.destination.queue, bool(message.ignore_result)
@@ -461,7 +456,7 @@ def _same(result: AsyncResult[Any]) -> AsyncResult[Any]:
     return result
 
 
-def _call_eagerly(task: Task[..., Any], message: TaskMessage, options: Mapping[str, Any]) -> AsyncResult[Any]:
+def _call_eagerly(task: Task, message: TaskMessage, options: Mapping[str, Any]) -> AsyncResult[Any]:
     """Run the call that *message* makes in this process, for ``task_always_eager``; its arguments pass
     through the serializer as usual."""
     encoded = encode(message)
@@ -472,7 +467,8 @@ def _call_eagerly(task: Task[..., Any], message: TaskMessage, options: Mapping[s
         content_types([message.serializer]),
         limit=task.app.conf.message_max_bytes,
     )
-    return task.apply(args, kwargs, **{**options, "task_id": message.id})
+    result: AsyncResult[Any] = task.apply(args, kwargs, **{**options, "task_id": message.id})
+    return result
 
 
 __all__ = ["Destination", "Publisher"]

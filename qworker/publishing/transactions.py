@@ -10,19 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from qworker.contracts import App
 from qworker.transports.lease import Envelope, Sender
-
-if TYPE_CHECKING:
-    from qworker.app import QWorker
 
 
 class _Replacement(NamedTuple):
     """sender: publishes the calls of *app*. transaction: publishes in the caller's transaction, now or after
     being held back; None if there is none."""
 
-    app: QWorker
+    app: App
     sender: Sender
     transaction: Sender | None
 
@@ -30,19 +28,19 @@ class _Replacement(NamedTuple):
 _replacement: ContextVar[_Replacement | None] = ContextVar("qworker_sender", default=None)
 
 
-def sender(app: QWorker) -> Sender:
+def sender(app: App) -> Sender:
     """Return the current sender of *app*: its broker, or the replacement of publishing_in()."""
     replacement = _replacement.get()
     return app.broker.sender if replacement is None or replacement.app is not app else replacement.sender
 
 
-def transaction_of(app: QWorker) -> Sender | None:
+def transaction_of(app: App) -> Sender | None:
     """Return the sender in the caller's transaction; None outside of a transaction."""
     replacement = _replacement.get()
     return None if replacement is None or replacement.app is not app else replacement.transaction
 
 
-def is_sent_later(app: QWorker) -> bool:
+def is_sent_later(app: App) -> bool:
     """Tell whether calls of *app* are sent later: they are collected, or wait for a commit of the caller's
     transaction."""
     replacement = _replacement.get()
@@ -50,7 +48,7 @@ def is_sent_later(app: QWorker) -> bool:
 
 
 @contextmanager
-def publishing_in(app: QWorker, connection: Any) -> Iterator[None]:
+def publishing_in(app: App, connection: Any) -> Iterator[None]:
     """Publish calls made within the block through *connection*. See ``QWorker.publishing_in``."""
     joined = app.broker.sender.join(connection)
     token = _replacement.set(_Replacement(app, joined, joined))
@@ -71,7 +69,7 @@ class _Held(Sender):
 
 
 @contextmanager
-def holding_back(app: QWorker) -> Iterator[list[Envelope]]:
+def holding_back(app: App) -> Iterator[list[Envelope]]:
     """Collect the calls made within the block instead of sending them."""
     held = _Held()
     token = _replacement.set(_Replacement(app, held, transaction_of(app)))

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qworker.backends.joins import Join, Opening
 from qworker.canvas.plan import SEGMENT, Plan, all_in, plan
 from qworker.canvas.signatures import Signature, is_workflow
-from qworker.context import current_context
+from qworker.contracts import App
 from qworker.errors import BackendError, EncodeError, NotSupported, PublishError
+from qworker.message.context import current_context
 from qworker.message.marks import MARKS
 from qworker.message.reading import valid_id
 from qworker.process.crash_points import CRASHING, crash_point
@@ -24,9 +25,6 @@ from qworker.publishing.call import read_call
 from qworker.publishing.transactions import is_sent_later, transaction_of
 from qworker.results import outline
 
-if TYPE_CHECKING:
-    from qworker.app import QWorker
-
 logger = logging.getLogger(__name__)
 
 _OF_REDIS = frozenset(["redis", "rediss", "valkey", "valkeys", "unix", "sentinel"])
@@ -34,7 +32,7 @@ _BROKERS_OF_CELERY = _OF_REDIS | {"amqp", "amqps", "pyamqp", "sqs", "kombu"}
 
 
 def send_workflow(
-    app: QWorker,
+    app: App,
     signature: Signature,
     args: Iterable[Any] | None,
     kwargs: Mapping[str, Any] | None,
@@ -47,7 +45,7 @@ def send_workflow(
     return result
 
 
-def _called(app: QWorker, plans: list[Plan]) -> list[Any]:
+def _called(app: App, plans: list[Plan]) -> list[Any]:
     """Carry out *plans* of independent workflows; return the result of each."""
     for made in plans:
         check_later(app, made)
@@ -59,7 +57,7 @@ def _called(app: QWorker, plans: list[Plan]) -> list[Any]:
 
 
 def planned(
-    app: QWorker,
+    app: App,
     signature: Signature,
     args: Iterable[Any] | None = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -75,7 +73,7 @@ def planned(
     return plan(signature, args, kwargs, options, shared=shared, segment=segment, app=app, run=run)
 
 
-def check_later(app: QWorker, made: Plan) -> None:
+def check_later(app: App, made: Plan) -> None:
     """Raise PublishError for options in the plan *made* that could not be sent: later there is no caller to
     report it to."""
     if made.step is None:
@@ -98,7 +96,7 @@ def _are_settled(options: Mapping[str, Any]) -> bool:
     return all(name not in options or valid_id(options[name]) for name in ("task_id", "root_id", "group_id"))
 
 
-def _joins(app: QWorker) -> bool:
+def _joins(app: App) -> bool:
     """Tell whether joins can be kept."""
     try:
         return bool(app.backend.joins)
@@ -106,17 +104,19 @@ def _joins(app: QWorker) -> bool:
         return False
 
 
-def start(app: QWorker, made: Plan) -> Any:
+def start(app: App, made: Plan) -> Any:
     """Carry out a plan; return the result of the workflow."""
     started(app, [made])
     return made.result
 
 
-def send_many(app: QWorker, calls: Iterable[Any], options: Mapping[str, Any]) -> list[Any]:
+def send_many(app: App, calls: Iterable[Any], options: Mapping[str, Any]) -> list[Any]:
     """Make many calls, workflows among them, in one round trip; return the result of each."""
     items = list(calls)
+    results: list[Any]
     if not any(map(is_workflow, items)):
-        return app.publisher.call_many(None, items, options)
+        results = app.publisher.call_many(None, items, options)
+        return results
     if app.conf.task_always_eager:
         return [
             each.apply(**options) if is_workflow(each) else app.publisher.call_many(None, [each], options)[0]
@@ -125,20 +125,20 @@ def send_many(app: QWorker, calls: Iterable[Any], options: Mapping[str, Any]) ->
     return _called(app, [planned(app, _signature(app, each), options=options) for each in items])
 
 
-def _signature(app: QWorker, item: Any) -> Signature:
+def _signature(app: App, item: Any) -> Signature:
     if isinstance(item, Signature):
         return item
     _, name, args, kwargs, options = read_call(app, None, item)
     return Signature(name, args, kwargs, options, app=app)
 
 
-def started(app: QWorker, plans: list[Plan]) -> None:
+def started(app: App, plans: list[Plan]) -> None:
     """Open the joins of *plans*, and publish all their calls at once."""
     _open(app, plans)
     _publish(app, plans)
 
 
-def _open(app: QWorker, plans: list[Plan]) -> None:
+def _open(app: App, plans: list[Plan]) -> None:
     backend = app.backend
     for made in plans:
         refuse_ignored(app, made.joined)
@@ -166,7 +166,7 @@ def _open(app: QWorker, plans: list[Plan]) -> None:
         crash_point("joins-opened")
 
 
-def _opening(app: QWorker) -> tuple[Opening, bool]:
+def _opening(app: App) -> tuple[Opening, bool]:
     """Return what opens joins now, and whether they may exist without their members: the members are sent in
     the caller's transaction, which is in another store."""
     joins, transaction = app.backend.joins, transaction_of(app)
@@ -174,7 +174,7 @@ def _opening(app: QWorker) -> tuple[Opening, bool]:
     return within or joins, transaction is not None and within is None
 
 
-def _publish(app: QWorker, plans: list[Plan]) -> None:
+def _publish(app: App, plans: list[Plan]) -> None:
     calls = []
     for made in plans:
         calls += made.calls
@@ -199,7 +199,7 @@ def _publish(app: QWorker, plans: list[Plan]) -> None:
         context.children.extend(made.first for made in plans if made.first is not None)
 
 
-def _outlines(app: QWorker, plans: list[Plan]) -> list[tuple[outline.Line, int]]:
+def _outlines(app: App, plans: list[Plan]) -> list[tuple[outline.Line, int]]:
     """Return the outlines of the workflows in *plans* that can be looked up by the id of one call, and how
     many seconds longer each is kept. A part of a larger workflow is in that workflow's outline.
 
@@ -219,7 +219,7 @@ def _outlines(app: QWorker, plans: list[Plan]) -> list[tuple[outline.Line, int]]
     return lines
 
 
-def _keep_outlines(app: QWorker, lines: list[tuple[outline.Line, int]]) -> None:
+def _keep_outlines(app: App, lines: list[tuple[outline.Line, int]]) -> None:
     """Keep *lines* for progress queries. Nothing else needs them, so failing to store one is not an error.
     They are stored after the calls were sent, when there is room for them; a caller that dies before leaves
     none."""
@@ -232,7 +232,7 @@ def _keep_outlines(app: QWorker, lines: list[tuple[outline.Line, int]]) -> None:
             logger.debug("the outline of workflow %s is not kept: %s", line[-1][0], error)
 
 
-def refuse_ignored(app: QWorker, joined: Iterable[Signature]) -> None:
+def refuse_ignored(app: App, joined: Iterable[Signature]) -> None:
     """Raise PublishError when the value of one of *joined*, for which a chord or graph waits, is not kept."""
     for call in joined:
         if call.ignored(app):
@@ -242,7 +242,7 @@ def refuse_ignored(app: QWorker, joined: Iterable[Signature]) -> None:
             )
 
 
-def shares_joins(app: QWorker) -> bool:
+def shares_joins(app: App) -> bool:
     """Tell whether joins are written in the format that only qworker's workers know; see
     ``canvas_format``."""
     chosen = app.conf.canvas_format

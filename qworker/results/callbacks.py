@@ -17,32 +17,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from qworker import states
 from qworker.backends.result_watcher import final
 from qworker.message.exceptions import exception_of
+from qworker.results.tree import Several, Single
 
 if TYPE_CHECKING:
     from qworker.backends.base import Found
-    from qworker.results.result import AsyncResult
-    from qworker.results.several import ResultSet
 
 logger = logging.getLogger(__name__)
 
-R = TypeVar("R")
+S = TypeVar("S", bound=Single)
+M = TypeVar("M", bound=Several)
 
 _promising = threading.Lock()  # two threads may make the first promise of one result
 
 
-def then(
-    result: AsyncResult[R],
-    callback: Callable[[AsyncResult[R]], Any],
-    on_error: Callable[..., Any] | None = None,
-    weak: bool = False,
-) -> Any:
-    """Call callback(result) when there is a value, or on_error(exception) on failure; return a vine promise.
-
-    They are called at once if it has ended already, otherwise from a thread of the app, or one that notices
-    the end; their exceptions are logged. on_error is also called with the DamagedResult of an unreadable
-    result, which is raised here if it is stored already. weak has no effect: callbacks are kept. Raises
-    TypeError for anything not callable.
-    """
+def then(result: S, callback: Callable[[S], Any], on_error: Callable[..., Any] | None) -> Any:
+    """See ``AsyncResult.then``."""
     kept, chained = _promise(callback, on_error)
     meta = result._final_meta()
     with _promising:
@@ -68,19 +57,8 @@ def _promise(callback: Callable[..., Any], on_error: Callable[..., Any] | None) 
     return kept, kept.then(callback, on_error=on_error)
 
 
-def then_all(
-    results: ResultSet[R],
-    callback: Callable[[ResultSet[R]], Any],
-    on_error: Callable[..., Any] | None = None,
-    weak: bool = False,
-) -> Any:
-    """Call callback(results) when all have a value, or on_error(exception) as soon as one has failed; return
-    a vine promise.
-
-    They are called at once if the outcome is known already, otherwise from a thread of the app; their
-    exceptions are logged. on_error is also called with the DamagedResult of an unreadable result. weak has no
-    effect. Raises TypeError for anything not callable.
-    """
+def then_all(results: M, callback: Callable[[M], Any], on_error: Callable[..., Any] | None) -> Any:
+    """See ``ResultSet.then``."""
     kept, chained = _promise(callback, on_error)
     from qworker.results.gathering import Roll
 
@@ -114,7 +92,7 @@ def then_all(
     return chained
 
 
-def _ended(result: AsyncResult[Any], found: Found | Exception) -> None:
+def _ended(result: Single, found: Found | Exception) -> None:
     """Keep the promises of *result*, given its final metadata *found*, or why it cannot be read."""
     if isinstance(found, Exception):
         logger.error("a promise cannot be kept: %s", found)
@@ -123,7 +101,7 @@ def _ended(result: AsyncResult[Any], found: Found | Exception) -> None:
         result.keep(found)
 
 
-def keep(result: AsyncResult[Any], found: dict[str, Any] | Exception) -> None:
+def keep(result: Single, found: dict[str, Any] | Exception) -> None:
     """Keep the promises of *result*, given its final metadata *found*, or why it cannot be read."""
     while result._promises:
         try:

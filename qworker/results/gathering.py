@@ -7,38 +7,35 @@ Thread:      the caller's, or the event loop's for what is ``async``.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from qworker import states
+from qworker.contracts import App
 from qworker.errors import DamagedResult, ResultTimeout
 from qworker.message.exceptions import exception_of
 from qworker.results import awaiting
-from qworker.results.waiting import HINT_AFTER, all_of, hint, look, refuse_to_wait_in_a_task
+from qworker.results.tree import Single
+from qworker.results.waiting import HINT_AFTER, all_of, hint, look
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
     from qworker.backends.base import Backend, Found, Meta
-    from qworker.results.result import AsyncResult
-    from qworker.results.several import ResultSet
 
-    Ended = tuple[AsyncResult[Any], Meta]
-
-R = TypeVar("R")
+S = TypeVar("S", bound=Single)
 
 IGNORED: Meta = {"status": states.IGNORED, "result": None}
 """Stands for the metadata of a call with an ignored result: there is nothing to wait for."""
 
 
-class Roll:
+class Roll(Generic[S]):
     """The results still waited for, and their predecessors, whose failure ends the waiting."""
 
-    def __init__(self, results: Iterable[AsyncResult[Any]], parents: Iterable[AsyncResult[Any]] = ()) -> None:
-        self._known: list[Ended] = []
+    def __init__(self, results: Iterable[S], parents: Iterable[Single] = ()) -> None:
+        self._known: list[tuple[S, Meta]] = []
         """Those that had ended already, until they are taken."""
-        self.missing: dict[str, list[tuple[int, AsyncResult[Any]]]] = {}
+        self.missing: dict[str, list[tuple[int, S]]] = {}
         self._before = [each for each in parents if not each.ignored]  # nearest first
         self._parents = {each.id: each for each in self._before if each._meta is None}
         self._failed = any(_has_failed(each._meta) for each in self._before if each._meta is not None)
@@ -55,11 +52,11 @@ class Roll:
         """Return the ids of all to be waited for."""
         return list({**self._parents, **self.missing}) if self.missing else []
 
-    def take(self, found: Mapping[str, Found]) -> list[Ended]:
+    def take(self, found: Mapping[str, Found]) -> list[tuple[S, Meta]]:
         """Record what has ended; return the corresponding results in order, those that had ended before
         first."""
         known, self._known = self._known, []
-        ended: list[tuple[int, AsyncResult[Any], Meta]] = []
+        ended: list[tuple[int, S, Meta]] = []
         for task_id, each in found.items():
             parent = self._parents.pop(task_id, None)
             if isinstance(each, DamagedResult):
@@ -74,7 +71,7 @@ class Roll:
             result.keep(meta)
         return known + [(result, meta) for _, result, meta in ended]
 
-    def unsure(self, ended: Iterable[Ended]) -> list[str]:
+    def unsure(self, ended: Iterable[tuple[S, Meta]]) -> list[str]:
         """Return the ids of unknown predecessors, if one of *ended* or a later predecessor has failed,
         perhaps because of them: then the exception does not depend on which failure is seen first."""
         if not self._parents or not (self._failed or any(_has_failed(meta) for _, meta in ended)):
@@ -92,7 +89,7 @@ class Roll:
         if self._damaged is not None:
             raise self._damaged
 
-    def overdue(self, app: QWorker, of: int, timeout: float) -> ResultTimeout:
+    def overdue(self, app: App, of: int, timeout: float) -> ResultTimeout:
         """Return the error that names those that have not ended."""
         first = next(iter(self.missing))
         meta = app.backend.get(first)
@@ -103,7 +100,7 @@ class Roll:
             f"the first is task {first} (state: {state}); {advice}"
         )
 
-    def hint(self, app: QWorker) -> None:
+    def hint(self, app: App) -> None:
         """Log why the first missing result may never come."""
         for (_, result), *_ in self.missing.values():
             hint(app, result.id, result._queue)
@@ -115,13 +112,13 @@ def _has_failed(meta: Meta) -> bool:
 
 
 def gather(
-    app: QWorker,
-    results: list[AsyncResult[Any]],
-    parents: Iterable[AsyncResult[Any]] = (),
+    app: App,
+    results: list[S],
+    parents: Iterable[Single] = (),
     timeout: float | None = None,
     interval: float = 0.5,
     on_interval: Callable[[], Any] | None = None,
-) -> Iterator[list[Ended]]:
+) -> Iterator[list[tuple[S, Meta]]]:
     """Yield *results* with their metadata as they end, several at a time, until all have.
 
     parents: results whose failure is raised as soon as it is known. timeout: seconds, None for no limit, 0 to
@@ -145,7 +142,7 @@ def gather(
         raise roll.overdue(app, len(results), timeout)
 
 
-def _hinting(app: QWorker, roll: Roll) -> Callable[[], None]:
+def _hinting(app: App, roll: Roll[Any]) -> Callable[[], None]:
     """Return a function that logs once, after some time of waiting, why results may never come."""
     left = [app.clock.monotonic() + HINT_AFTER]
 
@@ -158,17 +155,17 @@ def _hinting(app: QWorker, roll: Roll) -> Callable[[], None]:
 
 
 async def gather_async(
-    app: QWorker,
-    results: list[AsyncResult[Any]],
-    parents: Iterable[AsyncResult[Any]] = (),
+    app: App,
+    results: list[S],
+    parents: Iterable[Single] = (),
     timeout: float | None = None,
-) -> AsyncGenerator[list[Ended], None]:
+) -> AsyncGenerator[list[tuple[S, Meta]], None]:
     """gather() without blocking the event loop."""
     import asyncio  # here, because it takes 30 ms
 
     roll = Roll(results, parents)
 
-    async def taken(found: Mapping[str, Found]) -> list[Ended]:
+    async def taken(found: Mapping[str, Found]) -> list[tuple[S, Meta]]:
         ended = roll.take(found)
         if unsure := roll.unsure(ended):
             roll.take(await awaiting.look(app.backend.watcher, unsure))
@@ -195,29 +192,7 @@ async def gather_async(
         raise await asyncio.to_thread(roll.overdue, app, len(results), timeout)
 
 
-class AsCompleted(Generic[R]):
-    """The results of a set as they end, for ``for`` or ``async for``."""
-
-    def __init__(self, results: ResultSet[R], timeout: float | None, interval: float) -> None:
-        self._results = results
-        self._timeout = timeout
-        self._interval = interval
-
-    def __iter__(self) -> Iterator[AsyncResult[R]]:
-        for result, _ in self._results._one_by_one(self._timeout, False, self._interval):
-            yield result
-
-    async def __aiter__(self) -> AsyncIterator[AsyncResult[R]]:
-        refuse_to_wait_in_a_task()
-        singles = list(self._results._singles())
-        if singles:
-            async with aclosing(gather_async(self._results.app, singles, (), self._timeout)) as gathered:
-                async for ended in gathered:
-                    for result, _ in ended:
-                        yield result
-
-
-def known_states(singles: list[AsyncResult[Any]], backend: Callable[[], Backend]) -> dict[str, str]:
+def known_states(singles: Sequence[Single], backend: Callable[[], Backend]) -> dict[str, str]:
     """Return the state of each of *singles*, by id, reading once those that are not known to have ended.
 
     Raises DamagedResult for an unreadable one.

@@ -12,13 +12,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from qworker.conf.absent import RESULT, absent
+from qworker.contracts import App
 from qworker.results import tree
 from qworker.results.group_result import GroupResult
+from qworker.results.result import AsyncResult
+from qworker.results.tree import Node, ResultTree
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
     from qworker.backends.base import Backend
-    from qworker.results.result import AsyncResult
 
 
 class GraphResult:
@@ -40,7 +41,7 @@ class GraphResult:
         id: str,
         results: Mapping[str, AsyncResult[Any]],
         parent: Any = None,
-        app: QWorker | None = None,
+        app: App | None = None,
     ) -> None:
         self.names = tuple(results)
         self.members: GroupResult[Any] = GroupResult(id, results.values(), parent, app)
@@ -60,7 +61,7 @@ class GraphResult:
         self.members.parent = parent
 
     @property
-    def app(self) -> QWorker:
+    def app(self) -> App:
         """The app whose result store is used."""
         return self.members.app
 
@@ -123,13 +124,25 @@ class GraphResult:
         """Return how many nodes returned a value."""
         return self.members.completed_count()
 
-    iterdeps = tree.iterdeps
-    collect = tree.collect
-    get_leaf = tree.get_leaf
+    # -- the calls that the nodes made: see AsyncResult --
+
+    def iterdeps(self, intermediate: bool = False) -> Iterator[tuple[Node | None, Node]]:
+        """Go through the tree, level by level, as AsyncResult.iterdeps() does."""
+        return tree.iterdeps(self, intermediate)
+
+    def collect(self, intermediate: bool = False, **options: Any) -> Iterator[tuple[Node, Any]]:
+        """Wait for each result of the tree in turn, as AsyncResult.collect() does."""
+        return tree.collect(self, intermediate, options)
+
+    def get_leaf(self) -> Any:
+        """Wait for all results of the tree, and return the value of the last."""
+        return tree.get_leaf(self)
 
     # -- acting --
 
-    forget = tree.forget_line
+    def forget(self) -> None:
+        """Delete what is stored of the nodes and of what ran before the graph."""
+        tree.forget_line(self)
 
     def revoke(
         self,
@@ -145,9 +158,18 @@ class GraphResult:
 
     # -- being described --
 
-    as_tuple = tree.described
-    as_list = tree.ids_of_line
-    tree = tree.tree_of
+    def as_tuple(self) -> Any:
+        """Return what result_from_tuple() makes a GroupResult of; see AsyncResult.as_tuple()."""
+        return tree.described(self)
+
+    def as_list(self) -> list[str]:
+        """Return its id and those of the results before it."""
+        return tree.ids_of_line(self)
+
+    def tree(self) -> ResultTree:
+        """Return the nodes, each with the calls that its task made; see AsyncResult.tree()."""
+        return tree.tree_of(self)
+
     _is_single = False
 
     def _values(self, propagate: bool) -> dict[str, Any]:

@@ -7,22 +7,20 @@ Thread:      any; one object may be shared, except for changes of its members.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker.context import get_current_app
+from qworker.contracts import App
 from qworker.results import tree
+from qworker.results.result import AsyncResult, result_from_tuple
 from qworker.results.several import R, ResultSet
+from qworker.results.tree import ResultTree, Single
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
     from qworker.backends.base import Backend
-    from qworker.results.result import AsyncResult
 
-__all__ = ["GroupResult", "GroupResults", "ResultSet", "result_described"]
-
-Single = Callable[..., "AsyncResult[Any]"]
-"""Makes the result of one call, from its id, app and parent."""
+__all__ = ["GroupResult", "GroupResults", "ResultSet"]
 
 
 class GroupResult(ResultSet[R]):
@@ -39,14 +37,14 @@ class GroupResult(ResultSet[R]):
         self,
         id: str,
         results: Iterable[AsyncResult[R]] = (),
-        parent: AsyncResult[Any] | GroupResult[Any] | None = None,
-        app: QWorker | None = None,
+        parent: Any = None,
+        app: App | None = None,
     ) -> None:
         super().__init__(results, app)
         self.id = id
         self.parent = parent
 
-    def _before(self) -> Iterable[AsyncResult[Any]]:
+    def _before(self) -> Iterable[Single]:
         return tree.singles_before(self)
 
     # -- kept in the store --
@@ -60,15 +58,25 @@ class GroupResult(ResultSet[R]):
         (backend or self.backend).delete_group(self.id)
 
     @classmethod
-    def restore(cls, id: str, backend: Backend | None = None, app: QWorker | None = None) -> Any:
+    def restore(cls, id: str, backend: Backend | None = None, app: App | None = None) -> Any:
         """Return the group saved under this id; None if there is none, or it has expired."""
         app = app or get_current_app()
         described = (backend or app.backend).get_group(id)
-        return described and result_described(described, app, _single)
+        return described and result_from_tuple(described, app)
 
-    as_tuple = tree.described
-    as_list = tree.ids_of_line
-    tree = tree.tree_of
+    # -- being described --
+
+    def as_tuple(self) -> Any:
+        """Return what result_from_tuple() makes such a result of; see AsyncResult.as_tuple()."""
+        return tree.described(self)
+
+    def as_list(self) -> list[str]:
+        """Return its id and those of the results before it."""
+        return tree.ids_of_line(self)
+
+    def tree(self) -> ResultTree:
+        """Return the members, each with the calls that its task made; see AsyncResult.tree()."""
+        return tree.tree_of(self)
 
     def _members_described(self) -> list[Any]:
         return [each.as_tuple() for each in self.results]
@@ -98,13 +106,13 @@ class GroupResult(ResultSet[R]):
 class GroupResults(NamedTuple):
     """Factory for group results of *app*."""
 
-    app: QWorker
+    app: App
 
     def __call__(
         self,
         id: str,
         results: Iterable[AsyncResult[R]],
-        parent: AsyncResult[Any] | GroupResult[Any] | None = None,
+        parent: Any = None,
     ) -> GroupResult[R]:
         """Return the handle of the group *id*, whose members' results are *results*."""
         return GroupResult(id, results, parent, self.app)
@@ -112,36 +120,3 @@ class GroupResults(NamedTuple):
     def restore(self, id: str, backend: Backend | None = None) -> Any:
         """See GroupResult.restore()."""
         return GroupResult.restore(id, backend, self.app)
-
-
-def _single(id: str, *, app: QWorker, parent: Any) -> AsyncResult[Any]:
-    result = app.AsyncResult(id)
-    result.parent = parent
-    return result
-
-
-def result_described(value: Any, app: QWorker | None, single: Single) -> Any:
-    """Make the result described by ``as_tuple()``. Raises ValueError for anything else."""
-    before: list[tuple[str, Any]] = []
-    described = value
-    while True:
-        try:
-            identity, members = described
-            identity, parent = identity if isinstance(identity, list | tuple) else (identity, None)
-        except (TypeError, ValueError):
-            identity, members, parent = None, None, None
-        if not isinstance(identity, str) or not isinstance(members, list | tuple | None):
-            raise ValueError(f"{value!r:.200} does not describe a result: expected ((id, parent), children)")
-        before.append((identity, members))
-        if not parent:
-            break
-        described = parent
-    result: Any = None
-    for identity, members in reversed(before):
-        if members is None:
-            result = single(identity, app=app, parent=result)
-        else:
-            result = GroupResult(
-                identity, [result_described(each, app, single) for each in members], result, app
-            )
-    return result

@@ -15,10 +15,11 @@ from qworker import states
 from qworker.clock import parse_iso
 from qworker.conf.absent import ONE_STORE, RESULT, absent
 from qworker.context import get_current_app
+from qworker.contracts import App
 from qworker.errors import BackendError, NotAvailable, ResultTimeout
 from qworker.message.exceptions import RemoteTraceback, exception_of
 from qworker.results import awaiting, callbacks, tree
-from qworker.results.tree import described, forget_line, ids_of_line, tree_of
+from qworker.results.tree import Node, ResultTree
 from qworker.results.waiting import (
     HINT_AFTER,
     all_of,
@@ -31,8 +32,7 @@ from qworker.results.waiting import (
 )
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
-    from qworker.results.group_result import GroupResult
+    from qworker.results.dependencies import DependencyGraph, GraphFormatter
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # typing's has no default before Python 3.13
@@ -70,8 +70,8 @@ class AsyncResult(Generic[R]):
         id: str,
         backend: Any = None,
         task_name: str | None = None,
-        app: QWorker | None = None,
-        parent: AsyncResult[Any] | GroupResult[Any] | None = None,
+        app: App | None = None,
+        parent: Any = None,
         queue: str | None = None,
         ignored: bool = False,
     ) -> None:
@@ -91,7 +91,7 @@ class AsyncResult(Generic[R]):
         self._promises: list[Any] | None = None
 
     @property
-    def app(self) -> QWorker:
+    def app(self) -> App:
         """The app whose result store is used."""
         if self._app is None:
             self._app = get_current_app()
@@ -190,7 +190,21 @@ class AsyncResult(Generic[R]):
             tree.raise_of_parents(self, await awaiting.look(self.backend.watcher, tree.unknown_before(self)))
         return self._value(meta, True)
 
-    then = callbacks.then
+    def then(
+        self,
+        callback: Callable[[AsyncResult[R]], Any],
+        on_error: Callable[..., Any] | None = None,
+        weak: bool = False,
+    ) -> Any:
+        """Call callback(result) when there is a value, or on_error(exception) on failure; return a vine
+        promise.
+
+        They are called at once if it has ended already, otherwise from a thread of the app, or one that
+        notices the end; their exceptions are logged. on_error is also called with the DamagedResult of an
+        unreadable result, which is raised here if it is stored already. weak has no effect: callbacks are
+        kept. Raises TypeError for anything not callable.
+        """
+        return callbacks.then(self, callback, on_error)
 
     # -- looking --
 
@@ -327,16 +341,46 @@ class AsyncResult(Generic[R]):
 
     # -- the calls that it made --
 
-    iterdeps = tree.iterdeps
-    collect = tree.collect
-    get_leaf = tree.get_leaf
-    build_graph = tree.build_graph
-    graph = property(tree.build_graph, doc="build_graph(): what has not ended raises IncompleteStream.")
-    tree = tree_of
+    def iterdeps(self, intermediate: bool = False) -> Iterator[tuple[Node | None, Node]]:
+        """Iterate over the tree, level by level: yield ``(parent, result)``; the first parent is None.
+
+        intermediate: skip the calls of unended results; otherwise IncompleteStream is raised after such a
+        result.
+        """
+        return tree.iterdeps(self, intermediate)
+
+    def collect(self, intermediate: bool = False, **options: Any) -> Iterator[tuple[Node, Any]]:
+        """Wait for each result of the tree in turn; yield ``(result, value)``. options: as for get()."""
+        return tree.collect(self, intermediate, options)
+
+    def get_leaf(self) -> Any:
+        """Wait for all results of the tree, and return the value of the last."""
+        return tree.get_leaf(self)
+
+    def build_graph(
+        self, intermediate: bool = False, formatter: GraphFormatter | None = None
+    ) -> DependencyGraph[Node]:
+        """Return the tree as a graph of results, each with the results it led to. intermediate: as for
+        iterdeps(). formatter: how to_dot() draws it."""
+        return tree.build_graph(self, intermediate, formatter)
+
+    @property
+    def graph(self) -> DependencyGraph[Node]:
+        """build_graph(): what has not ended raises IncompleteStream."""
+        return self.build_graph()
+
+    def tree(self) -> ResultTree:
+        """Return the current tree of this result without waiting, with one read for each level.
+
+        Each call and each group occurs once. Raises DamagedResult for an unreadable one.
+        """
+        return tree.tree_of(self)
 
     # -- acting --
 
-    forget = forget_line
+    def forget(self) -> None:
+        """Delete its stored result and those of its predecessors; the state is PENDING afterwards."""
+        tree.forget_line(self)
 
     def _is_stored(self) -> bool:
         return True
@@ -360,8 +404,18 @@ class AsyncResult(Generic[R]):
         """
         tree.revoke_workflow(self, connection, terminate, signal, wait, timeout)
 
-    as_tuple = described
-    as_list = ids_of_line
+    def as_tuple(self) -> Any:
+        """Return ``((id, parent), members)``, plain data that result_from_tuple converts back to a result.
+
+        members: None for a single call. Of a long chain only the nearest predecessors are described, as many
+        as JSON can nest.
+        """
+        return tree.described(self)
+
+    def as_list(self) -> list[str]:
+        """Return its id and those of its predecessors."""
+        return tree.ids_of_line(self)
+
     _is_single = True
 
     def _singles(self) -> Iterator[AsyncResult[Any]]:
@@ -395,9 +449,28 @@ class AsyncResult(Generic[R]):
         return type(self), (self.id, None, self.parent, self._queue, self.ignored)
 
 
-def result_from_tuple(value: Any, app: QWorker | None = None) -> Any:
+def result_from_tuple(value: Any, app: App | None = None) -> Any:
     """Make the AsyncResult or GroupResult described by ``as_tuple()``. Raises ValueError for anything
     else."""
-    from qworker.results.group_result import result_described
-
-    return result_described(value, app, AsyncResult)
+    before: list[tuple[str, Any]] = []
+    described = value
+    while True:
+        try:
+            identity, members = described
+            identity, parent = identity if isinstance(identity, list | tuple) else (identity, None)
+        except (TypeError, ValueError):
+            identity, members, parent = None, None, None
+        if not isinstance(identity, str) or not isinstance(members, list | tuple | None):
+            raise ValueError(f"{value!r:.200} does not describe a result: expected ((id, parent), children)")
+        before.append((identity, members))
+        if not parent:
+            break
+        described = parent
+    result: Any = None
+    for identity, members in reversed(before):
+        if members is None:
+            result = AsyncResult(identity, app=app, parent=result)
+        else:
+            groups = (app or get_current_app()).GroupResult
+            result = groups(identity, [result_from_tuple(each, app) for each in members], result)
+    return result

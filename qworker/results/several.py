@@ -7,7 +7,7 @@ Thread:      any; one object may be shared, except for changes of its members.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import aclosing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, overload
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Generic, overload
 from qworker import states
 from qworker.conf.absent import RESULT, absent
 from qworker.context import get_current_app
+from qworker.contracts import App
 from qworker.results import callbacks, tree
-from qworker.results.gathering import IGNORED, AsCompleted, gather, gather_async, known_states
+from qworker.results.gathering import IGNORED, gather, gather_async, known_states
+from qworker.results.result import AsyncResult
+from qworker.results.tree import Single
 from qworker.results.waiting import patience, refuse_to_wait_in_a_task
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
     from qworker.backends.base import Backend, Meta
-    from qworker.results.group_result import GroupResult
-    from qworker.results.result import AsyncResult
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # typing's has no default before Python 3.13
@@ -46,19 +46,19 @@ class ResultSet(Generic[R]):
 
     __slots__ = ("__weakref__", "_app", "results")
 
-    def __init__(self, results: Iterable[AsyncResult[R]], app: QWorker | None = None) -> None:
+    def __init__(self, results: Iterable[AsyncResult[R]], app: App | None = None) -> None:
         self.results = list(results)
         self._app = app
 
     @property
-    def app(self) -> QWorker:
+    def app(self) -> App:
         """The app whose result store is used: the given one, the first member's, or the current one."""
         if self._app is None:
             self._app = self.results[0].app if self.results else get_current_app()
         return self._app
 
     @app.setter
-    def app(self, app: QWorker) -> None:
+    def app(self, app: App) -> None:
         self._app = app
 
     @property
@@ -187,7 +187,7 @@ class ResultSet(Generic[R]):
         parents = self._before() if propagate else ()
         return gather(self.app, singles, parents, timeout, interval, on_interval) if singles else iter(())
 
-    def _before(self) -> Iterable[AsyncResult[Any]]:
+    def _before(self) -> Iterable[Single]:
         """Return the results whose failure means that this will never end."""
         return ()
 
@@ -262,7 +262,20 @@ class ResultSet(Generic[R]):
                         result._value(meta, True)
         return self._values(True)
 
-    then = callbacks.then_all
+    def then(
+        self,
+        callback: Callable[[ResultSet[R]], Any],
+        on_error: Callable[..., Any] | None = None,
+        weak: bool = False,
+    ) -> Any:
+        """Call callback(results) when all have a value, or on_error(exception) as soon as one has failed;
+        return a vine promise.
+
+        They are called at once if the outcome is known already, otherwise from a thread of the app; their
+        exceptions are logged. on_error is also called with the DamagedResult of an unreadable result. weak
+        has no effect. Raises TypeError for anything not callable.
+        """
+        return callbacks.then_all(self, callback, on_error)
 
     # -- looking --
 
@@ -308,8 +321,11 @@ class ResultSet(Generic[R]):
 
     # -- acting --
 
-    parent: AsyncResult[Any] | GroupResult[Any] | None = None
-    forget = tree.forget_line
+    parent: Any = None
+
+    def forget(self) -> None:
+        """Delete what is stored of them and of the results before them."""
+        tree.forget_line(self)
 
     def revoke(
         self,
@@ -354,3 +370,25 @@ class ResultSet(Generic[R]):
 
     def __reduce__(self) -> Any:
         return type(self), (self.results,)
+
+
+class AsCompleted(Generic[R]):
+    """The results of a set as they end: to go through with ``for`` or ``async for``."""
+
+    def __init__(self, results: ResultSet[R], timeout: float | None, interval: float) -> None:
+        self._results = results
+        self._timeout = timeout
+        self._interval = interval
+
+    def __iter__(self) -> Iterator[AsyncResult[R]]:
+        for result, _ in self._results._one_by_one(self._timeout, False, self._interval):
+            yield result
+
+    async def __aiter__(self) -> AsyncIterator[AsyncResult[R]]:
+        refuse_to_wait_in_a_task()
+        singles = list(self._results._singles())
+        if singles:
+            async with aclosing(gather_async(self._results.app, singles, (), self._timeout)) as gathered:
+                async for ended in gathered:
+                    for result, _ in ended:
+                        yield result

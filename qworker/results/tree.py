@@ -1,6 +1,6 @@
 """Result tree: a result with the results of its task's calls, recursively.
 
-Comes from:  ``AsyncResult`` and ``GroupResult``, whose methods these are.
+Comes from:  the methods of ``AsyncResult``, ``GroupResult`` and ``GraphResult``.
 Goes to:     the result store, one read for each level.
 Thread:      any.
 
@@ -11,20 +11,63 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from qworker import states
+from qworker.contracts import App
 from qworker.errors import DamagedResult, IncompleteStream
 
 if TYPE_CHECKING:
-    from qworker.backends.base import Found, Meta
+    from qworker.backends.base import Backend, Found, Meta
     from qworker.results.dependencies import DependencyGraph, GraphFormatter
-    from qworker.results.graph_result import GraphResult
-    from qworker.results.group_result import GroupResult
-    from qworker.results.result import AsyncResult
-    from qworker.results.several import ResultSet
 
-    Node: TypeAlias = AsyncResult[Any] | GroupResult[Any] | GraphResult
+
+class Several(Protocol):
+    """A result of whatever kind: of one call, a set, a group, or a graph."""
+
+    _is_single: bool
+
+    @property
+    def app(self) -> App: ...
+    @property
+    def backend(self) -> Backend: ...
+    @property
+    def parent(self) -> Any:
+        """The Node of what ran before it."""
+
+    @property
+    def children(self) -> Sequence[Any]: ...
+    def get(self, *args: Any, **kwargs: Any) -> Any: ...
+    def ready(self) -> bool: ...
+    def successful(self) -> bool: ...
+    def failed(self) -> bool: ...
+    def revoke(self, *args: Any, **kwargs: Any) -> None: ...
+    def forget(self) -> None: ...
+    def _singles(self) -> Iterator[Single]: ...
+
+
+class Node(Several, Protocol):
+    """A result with an id: of one call, a group, or a graph."""
+
+    @property
+    def id(self) -> str: ...
+    def __hash__(self) -> int: ...
+    def as_tuple(self) -> Any: ...
+    def _members_described(self) -> Any: ...
+
+
+class Single(Node, Protocol):
+    """The result of one call."""
+
+    ignored: bool
+    _meta: dict[str, Any] | None
+    _promises: list[Any] | None
+    _queue: str | None
+
+    def keep(self, meta: dict[str, Any]) -> dict[str, Any]: ...
+    def _is_stored(self) -> bool: ...
+    def _final_meta(self) -> dict[str, Any] | None: ...
+    def _value(self, meta: dict[str, Any], propagate: bool) -> Any: ...
 
 
 DESCRIBED = 32
@@ -32,11 +75,8 @@ DESCRIBED = 32
 """
 
 
-def iterdeps(result: Node, intermediate: bool = False) -> Iterator[tuple[Node | None, Node]]:
-    """Iterate over the tree, level by level: yield ``(parent, result)``; the first parent is None.
-
-    intermediate: skip the calls of unended results; otherwise IncompleteStream is raised after such a result.
-    """
+def iterdeps(result: Node, intermediate: bool) -> Iterator[tuple[Node | None, Node]]:
+    """See ``AsyncResult.iterdeps``."""
     level: list[tuple[Node | None, Node]] = [(None, result)]
     while level:
         _look([single for _, node in level for single in node._singles()])
@@ -52,7 +92,7 @@ def iterdeps(result: Node, intermediate: bool = False) -> Iterator[tuple[Node | 
         level = below
 
 
-def _look(results: Sequence[AsyncResult[Any]]) -> None:
+def _look(results: Sequence[Single]) -> None:
     """Read once all *results* that are not known to have ended, and keep the final ones."""
     unknown = [each for each in results if each._meta is None and not each.ignored]
     if len(unknown) < 2:
@@ -64,11 +104,8 @@ def _look(results: Sequence[AsyncResult[Any]]) -> None:
             each.keep(meta)
 
 
-def build_graph(
-    result: AsyncResult[Any], intermediate: bool = False, formatter: GraphFormatter | None = None
-) -> DependencyGraph[Node]:
-    """Return the tree as a graph of results, each with the results it led to. intermediate: as for
-    iterdeps(). formatter: how to_dot() draws it."""
+def build_graph(result: Node, intermediate: bool, formatter: GraphFormatter | None) -> DependencyGraph[Node]:
+    """See ``AsyncResult.build_graph``."""
     from qworker.results.dependencies import DependencyGraph, GraphFormatter
 
     graph: DependencyGraph[Node] = DependencyGraph(
@@ -81,16 +118,16 @@ def build_graph(
     return graph
 
 
-def collect(result: Node, intermediate: bool = False, **options: Any) -> Iterator[tuple[Node, Any]]:
-    """Wait for each result of the tree in turn; yield ``(result, value)``. options: as for get()."""
+def collect(result: Node, intermediate: bool, options: Mapping[str, Any]) -> Iterator[tuple[Node, Any]]:
+    """See ``AsyncResult.collect``."""
     for _, node in iterdeps(result, intermediate):
         yield node, node.get(**options)
 
 
 def get_leaf(result: Node) -> Any:
-    """Wait for all results of the tree, and return the value of the last."""
+    """See ``AsyncResult.get_leaf``."""
     value = None
-    for _, each in collect(result):
+    for _, each in collect(result, False, {}):
         value = each
     return value
 
@@ -109,10 +146,7 @@ class ResultTree(NamedTuple):
 
 
 def tree_of(result: Node) -> ResultTree:
-    """Return the current tree of *result* without waiting, with one read for each level.
-
-    Each call and each group occurs once. Raises DamagedResult for an unreadable one.
-    """
+    """See ``AsyncResult.tree``."""
     met = {result.id}
     nodes: list[tuple[Node, Meta, list[str]]] = []
     level: list[Any] = [result]
@@ -155,7 +189,7 @@ def state_of_many(members: Iterable[str]) -> str:
 # -- the results before it --
 
 
-def line(result: Node | ResultSet[Any]) -> Iterator[Node]:
+def line(result: Several) -> Iterator[Node]:
     """Yield *result* and its predecessors, nearest first."""
     node: Any = result
     while node is not None:
@@ -163,7 +197,7 @@ def line(result: Node | ResultSet[Any]) -> Iterator[Node]:
         node = node.parent
 
 
-def singles_before(result: Node) -> list[AsyncResult[Any]]:
+def singles_before(result: Node) -> list[Single]:
     """Return the results of single calls before *result*, including those of groups, nearest first."""
     return [single for node in line(result) if node is not result for single in node._singles()]
 
@@ -186,11 +220,7 @@ def raise_of_parents(result: Node, found: Mapping[str, Found]) -> None:
 
 
 def described(result: Node) -> Any:
-    """Return ``((id, parent), members)``, plain data that result_from_tuple converts back to a result.
-
-    members: None for a single call. Of a long chain only the nearest predecessors are described, as many as
-    JSON can nest.
-    """
+    """See ``AsyncResult.as_tuple``."""
     told: Any = None
     for node in reversed(list(islice(line(result), DESCRIBED))):
         told = (node.id, told), node._members_described()
@@ -198,11 +228,11 @@ def described(result: Node) -> Any:
 
 
 def ids_of_line(result: Node) -> list[str]:
-    """Return its id and those of its predecessors."""
+    """See ``AsyncResult.as_list``."""
     return [node.id for node in line(result)]
 
 
-def _of_the_workflow(result: Node | ResultSet[Any]) -> list[AsyncResult[Any]]:
+def _of_the_workflow(result: Several) -> list[Single]:
     """Return the results of single calls in it, before it, and before each of its members."""
     met: dict[int, Any] = {}
     unseen: list[Any] = [result]
@@ -215,12 +245,7 @@ def _of_the_workflow(result: Node | ResultSet[Any]) -> list[AsyncResult[Any]]:
 
 
 def revoke_workflow(
-    result: Node | ResultSet[Any],
-    connection: Any = None,
-    terminate: bool = False,
-    signal: str | int | None = None,
-    wait: bool = False,
-    timeout: Any = None,
+    result: Several, connection: Any, terminate: bool, signal: str | int | None, wait: bool, timeout: Any
 ) -> None:
     """Tell all workers, in one order, not to run any call of the workflow with *result*, except those known
     here to have ended. See AsyncResult.revoke()."""
@@ -236,8 +261,8 @@ def revoke_workflow(
         )
 
 
-def forget_line(result: Node | ResultSet[Any]) -> None:
-    """Delete its stored result and those of its predecessors; the state is PENDING afterwards."""
+def forget_line(result: Several) -> None:
+    """See ``AsyncResult.forget``."""
     stored = [single for single in _of_the_workflow(result) if single._is_stored()]
     for single in stored:
         single._meta = None

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from qworker import states
 from qworker.backends.result_watcher import SLOWEST, final
-from qworker.context import current_context
+from qworker.contracts import App
 from qworker.errors import BackendError, DamagedResult, ResultTimeout
 from qworker.interrupts import let_pass
+from qworker.message.context import current_context
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
     from qworker.backends.base import Found, Meta
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def patience(timeout: float | timedelta | None) -> float | None:
 
 
 def wait_for(
-    app: QWorker,
+    app: App,
     task_id: str,
     queue: str | None,
     timeout: float | None,
@@ -112,7 +112,7 @@ def wait_for(
             hint(app, task_id, queue)
 
 
-def look(app: QWorker, ids: Collection[str], until: float | None = None) -> dict[str, Found]:
+def look(app: App, ids: Collection[str], until: float | None = None) -> dict[str, Found]:
     """Return which of *ids* have ended now, or as soon as a store that has just become unavailable is back.
 
     until: when to give up, by the monotonic clock. Raises BackendError when the store is not back by then.
@@ -136,7 +136,7 @@ def all_of(first: Callable[[], Any], second: Callable[[], Any] | None) -> Callab
     return both
 
 
-def states_told(app: QWorker, task_id: str, tell: Callable[[Meta], Any]) -> Callable[[], None]:
+def states_told(app: App, task_id: str, tell: Callable[[Meta], Any]) -> Callable[[], None]:
     """Return a function that reads the task's state, and calls tell(metadata) when it has changed.
 
     The final state is left to the waiting caller.
@@ -157,7 +157,7 @@ def states_told(app: QWorker, task_id: str, tell: Callable[[Meta], Any]) -> Call
     return tell_if_new
 
 
-def hint(app: QWorker, task_id: str, queue: str | None) -> None:
+def hint(app: App, task_id: str, queue: str | None) -> None:
     """Log why there may never be a result: no worker, or none for *queue*. Never raises."""
     try:
         if "workers" in app.broker.lacks:

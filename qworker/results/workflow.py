@@ -17,13 +17,13 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker import states
+from qworker.contracts import App
 from qworker.errors import DamagedResult, NotSupported
 from qworker.results import outline
 from qworker.results.result import result_from_tuple
 from qworker.results.tree import line, state_of_many
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
     from qworker.backends.base import Found
 
 UNREADABLE = "UNREADABLE"
@@ -100,7 +100,7 @@ class _Node:
 class Survey:
     """Examines the workflow of *task_id*, repeatedly if required: ended calls are read once."""
 
-    def __init__(self, app: QWorker, task_id: str) -> None:
+    def __init__(self, app: App, task_id: str) -> None:
         self._app = app
         self._backend = app.backend
         self._asked = task_id

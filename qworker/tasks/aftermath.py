@@ -10,21 +10,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qworker import states
-from qworker.context import Context, message_headers, pop, push
+from qworker.contracts import App, Task
 from qworker.errors import DamagedResult, NotSupported, Reject, Retry
+from qworker.message.context import Context, message_headers, pop, push
 from qworker.message.exceptions import exception_of
 from qworker.message.marks import run_in
 from qworker.tasks import followup
 from qworker.tasks.execution import Run, cut_short, ignores_result, store_now
 from qworker.tasks.outcome import LOST, NOT_STARTED, REQUEUED, TERMINATED, TIME_LIMIT, Outcome
 from qworker.tasks.unsent import is_away
-
-if TYPE_CHECKING:
-    from qworker.app import QWorker
-    from qworker.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +33,8 @@ _RAN = frozenset([LOST, TIME_LIMIT, TERMINATED])
 
 
 def tell(
-    app: QWorker,
-    task: Task[..., Any],
+    app: App,
+    task: Task,
     context: Context,
     kind: str,
     text: str,
@@ -85,7 +82,7 @@ def tell(
         pop(token)
 
 
-def _success(app: QWorker, task: Task[..., Any], context: Context) -> Mapping[str, Any] | None:
+def _success(app: App, task: Task, context: Context) -> Mapping[str, Any] | None:
     """Return the stored success of a task that was killed between its end and its callbacks; None if there is
     none. For an id that was called before, as the mark RUN shows, the success may belong to another call."""
     if not context.callbacks or ignores_result(context, task) or run_in(message_headers(context)):
@@ -97,7 +94,7 @@ def _success(app: QWorker, task: Task[..., Any], context: Context) -> Mapping[st
     return meta if meta is not None and meta["status"] == states.SUCCESS else None
 
 
-def _go_on(app: QWorker, task: Task[..., Any], context: Context, value: Any) -> Outcome:
+def _go_on(app: App, task: Task, context: Context, value: Any) -> Outcome:
     """Send the calls after the task, which has succeeded with *value*."""
     run = Run(app, task, context)
     run.start, run.stored = time.perf_counter(), True

@@ -14,25 +14,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from qworker.context import Context
+from qworker.contracts import App, Task
 from qworker.errors import SoftTimeLimitExceeded, TimeLimitExceeded
+from qworker.message.context import Context
 from qworker.tasks import copies
 from qworker.tasks.execution import Run
 from qworker.tasks.outcome import Outcome
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
     from qworker.message.protocol import Body
-    from qworker.tasks.task import Task
 
 CANCELLED_ITSELF = "cancelled by its own code or a library that it uses, not by the worker"
 
 
 async def execute_async(
-    app: QWorker,
-    task: Task[..., Any],
+    app: App,
+    task: Task,
     context: Context,
     body: Body,
     soft: float | None = None,

@@ -11,12 +11,12 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from qworker.canvas.signatures import GRAPH, signature
+from qworker.contracts import AnyTask, App
 from qworker.tasks.definition import make_task
 from qworker.tasks.followup import run_to_end
 from qworker.tasks.task import Task
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
     from qworker.tasks.registry import TaskRegistry
 
 CHORD_UNLOCK = "celery.chord_unlock"
@@ -25,7 +25,7 @@ STAND_IN = "celery.accumulate"
 """The task that reports the calls carried by a message whose task is unknown."""
 
 
-def add_builtin_tasks(app: QWorker, registry: TaskRegistry) -> None:
+def add_builtin_tasks(app: App, registry: TaskRegistry) -> None:
     """Register celery.map, celery.starmap, celery.chunks, celery.accumulate, celery.chord_unlock and
     qworker.graph in the *registry* of *app*, unless it has its own."""
 
@@ -85,14 +85,14 @@ class StarMapped(Task[..., Any]):
         options = {"serializer": self.serializer, **options}
         return args, {**kwargs, "it": [self._dumped(called, item, options) for item in items]}
 
-    def _dumped(self, called: Task[..., Any], item: Any, options: Mapping[str, Any]) -> Any:
+    def _dumped(self, called: AnyTask, item: Any, options: Mapping[str, Any]) -> Any:
         return called.dump_arguments(tuple(item), {}, options)[0]
 
 
 class Mapped(StarMapped):
     """The same, but each item is the only argument."""
 
-    def _dumped(self, called: Task[..., Any], item: Any, options: Mapping[str, Any]) -> Any:
+    def _dumped(self, called: AnyTask, item: Any, options: Mapping[str, Any]) -> Any:
         return called.dump_arguments((item,), {}, options)[0][0]
 
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qworker import states
 from qworker.canvas.signatures import signature
+from qworker.contracts import App, Task
 from qworker.errors import (
     BackendError,
     BrokerUnavailable,
@@ -33,17 +34,13 @@ from qworker.safe_repr import safe_repr
 from qworker.tasks import followup
 from qworker.transports.lease import Part
 
-if TYPE_CHECKING:
-    from qworker.app import QWorker
-    from qworker.tasks.task import Task
-
 logger = logging.getLogger(__name__)
 
 _AWAY = (BackendError, BrokerUnavailable)
 
 
 def unlock_chord(
-    task: Task[..., Any],
+    task: Task,
     group_id: str,
     callback: Mapping[str, Any],
     interval: float | None = None,
@@ -108,7 +105,7 @@ def _value(member: Any, found: Mapping[str, Any]) -> Any:
     return found[member.id]["result"]
 
 
-def _fail(app: QWorker, callback: Mapping[str, Any], why: str) -> None:
+def _fail(app: App, callback: Mapping[str, Any], why: str) -> None:
     """Store that the body of a chord has failed, with all calls after it, and call its errbacks."""
     try:
         envelopes, ended = followup.chord_failed(app, signature(callback, app=app), why)

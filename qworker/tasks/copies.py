@@ -15,24 +15,19 @@ calls of a workflow called again with the same ids by their run.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from qworker.backends.joins import DONE_SECONDS, DONE_SECONDS_FOR_EVER
-from qworker.context import Context, message_headers
+from qworker.contracts import App, Task
 from qworker.errors import BackendError, NotSupported
+from qworker.message.context import Context, message_headers
 from qworker.message.marks import PUBLICATION, run_in
 from qworker.tasks.outcome import COPY, REQUEUED, Outcome
 from qworker.transports.join_parts import may_be_id
-
-if TYPE_CHECKING:
-    from qworker.app import QWorker
-    from qworker.tasks.task import Task
 
 LONGEST_ID = 200
 """Maximum characters of ids that are looked up; a body with a longer id may run twice."""
 
 
-def refused(app: QWorker, task: Task[..., Any], context: Context) -> Outcome | None:
+def refused(app: App, task: Task, context: Context) -> Outcome | None:
     """Return how a call ends if another message of it runs or ran; None when it should run.
 
     While the result store is unavailable, the message goes back.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
-from qworker.publishing.options import Seconds
+from qworker.canvas.options import Seconds
 from qworker.tasks.task import AsyncTask, Task
 
 P = ParamSpec("P")

@@ -12,6 +12,7 @@ from functools import cache
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+from qworker.contracts import App
 from qworker.errors import ConfigurationError
 from qworker.naming import import_object
 from qworker.publishing.arguments import argument_checker, is_coroutine_function, is_generator_function
@@ -19,7 +20,6 @@ from qworker.tasks import options as task_options
 from qworker.tasks.task import AsyncTask, Task
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
     from qworker.tasks.task import Task
 
 AnyTask = Task[..., Any]
@@ -29,7 +29,7 @@ _OURS = frozenset({"run", "origin"})
 
 
 def make_task(
-    app: QWorker,
+    app: App,
     function: Callable[..., Any],
     *,
     name: str | None = None,
@@ -97,7 +97,7 @@ def _refuse_generator(name: str, function: Callable[..., Any]) -> None:
         )
 
 
-def adopt(task_or_class: AnyTask | type[AnyTask], app: QWorker) -> AnyTask:
+def adopt(task_or_class: AnyTask | type[AnyTask], app: App) -> AnyTask:
     """Make a task of *app* from an instance or its class, whose run() is a method."""
     task = task_or_class() if isinstance(task_or_class, type) else task_or_class
     name = task.name or app.gen_task_name(type(task).__qualname__, type(task).__module__)
@@ -115,7 +115,7 @@ def adopt(task_or_class: AnyTask | type[AnyTask], app: QWorker) -> AnyTask:
     return task
 
 
-def bind(task: AnyTask, app: QWorker) -> None:
+def bind(task: AnyTask, app: App) -> None:
     """Apply *app* to *task*: the annotations, and the settings behind options that are None. Called once,
     when the app is finalized."""
     annotations = annotations_for(app.conf.task_annotations, task)
@@ -140,9 +140,7 @@ def task_class(name_or_class: str | type[AnyTask]) -> type[AnyTask]:
     return kind
 
 
-def change_class(
-    app: QWorker, tasks: Mapping[str, AnyTask], name_or_class: str | type[AnyTask]
-) -> type[AnyTask]:
+def change_class(app: App, tasks: Mapping[str, AnyTask], name_or_class: str | type[AnyTask]) -> type[AnyTask]:
     """Change the class of those *tasks* that were made without a class of their own; return the class.
 
     Raises ConfigurationError when the app is finalized, because its tasks may have been called.
@@ -220,7 +218,7 @@ def _looks(base: type[AnyTask]) -> dict[str, Any]:
     return {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
 
 
-def _set_options(task: AnyTask, app: QWorker, options: Mapping[str, Any]) -> None:
+def _set_options(task: AnyTask, app: App, options: Mapping[str, Any]) -> None:
     """Set the options of *task*: those of its class, and *options* over them."""
     base = type(task)
     names = task_options.OPTIONS if base is not Task else ()

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from traceback import format_exception
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qworker import states
 from qworker.canvas.plan import last_call
 from qworker.canvas.signatures import signatures
-from qworker.context import Context, current_context, pop, push
+from qworker.contracts import App, Task
 from qworker.errors import Reject, Replaced, Retry
+from qworker.message.context import Context, current_context, pop, push
 from qworker.message.marks import unmarked
 from qworker.message.protocol import Body
 from qworker.naming import node_name
@@ -27,10 +28,6 @@ from qworker.tasks.async_execution import execute_async
 from qworker.tasks.execution import Interrupted, execute
 from qworker.tasks.followup import run_to_end
 from qworker.tasks.outcome import INTERRUPTED, Outcome
-
-if TYPE_CHECKING:
-    from qworker.app import QWorker
-    from qworker.tasks.task import Task
 
 
 class EagerResult(AsyncResult[R]):
@@ -47,7 +44,7 @@ class EagerResult(AsyncResult[R]):
         state: str,
         traceback: str | None = None,
         name: str | None = None,
-        app: QWorker | None = None,
+        app: App | None = None,
     ) -> None:
         super().__init__(id, app=app)
         self._meta = {
@@ -85,7 +82,7 @@ class EagerResult(AsyncResult[R]):
 
 
 def apply_eagerly(
-    task: Task[..., Any],
+    task: Task,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
@@ -129,7 +126,7 @@ def apply_eagerly(
     return EagerResult(identity, value, state, traceback, task.name, app)
 
 
-def _replaced(task: Task[..., Any], context: Context, by: Replaced) -> tuple[str, Any, str | None]:
+def _replaced(task: Task, context: Context, by: Replaced) -> tuple[str, Any, str | None]:
     """Run the replacement of a task; return its state, value or error, and traceback."""
     token = push(context, task)
     try:
@@ -143,7 +140,7 @@ def _replaced(task: Task[..., Any], context: Context, by: Replaced) -> tuple[str
     return ended.state, ended.result, ended.traceback
 
 
-def _run(app: QWorker, task: Task[..., Any], context: Context, body: Body) -> Outcome:
+def _run(app: App, task: Task, context: Context, body: Body) -> Outcome:
     if not task.is_async:
         return execute(app, task, context, body)
     import asyncio  # here, because it takes 30 ms
@@ -170,7 +167,7 @@ def _pass_on(outcome: Outcome, value: Any) -> None:
 
 
 def _context(
-    task: Task[..., Any],
+    task: Task,
     identity: str,
     body: Body,
     retries: int,

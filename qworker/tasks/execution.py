@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from qworker import signals, states
 from qworker.canvas.membership import is_ignored
-from qworker.context import Context, calls_within, enter_by, message_headers, pop, push
+from qworker.contracts import App, Task
 from qworker.errors import (
     BackendError,
     EncodeError,
@@ -36,6 +36,7 @@ from qworker.errors import (
     Terminated,
 )
 from qworker.interrupts import let_pass, within
+from qworker.message.context import Context, calls_within, enter_by, message_headers, pop, push
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.marks import FAILED, kept_in
 from qworker.middleware import compose
@@ -62,10 +63,8 @@ from qworker.tasks.unsent import can_go_back, is_away, reason
 from qworker.transports.lease import Envelope, ResultRow
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
-    from qworker.context import Context
+    from qworker.message.context import Context
     from qworker.message.protocol import Body
-    from qworker.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ class ExceptionInfo:
 
 
 def execute(
-    app: QWorker, task: Task[..., Any], context: Context, body: Body, disarm: Callable[[], None] | None = None
+    app: App, task: Task, context: Context, body: Body, disarm: Callable[[], None] | None = None
 ) -> Outcome:
     """Run *task* for *context*; return how it ended. disarm: called as soon as the body has ended."""
     if (copy := copies.refused(app, task, context)) is not None:
@@ -126,9 +125,7 @@ def invalid(error: BaseException) -> Outcome:
     return Outcome(INVALID, 0.0, storable(text))
 
 
-def cut_short(
-    app: QWorker, task: Task[..., Any], context: Context, error: BaseException, since: float
-) -> Outcome:
+def cut_short(app: App, task: Task, context: Context, error: BaseException, since: float) -> Outcome:
     """Return the outcome of a run that raised *error* just as its body began or ended.
     since: a value of time.perf_counter()."""
     run = Run(app, task, context)
@@ -136,7 +133,7 @@ def cut_short(
     return run.tell(run.raised, error)
 
 
-def started(app: QWorker, task: Task[..., Any], context: Context) -> ResultRow | None:
+def started(app: App, task: Task, context: Context) -> ResultRow | None:
     """Return the row of the state STARTED, for the worker to store. Never fails the run."""
     info = {"pid": os.getpid(), "hostname": context.hostname}
     try:
@@ -148,7 +145,7 @@ def started(app: QWorker, task: Task[..., Any], context: Context) -> ResultRow |
         return None
 
 
-def store_now(app: QWorker, row: ResultRow | None) -> bool:
+def store_now(app: App, row: ResultRow | None) -> bool:
     """Store *row* before observers are called, because they may query the task's state. Return False when the
     store does not accept it at once: then the worker stores it, and tries until it succeeds. This does not
     wait for it, because the task's time limit still runs."""
@@ -178,7 +175,7 @@ def store_now(app: QWorker, row: ResultRow | None) -> bool:
     return False
 
 
-def ignores_result(context: Context, task: Task[..., Any]) -> bool:
+def ignores_result(context: Context, task: Task) -> bool:
     """Tell whether the return value of this call is discarded."""
     ignored = context.ignore_result
     return is_ignored(message_headers(context), task.ignore_result) if ignored is None else ignored
@@ -201,7 +198,7 @@ class Run:
         "value",
     )
 
-    def __init__(self, app: QWorker, task: Task[..., Any], context: Context) -> None:
+    def __init__(self, app: App, task: Task, context: Context) -> None:
         self.app = app
         self.task = task
         self.context = context

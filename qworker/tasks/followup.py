@@ -15,16 +15,17 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from qworker import states
 from qworker.canvas.membership import calls_in, errbacks_of, first_calls, parts_of, publication
 from qworker.canvas.signatures import Signature, listed, signature
 from qworker.canvas.stamping import hand_on
-from qworker.context import Context, carried_chain, message_headers
+from qworker.contracts import App, Task
 from qworker.errors import ChordError, InvalidTaskMessage, NotSupported, PublishError, QWorkerError
 from qworker.interrupts import let_pass
 from qworker.message.chain_text import WrittenCalls
+from qworker.message.context import Context, carried_chain, message_headers
 from qworker.message.exceptions import exception_from_dict, exception_to_dict
 from qworker.message.marks import CAUSE, FAILED, RUN, apart, mark, run_in
 from qworker.naming import ids_of
@@ -34,14 +35,10 @@ from qworker.tasks.outcome import Fields, Followed
 from qworker.tasks.unsent import is_away
 from qworker.transports.lease import Envelope
 
-if TYPE_CHECKING:
-    from qworker.app import QWorker
-    from qworker.tasks.task import Task
-
 logger = logging.getLogger(__name__)
 
 
-def succeeded(app: QWorker, context: Context, value: Any) -> None:
+def succeeded(app: App, context: Context, value: Any) -> None:
     """Send the callbacks and the next call of the chain, with *value* before their arguments.
 
     Raises PublishError when one can never be sent, BrokerUnavailable or BackendError when it cannot be sent
@@ -57,7 +54,7 @@ def succeeded(app: QWorker, context: Context, value: Any) -> None:
         follow(app, context, context.chain[-1], (value,), chain=context.chain[:-1] or None)
 
 
-def failed(app: QWorker, context: Context, error: BaseException, traceback: str, again: bool = False) -> None:
+def failed(app: App, context: Context, error: BaseException, traceback: str, again: bool = False) -> None:
     """Call the errbacks.
 
     An errback that takes ``(request, exc, traceback)`` before its own arguments runs here. Every other one is
@@ -95,7 +92,7 @@ def _run_here(call: Signature, arguments: tuple[Any, ...]) -> None:
         logger.exception("errback %s of task %s[%s] raised", call.task, context.task, context.id)
 
 
-def chord_parts(app: QWorker, context: Context, status: str, result: Any) -> Fields:
+def chord_parts(app: App, context: Context, status: str, result: Any) -> Fields:
     """Return the task's parts for the chord in its message (Celery's format). The task has ended with
     *status*.
 
@@ -106,7 +103,7 @@ def chord_parts(app: QWorker, context: Context, status: str, result: Any) -> Fie
 
 
 def _chord_parts(
-    app: QWorker, body: Any, group: Any, number: Any, task_id: Any, status: str, result: Any
+    app: App, body: Any, group: Any, number: Any, task_id: Any, status: str, result: Any
 ) -> Fields:
     if not body or not isinstance(group, str) or type(number) is not int or not isinstance(task_id, str):
         return ()
@@ -119,7 +116,7 @@ def _chord_parts(
     return () if part is None else (tuple(part),)
 
 
-def doomed(app: QWorker, context: Context, error: Mapping[str, Any], traceback: str) -> tuple[Followed, ...]:
+def doomed(app: App, context: Context, error: Mapping[str, Any], traceback: str) -> tuple[Followed, ...]:
     """Return the results of the calls in the chain after the task, which has failed with *error* (as stored):
     each fails with it, so that nobody waits for them."""
     carried = carried_chain(context)
@@ -133,7 +130,7 @@ def doomed(app: QWorker, context: Context, error: Mapping[str, Any], traceback: 
     return ended(app, calls, error, traceback, context.id, reply_to=context.reply_to)
 
 
-def unsent(app: QWorker, context: Context, error: Mapping[str, Any], traceback: str) -> tuple[Followed, ...]:
+def unsent(app: App, context: Context, error: Mapping[str, Any], traceback: str) -> tuple[Followed, ...]:
     """Return the results of the calls after the task, which has succeeded, when none of them can be sent:
     each fails with *error* (as stored), so that nobody waits for them."""
     linked = calls_in(context.callbacks or (), following=True)
@@ -142,7 +139,7 @@ def unsent(app: QWorker, context: Context, error: Mapping[str, Any], traceback: 
 
 
 def chord_failed(
-    app: QWorker, body: Signature, why: str, cause: Mapping[str, Any] | None = None
+    app: App, body: Signature, why: str, cause: Mapping[str, Any] | None = None
 ) -> tuple[list[Envelope], tuple[Followed, ...]]:
     """Return the messages to the errbacks of the *body* of a failed chord, and the results of its calls.
     cause: the stored error of the member, if they fail with that.
@@ -185,7 +182,7 @@ def chord_failed(
 
 
 def _tell(
-    app: QWorker,
+    app: App,
     errback: Signature,
     call: Signature,
     why: str,
@@ -234,7 +231,7 @@ def _failure(why: str, headers: Mapping[str, Any]) -> BaseException:
 
 
 def ended(
-    app: QWorker,
+    app: App,
     calls: Iterable[Signature],
     error: Mapping[str, Any],
     traceback: str,
@@ -269,7 +266,7 @@ def ended(
     return tuple(found)
 
 
-def _takes(task: Task[..., Any] | None, errback: Signature, arguments: tuple[Any, ...]) -> bool:
+def _takes(task: Task | None, errback: Signature, arguments: tuple[Any, ...]) -> bool:
     """Tell whether *task*, called by *errback*, is a function that takes *arguments* first, as in Celery."""
     if task is None or task.bind or errback.immutable:
         return False
@@ -282,9 +279,7 @@ def _takes(task: Task[..., Any] | None, errback: Signature, arguments: tuple[Any
     return True
 
 
-def follow(
-    app: QWorker, context: Context, call: Mapping[str, Any], args: tuple[Any, ...], **more: Any
-) -> None:
+def follow(app: App, context: Context, call: Mapping[str, Any], args: tuple[Any, ...], **more: Any) -> None:
     """Send *call*, with *args* before its own, after the task of *context*. more: additional options.
 
     Raises PublishError or BrokerUnavailable when it cannot be sent.
@@ -333,7 +328,7 @@ def _read_chain(call: Signature) -> None:
             ) from None
 
 
-def _tidy(app: QWorker, context: Context, call: Signature) -> None:
+def _tidy(app: App, context: Context, call: Signature) -> None:
     """Keep only the known options of a call; see tidied()."""
     call["options"] = options = tidied(app, call.options)
     if context.reply_to is not None:  # the first caller receives all results

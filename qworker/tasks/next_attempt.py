@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from qworker.canvas.signatures import Signature
+from qworker.contracts import Task
 from qworker.errors import MaxRetriesExceeded, Retry
 from qworker.interrupts import conclude, deferred
 from qworker.publishing.arguments import keywords, positional
@@ -20,12 +21,11 @@ from qworker.publishing.call import Invocation
 from qworker.tasks.unsent import put_back_if_unsent
 
 if TYPE_CHECKING:
-    from qworker.context import Context
-    from qworker.tasks.task import Task
+    from qworker.message.context import Context
 
 
 def retry(
-    task: Task[..., Any],
+    task: Task,
     args: Any,
     kwargs: Any,
     exc: BaseException | None,
@@ -69,7 +69,7 @@ def retry(
 
 
 def _publish(
-    task: Task[..., Any],
+    task: Task,
     request: Context,
     attempt: tuple[tuple[Any, ...], dict[str, Any]],
     options: dict[str, Any],
@@ -83,7 +83,7 @@ def _publish(
 
 
 def _arguments(
-    task: Task[..., Any], request: Context, args: Any, kwargs: Any
+    task: Task, request: Context, args: Any, kwargs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of the next attempt: those of this one, with the given ones over them.
 
@@ -105,7 +105,7 @@ def _arguments(
     return tuple(kept), over
 
 
-def _names(task: Task[..., Any], count: int) -> tuple[str | None, ...]:
+def _names(task: Task, count: int) -> tuple[str | None, ...]:
     """Return the names of the first *count* positional parameters; None for a positional-only one."""
     import inspect  # only if both forms are mixed: it takes 10 ms
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from qworker.contracts import App
 from qworker.errors import NotRegistered
 from qworker.naming import near_tasks
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
     from qworker.tasks.task import Task
 
 
@@ -34,5 +34,5 @@ class TaskRegistry(dict[str, "Task[..., Any]"]):
         del self[name]
 
 
-shared: list[Callable[[QWorker], Task[..., Any]]] = []
+shared: list[Callable[[App], Task[..., Any]]] = []
 """Factories of the tasks declared with ``@shared_task``; each app calls them once, when it is finalized."""

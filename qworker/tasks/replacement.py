@@ -23,9 +23,10 @@ from qworker.canvas.membership import parts_of
 from qworker.canvas.plan import last_call
 from qworker.canvas.signatures import Signature, listed, maybe_signature
 from qworker.canvas.stamping import hand_on
-from qworker.context import message_headers, pop, push
+from qworker.contracts import Task
 from qworker.errors import BackendError, ConfigurationError, NotInChord, QWorkerError, Replaced
 from qworker.interrupts import conclude, deferred
+from qworker.message.context import message_headers, pop, push
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.marks import JOINS, KEPT, RUN, kept_in, mark, run_in
 from qworker.naming import ids_of, task_id
@@ -37,11 +38,10 @@ from qworker.tasks import followup
 from qworker.tasks.unsent import put_back_if_unsent
 
 if TYPE_CHECKING:
-    from qworker.context import Context
-    from qworker.tasks.task import Task
+    from qworker.message.context import Context
 
 
-def replacement(task: Task[..., Any], sig: Any) -> Signature:
+def replacement(task: Task, sig: Any) -> Signature:
     """Return the workflow that replaces the run of *task*. See ``Task.replace``."""
     request, app = task.request, task.app
     check(sig)
@@ -99,7 +99,7 @@ def _placed(step: Any, request: Context, nesting: int) -> Signature:
     return last
 
 
-def replace(task: Task[..., Any], sig: Signature) -> NoReturn:
+def replace(task: Task, sig: Signature) -> NoReturn:
     """Send *sig*, made by replacement(), and raise Replaced. See ``Task.on_replace``."""
     request = task.request
     if not request.is_eager:
@@ -109,7 +109,7 @@ def replace(task: Task[..., Any], sig: Signature) -> NoReturn:
     raise Replaced(sig)
 
 
-def _publish(task: Task[..., Any], request: Context, sig: Signature) -> None:
+def _publish(task: Task, request: Context, sig: Signature) -> None:
     if CRASHING:
         crash_point("replacement-made")
     made = planned(task.app, sig, run=run_in(message_headers(request)))
@@ -130,7 +130,7 @@ def _publish(task: Task[..., Any], request: Context, sig: Signature) -> None:
         crash_point("replacement-sent")
 
 
-def add_to_chord(task: Task[..., Any], sig: Any, lazy: bool) -> Any:
+def add_to_chord(task: Task, sig: Any, lazy: bool) -> Any:
     """Make *sig* a member of the chord that the run of *task* belongs to. See ``Task.add_to_chord``."""
     request, app = task.request, task.app
     check(sig)
@@ -162,7 +162,7 @@ def _grown(joins: Joins, join: str, task_id: str) -> int | None:
         return joins.grow(join, task_id)
 
 
-def _add(task: Task[..., Any], work: Any, last: Signature, joins: Joins, join: str, lazy: bool) -> Any:
+def _add(task: Task, work: Any, last: Signature, joins: Joins, join: str, lazy: bool) -> Any:
     """Count *work*, whose last call is *last*, as a member of *join*, and send it unless *lazy*."""
     request, app = task.request, task.app
     headers, group, shared = message_headers(request), str(request.group), not request.chord

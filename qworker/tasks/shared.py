@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, over
 
 from qworker.canvas.signatures import Signature
 from qworker.context import Proxy, all_apps, get_current_app
+from qworker.contracts import App
 from qworker.tasks import registry
 from qworker.tasks.definition import make_task
 from qworker.tasks.task import AsyncTask, Task
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
     from qworker.tasks.decorators import BoundDecorator, Decorator, TaskOptions
 
 P = ParamSpec("P")
@@ -47,7 +47,7 @@ def shared_task(function: Callable[..., Any] | None = None, /, **options: Any) -
     if function is None:
         return lambda function: shared_task(function, **options)
 
-    def make(app: QWorker) -> Task[..., Any]:
+    def make(app: App) -> Any:
         return app.add_task(make_task(app, function, **options))
 
     registry.shared.append(make)
@@ -55,7 +55,7 @@ def shared_task(function: Callable[..., Any] | None = None, /, **options: Any) -
         if app.finalized:
             make(app)
 
-    def find() -> Task[..., Any]:
+    def find() -> Any:
         app = get_current_app()
         return app.tasks[options.get("name") or app.gen_task_name(function.__name__, function.__module__)]
 
@@ -66,23 +66,15 @@ def shared_task(function: Callable[..., Any] | None = None, /, **options: Any) -
 
 
 def add_periodic_task(
-    app: QWorker,
+    app: App,
     schedule: Any,
     sig: Any,
-    args: Iterable[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    name: str | None = None,
-    **options: Any,
+    args: Iterable[Any],
+    kwargs: Mapping[str, Any] | None,
+    name: str | None,
+    options: dict[str, Any],
 ) -> str:
-    """Call *sig* on a *schedule*; return the name of the entry.
-
-    - schedule: a crontab or other schedule of ``qworker.beat``, seconds, a timedelta, or text.
-    - sig: a signature, a task, or the name of one. args, kwargs: put before and over those of a signature.
-    - name (text): of the entry; by default the text of *sig*, as in Celery.
-    - options: fields of an entry, such as ``jitter=5``; any other option is passed to the call.
-
-    An invalid entry is reported by ``qworker beat list`` and in the log, and stops no other.
-    """
+    """See ``QWorker.add_periodic_task``."""
     call = sig if isinstance(sig, Signature) else Signature(getattr(sig, "name", sig), app=app)
     fields = {key: options.pop(key) for key in FIELDS & options.keys()}
     entry = name or repr(call)[:255].strip()

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Unpack, cast, overl
 from qworker.canvas.signatures import Signature
 from qworker.conf import absent
 from qworker.conf.absent import refuse
-from qworker.context import Context, context_of, current_context, get_current_app, is_entered, pop, push
+from qworker.context import get_current_app
+from qworker.contracts import App
 from qworker.errors import BrokerUnavailable, ConfigurationError, MaxRetriesExceeded, Retry
+from qworker.message.context import Context, context_of, current_context, is_entered, pop, push
 from qworker.publishing.arguments import has_plain_annotations, keywords, positional
 from qworker.publishing.call import Invocation
 from qworker.publishing.retry import backoff_delay
@@ -27,10 +29,10 @@ from qworker.results.result import AsyncResult
 from qworker.tasks import next_attempt
 
 if TYPE_CHECKING:
-    from qworker.app import QWorker
     from qworker.backends.base import Backend
     from qworker.canvas.mapping import chunks, xmap, xstarmap
-    from qworker.publishing.options import CallOptions, RetryOptions, SignatureOptions
+    from qworker.canvas.options import CallOptions, RetryOptions, SignatureOptions
+    from qworker.publishing.publisher import Publisher
     from qworker.tasks.eager import EagerResult
     from qworker.tasks.forms import ModelOptions
     from qworker.tasks.typed_calls import TypedCalls
@@ -63,7 +65,7 @@ class Task(Generic[P, R]):
     __module__ = "qworker"
 
     name: str = ""
-    app: QWorker
+    app: App
     bind: bool = False
     is_async: bool = False
     typing: bool = True
@@ -137,7 +139,7 @@ class Task(Generic[P, R]):
         cls.own_call = getattr(cls.__call__, "__module__", None) != __name__
 
     @classmethod
-    def on_bound(cls, app: QWorker) -> None:
+    def on_bound(cls, app: App) -> None:
         """Called when a task of this class is bound to *app* and its options are set."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -165,7 +167,8 @@ class Task(Generic[P, R]):
         apply_async for errors."""
         if self.own_apply_async:
             return self.apply_async(args, kwargs)
-        return self.app.publisher.call(self, args, kwargs)
+        publisher: Publisher = self.app.publisher
+        return publisher.call(self, args, kwargs)
 
     def apply_async(
         self,
@@ -190,7 +193,7 @@ class Task(Generic[P, R]):
         message within ``task_publish_timeout``: then the task may or may not run, and it may be called again.
         """
         given: Mapping[str, Any] = options if task_id is None else {**options, "task_id": task_id}
-        publisher = self.app.publisher
+        publisher: Publisher = self.app.publisher
         arguments, named = positional(self.name, args), keywords(self.name, kwargs)
         if not given:
             return publisher.call(self, arguments, named)
@@ -230,7 +233,8 @@ class Task(Generic[P, R]):
 
         Returns the results in the order of *calls*. Raises like apply_async.
         """
-        return self.app.publisher.call_many(self, calls, options)
+        publisher: Publisher = self.app.publisher
+        return publisher.call_many(self, calls, options)
 
     async def aapply_many(self, calls: Iterable[Any], **options: Unpack[CallOptions]) -> list[AsyncResult[R]]:
         """apply_many() for asyncio: the event loop runs while the broker takes the messages."""
@@ -483,7 +487,8 @@ class Task(Generic[P, R]):
 
     def AsyncResult(self, task_id: str) -> AsyncResult[R]:
         """Return the handle of an earlier call, by id."""
-        return self.app.AsyncResult(task_id)
+        result: AsyncResult[R] = self.app.AsyncResult(task_id)
+        return result
 
     # -- hooks: what a custom base overrides; they run in the worker --
 
@@ -560,4 +565,4 @@ class AsyncTask(Task[P, R]):
 
 
 def _task_named(name: str) -> Task[..., Any]:
-    return get_current_app().tasks[name]
+    return cast(Task[..., Any], get_current_app().tasks[name])

@@ -15,15 +15,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from qworker.contracts import Task
 from qworker.errors import ConfigurationError, EncodeError, InvalidValue
 from qworker.naming import install_command
 from qworker.publishing.arguments import is_coroutine_function
 from qworker.tasks.forms import Form, Forms, ModelOptions, Unfit, hints_of, same
-
-if TYPE_CHECKING:
-    from qworker.tasks.task import Task
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -175,7 +173,7 @@ class TypedCalls:
         return value
 
 
-def typed_calls(task: Task[..., Any]) -> TypedCalls | None:
+def typed_calls(task: Task) -> TypedCalls | None:
     """Return the conversions of *task*; None if it has none."""
     options = task.model_options
     if options is None and not task.typing:
@@ -192,9 +190,7 @@ def typed_calls(task: Task[..., Any]) -> TypedCalls | None:
     return _of_parameters(task, found, result if result.typed else None, bare=options is not None)
 
 
-def _of_parameters(
-    task: Task[..., Any], forms: dict[str, Form], result: Form | None, bare: bool
-) -> TypedCalls:
+def _of_parameters(task: Task, forms: dict[str, Form], result: Form | None, bare: bool) -> TypedCalls:
     from inspect import signature  # 10 ms, only for tasks with such values
 
     positional: list[Parameter] = []
@@ -214,7 +210,7 @@ def _of_parameters(
 
 
 def by_models(
-    task: Task[..., Any],
+    task: Task,
     name: str,
     function: Callable[..., Any],
     strict: bool = False,

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from qworker.contracts import Task
 from qworker.errors import (
     BackendError,
     ConfigurationError,
@@ -23,8 +24,7 @@ from qworker.errors import (
 from qworker.safe_repr import storable
 
 if TYPE_CHECKING:
-    from qworker.context import Context
-    from qworker.tasks.task import Task
+    from qworker.message.context import Context
 
 
 def is_away(error: BaseException) -> bool:
@@ -35,7 +35,7 @@ def is_away(error: BaseException) -> bool:
     return isinstance(error, TransportError | BackendError) and not isinstance(error, DamagedResult)
 
 
-def can_go_back(task: Task[..., Any], context: Context) -> bool:
+def can_go_back(task: Task, context: Context) -> bool:
     """Tell whether the message still exists: for a task that is acked late, and was not called eagerly."""
     return bool(task.acks_late) and not context.is_eager
 
@@ -46,7 +46,7 @@ def reason(error: BaseException) -> str:
 
 
 @contextmanager
-def put_back_if_unsent(task: Task[..., Any], context: Context) -> Iterator[None]:
+def put_back_if_unsent(task: Task, context: Context) -> Iterator[None]:
     """Context for sending a call that ends the run. Raises Reject, which puts the message back, when the call
     cannot be sent now; any error is unchanged when there is no message any more."""
     try:

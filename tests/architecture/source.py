@@ -16,12 +16,15 @@ RULES = REPOSITORY / "docs" / "explanation" / "architecture.md"
 
 @dataclass(frozen=True)
 class Import:
-    """One import statement's target: dotted name, line, and whether it runs when the module does."""
+    """What one import statement, or the name of a module in a string, leads to.
+
+    deferred: it does not run when the module does. typing_only: it never runs.
+    """
 
     name: str
     line: int
-    deferred: bool
-    typing_only: bool
+    deferred: bool = False
+    typing_only: bool = False
 
 
 def modules() -> dict[str, Path]:
@@ -40,6 +43,14 @@ FACES = [module for module, path in MODULES.items() if path.name == "__init__.py
 @cache
 def tree(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text(encoding="utf-8"), filename=str(MODULES[module]))
+
+
+LAZY_FACES = [
+    face
+    for face in FACES
+    if any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree(face).body)
+]
+"""Those that load a module when a name of it is first used."""
 
 
 @cache
@@ -76,6 +87,31 @@ def _absolute(node: ast.ImportFrom, module: str) -> str:
     return ".".join(base + ([node.module] if node.module else []))
 
 
+_IN_A_STRING = re.compile(r"(qworker(?:\.\w+)+)(?::\w+)?")
+_NO_IMPORTS = {"__module__", "dispatch_uid", "name"}
+"""What is given a name that looks like a module's, and imports nothing."""
+
+
+@cache
+def strings(module: str) -> tuple[Import, ...]:
+    """The modules that *module* names in strings, for import_object() or the like."""
+    passed_over: set[int] = set()
+    for node in ast.walk(tree(module)):
+        targets = node.targets if isinstance(node, ast.Assign) else ()
+        if (
+            isinstance(node, ast.Expr)  # a docstring
+            or (isinstance(node, ast.keyword) and node.arg in _NO_IMPORTS)
+            or any(isinstance(target, ast.Name) and target.id in _NO_IMPORTS for target in targets)
+        ):
+            passed_over.add(id(node.value))  # type: ignore[attr-defined]
+    return tuple(
+        Import(found[1], node.lineno, deferred=True)
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in passed_over
+        if (found := _IN_A_STRING.fullmatch(node.value)) and found[1] in MODULES
+    )
+
+
 def table(first_heading: str) -> list[list[str]]:
     """Rows of the table in the rules whose first column has this heading, cells split, heading left out."""
     rows: list[list[str]] = []
@@ -104,6 +140,13 @@ def inside(module: str, package: str) -> str:
 
 LAYER_OF_ROOM = {room: int(row[0][1:]) for row in table("layer") for room in names(row[1])}
 TOP = max(LAYER_OF_ROOM.values())
+UPWARDS = {
+    (f"qworker.{module}", f"qworker.{target}")
+    for row in table("module above")
+    for target in names(row[0])
+    for module in names(row[1])
+}
+"""(module, what it imports from a higher layer) of the table."""
 
 
 def room(module: str) -> str:
@@ -111,12 +154,14 @@ def room(module: str) -> str:
     return inside(module, "qworker")
 
 
-def own(module: str, *, typing_only: bool = False) -> list[Import]:
-    """Imports of our own modules that happen at run time (or only for the type checker)."""
+def own(module: str) -> list[Import]:
+    """Import statements for our own modules, those for the type checker included. Of a face that loads its
+    modules when they are asked for, those say to the type checker what is in its table, and are left out."""
+    lazy = module in LAZY_FACES
     return [
         found
         for found in imports(module)
-        if found.name.split(".")[0] == "qworker" and found.typing_only == typing_only
+        if found.name.split(".")[0] == "qworker" and not (lazy and found.typing_only)
     ]
 
 

@@ -7,21 +7,25 @@ what stands. Everything here reads source text.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 import pytest
 
 from tests.architecture.source import (
     LAYER_OF_ROOM,
+    LAZY_FACES,
     MODULES,
     REPOSITORY,
     RULES,
     TOP,
+    UPWARDS,
     Import,
     code_lines,
     imports,
     names,
     own,
     room,
+    strings,
     table,
     tree,
 )
@@ -59,23 +63,71 @@ def climbs(module: str, found: Import) -> str | None:
     return None
 
 
+INWARDS = {
+    (f"qworker.{module}", f"qworker.{face}")
+    for row in table("face")
+    for face in names(row[0])
+    for module in names(row[1])
+}
+"""(module, the face of a package that it is in, and that it goes through)."""
+NAMED = {
+    ("qworker.cli.demo.tasks", "qworker.cli.demo"): "what its app is called",
+    ("qworker.django.brokers.choice", "qworker.django.brokers"): "what names of settings begin with",
+    (
+        "qworker.spooler.uwsgi_api",
+        "qworker.spooler.decorators",
+    ): "what a program imports as uwsgidecorators",
+}
+"""Modules that are named in a string and not imported by who names them."""
+
+
 def test_imports_go_down() -> None:
-    wrong = [
-        f"{MODULES[module].relative_to(REPOSITORY)}:{found.line}: {what}"
+    """Those of functions, those for the type checker, and those in strings, too."""
+    wrong = {
+        (module, found.name): f"{MODULES[module].relative_to(REPOSITORY)}:{found.line}: {what}"
         for module in MODULES
         if room(module)
-        for found in own(module)
-        if (what := climbs(module, found))
-    ]
-    assert not wrong, "\n".join(wrong)
+        for found in (*own(module), *strings(module))
+        if (what := climbs(module, found)) and (module, found.name) not in NAMED
+    }
+    not_in_the_table = [what for pair, what in wrong.items() if pair not in UPWARDS]
+    assert not not_in_the_table, "\n".join(not_in_the_table)
+    assert wrong.keys() >= UPWARDS, f"not in the code: {UPWARDS - wrong.keys()}"
 
 
 def test_nothing_imports_in_a_circle() -> None:
-    graph = {
-        module: {found.name for found in own(module) if not found.deferred and found.name in MODULES}
-        - {module}
+    """Of statements, wherever they stand, those for the type checker included."""
+    refuse_circles({module: {found.name for found in own(module)} for module in MODULES})
+
+
+def test_nothing_imports_in_a_circle_by_names_in_strings() -> None:
+    """But for what the table of imports upwards allows."""
+    allowed = UPWARDS | NAMED.keys()
+    refuse_circles(
+        {
+            module: {found.name for found in own(module)}
+            | {found.name for found in strings(module) if (module, found.name) not in allowed}
+            for module in MODULES
+            if module not in LAZY_FACES
+        }
+    )
+    assert all(any(found.name == name for found in strings(module)) for module, name in NAMED)
+
+
+def test_no_module_goes_through_the_face_that_loads_it() -> None:
+    """It would be a circle that no import statement shows."""
+    inwards = {
+        (module, found.name)
         for module in MODULES
+        for found in own(module)
+        if found.name in LAZY_FACES and found.name != "qworker" and module.startswith(f"{found.name}.")
     }
+    assert inwards == INWARDS, "the table leaves this out, or names what is not in the code"
+
+
+def refuse_circles(imported: dict[str, set[str]]) -> None:
+    """Fail when modules import each other in a circle."""
+    graph = {module: (found & imported.keys()) - {module} for module, found in imported.items()}
     visited: set[str] = set()
 
     def visit(module: str, path: tuple[str, ...]) -> None:
@@ -95,7 +147,7 @@ def test_own_modules_are_imported_at_the_top() -> None:
         for module in MODULES
         if module != "qworker" and not module.startswith(("qworker.cli", "qworker.__main__"))
         for found in own(module)
-        if found.deferred and found.name not in lazily_loaded(module)
+        if found.deferred and not found.typing_only and found.name not in lazily_loaded(module)
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -166,6 +218,47 @@ def test_classes_stay_readable_with_what_they_inherit() -> None:
     assert not added, f"so many lines of code are in them, and in what they inherit from: {added}"
     mended = OVERGROWN.keys() - too_long.keys()
     assert not mended, f"no longer too long, or gone; take them off the list: {mended}"
+
+
+def functions(node: ast.Module | ast.ClassDef) -> set[str]:
+    """The names of the functions that a module or class defines."""
+    return {each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def imported_functions(module: str) -> set[str]:
+    """The functions of other modules of ours, as *module* names them: ``name`` or ``module.name``."""
+    found: set[str] = set()
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                name, whole = alias.asname or alias.name, f"{node.module}.{alias.name}"
+                if whole in MODULES:
+                    found |= {f"{name}.{function}" for function in functions(tree(whole))}
+                elif node.module in MODULES and alias.name in functions(tree(node.module)):
+                    found.add(name)
+    return found
+
+
+def assigned(node: ast.ClassDef) -> Iterator[tuple[int, str]]:
+    """What the body of a class assigns: the line, and the text of the value, or of what it is a call with."""
+    for statement in node.body:
+        if isinstance(statement, ast.Assign):
+            value = statement.value
+            for part in (value, *(value.args if isinstance(value, ast.Call) else ())):
+                yield statement.lineno, ast.unparse(part)
+
+
+def test_methods_are_written_in_their_class() -> None:
+    """Not assigned to it from another module: "go to definition" is to lead to a definition."""
+    wrong = [
+        f"{MODULES[module].relative_to(REPOSITORY)}:{line}: {name}"
+        for module in MODULES
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.ClassDef)
+        for line, name in assigned(node)
+        if name in imported_functions(module) - functions(node)
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_every_module_says_what_it_is() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("celery", reason="the test extra installs it")
 
-from qworker.context import Context
+from qworker.message.context import Context
 from qworker.results.result import AsyncResult
 from tests.compat.fleet import PATIENCE, Fleet
 from tests.support.beside_celery import BESIDE_CELERY, Pair, queue_on, redis_results, results_in

@@ -18,8 +18,8 @@ from celery.exceptions import Ignore as CeleryIgnore  # noqa: E402
 from celery.signals import before_task_publish as celery_publishes  # noqa: E402
 
 from qworker import QWorker, canvas  # noqa: E402
-from qworker.context import Context, pop, push  # noqa: E402
 from qworker.errors import Replaced  # noqa: E402
+from qworker.message.context import Context, pop, push  # noqa: E402
 from qworker.message.protocol import Body  # noqa: E402
 from tests.compat.canvas_cases import app_in_use, message, namespace, renamed  # noqa: E402
 from tests.servers import URLS, new_prefix, require  # noqa: E402

@@ -17,7 +17,7 @@ from celery.app.task import Context as CeleryContext  # noqa: E402
 from celery.signals import before_task_publish as celery_publishes  # noqa: E402
 
 from qworker import QWorker, canvas  # noqa: E402
-from qworker.context import Context  # noqa: E402
+from qworker.message.context import Context  # noqa: E402
 from tests.compat.canvas_cases import CASES, app_in_use, failing, linked, namespace  # noqa: E402
 from tests.servers import new_prefix, require  # noqa: E402
 from tests.support.beside_celery import BESIDE_CELERY  # noqa: E402

@@ -30,8 +30,8 @@ from qworker.backends.sql.backend import SQLBackend
 from qworker.backends.sql.tables import connect
 from qworker.clock import SYSTEM_CLOCK, Clock, from_epoch
 from qworker.conf import Settings
-from qworker.context import Context
 from qworker.errors import BackendError, DamagedResult, EncodeError, NotAvailable, NotSupported
+from qworker.message.context import Context
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.protocol import Body
 from qworker.results import outline

@@ -9,7 +9,7 @@ import pytest
 
 from docs import generate
 from qworker import CallOptions, TaskOptions, signals, transports
-from qworker.publishing.options import RetryOptions, SignatureOptions
+from qworker.canvas.options import RetryOptions, SignatureOptions
 from qworker.transports.capabilities import OTHER, capabilities_of
 from tests.docs.pages import REPOSITORY
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from qworker import QWorker, Signature, Task, shared_task
-from qworker.context import current_context
 from qworker.errors import ConfigurationError, PublishError
+from qworker.message.context import current_context
 from qworker.message.protocol import parse_headers
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 

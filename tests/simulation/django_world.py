@@ -31,7 +31,6 @@ from django.db import Error, OperationalError, connections, transaction  # noqa:
 from django.test import override_settings  # noqa: E402
 
 from qworker import QWorker  # noqa: E402
-from qworker.context import current_context  # noqa: E402
 from qworker.django.brokers import get_broker, transported  # noqa: E402
 from qworker.django.cluster import besides  # noqa: E402
 from qworker.django.clusters import engine  # noqa: E402
@@ -48,6 +47,7 @@ from qworker.django.tasks import (  # noqa: E402
 )
 from qworker.django.waiting import watcher as watchers  # noqa: E402
 from qworker.errors import BackendError  # noqa: E402
+from qworker.message.context import current_context  # noqa: E402
 from tests.simulation.case import Case, Fault, Job  # noqa: E402
 from tests.simulation.django_checks import ALWAYS, MINUTE  # noqa: E402
 from tests.simulation.nodes import Asked, Node, WorkerNode  # noqa: E402

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qworker import QWorker, Task, states
-from qworker.context import Context
+from qworker.message.context import Context
 from qworker.message.marks import RUN
 from qworker.message.protocol import TaskMessage, decode_body, encode, parse_headers, parse_properties
 from qworker.tasks import aftermath

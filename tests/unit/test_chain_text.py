@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from qworker import QWorker, Task
 from qworker.components.pool.preparation import Prepared, prepare
-from qworker.context import carried_chain
 from qworker.errors import InvalidTaskMessage
 from qworker.message.chain_text import CarriedChain, WrittenCalls, decode_carrier, embedded
+from qworker.message.context import carried_chain
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.kombu_json import MAX_DEPTH, dumps
 from qworker.message.protocol import TaskMessage, encode

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from qworker import QWorker, current_app, current_task
-from qworker.context import Context, Proxy, current_context, pop, push, set_default_app, set_default_maker
+from qworker.context import Proxy, set_default_app, set_default_maker
 from qworker.errors import ConfigurationError
+from qworker.message.context import Context, current_context, pop, push
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers
 from tests.support.stores import make_app
 

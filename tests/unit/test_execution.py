@@ -13,7 +13,6 @@ import pytest
 
 from qworker import Middleware, QWorker, Task, signals, states
 from qworker.backends.keyvalue.memory import MemoryBackend
-from qworker.context import Context, current_context
 from qworker.errors import (
     BackendError,
     Ignore,
@@ -23,6 +22,7 @@ from qworker.errors import (
     SoftTimeLimitExceeded,
     Terminated,
 )
+from qworker.message.context import Context, current_context
 from qworker.message.protocol import TaskMessage, decode_body, encode, parse_headers, parse_properties
 from qworker.tasks.async_execution import execute_async
 from qworker.tasks.execution import MAX_TRACEBACK, Interrupted, cut_short, execute, invalid, started

@@ -10,7 +10,6 @@ import pytest
 
 from qworker import QWorker, Signature, Task, chain, group, signals
 from qworker.backends.keyvalue.memory import MemoryBackend
-from qworker.context import Context, pop, push
 from qworker.errors import (
     BackendError,
     BrokerUnavailable,
@@ -22,6 +21,7 @@ from qworker.errors import (
     Reject,
     WorkerLost,
 )
+from qworker.message.context import Context, pop, push
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.marks import FAILED, PUBLICATION
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers, parse_properties

@@ -17,8 +17,9 @@ from qworker import GroupResult, QWorker, ResultSet
 from qworker.backends.base import Found
 from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.clock import SYSTEM_CLOCK
-from qworker.context import Context, pop, push, set_default_app
+from qworker.context import set_default_app
 from qworker.errors import BackendError, ChordError, ResultTimeout
+from qworker.message.context import Context, pop, push
 from qworker.message.exceptions import exception_to_dict
 from qworker.results.gathering import Roll
 from qworker.results.result import AsyncResult, result_from_tuple

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from qworker import QWorker, interrupts
-from qworker.context import Context
 from qworker.errors import EncodeError, SoftTimeLimitExceeded
 from qworker.interrupts import interrupt
+from qworker.message.context import Context
 from qworker.message.protocol import TaskMessage, decode_body, encode, parse_headers
 from qworker.tasks.execution import execute
 from qworker.tasks.outcome import (

@@ -8,8 +8,8 @@ import pytest
 
 from qworker import logs, signals
 from qworker.conf import Settings
-from qworker.context import Context, pop, push
 from qworker.errors import ConfigurationError
+from qworker.message.context import Context, pop, push
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from typing import Any, Optional
 import pytest
 
 from qworker import QWorker, Task
-from qworker.context import Context, pop, push
 from qworker.errors import ConfigurationError, EncodeError
+from qworker.message.context import Context, pop, push
 from qworker.message.protocol import Body
 from tests.support.stores import KeepingStore, make_app
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 
 from qworker import CallOptions, QWorker, TaskOptions
+from qworker.canvas.options import RetryOptions, SignatureOptions
 from qworker.publishing.call import _KEPT, FOR_CELERYS_SAKE, OPTIONS
 from qworker.publishing.connections import HANDED_IN
-from qworker.publishing.options import RetryOptions, SignatureOptions
 from qworker.tasks import options
 from qworker.tasks.definition import make_task
 from qworker.tasks.task import Task

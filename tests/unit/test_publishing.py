@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from qworker import Middleware, QWorker, Signature, signals
 from qworker.clock import from_epoch
-from qworker.context import Context, pop, push
 from qworker.errors import BrokerUnavailable, EncodeError, PublishError, QueueNotFound
+from qworker.message.context import Context, pop, push
 from qworker.message.marks import RUN
 from qworker.message.protocol import TaskMessage, encode, parse_headers
 from qworker.tasks.task import Task

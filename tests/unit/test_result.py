@@ -18,8 +18,9 @@ import pytest
 from qworker import QWorker
 from qworker.backends.base import Backend, Meta
 from qworker.clock import SYSTEM_CLOCK
-from qworker.context import Context, pop, push, set_default_app
+from qworker.context import set_default_app
 from qworker.errors import BackendError, NotSupported, ResultTimeout, TaskRevoked
+from qworker.message.context import Context, pop, push
 from qworker.message.exceptions import exception_to_dict
 from qworker.results.result import AsyncResult, RemoteTraceback, result_from_tuple
 from qworker.results.waiting import allow_join_result

@@ -17,7 +17,7 @@ import pytest
 
 from qworker import QWorker, Task, chord, graph, group, signals
 from qworker.clock import from_epoch
-from qworker.context import Context, pop, push, set_default_app
+from qworker.context import set_default_app
 from qworker.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -28,6 +28,7 @@ from qworker.errors import (
     Reject,
     Retry,
 )
+from qworker.message.context import Context, pop, push
 from qworker.message.protocol import Body, TaskMessage, encode, parse_headers
 from qworker.tasks.execution import INTERRUPTED, Interrupted, execute
 from qworker.testing import MemoryStore

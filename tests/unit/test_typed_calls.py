@@ -18,8 +18,8 @@ import pydantic
 import pytest
 
 from qworker import Middleware, QWorker, Task, chain, chord, graph, group
-from qworker.context import Context, pop, push
 from qworker.errors import EncodeError, InvalidValue
+from qworker.message.context import Context, pop, push
 from qworker.message.protocol import Body
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 from tests.support.stores import KeepingStore, make_app

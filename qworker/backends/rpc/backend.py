@@ -30,7 +30,7 @@ from qworker.interrupts import apart
 from qworker.transports.lease import ResultRow
 
 if TYPE_CHECKING:
-    from qworker.context import Context
+    from qworker.message.context import Context
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qworker.context import Context
 from qworker.message import protocol
 from qworker.message.chain_text import decode_carrier
+from qworker.message.context import Context
 from qworker.tasks.builtins import STAND_IN
 from qworker.tasks.execution import ignores_result
 from qworker.transports.lease import Leased

@@ -29,7 +29,7 @@ from qworker.transports.sql.refusals import refused
 
 if TYPE_CHECKING:
     from qworker.backends.waiters import Source
-    from qworker.context import Context
+    from qworker.message.context import Context
 
 KEPT = "django_task"
 """The name in metadata of the values of a ``Task``."""

@@ -15,7 +15,7 @@ from django.db import Error, InterfaceError, OperationalError
 
 from qworker import states
 from qworker.clock import SYSTEM_CLOCK
-from qworker.context import Context, current_context, get_current_task
+from qworker.context import get_current_task
 from qworker.django.conf import conf, logger
 from qworker.django.execution import cached, endings
 from qworker.django.execution import connections as task_connections
@@ -35,6 +35,7 @@ from qworker.errors import (
     TimeLimitExceeded,
 )
 from qworker.interrupts import let_pass
+from qworker.message.context import Context, current_context
 from qworker.message.exceptions import exception_of
 from qworker.tasks.task import Task as BaseTask
 from qworker.tasks.unsent import is_away, reason

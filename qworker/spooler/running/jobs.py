@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qworker.context import current_context
 from qworker.errors import (
     Ignore,
     NoSpoolFunction,
@@ -31,6 +30,7 @@ from qworker.errors import (
     Terminated,
     UnrunnableJob,
 )
+from qworker.message.context import current_context
 from qworker.naming import import_object
 from qworker.process.forked import forgetful
 from qworker.spooler import uwsgi_api

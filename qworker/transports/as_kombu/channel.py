@@ -17,7 +17,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from queue import Empty
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from amqp.protocol import queue_declare_ok_t
 from kombu.transport import virtual as _virtual
@@ -29,7 +29,9 @@ from qworker.transports.as_kombu.exchanges import EVERYTHING, Binding, matching
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release, Settlement
 
 if TYPE_CHECKING:
-    from qworker.transports.as_kombu.transport import Transport
+    from qworker.transports.as_kombu.courier import Courier
+    from qworker.transports.as_kombu.exchanges import Exchanges
+    from qworker.transports.lease import Broker
 
 virtual: Any = _virtual  # its types are those of some attributes, and of no method
 
@@ -39,6 +41,15 @@ PUBLISH_SECONDS = 10.0
 AHEAD = 100
 """Messages that are taken ahead, without a prefetch count, where nobody else could have them."""
 REFUSED = "rejected by its consumer"
+
+
+class Connection(Protocol):
+    """What a channel asks of its connection, which is the Transport."""
+
+    broker: Broker
+    exchanges: Exchanges
+    courier: Courier
+    _callbacks: dict[str, Callable[..., Any]]
 
 
 class QoS(virtual.QoS):  # type: ignore[misc]
@@ -82,9 +93,9 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     supports_fanout = True
     body_encoding = None  # brokers keep bytes
 
-    connection: Transport
+    connection: Connection
 
-    def __init__(self, connection: Transport, **kwargs: Any) -> None:
+    def __init__(self, connection: Connection, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
         self._broker = connection.broker
         self._exchanges = connection.exchanges

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from qworker import QWorker
-from qworker.context import Context, current_context, pop, push
 from qworker.errors import Ignore, Reject, SoftTimeLimitExceeded, Terminated, UnrunnableJob
+from qworker.message.context import Context, current_context, pop, push
 from qworker.spooler import uwsgi_api
 from qworker.spooler.files.attempts import Attempts, returns_of
 from qworker.spooler.files.locks import _WHOLE_FILE, DescriptionLock

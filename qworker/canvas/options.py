@@ -1,7 +1,7 @@
 """The options of a call for type checkers and editors: names, types, and a line about each.
 
 Comes from:  callers of ``apply_async`` and similar methods, ``retry``, signatures.
-Goes to:     type checkers, editors and the reference. Nothing here runs: ``call.py`` checks calls.
+Goes to:     type checkers, editors and the reference. Nothing here runs: ``publishing/call.py`` checks calls.
 Thread:      none.
 
 Options declared by middleware, and stamps by name, are unknown to a type checker: pass them as ``**options``,

@@ -1,0 +1,174 @@
+"""Contracts: what the rooms below ``app`` and ``tasks.task`` use of an app and of a task.
+
+Comes from:  ``app.QWorker`` and ``tasks.task.Task``, which have these members and more.
+Goes to:     the annotations of code that is given an app or a task and is in a lower room, or is imported by
+             them.
+Thread:      as the members say.
+
+An app makes tasks, a task is called through its app, and both are passed as arguments to the modules that
+they are built from. Those modules would have to import what imports them, so the types are here. A member is
+Any where its class is itself built from an app; its docstring names the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from threading import RLock
+
+    from qworker.backends.base import Backend
+    from qworker.backends.stores import Stores
+    from qworker.clock import Clock
+    from qworker.conf import Settings
+    from qworker.message.context import Context
+    from qworker.message.signing import Signer
+    from qworker.middleware import Middleware
+    from qworker.transports.lease import Broker
+
+
+class Task(Protocol):
+    """A task; see ``tasks.task.Task`` for what the members do, and ``TaskOptions`` for the options."""
+
+    name: str
+
+    @property
+    def app(self) -> App: ...
+    @property
+    def request(self) -> Context: ...
+    @property
+    def run(self) -> Callable[..., Any]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    bind: bool
+    is_async: bool
+    typing: bool
+    expires: float | datetime | None
+    ignore_result: bool | None
+    acks_late: bool | None
+    store_errors_even_if_ignored: bool | None
+    throws: tuple[type[BaseException], ...]
+    resultrepr_maxsize: int
+    trail: bool
+    max_retries: int | None
+    default_retry_delay: float
+    autoretry_for: tuple[type[BaseException], ...]
+    dont_autoretry_for: tuple[type[BaseException], ...]
+    retry_kwargs: Mapping[str, Any]
+
+    renames: bool
+    own_call: bool
+    own_apply_async: bool
+    hears_of_ends: bool
+    sees_its_end: bool
+    model_options: Any
+    """The ``tasks.forms.ModelOptions``, or None."""
+
+    @property
+    def check_arguments(self) -> Callable[..., None] | None: ...
+    @property
+    def dumps_arguments(self) -> bool: ...
+    @property
+    def typed_calls(self) -> Any:
+        """The ``tasks.typed_calls.TypedCalls``; None where the annotations say nothing."""
+
+    def dump_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any], partial: bool = False
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
+    def taking_plain(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any: ...
+    def apply_async(self, *args: Any, **kwargs: Any) -> Any: ...
+    def retry(self, *args: Any, **kwargs: Any) -> Any: ...
+    def shadow_name(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
+    ) -> str | None: ...
+    def autoretry_countdown(self, context: Context) -> float: ...
+
+    def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+    def on_success(
+        self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None: ...
+    def on_retry(
+        self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: Any
+    ) -> None: ...
+    def on_failure(
+        self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: Any
+    ) -> None: ...
+    def heard_of_end(self, context: Context, state: str, error: dict[str, Any]) -> None: ...
+    def after_return(
+        self,
+        status: str,
+        retval: Any,
+        task_id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        einfo: Any,
+    ) -> None: ...
+
+
+AnyTask = Task
+"""The same; App has a member of the name Task."""
+
+
+class App(Protocol):
+    """An application; see ``app.QWorker`` for what the members do. Those who write tasks meet it as
+    ``self.app``: what they may ask of it beside is here, too."""
+
+    main: str | None
+    conf: Settings
+    clock: Clock
+    lock: RLock
+    stores: Stores
+    finalized: bool
+    periodic_tasks: dict[str, dict[str, Any]]
+
+    @property
+    def broker(self) -> Broker: ...
+    @property
+    def backend(self) -> Backend: ...
+    @property
+    def results_with_broker(self) -> bool: ...
+    @property
+    def signer(self) -> Signer | None: ...
+    @property
+    def accept(self) -> frozenset[str]: ...
+    @property
+    def middleware(self) -> tuple[Middleware, ...]: ...
+    def middleware_options(self) -> frozenset[str]: ...
+
+    on_configure: Any
+    on_after_configure: Any
+    on_after_finalize: Any
+    on_after_fork: Any
+    """Of ``signals.Signal``."""
+
+    @property
+    def Task(self) -> type[Any]: ...
+    @property
+    def tasks(self) -> Mapping[str, AnyTask]: ...
+    def finalize(self) -> None: ...
+    def add_task(self, task: Any) -> Any: ...
+    def gen_task_name(self, name: str, module: str) -> str: ...
+
+    @property
+    def publisher(self) -> Any:
+        """The ``publishing.publisher.Publisher``."""
+
+    @property
+    def control(self) -> Any:
+        """The ``control.client.Control``."""
+
+    @property
+    def shared_canvas(self) -> bool: ...
+    def signature(self, *args: Any, **kwargs: Any) -> Any: ...
+    def send_task(self, *args: Any, **kwargs: Any) -> Any: ...
+    def send_many(self, *args: Any, **kwargs: Any) -> list[Any]: ...
+    def send_workflow(self, *args: Any, **kwargs: Any) -> Any: ...
+    def AsyncResult(self, id: str) -> Any: ...
+
+    @property
+    def GroupResult(self) -> Any:
+        """The ``results.group_result.GroupResults``."""
