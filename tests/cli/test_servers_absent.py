@@ -27,10 +27,10 @@ ADDRESSES = {
 """A URL for each scheme, at which nobody listens. (sqs:// reaches Amazon, wherever it is.)"""
 
 DRIVERS = (
-    "psycopg", "psycopg2", "pymysql", "MySQLdb", "redis", "hiredis", "pymongo", "bson", "nats", "boto3",
+    "psycopg", "psycopg2", "pymysql", "MySQLdb", "redis", "hiredis", "pymongo", "bson", "boto3",
     "botocore", "urllib3", "pymemcache",
 )  # fmt: skip
-BUILT_IN = {"sqlite", "amqp", "amqps", "pyamqp", "spool"}
+BUILT_IN = {"sqlite", "amqp", "amqps", "pyamqp", "spool", "nats", "tls"}
 """Schemes that need nothing that is not always installed."""
 STORES = ("redis", "rediss", "db+postgresql", "db+mysql", "mongodb", "cache+memcached")
 WITHOUT_DRIVERS = """
@@ -40,8 +40,8 @@ from qworker import QWorker
 from qworker.cli.servers import _ASK, facts
 said = {}
 for scheme in json.loads(sys.argv[2]):
-    host = "" if scheme in ("spool", "sqlite") else "h"
-    app = QWorker("x", broker=f"{scheme}://{host}/x", set_as_current=False)
+    host = {"spool": "/x", "sqlite": "/x", "nats": "h", "tls": "h"}.get(scheme, "h/x")
+    app = QWorker("x", broker=f"{scheme}://{host}", set_as_current=False)
     try:
         said[scheme] = ["opened", str(app.broker.url)]
     except Exception as error:

@@ -18,7 +18,7 @@ from qworker.testing.contract.patient import patient
 from qworker.testing.contract.waiting import until
 from qworker.transports.capabilities import ETA, FAILED_TASKS, FANOUT
 from qworker.transports.held.broker import HeldBroker, held_broker
-from qworker.transports.nats.direct import Connection, Refused
+from qworker.transports.nats.client import Client, Refused
 from qworker.transports.nats.server import Keeping, NatsServer
 from qworker.transports.nats.url import LETTERS, Layout, read_url
 from tests.contract.place_kombu import LACKS
@@ -100,6 +100,6 @@ class NatsPlace(Place):
 class Closing:
     """A connection that is closed as Python's things are."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Client) -> None:
         self.ask = connection.ask
         self.close = connection.release

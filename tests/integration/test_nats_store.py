@@ -25,7 +25,7 @@ from qworker.transports import open_broker
 from qworker.transports.held.broker import HeldBroker
 from qworker.transports.held.port import ServerQueue
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
-from qworker.transports.nats.direct import Connection, Post
+from qworker.transports.nats.client import Client, Post
 from qworker.transports.nats.queue import BATCH, NatsQueue
 from tests.acceptance.nats_server import Nats
 from tests.acceptance.private_servers import free_port, serving
@@ -68,7 +68,7 @@ def open_(place: NatsPlace) -> Iterator[Open]:
 
 
 @pytest.fixture
-def anybody(place: NatsPlace) -> Iterator[Connection]:
+def anybody(place: NatsPlace) -> Iterator[Client]:
     """A connection of somebody else's."""
     connection = place.server().connect()
     yield connection
@@ -102,7 +102,7 @@ def test_messages_come_as_they_were_sent(open_: Open, place: NatsPlace) -> None:
     assert place.count() == 0
 
 
-def test_anybody_may_send_anything(open_: Open, place: NatsPlace, anybody: Connection) -> None:
+def test_anybody_may_send_anything(open_: Open, place: NatsPlace, anybody: Client) -> None:
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
     encoded = b'{"body": "?", "properties": {"body_encoding": "rot13"}}'
@@ -114,7 +114,7 @@ def test_anybody_may_send_anything(open_: Open, place: NatsPlace, anybody: Conne
     assert sorted(letter.body for letter in store.admin.dead()) == sorted(bodies)
 
 
-def test_a_message_of_no_text_at_all(open_: Open, place: NatsPlace, anybody: Connection) -> None:
+def test_a_message_of_no_text_at_all(open_: Open, place: NatsPlace, anybody: Client) -> None:
     store = open_()
     own = store.consumer.register("w", ["q"], 1)
     anybody.exchange([Post(place.layout.subject("q"), b"\xff\x00\xfe")])
@@ -148,7 +148,7 @@ def test_calls_are_few(open_: Open, place: NatsPlace) -> None:
 
 
 def test_the_suite_waits_for_what_is_stored_and_not_given_out_yet(
-    open_: Open, place: NatsPlace, anybody: Connection
+    open_: Open, place: NatsPlace, anybody: Client
 ) -> None:
     """JetStream may answer that there is nothing for a millisecond more."""
     told: list[str] = []
@@ -254,7 +254,7 @@ while True:
 
 
 def test_who_was_frozen_does_not_run_what_was_given_to_it_meanwhile(
-    open_: Open, place: NatsPlace, anybody: Connection
+    open_: Open, place: NatsPlace, anybody: Client
 ) -> None:
     """It lay in its socket for longer than the lease, and another has it by then."""
     lease, frozen_seconds = 2.0, 6.0
@@ -291,6 +291,7 @@ def test_a_lease_is_reckoned_from_the_request_that_a_message_was_given_to(
         server = place.server(at(place.url, proxy.port), timeout=1.0)
         connection = server.connect()
         queue = server.declare(connection, "q")
+        server.sources(connection, [queue])
         assert queue.take(1, 0.0) == []
         proxy.down.hold_when(lambda: True)
         open_().sender.push([envelope("late", "q")])
@@ -411,7 +412,7 @@ def test_who_could_not_give_back_does_so_when_it_is_connected_again(open_: Open,
         (message,) = receive(store, 1, "q")
         proxy.mode = REFUSE
         proxy.cut()
-        until(lambda: not store.consumer._connection.client.is_connected)
+        until(lambda: not store.consumer._connection.is_connected)
         with pytest.raises(BrokerUnavailable):
             store.consumer.settle(own, [Release(message.tag)])
         proxy.heal()
@@ -425,7 +426,7 @@ def test_who_could_not_give_back_does_so_when_it_is_connected_again(open_: Open,
         assert [one.tag for one in receive(other, 1, "q")] == [message.tag]
 
 
-def test_a_full_stream_loses_nothing(open_: Open, place: NatsPlace, anybody: Connection) -> None:
+def test_a_full_stream_loses_nothing(open_: Open, place: NatsPlace, anybody: Client) -> None:
     """Somebody has limited it, and its first messages were in the way of the last."""
     stream = place.layout.stream
     subjects = place.layout.subject("x").rpartition(".")[0] + ".*"

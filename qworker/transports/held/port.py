@@ -305,10 +305,6 @@ class Server(ABC):
         """A connection, which has release(). Raises BrokerUnavailable, or ConfigurationError when a library
         is missing or the server will not have us."""
 
-    def connect_to_send(self) -> Any:
-        """As connect(): one that only sends."""
-        return self.connect()
-
     @abstractmethod
     def errors(self, connection: Any) -> AbstractContextManager[None]:
         """Makes BrokerUnavailable of the library's own errors; QueueGone where declare() is to be called

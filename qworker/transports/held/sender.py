@@ -97,7 +97,7 @@ class HeldSender(Sender):
     def _connected(self, work: Callable[[], None]) -> None:
         try:
             if self._connection is None:
-                connection = self._server.connect_to_send()
+                connection = self._server.connect()
                 self._declared = {}
                 self._connection = connection
             work()

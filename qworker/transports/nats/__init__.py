@@ -1,7 +1,7 @@
-"""NATS JetStream: a transport of servers that hide what they give out, registered by entry point.
+"""NATS JetStream: a transport of servers that reserve what they give out, registered by entry point.
 
-Modules, in reading order: ``url`` (and names of streams, subjects and consumers), ``direct`` (a connection
-that publishes in its user's thread, and one of nats-py's in a thread of its own), ``queue`` (one queue's
-calls), ``reading`` (of a stream to its end), ``letters`` (dead letters and failed tasks), ``revocations``,
-``server`` (connecting, declaring), ``broker``.
+Modules, in reading order: ``url`` (and names of streams, subjects and consumers), ``wire`` (one connection to
+one server), ``client`` (a connection that outlives its servers, for one thread or for several), ``inbox``
+(messages that are asked for), ``queue`` (one queue's calls), ``letters`` (dead letters and failed tasks),
+``revocations``, ``server`` (connecting, declaring), ``broker``.
 """

@@ -1,7 +1,7 @@
 """Dead letters and failed tasks: a stream of each, which the server itself keeps within limits.
 
 Comes from:  ``server.py``.
-Goes to:     ``direct.py``.
+Goes to:     ``client.py`` and ``inbox.py``.
 Thread:      see ServerQueue.
 
 Nobody takes letters out by looking at them: they are read, and deleted by their numbers.
@@ -13,10 +13,11 @@ from collections.abc import Sequence
 
 from qworker.transports.held.messages import parsed
 from qworker.transports.held.port import Count, Entry, Received, ServerQueue
-from qworker.transports.nats.direct import Asked, Post, Refused, read_answer
+from qworker.transports.nats.client import Client, Post, Refused, read_answer
+from qworker.transports.nats.inbox import Reading
 from qworker.transports.nats.queue import BATCH, publish, written
-from qworker.transports.nats.reading import Reading
 from qworker.transports.nats.url import Layout
+from qworker.transports.nats.wire import Told
 from qworker.transports.own_headers import QUEUE
 
 NO_MESSAGE = frozenset({10037, 10043, 10057})
@@ -29,7 +30,7 @@ class LetterQueue(ServerQueue):
 
     batch = BATCH
 
-    def __init__(self, connection: Asked, name: str, layout: Layout) -> None:
+    def __init__(self, connection: Client, name: str, layout: Layout) -> None:
         self.name = name
         self._connection = connection
         self._layout = layout
@@ -83,7 +84,7 @@ class LetterQueue(ServerQueue):
         return int(self._connection.ask(f"STREAM.PURGE.{self._stream}")["purged"])
 
 
-def _was_there(answer: object) -> bool:
+def _was_there(answer: Told) -> bool:
     """Whether what was to be deleted was still there."""
     try:
         read_answer(answer)

@@ -1,7 +1,7 @@
 """One queue of JetStream: the messages of a subject, which a durable consumer gives out, in batches.
 
 Comes from:  ``server.py``.
-Goes to:     ``direct.py``.
+Goes to:     ``client.py`` and ``inbox.py``.
 Thread:      see ServerQueue; take() has an inbox of its own.
 
 JetStream takes any acknowledgement or renewal for the last one's to whom it gave the message, so whose lease
@@ -21,7 +21,8 @@ from weakref import WeakValueDictionary
 from qworker.errors import PublishError
 from qworker.interrupts import let_pass
 from qworker.transports.held.port import Count, Entry, NotAll, Received, ServerQueue, by_lease
-from qworker.transports.nats.direct import Asked, Inbox, Post, Pulled, Refused, read_answer
+from qworker.transports.nats.client import Client, Post, Refused, read_answer
+from qworker.transports.nats.inbox import Inbox, Pulled
 
 ACK, RENEW = b"+ACK", b"+WPI"
 LONGEST_RETURN = 365 * 86400
@@ -49,7 +50,7 @@ class NatsQueue(ServerQueue):
 
     def __init__(
         self,
-        connection: Asked,
+        connection: Client,
         name: str,
         *,
         stream: str,
@@ -149,7 +150,7 @@ class NatsQueue(ServerQueue):
         return int(found["purged"])
 
 
-def publish(connection: Asked, stream: str, posts: Sequence[Post], ids: Iterable[str]) -> None:
+def publish(connection: Client, stream: str, posts: Sequence[Post], ids: Iterable[str]) -> None:
     """Publish *posts* to *stream*; it has stored them when this returns. What was not answered in time is
     sent again, once, under the same *ids*, and stored once. Raises PublishError for what it will never
     take."""

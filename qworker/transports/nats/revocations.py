@@ -2,7 +2,7 @@
 
 Comes from:  ``broker.py`` (encoded), the server.
 Goes to:     the listener, by ``revoked_since``.
-Thread:      the listener's; but _ring(), which runs in the thread of nats-py.
+Thread:      the listener's; but _hear(), which the connection's thread calls.
 
 The server drops what is older than revoke_expires. Who is told by a plain subscription that there is
 something new reads the stream from there on, and reads it again after the connection was away. Numbers are
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 from qworker.transports.held.port import Heard
 from qworker.transports.lease import Revocation
-from qworker.transports.nats.direct import Connection
-from qworker.transports.nats.reading import Entry, Reading
+from qworker.transports.nats.client import Client
+from qworker.transports.nats.inbox import Entry, Reading
 from qworker.transports.nats.url import Layout
+from qworker.transports.nats.wire import Told
 
 
 def encoded(id: str, terminate: bool, signal: str) -> bytes:
@@ -28,19 +28,17 @@ def encoded(id: str, terminate: bool, signal: str) -> bytes:
 
 
 class Revocations(Heard):
-    """What is heard over *connection*, the stream being there. ring: called in the thread of nats-py."""
+    """What is heard over *connection*, the stream being there. ring: called in the thread of that."""
 
-    def __init__(self, layout: Layout, connection: Connection, ring: Callable[[], None]) -> None:
+    def __init__(self, layout: Layout, connection: Client, ring: Callable[[], None]) -> None:
         self._stream = layout.revoked_stream
         self._connection = connection
         self._ring = ring
         self._news = True
         self._reconnects = connection.reconnects
-        connection.loop.run(
-            connection.client.subscribe(layout.revoked_subject, cb=self._heard), connection.timeout
-        )
+        connection.subscribe(layout.revoked_subject, self._hear)
 
-    async def _heard(self, message: Any) -> None:
+    def _hear(self, message: Told) -> None:
         self._news = True
         self._ring()
 

@@ -1,51 +1,31 @@
 """Server: how NATS is connected to, what its errors are, and how streams and consumers are made.
 
 Comes from:  the URL of the broker and ``broker_transport_options``.
-Goes to:     nats-py, in the thread of ``direct.py``.
+Goes to:     ``client.py``.
 Thread:      any.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.interrupts import let_pass
-from qworker.naming import install_command, task_ids
+from qworker.naming import task_ids
 from qworker.transports.connect_errors import NATS, explained, while_connecting
 from qworker.transports.held.port import FAILED, QueueGone, Server, ServerQueue, Source, batches
-from qworker.transports.nats.direct import Asked, Connection, DirectConnection, Loop, Post, Refused
+from qworker.transports.nats.client import Client, Post, Refused
 from qworker.transports.nats.letters import LetterQueue
 from qworker.transports.nats.queue import BATCH, NatsQueue, publish
 from qworker.transports.nats.revocations import Revocations, encoded
 from qworker.transports.nats.url import LETTERS, Layout, Place
 
-try:
-    from nats import errors as nats_errors
-    from nats.aio.client import Client
-except ImportError as import_error:
-    raise ConfigurationError(
-        f"{import_error.name or 'nats'} is not installed, which nats:// needs: {install_command('nats')}",
-        setting="broker_url",
-    ) from import_error
-
 NO_STREAM, NO_CONSUMER, OTHERWISE_CONFIGURED, NO_JETSTREAM = 10059, 10014, 10058, 10076
 GONE = frozenset({NO_STREAM, NO_CONSUMER, 503, 409})
 REFUSING = ("authorization", "authentication", "credentials", "permissions")
 WAIT_SECONDS = 10.0
-
-
-class _Client(Client):
-    """nats-py encrypts when the server says that it wants it. Here it does, too, when we do: nothing goes
-    unencrypted to a server without TLS, or to whoever plays one."""
-
-    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        if initial_connection and "tls" in self.options:
-            info["tls_required"] = True
-        await super()._process_info(info, initial_connection)
 
 
 class Keeping(NamedTuple):
@@ -84,41 +64,22 @@ class NatsServer(Server):
         self._place = place
         self._lease_seconds = lease_seconds
         self.wait_seconds = min(WAIT_SECONDS, lease_seconds / 2)
-        self._loop = Loop()
         self._answered = False
 
     # -- connecting --
 
-    def connect(self) -> Connection:
-        said: list[str] = []
-        begun = self._loop.begin_use()
+    def connect(self) -> Client:
         try:
-            client = self._loop.run(self._connected(said), self.timeout)
-        except Exception as error:  # noqa: BLE001 - whatever nats-py raises here: there is no connection
-            self._loop.end_use(begun)
-            raise self._meaning([f"{type(error).__name__}: {error}".rstrip(": "), *said]) from None
-        except BaseException:
-            self._loop.end_use(begun)
-            raise
-        self._answered = True
-        return Connection(self._loop, begun, client, self.timeout)
-
-    def connect_to_send(self) -> DirectConnection:
-        """A connection that only publishes and asks. Raises as connect() does."""
-        try:
-            connection = DirectConnection(self._place, self.timeout)
+            connection = Client(self._place, self.timeout)
         except (OSError, ValueError) as error:
             let_pass(error)
-            raise self._meaning([f"{type(error).__name__}: {error}".rstrip(": ")]) from None
+            raise self._meaning(f"{type(error).__name__}: {error}".rstrip(": ")) from None
         self._answered = True
         return connection
 
-    def _meaning(self, said: Sequence[str]) -> ConfigurationError | BrokerUnavailable:
-        """Our error for what was *said* when there was no connection."""
-        # A server that refuses us closes at once, and what it says of that may be lost at some tries.
-        refusals = [text for text in said if any(word in text.lower() for word in REFUSING)]
-        text = [*said, *refusals][-1]
-        if not self._answered and refusals:
+    def _meaning(self, text: str) -> ConfigurationError | BrokerUnavailable:
+        """Our error for *text*, which was said when there was no connection."""
+        if not self._answered and any(word in text.lower() for word in REFUSING):
             return ConfigurationError(
                 f"broker_url: {self.shown} refuses us: {text}; write the user and password, or the "
                 "token, into the URL, before the @",
@@ -127,40 +88,15 @@ class NatsServer(Server):
         text = while_connecting(text, self._place.tls is not None)
         return BrokerUnavailable(f"{self.shown}: {explained(text, NATS)}")
 
-    async def _connected(self, said: list[str]) -> Client:
-        async def note(error: Exception) -> None:
-            said.append(f"{error}" or type(error).__name__)
-
-        client = _Client()
-        tls = self._place.tls
-        try:
-            await client.connect(
-                self._place.servers,
-                error_cb=note,
-                name="qworker",
-                connect_timeout=max(1, int(self.timeout)),
-                reconnect_time_wait=1,
-                max_reconnect_attempts=-1,
-                dont_randomize=False,
-                ping_interval=10,
-                max_outstanding_pings=2,
-                tls=None if tls is None else tls.context(),
-                **self._place.login,  # type: ignore[arg-type]
-            )
-        except BaseException:
-            await asyncio.shield(client.close())
-            raise
-        return client
-
     @contextmanager
-    def errors(self, connection: Asked) -> Iterator[None]:
+    def errors(self, connection: Client) -> Iterator[None]:
         try:
             yield
         except Refused as error:
             if error.code in GONE:
                 raise QueueGone(f"{self.shown}: {error}") from error
             raise BrokerUnavailable(f"{self.shown}: {error}") from error
-        except (TimeoutError, nats_errors.Error, OSError, asyncio.CancelledError) as error:
+        except OSError as error:
             let_pass(error)
             raise BrokerUnavailable(
                 f"{self.shown} does not answer: {type(error).__name__}: {error}".rstrip(": ")
@@ -168,7 +104,7 @@ class NatsServer(Server):
 
     # -- declaring --
 
-    def declare(self, connection: Asked, queue: str) -> ServerQueue:
+    def declare(self, connection: Client, queue: str) -> ServerQueue:
         layout, keeping = self.layout, self.keeping
         if queue in LETTERS:
             seconds, most = keeping.of(queue)
@@ -191,14 +127,15 @@ class NatsServer(Server):
             lease_seconds=seconds,
         )
 
-    def sources(self, connection: Asked, queues: Sequence[ServerQueue]) -> Sequence[Source]:
-        """The queues, whose leases are from now on as long as this worker's."""
+    def sources(self, connection: Client, queues: Sequence[ServerQueue]) -> Sequence[Source]:
+        """The queues, whose leases are from now on as long as this worker's; each has a thread."""
+        connection.share()
         for queue in queues:
             assert isinstance(queue, NatsQueue)
             queue.lease_seconds, _ = self._declare_consumer(connection, queue.name, change=True)
         return queues
 
-    def names(self, connection: Asked) -> set[str]:
+    def names(self, connection: Client) -> set[str]:
         """Each queue has a consumer, which says what it is called."""
         found: set[str] = set()
         total, seen = 1, 0
@@ -216,17 +153,17 @@ class NatsServer(Server):
                 break
         return found
 
-    def revoke(self, connection: Asked, ids: Sequence[str], terminate: bool, signal: str) -> None:
+    def revoke(self, connection: Client, ids: Sequence[str], terminate: bool, signal: str) -> None:
         self.declare_revocations(connection)
         posts = (Post(self.layout.revoked_subject, encoded(id, terminate, signal)) for id in ids)
         for batch in batches(posts, BATCH):
             publish(connection, self.layout.revoked_stream, batch, task_ids())
 
-    def revocations(self, connection: Connection, ring: Callable[[], None]) -> Revocations:
+    def revocations(self, connection: Client, ring: Callable[[], None]) -> Revocations:
         self.declare_revocations(connection)
         return Revocations(self.layout, connection, ring)
 
-    def declare_revocations(self, connection: Asked) -> None:
+    def declare_revocations(self, connection: Client) -> None:
         """The stream of revocations, which there is from now on."""
         self._declare_stream(
             connection,
@@ -236,7 +173,7 @@ class NatsServer(Server):
             max_age=int(self.keeping.revoke_seconds * 1e9),
         )
 
-    def _declare_stream(self, connection: Asked, name: str, subject: str, **more: Any) -> str:
+    def _declare_stream(self, connection: Client, name: str, subject: str, **more: Any) -> str:
         """Have the stream *name*; when it was made, in digits."""
         if name in connection.declared:
             return connection.declared[name]
@@ -275,7 +212,7 @@ class NatsServer(Server):
         made = connection.declared[name] = "".join(filter(str.isdigit, str(found["created"])))
         return made
 
-    def _declare_consumer(self, connection: Asked, queue: str, change: bool) -> tuple[float, str]:
+    def _declare_consumer(self, connection: Client, queue: str, change: bool) -> tuple[float, str]:
         """Have the consumer of *queue*, and return its ack_wait, which is changed only if asked for, and its
         name."""
         layout, stream, seconds = self.layout, self.layout.stream, self._lease_seconds

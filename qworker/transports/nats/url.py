@@ -21,11 +21,18 @@ from qworker.transports.tls import Tls, divided, tls_of
 PORT = 4222
 
 
-class Place(NamedTuple):
-    """servers: URLs without login. login: arguments of nats-py's connect(). shown: without what is
-    secret."""
+class Host(NamedTuple):
+    """Where a server listens. tls_name: what its certificate is to say."""
 
-    servers: list[str]
+    name: str
+    port: int
+    tls_name: str
+
+
+class Place(NamedTuple):
+    """login: ``user`` and ``password``, or ``token``. shown: the URL without what is secret."""
+
+    servers: list[Host]
     login: dict[str, str]
     tls: Tls | None
     shown: str
@@ -50,26 +57,29 @@ def read_url(url: str, use_ssl: Any = None) -> Place:
     login: dict[str, str] = {}
     if at:
         login = {"user": unquote(user), "password": unquote(password)} if colon else {"token": unquote(user)}
-    names = [_host(host) for host in (hosts or "127.0.0.1").split(",")]
+    try:
+        servers = [host_of(host) for host in (hosts or "127.0.0.1").split(",")]
+    except ValueError as error:
+        raise ConfigurationError(
+            f"broker_url: {error}: write host or host:port", setting="broker_url"
+        ) from None
     return Place(
-        [f"{'tls' if tls else 'nats'}://{name}" for name in names],
+        servers,
         login,
         None if tls is None else tls.checked("broker_url"),
         f"{scheme}://{'********@' if at else ''}{hosts or '127.0.0.1'}",
     )
 
 
-def _host(text: str) -> str:
-    """*text* with a port."""
-    host, colon, port = text.rpartition(":")
+def host_of(text: str) -> Host:
+    """What *text* says, with a port or without. ValueError when that is no host."""
+    name, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
-        host, port = text, str(PORT)
-    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise ConfigurationError(
-            f"broker_url: {text!r} is not the host of a NATS server: write host or host:port",
-            setting="broker_url",
-        )
-    return f"{host}:{port}"
+        name, port = text, str(PORT)
+    if not name or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"{text!r} is not the host of a NATS server")
+    name = name.removeprefix("[").removesuffix("]")
+    return Host(name, int(port), name)
 
 
 # -- What things are called in JetStream: streams, subjects, and the consumer of each queue --

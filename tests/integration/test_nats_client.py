@@ -1,4 +1,4 @@
-"""The connection that publishes to NATS without another thread: what a server may say, and when it goes."""
+"""The connection to NATS: what a server may say, and when it goes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,13 @@ import pytest
 from qworker.conf import Settings
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports import open_broker
-from qworker.transports.nats.direct import DirectConnection, Post, Refused
+from qworker.transports.nats.client import Client, Post, Refused, Unanswered
 from qworker.transports.nats.url import read_url
 from tests.acceptance.nats_server import Nats
 from tests.acceptance.private_servers import serving
 from tests.certificates import Certificates
 from tests.support.messages import envelope
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.integration
 Talk = Callable[[Any, str], None]
@@ -46,8 +47,9 @@ class Scripted:
             connection, _ = self._listening.accept()
             with connection, connection.makefile("rwb", buffering=0) as file:
                 file.write(b'INFO {"max_payload": 1000}\r\n')
-                self.heard += [file.readline(), file.readline(), file.readline()]
+                self.heard += [file.readline(), file.readline()]
                 file.write(b"PONG\r\n")
+                self.heard.append(file.readline())
                 talk(file, self.messages(file))
             self.gone.release()
 
@@ -63,21 +65,21 @@ class Scripted:
 
 
 @pytest.fixture
-def scripted() -> Iterator[Callable[..., tuple[Scripted, DirectConnection]]]:
+def scripted() -> Iterator[Callable[..., tuple[Scripted, Client]]]:
     opened: list[Any] = []
 
-    def open_one(*talks: Talk) -> tuple[Scripted, DirectConnection]:
+    def open_one(*talks: Talk) -> tuple[Scripted, Client]:
         server = Scripted(*talks)
-        connection = DirectConnection(read_url(server.url), 5.0)
+        connection = Client(read_url(server.url), 5.0)
         opened.extend([connection, server])
         return server, connection
 
     yield open_one
     for each in opened:
-        each.release() if isinstance(each, DirectConnection) else each.close()
+        each.release() if isinstance(each, Client) else each.close()
 
 
-Open = Callable[..., tuple[Scripted, DirectConnection]]
+Open = Callable[..., tuple[Scripted, Client]]
 
 
 def in_pieces(file: Any, data: bytes) -> None:
@@ -99,7 +101,7 @@ def test_what_is_published_and_what_answers_it(scripted: Open) -> None:
     first, second = connection.exchange(POSTS)
     assert (first.headers, first.data) == ({"Status": "503", "Why": "nobody"}, b"fir\n")
     assert (second.headers, second.data) == (None, b"sec")
-    connect, _, ping, *sent = server.heard
+    connect, ping, _, *sent = server.heard
     assert (json.loads(connect[8:])["user"], json.loads(connect[8:])["pass"]) == ("me", "secret")
     assert ping == b"PING\r\n"
     head = b"NATS/1.0\r\nNats-Msg-Id: 1\r\n\r\n"
@@ -166,7 +168,7 @@ def test_what_never_ends_its_line(scripted: Open) -> None:
     _, connection = scripted(stream)
     with pytest.raises(ConnectionError, match="not a NATS server: b'xxx"):
         connection.exchange(POSTS)
-    assert len(connection._read) == 0
+    assert not connection.is_connected
 
 
 @pytest.mark.parametrize(
@@ -203,7 +205,7 @@ def test_what_comes_before_tls_is_not_taken_for_what_came_under_it() -> None:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         with pytest.raises(ConnectionError, match="before there is TLS"):
-            DirectConnection(read_url(f"nats://127.0.0.1:{listening.getsockname()[1]}"), 5.0)
+            Client(read_url(f"nats://127.0.0.1:{listening.getsockname()[1]}"), 5.0)
         thread.join(PATIENCE)
 
 
@@ -241,7 +243,7 @@ def test_by_tls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_what_is_to_be_encrypted_goes_to_nobody_unencrypted() -> None:
-    """nats-py goes by what the server says, and would tell it the password."""
+    """Who went by what the server says would tell it the password."""
     heard: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
@@ -281,3 +283,136 @@ def test_jetstreams_refusals_are_read() -> None:
         broker.sender.push([envelope("a", "q")])
         with pytest.raises(Refused, match="not found"):
             broker.sender._connection.ask("STREAM.INFO.none")
+
+
+# -- shared by several threads --
+
+
+class Echo:
+    """A server that answers each message with itself. info: what it says of itself."""
+
+    def __init__(self, **info: Any) -> None:
+        self.info = {"max_payload": 1000, **info}
+        self.subscribed: list[bytes] = []
+        self.mute = False
+        self._connections: list[socket.socket] = []
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listening.accept()
+                self._connections.append(connection)
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection, connection.makefile("rwb", buffering=0) as file:
+            file.write(f"INFO {json.dumps(self.info)}\r\n".encode())
+            while line := file.readline():
+                word, *rest = line.split()
+                if word == b"SUB":
+                    self.subscribed.append(rest[0])
+                elif word == b"PUB":
+                    data = file.read(int(rest[-1]) + 2)
+                    if data.startswith(b"-ERR"):
+                        file.write(data)
+                    elif not self.mute and len(rest) == 3:
+                        file.write(b"MSG %s 1 %d\r\n%s" % (rest[1], len(data) - 2, data))
+                elif word == b"PING" and not self.mute:
+                    file.write(b"PONG\r\n")
+
+    def cut(self) -> None:
+        """End all connections."""
+        while self._connections:
+            with suppress(OSError):
+                self._connections.pop().shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listening.close()
+        self.cut()
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    with closing(Echo()) as server:
+        yield server
+
+
+@pytest.fixture
+def shared(echo: Echo) -> Iterator[Client]:
+    client = Client(read_url(f"nats://127.0.0.1:{echo.port}"), PATIENCE)
+    client.share()
+    yield client
+    client.release()
+
+
+def test_each_thread_has_the_answers_to_what_it_asked(shared: Client) -> None:
+    def ask(number: int) -> bool:
+        texts = [b"%d.%d" % (number, place) for place in range(20)]
+        return [told.data for told in shared.exchange([Post("s", text) for text in texts])] == texts
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(ask, range(200)))
+
+
+def test_who_waits_when_the_connection_is_lost_is_told_so(echo: Echo, shared: Client) -> None:
+    """And what is listened to is so again by the next connection."""
+    heard: list[Any] = []
+    shared.subscribe("news", heard.append)
+    echo.mute = True
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(shared.exchange, [Post("s", b"a")])
+        until(lambda: bool(shared._waiting))
+        echo.mute = False
+        echo.cut()
+        with pytest.raises(Unanswered, match="was lost"):
+            asked.result(PATIENCE)
+    assert [told.data for told in shared.exchange([Post("s", b"b")])] == [b"b"]
+    assert shared.reconnects == 1
+    assert echo.subscribed.count(b"news") == 2
+
+
+def test_nothing_is_sent_while_there_is_no_connection(echo: Echo, shared: Client) -> None:
+    echo.close()
+    until(lambda: not shared.is_connected)
+    with pytest.raises(ConnectionError, match="is lost"):
+        shared.exchange([Post("s", b"a")], timeout=0.1)
+
+
+def test_a_server_that_is_only_told_of_is_gone_to(echo: Echo) -> None:
+    other = Echo(connect_urls=[f"127.0.0.1:{echo.port}", "nonsense:"])
+    client = Client(read_url(f"nats://127.0.0.1:{other.port}"), PATIENCE)
+    client.share()
+    other.close()
+    until(lambda: client.reconnects > 0)
+    assert [told.data for told in client.exchange([Post("s", b"a")])] == [b"a"]
+    client.release()
+
+
+def test_what_one_may_not_do_does_not_end_the_connection_of_others(shared: Client) -> None:
+    words = 'Permissions Violation for Publish to "s"'
+    with pytest.raises(ConnectionError, match="Permissions Violation"):
+        shared.exchange([Post("s", f"-ERR '{words}'".encode())])
+    assert [told.data for told in shared.exchange([Post("s", b"a")])] == [b"a"]
+    assert shared.reconnects == 0
+
+
+def test_a_server_that_says_nothing_any_more_is_left(echo: Echo) -> None:
+    client = Client(read_url(f"nats://127.0.0.1:{echo.port}"), PATIENCE, ping_seconds=0.1)
+    client.share()
+    echo.mute = True
+    until(lambda: not client.is_connected)
+    echo.mute = False
+    assert [told.data for told in client.exchange([Post("s", b"a")])] == [b"a"]
+    client.release()
+
+
+def test_its_thread_ends_with_it(echo: Echo) -> None:
+    before = {thread for thread in threading.enumerate() if thread.name == "nats"}
+    client = Client(read_url(f"nats://127.0.0.1:{echo.port}"), PATIENCE)
+    client.share()
+    client.release()
+    client.release()
+    until(lambda: {thread for thread in threading.enumerate() if thread.name == "nats"} <= before)

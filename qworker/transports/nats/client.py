@@ -1,0 +1,417 @@
+"""A connection to NATS: what is published and asked by it, and what comes on the subjects that it listens to.
+
+Comes from:  ``server.py``.
+Goes to:     ``wire.py``; ``inbox.py`` and ``revocations.py``, with what comes.
+Thread:      one at a time, which reads itself what answers it; after share() several, and one more thread
+             reads for all.
+
+Who sends has a connection that is not shared: a call is one write, and the reading of what answers it. It
+notices that the server went, or was restarted, when it has something to say, and connects again then. A
+consumer's is shared by its polls and the listener; its thread connects again at once, and what waits for an
+answer meanwhile is told that there will be none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, TypeVar
+
+from qworker.interrupts import let_pass
+from qworker.naming import task_id
+from qworker.transports.nats.url import Host, Place
+from qworker.transports.nats.wire import Told, Wire, left_until
+
+PAUSE_SECONDS = 0.05
+"""Between two tries to connect again, of who waits for that."""
+RECONNECT_SECONDS = 0.5
+"""The same, of the thread that reads; half as much again at most."""
+PING_SECONDS = 10.0
+"""A server that says nothing for so long is asked whether it is there; after so long once more it is not."""
+ANSWERS = "1"
+"""The subscription on which answers come."""
+Item = TypeVar("Item")
+
+
+class Refused(Exception):
+    """JetStream's answer was an error. code: its error code, or a status of NATS; 0 when it gave none."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Unanswered(TimeoutError):
+    """The connection was lost after something was sent: whether it arrived is not known."""
+
+
+class Post(NamedTuple):
+    """What is published. answered: whether an answer is wanted. reply: where it is to come, if not to who
+    published it."""
+
+    subject: str
+    data: bytes = b""
+    headers: Mapping[str, str] | None = None
+    answered: bool = True
+    reply: str = ""
+
+
+class _Exchange:
+    """The answers to what was published together."""
+
+    def __init__(self, wanted: int) -> None:
+        self.answers: dict[int, Told] = {}
+        self.wanted = wanted
+        self.done: SimpleQueue[bool | Exception] = SimpleQueue()
+
+    def add(self, number: int, told: Told) -> None:
+        self.answers[number] = told
+        if len(self.answers) == self.wanted:
+            self.done.put(True)
+
+
+class Client:
+    """To one of the servers of *place*. timeout: seconds for an answer, and for connecting. api: what the
+    subjects of JetStream's own interface begin with. ping_seconds: see PING_SECONDS. Raises OSError,
+    TimeoutError among them, when there is no connection."""
+
+    def __init__(
+        self, place: Place, timeout: float, api: str = "$JS.API", ping_seconds: float = PING_SECONDS
+    ) -> None:
+        self.timeout = timeout
+        self.api = api
+        self.declared: dict[str, str] = {}
+        """Streams that are known to be there, and when they were made."""
+        self.exchanges = 0
+        """How often the server was asked for something, and answered, or did not."""
+        self.reconnects = 0
+        """How often the connection was lost and found again."""
+        self._place = place
+        self._ping_seconds = ping_seconds
+        self._others: list[Host] = []
+        """Servers of the cluster that one of them has told of."""
+        self._subject = self.new_subject()
+        self._names = itertools.count(1)
+        self._exchanges: dict[str, _Exchange] = {}
+        self._whole = True
+        """Nobody was interrupted in the midst of an exchange; of who does not share it."""
+        self._order = threading.Lock()
+        self._wire: Wire | None = None  # under the order, once it is shared, as what follows
+        self._hearers: dict[str, tuple[str, Callable[[Told], None]]] = {}
+        """By subscription: the subject, and what is called with what comes there."""
+        self._pongs: deque[SimpleQueue[bool | Exception]] = deque()
+        self._waiting: set[SimpleQueue[Any]] = set()
+        self._reader: threading.Thread | None = None
+        self._up = threading.Event()
+        self._released = threading.Event()
+        self._connect(time.monotonic() + timeout)
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes of a message, at most."""
+        return self._most
+
+    @property
+    def is_connected(self) -> bool:
+        return self._wire is not None
+
+    # -- asking --
+
+    def exchange(self, posts: Sequence[Post], timeout: float | None = None) -> list[Told]:
+        """Publish *posts*; return the answers to those that want one. TimeoutError when not all have come in
+        time, ConnectionError when there is no connection; nothing was sent then by who shares it."""
+        end = time.monotonic() + (self.timeout if timeout is None else timeout)
+        self.exchanges += 1
+        if self._reader is not None:
+            return self._exchange(self._connected(end), posts, end)
+        whole, self._whole = self._whole, False
+        try:
+            wire = self._wire
+            if not whole or wire is None or not self._is_there(wire):
+                wire = self._connect_again(end)
+            answers = self._exchange(wire, posts, end)
+            self._whole = True
+            return answers
+        except BaseException:
+            self._drop()  # whatever is on its way answers nobody any more
+            raise
+
+    def _exchange(self, wire: Wire, posts: Sequence[Post], end: float) -> list[Told]:
+        name = str(next(self._names))
+        exchange = _Exchange(sum(post.answered for post in posts))
+        self._exchanges[name] = exchange
+        try:
+            self._send(wire, _framed(posts, f"{self._subject}.{name}."), end)
+            if exchange.wanted:
+                self.wait(exchange.done, wire, end)
+            return [exchange.answers[number] for number in range(exchange.wanted)]
+        finally:
+            del self._exchanges[name]
+
+    def ask(self, operation: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What JetStream's interface answers to *operation*. Raises Refused when that is an error."""
+        data = b"" if request is None else json.dumps(request).encode()
+        (answer,) = self.exchange([Post(f"{self.api}.{operation}", data)])
+        return read_answer(answer)
+
+    # -- listening --
+
+    def subscribe(self, subject: str, hear: Callable[[Told], None]) -> str:
+        """Have *hear* called with whatever comes on *subject*, by the thread that reads; return the name of
+        the subscription."""
+        with self._order:
+            name = str(next(self._names) + 1)  # not that of the answers
+            self._hearers[name] = (subject, hear)
+            if self._wire is not None:
+                self._wire.send(_listening(name, subject), time.monotonic() + self.timeout)
+            return name
+
+    def unsubscribe(self, name: str) -> None:
+        """Hear no more by subscription *name*. What the server has sent by now is heard still."""
+        done: SimpleQueue[bool | Exception] = SimpleQueue()
+        with self._order:
+            wire = self._wire
+            if wire is not None:
+                end = time.monotonic() + self.timeout
+                self._pongs.append(done)
+                wire.send(f"UNSUB {name}\r\nPING\r\n".encode(), end)
+        try:
+            if wire is not None:
+                self.wait(done, wire, end)
+        finally:
+            with self._order:
+                self._hearers.pop(name, None)
+
+    def forget(self, name: str) -> None:
+        """Hear no more by subscription *name*, whatever the server has sent."""
+        with self._order:
+            self._hearers.pop(name, None)
+            if self._wire is not None:
+                self._wire.send(f"UNSUB {name}\r\n".encode(), time.monotonic() + self.timeout)
+
+    def new_subject(self) -> str:
+        """A subject that nobody else publishes on, unless we say so."""
+        return f"_INBOX.{task_id()}"
+
+    def publish(self, post: Post, end: float) -> Wire:
+        """Publish *post*, which is answered to its own *reply*, by the monotonic time *end*; what is returned
+        is for wait()."""
+        wire = self._wire or (self._connect_again if self._reader is None else self._connected)(end)
+        self._send(wire, _framed([post], ""), end)
+        return wire
+
+    def wait(self, queue: SimpleQueue[Any], wire: Wire, end: float) -> Any:
+        """The next thing in *queue*, which is put there when it comes by *wire*. TimeoutError when nothing
+        comes by the monotonic time *end*, Unanswered when the connection is lost."""
+        if self._reader is None:
+            while queue.empty():
+                self._hear(wire, wire.next(end))
+            return queue.get()
+        self._waiting.add(queue)
+        try:
+            if self._wire is not wire and queue.empty():
+                raise Unanswered("the connection was lost")
+            found = queue.get(timeout=left_until(end))
+        except Empty:
+            raise TimeoutError("no answer in time") from None
+        finally:
+            self._waiting.discard(queue)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _send(self, wire: Wire, data: bytes, end: float) -> None:
+        try:
+            wire.send(data, end)
+        except OSError as error:
+            let_pass(error)
+            if self._reader is None:
+                raise
+            raise Unanswered(f"the connection was lost: {error}") from error  # some of it may have arrived
+
+    def _hear(self, wire: Wire, found: Any) -> None:
+        """See to what the server said."""
+        match found:
+            case Told():
+                if found.subscription == ANSWERS:
+                    name, _, number = found.subject[len(self._subject) + 1 :].partition(".")
+                    exchange = self._exchanges.get(name)
+                    if exchange is not None and number.isdecimal():  # somebody waits for it still
+                        exchange.add(int(number), found)
+                elif hearer := self._hearers.get(found.subscription):
+                    hearer[1](found)
+            case dict():
+                self._others = wire.others(found)
+            case "PONG":
+                if self._pongs:
+                    self._pongs.popleft().put(True)
+            case Exception():
+                if self._reader is None or "permissions violation" not in str(found).lower():
+                    raise found
+                self._tell(found)  # the connection stays
+
+    # -- one thread at a time --
+
+    def _connect_again(self, end: float) -> Wire:
+        """Connect to one of the servers, which may be about to start, by the monotonic time *end*."""
+        while True:
+            try:
+                return self._connect(end)
+            except OSError as error:
+                let_pass(error)
+                if time.monotonic() + PAUSE_SECONDS >= end:
+                    raise
+            time.sleep(PAUSE_SECONDS)
+
+    def _connect(self, end: float) -> Wire:
+        """Connect to one of the servers, and listen there to what was listened to."""
+        self._drop()
+        errors: list[OSError] = []
+        hosts = [*self._place.servers, *self._others]
+        for host in random.sample(hosts, len(hosts)):
+            try:
+                wire = Wire(host, self._place, end)
+            except OSError as error:
+                let_pass(error)
+                errors.append(error)
+                continue
+            with self._order:
+                subjects = [(ANSWERS, f"{self._subject}.*.*")]
+                subjects += [(name, subject) for name, (subject, _) in self._hearers.items()]
+                wire.send(b"".join(_listening(*one) for one in subjects), end)
+                self._most, self._others = wire.max_payload, wire.others(wire.info)
+                self._wire = wire
+            return wire
+        raise errors[-1]
+
+    def _is_there(self, wire: Wire) -> bool:
+        """Whether the server has not gone since the last exchange; what it said since is answered."""
+        try:
+            for found in wire.whatever_came(self.timeout):
+                self._hear(wire, found)
+        except OSError as error:
+            let_pass(error)
+            return False
+        return True
+
+    def _drop(self) -> None:
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.close()
+
+    def release(self) -> None:
+        """Close the connection. Safe to call twice."""
+        self._released.set()
+        reader, wire = self._reader, self._wire
+        if reader is None:
+            self._drop()
+        elif wire is not None:
+            wire.shut()
+
+    # -- several threads --
+
+    def share(self) -> None:
+        """From now on several threads use it, and one more reads for them. Safe to call twice."""
+        if self._reader is None:
+            if self._wire is None:
+                self._connect_again(time.monotonic() + self.timeout)
+            self._up.set()
+            self._reader = threading.Thread(target=self._read_on, name="nats", daemon=True)
+            self._reader.start()
+
+    def _connected(self, end: float) -> Wire:
+        """The connection. While there is none nothing is published: it would go out when nobody waits for it
+        any more."""
+        while True:
+            wire = self._wire
+            if wire is not None:
+                return wire
+            if self._released.is_set() or not self._up.wait(max(0.0, end - time.monotonic())):
+                raise ConnectionError("the connection is lost")
+
+    def _read_on(self) -> None:
+        while not self._released.is_set():
+            wire = self._wire
+            try:
+                if wire is None:
+                    self._connect(time.monotonic() + self.timeout)
+                    self.reconnects += 1
+                    self._up.set()
+                else:
+                    self._read(wire)
+            except Exception as error:  # noqa: BLE001 - whatever it was, there is no connection
+                self._lose(error)
+                self._released.wait(RECONNECT_SECONDS * random.uniform(0.2, 1.5))
+        self._lose(ConnectionError("the connection is closed"))
+
+    def _read(self, wire: Wire) -> None:
+        """Hear what comes by *wire* as long as it is there. Raises why it is there no more."""
+        silent = False
+        while True:
+            if not wire.is_silent(self._ping_seconds):
+                silent = False
+                self._hear(wire, wire.next(time.monotonic() + self.timeout))
+            elif silent:
+                raise TimeoutError("the server says nothing any more")
+            else:
+                silent = True
+                with self._order:
+                    self._pongs.append(SimpleQueue())
+                    wire.send(b"PING\r\n", time.monotonic() + self.timeout)
+
+    def _lose(self, error: Exception) -> None:
+        with self._order:
+            self._up.clear()
+            self._pongs.clear()
+            self._drop()
+        self._tell(Unanswered(f"the connection was lost: {error}"))
+
+    def _tell(self, error: Exception) -> None:
+        """Tell all who wait for something that it does not come."""
+        for queue in list(self._waiting):
+            queue.put(error)
+
+
+def _framed(posts: Sequence[Post], inbox: str) -> bytes:
+    """*posts* as they are published, to be answered at *inbox* and their number."""
+    parts: list[bytes] = []
+    number = 0
+    for subject, data, headers, answered, reply in posts:
+        to = f"{reply} " if reply else ""
+        if answered and not reply:
+            to, number = f"{inbox}{number} ", number + 1
+        head = _head(headers)
+        size = f"{len(head)} " if head else ""
+        line = f"{'HPUB' if head else 'PUB'} {subject} {to}{size}{len(head) + len(data)}\r\n"
+        parts += (line.encode(), head, data, b"\r\n")
+    return b"".join(parts)
+
+
+def _head(headers: Mapping[str, str] | None) -> bytes:
+    """*headers* as they go before what is published."""
+    if not headers:
+        return b""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"NATS/1.0\r\n{lines}\r\n".encode()
+
+
+def _listening(name: str, subject: str) -> bytes:
+    return f"SUB {subject} {name}\r\n".encode()
+
+
+def read_answer(message: Told) -> dict[str, Any]:
+    """JetStream's answer. Raises Refused when it is an error, or nobody was there to answer."""
+    status = (message.headers or {}).get("Status")
+    if status:
+        raise Refused(int(status), "JetStream does not answer here" if status == "503" else "no answer")
+    found: dict[str, Any] = json.loads(message.data)
+    error = found.get("error")
+    if error:
+        raise Refused(int(error.get("err_code") or error.get("code") or 0), str(error.get("description")))
+    return found

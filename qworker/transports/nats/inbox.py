@@ -1,0 +1,213 @@
+"""Inbox: messages that are asked of a consumer of JetStream; and Reading, of a stream to its end.
+
+Comes from:  ``queue.py``, with the durable consumers of queues; ``letters.py`` and ``revocations.py``, which
+             read a stream and take nothing out of it.
+Goes to:     ``client.py``.
+Thread:      that of who asks; but interrupt().
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from datetime import UTC, datetime
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from qworker.transports.nats.client import Client, Post, Refused, Unanswered
+from qworker.transports.nats.wire import Told
+
+AT_ONCE_SECONDS = 1.0
+"""How long the server may take to give out what it has. It does not always say that it has nothing: it may
+count what was purged a moment ago."""
+OLD_BOXES = 4
+"""In so many something may still come that was asked for in vain; what comes later is given to others when
+its lease is over."""
+FORGOTTEN_AFTER_SECONDS = 60
+
+
+class Pulled(NamedTuple):
+    """since: the monotonic time at which it was given to us at the earliest, where that may be long ago: to a
+    request that nobody waited for any more. None: just now."""
+
+    message: Told
+    since: float | None
+
+
+class Box:
+    """A subject of ours on which answers come. since: when the request was made that nobody waits for any
+    more; None while there is no such request. A message does not say to which request it was given."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self.subscription = ""
+        self.since: float | None = None
+
+
+class Inbox:
+    """Where messages are delivered that were asked for. Asked from one thread; interrupt() from any."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._box: Box | None = None  # of who asks, as all below
+        self._old: deque[Box] = deque()
+        """Those in which something may still come that was asked for."""
+        self._requests = 0
+        self.silent = False
+        """Whether the last request was answered by nothing, not even that there is no message. JetStream says
+        nothing to who asks a consumer that was deleted."""
+        self._arrived: SimpleQueue[tuple[Told, Box] | Exception | None] = SimpleQueue()
+        """None: there was an interrupt()."""
+        self._interrupted = False
+
+    def pull(self, subject: str, count: int, seconds: float) -> list[Pulled]:
+        """Up to *count* messages from JetStream's *subject* for the next message of a consumer; waits for the
+        first of them for so many *seconds*."""
+        self._client.exchanges += 1
+        at_once = {"batch": count, "no_wait": True}
+        found = self._request(subject, at_once, AT_ONCE_SECONDS)
+        if found or self.silent or seconds <= 0 or self._interrupted:
+            return found
+        # When one has come, the others that have are asked for: who waits for many would wait for all.
+        found = self._request(subject, {"batch": 1, "expires": int(seconds * 1e9)}, seconds + 1.0)
+        if found and count > 1 and not self._interrupted:
+            found += self._request(subject, {**at_once, "batch": count - 1}, AT_ONCE_SECONDS)
+        return found
+
+    def interrupt(self) -> None:
+        """Let a pull() that waits come back with what is there, and the next one not wait."""
+        self._interrupted = True
+        self._arrived.put(None)
+
+    def _request(self, subject: str, request: dict[str, Any], seconds: float) -> list[Pulled]:
+        box = self._box or self._open()
+        asked = time.monotonic()
+        self._requests += 1
+        reply = f"{box.subject}.{self._requests}"
+        post = Post(subject, json.dumps(request).encode(), reply=reply)
+        found: list[Pulled] = []
+        own = 0
+        self.silent = False
+        try:
+            wire = self._client.publish(post, asked + self._client.timeout)
+            end = time.monotonic() + seconds
+            while len(found) < request["batch"]:
+                item = self._client.wait(self._arrived, wire, end)
+                if item is None:
+                    if "no_wait" not in request:
+                        return found + self._drained(box)
+                    continue
+                message, at = item
+                status = (message.headers or {}).get("Status")
+                if not status:
+                    found.append(Pulled(message, at.since))
+                    own += at is box
+                elif message.subject == reply and status != "100":
+                    if status not in ("404", "408") and not found:
+                        raise Refused(int(status), str((message.headers or {}).get("Description", "")))
+                    return found
+        except (TimeoutError, ConnectionError) as error:
+            self._retire(box, asked)
+            self.silent = not found
+            if not found and (isinstance(error, Unanswered) or not isinstance(error, TimeoutError)):
+                raise
+            return found  # what is still on its way comes with the next, or is given to others
+        if own < request["batch"]:
+            self._retire(box, asked)
+        return found
+
+    def _open(self) -> Box:
+        box = Box(self._client.new_subject())
+        box.subscription = self._client.subscribe(f"{box.subject}.*", partial(self._take, box))
+        self._box = box
+        return box
+
+    def _take(self, box: Box, message: Told) -> None:
+        self._arrived.put((message, box))
+
+    def _retire(self, box: Box, asked: float) -> None:
+        """Of what comes in *box* from now on, nobody knows when it was given to us: not before *asked*."""
+        box.since = asked
+        self._box = None
+        self._old.append(box)
+        if len(self._old) > OLD_BOXES:
+            self._client.forget(self._old.popleft().subscription)
+
+    def _drained(self, box: Box) -> list[Pulled]:
+        """What came before the server knew that nothing more is wanted."""
+        self._box = None
+        self._client.unsubscribe(box.subscription)  # what the server had sent is here now
+        found: list[Pulled] = []
+        while not self._arrived.empty():
+            item = self._arrived.get()
+            if isinstance(item, tuple) and not (item[0].headers or {}).get("Status"):
+                found.append(Pulled(item[0], item[1].since))
+        return found
+
+
+class Entry(NamedTuple):
+    """A message in a stream. number: its place there. stored: nanoseconds of the server's wall clock at which
+    it was stored."""
+
+    number: int
+    stored: int
+    subject: str
+    data: bytes
+
+
+class Reading:
+    """Of *stream*, from its beginning, or from what was stored at *start* or later (nanoseconds); by a
+    consumer of its own, which the server forgets."""
+
+    def __init__(self, client: Client, stream: str, start: int | None = None) -> None:
+        self._client = client
+        self._stream = stream
+        self._inbox = Inbox(client)
+        config: dict[str, Any] = {
+            "deliver_policy": "all",
+            "ack_policy": "none",
+            "replay_policy": "instant",
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": FORGOTTEN_AFTER_SECONDS * 10**9,
+        }
+        if start is not None:
+            moment = datetime.fromtimestamp(start // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+            config |= {
+                "deliver_policy": "by_start_time",
+                "opt_start_time": f"{moment}.{start % 10**9:09d}Z",
+            }
+        request = {"stream_name": stream, "config": config}
+        self._consumer = str(client.ask(f"CONSUMER.CREATE.{stream}", request)["name"])
+        self._count = 0
+
+    def read(self, count: int) -> list[Entry]:
+        """Up to *count* more; [] at the end. TimeoutError when nothing comes, and there is more."""
+        next_message = f"{self._client.api}.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
+        end = time.monotonic() + self._client.timeout
+        while not (found := self._inbox.pull(next_message, count, 0)) and self._inbox.silent:
+            if not self._has_more():
+                break
+            if time.monotonic() >= end:
+                raise TimeoutError(f"what stream {self._stream} holds does not come")
+        self._count += len(found)
+        return [
+            Entry(int(words[-4]), int(words[-2]), one.subject, one.data)
+            for one, _ in found
+            if (words := one.reply.split("."))
+        ]
+
+    def _has_more(self) -> bool:
+        """Whether the server has something that has not come here; it may be on its way."""
+        found = self._client.ask(f"CONSUMER.INFO.{self._stream}.{self._consumer}")
+        return int(found["delivered"]["consumer_seq"]) > self._count or int(found["num_pending"]) > 0
+
+    def rest(self) -> list[Entry]:
+        """All that is left; the server forgets the consumer."""
+        entries: list[Entry] = []
+        while found := self.read(500):
+            entries += found
+        self._client.ask(f"CONSUMER.DELETE.{self._stream}.{self._consumer}")
+        return entries

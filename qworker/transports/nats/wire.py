@@ -1,0 +1,279 @@
+"""Wire: one connection to one server of NATS, from its greeting to its end.
+
+Comes from:  ``client.py``.
+Goes to:     a socket.
+Thread:      one reads; send() and shut() are for any.
+
+NATS speaks in lines: ``PUB``, ``HPUB`` and ``SUB`` from us, ``MSG`` and ``HMSG`` with what comes on a
+subject, ``PING`` now and then. Who does not answer that for some minutes is cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import Any, NamedTuple
+
+from qworker.interrupts import let_pass
+from qworker.transports.nats.url import Host, Place, host_of
+
+CHUNK = 65536
+MAX_PAYLOAD = 1024**2
+"""Bytes, where a server does not say how large a message may be."""
+MOST_PAYLOAD = 64 * 1024**2
+"""Bytes; no server of NATS takes more, whatever it says."""
+LONGEST_LINE = 65536
+"""Bytes; INFO, the longest that a server writes, has some thousands."""
+WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Told(NamedTuple):
+    """What came on *subject*, by a *subscription*. reply: where an answer to it is to go. headers: None where
+    there are none; with the status as ``Status`` and ``Description``."""
+
+    subscription: str
+    subject: str
+    reply: str
+    headers: dict[str, str] | None
+    data: bytes
+
+
+class Wire:
+    """Connects to *host* by the monotonic time *end*, and says who we are, by *place*. Raises OSError,
+    TimeoutError among them."""
+
+    def __init__(self, host: Host, place: Place, end: float) -> None:
+        self._host = host
+        self._read = bytearray()
+        self.max_payload = MAX_PAYLOAD
+        self._sending = threading.Lock()
+        self._turn = threading.Lock()
+        """At the socket: what encrypts is not made for two threads."""
+        self._socket: socket.socket = socket.create_connection((host.name, host.port), left_until(end))
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._pending: Any = None
+            self._watch()
+            self.info: dict[str, Any] = self._greeting(end)
+            self.max_payload = max(1, min(int(self.info["max_payload"]), MOST_PAYLOAD))
+            self._encrypt(place, end)
+            self._introduce(place, end)
+        except BaseException:
+            self.close()
+            raise
+
+    def _watch(self) -> None:
+        self._socket.setblocking(False)
+        self._readable = select.poll()
+        self._readable.register(self._socket, select.POLLIN)
+
+    def _greeting(self, end: float) -> dict[str, Any]:
+        while not isinstance(found := self.next(end), dict):
+            if isinstance(found, Exception):
+                raise found
+        return found
+
+    def _encrypt(self, place: Place, end: float) -> None:
+        """Go on under TLS if we or the server want that: nothing goes unencrypted to a server without TLS, or
+        to whoever plays one."""
+        if place.tls is None and not self.info.get("tls_required"):
+            return
+        if self._read:  # it would be read as if it had come under TLS
+            raise ConnectionError("the server says more than who it is before there is TLS")
+        context = place.tls.context() if place.tls else ssl.create_default_context()
+        self._socket.settimeout(left_until(end))
+        secure = context.wrap_socket(self._socket, server_hostname=self._host.tls_name)
+        self._socket, self._pending = secure, secure.pending
+        self._watch()
+
+    def _introduce(self, place: Place, end: float) -> None:
+        names = {"token": "auth_token", "password": "pass"}
+        hello = {
+            "verbose": False,
+            "pedantic": False,
+            "headers": True,
+            "no_responders": True,
+            "lang": "python",
+            "version": "1",
+            "name": "qworker",
+            "protocol": 1,
+            **{names.get(name, name): value for name, value in place.login.items()},
+        }
+        self.send(f"CONNECT {json.dumps(hello)}\r\nPING\r\n".encode(), end)
+        while (found := self.next(end)) != "PONG":
+            if isinstance(found, Exception):
+                raise found
+
+    def others(self, info: dict[str, Any]) -> list[Host]:
+        """The servers of the cluster that *info* tells of. Of an address the certificate has a name."""
+        found: list[Host] = []
+        for text in info.get("connect_urls") or ():
+            with suppress(ValueError):  # nothing to connect to
+                host = host_of(str(text))
+                found.append(host._replace(tls_name=self._host.tls_name) if _is_address(host.name) else host)
+        return found
+
+    # -- sending --
+
+    def send(self, data: bytes, end: float) -> None:
+        """Send all of *data* by the monotonic time *end*, or it is the end of this connection."""
+        left = memoryview(data)
+        try:
+            with self._sending:
+                while left:
+                    try:
+                        with self._turn:
+                            sent = self._socket.send(left)
+                        left = left[sent:]
+                    except WAITS:
+                        self._wait_for_room(end)
+        except BaseException:
+            self.shut()
+            raise
+
+    def _wait_for_room(self, end: float) -> None:
+        room = select.poll()
+        room.register(self._socket, select.POLLOUT)
+        room.poll(_milliseconds(left_until(end)))
+
+    # -- reading --
+
+    def is_silent(self, seconds: float) -> bool:
+        """Whether nothing comes for so long."""
+        return not (
+            self._read
+            or (self._pending is not None and self._pending())
+            or self._readable.poll(_milliseconds(seconds))
+        )
+
+    def whatever_came(self, seconds: float) -> Iterator[Any]:
+        """All that has come, as next() has it; what has begun ends within so many *seconds*. Raises
+        ConnectionError when the server went."""
+        try:
+            while data := self._receive():
+                self._read += data
+            raise ConnectionError("the server has closed the connection")
+        except WAITS:
+            pass
+        end = time.monotonic() + seconds
+        while self._read:
+            yield self.next(end)
+
+    def next(self, end: float) -> Any:
+        """What the server says next, by the monotonic time *end*: a Told; what it says of itself, as a dict;
+        "PONG"; a ConnectionError that says what it does not like; or None."""
+        line, begin = self._line(end)
+        word, _, rest = line.partition(" ")
+        try:
+            if word.upper() in ("MSG", "HMSG"):
+                return self._told(rest.split(), word.upper() == "HMSG", begin, end)
+            del self._read[:begin]
+            match word.upper():
+                case "INFO":
+                    return {"max_payload": MAX_PAYLOAD, **json.loads(rest)}
+                case "PONG":
+                    return "PONG"
+                case "-ERR":
+                    return ConnectionError("nats: " + rest.strip().strip("'"))
+        except (ValueError, IndexError, TypeError) as error:
+            let_pass(error)
+            raise ConnectionError(f"what answers is not a NATS server: {line[:80]!r}") from error
+        if word.upper() == "PING":
+            self.send(b"PONG\r\n", end)
+        return None
+
+    # What is read stays where it is until all of it is there: it may be asked for again.
+
+    def _line(self, end: float) -> tuple[str, int]:
+        """The next line, and where what follows it begins."""
+        while (found := self._read.find(b"\r\n")) < 0:
+            if len(self._read) > LONGEST_LINE:
+                raise ConnectionError(f"what answers is not a NATS server: {bytes(self._read[:80])!r}")
+            self._fill(end)
+        return self._read[:found].decode("utf-8", "replace"), found + 2
+
+    def _told(self, words: list[str], headed: bool, begin: int, end: float) -> Told:
+        sizes = words[-2:] if headed else ["0", words[-1]]
+        subject, subscription, *reply = words[: -2 if headed else -1]
+        split, size = map(int, sizes)
+        if not 0 <= split <= size <= self.max_payload:
+            raise ValueError(f"a message of {size} bytes, {split} of them headers")
+        while len(self._read) < begin + size + 2:
+            self._fill(end)
+        payload = bytes(self._read[begin : begin + size])
+        del self._read[: begin + size + 2]
+        headers = _headers(payload[:split]) if headed else None
+        return Told(subscription, subject, reply[0] if reply else "", headers, payload[split:])
+
+    def _fill(self, end: float) -> None:
+        while True:
+            if (self._pending is None or not self._pending()) and not self._readable.poll(
+                _milliseconds(left_until(end))
+            ):
+                continue  # which ends when *end* has come
+            try:
+                data = self._receive()
+            except WAITS:
+                continue
+            if not data:
+                raise ConnectionError("the server has closed the connection")
+            self._read += data
+            return
+
+    def _receive(self) -> bytes:
+        with self._turn:
+            return self._socket.recv(CHUNK)
+
+    # -- the end --
+
+    def shut(self) -> None:
+        """End it: who reads is told so."""
+        try:
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS has no say, which others are using
+        except OSError as error:
+            let_pass(error)
+
+    def close(self) -> None:
+        """To be called by who reads."""
+        self.shut()
+        with self._sending:
+            self._socket.close()
+
+
+def left_until(end: float) -> float:
+    """Seconds until the monotonic time *end*. TimeoutError when it has come."""
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("no answer in time")
+    return left
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _milliseconds(seconds: float) -> int:
+    return math.ceil(seconds * 1000)
+
+
+def _headers(text: bytes) -> dict[str, str]:
+    """Headers that came, with the status in the first line."""
+    first, *lines = text.decode("utf-8", "replace").rstrip("\r\n").split("\r\n")
+    status = first.split(" ", 2)[1:]
+    found = dict(zip(("Status", "Description"), status, strict=False))
+    for line in lines:
+        name, _, value = line.partition(":")
+        found[name] = value.strip()
+    return found
