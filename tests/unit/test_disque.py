@@ -8,7 +8,7 @@ import pytest
 
 from qworker.errors import ConfigurationError
 from qworker.transports.disque.broker import options_of
-from qworker.transports.disque.job import once
+from qworker.transports.disque.queue import once
 from qworker.transports.disque.url import Address, parsed
 
 

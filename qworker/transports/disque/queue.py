@@ -18,11 +18,11 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from qworker.errors import BrokerUnavailable, PublishError
 from qworker.interrupts import let_pass
-from qworker.transports.disque.job import Hold, fields, once, waits
 from qworker.transports.disque.link import Command, Refusal
 from qworker.transports.disque.nodes import Answer, Cluster, refused
 from qworker.transports.disque.url import Address
@@ -41,6 +41,16 @@ LATER = ("PAUSED", "MAXLEN", "NOREPL", "LEAVING")
 """Refusals that end."""
 FULL = "used memory >"
 """What a node without memory says, by redis-py, which takes the first word away."""
+
+
+@dataclass
+class Hold:
+    """How a job is ours. job: its id. node: which gave it. until: the monotonic time at which it is queued
+    again."""
+
+    job: str
+    node: Address
+    until: float
 
 
 class Options(NamedTuple):
@@ -343,3 +353,21 @@ def counts(cluster: Cluster) -> dict[str, Count]:
         elif b"active" in states:
             standing["delayed" if copies[0]["waits"] else "leased"] += 1
     return {name: Count(one["ready"], one["delayed"], one["leased"]) for name, one in found.items()}
+
+
+# -- Jobs as nodes tell of them --
+
+
+def once(job_id: str) -> bool:
+    """Whether a job is delivered once at most, and so never queued again."""
+    return not int(job_id[-1], 16) & 1
+
+
+def fields(told: list[Any]) -> dict[str, Any]:
+    """What SHOW and JSCAN tell of a job, by name."""
+    return {name.decode(): value for name, value in zip(told[::2], told[1::2], strict=True)}
+
+
+def waits(job: dict[str, Any], now: float) -> bool:
+    """Whether a job that is active waits for its time, and so is not with anybody. now: of the node."""
+    return bool(job["delay"]) and job["ctime"] / 1e9 + job["delay"] > now

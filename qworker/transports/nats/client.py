@@ -277,17 +277,16 @@ class Client:
         for host in random.sample(hosts, len(hosts)):
             try:
                 wire = Wire(host, self._place, end)
+                with self._order:
+                    subjects = [(ANSWERS, f"{self._subject}.*.*")]
+                    subjects += [(name, subject) for name, (subject, _) in self._hearers.items()]
+                    wire.send(b"".join(_listening(*one) for one in subjects), end)
+                    self._most, self._others = wire.max_payload, wire.others(wire.info)
+                    self._wire = wire
+                return wire
             except OSError as error:
                 let_pass(error)
                 errors.append(error)
-                continue
-            with self._order:
-                subjects = [(ANSWERS, f"{self._subject}.*.*")]
-                subjects += [(name, subject) for name, (subject, _) in self._hearers.items()]
-                wire.send(b"".join(_listening(*one) for one in subjects), end)
-                self._most, self._others = wire.max_payload, wire.others(wire.info)
-                self._wire = wire
-            return wire
         raise errors[-1]
 
     def _is_there(self, wire: Wire) -> bool:
