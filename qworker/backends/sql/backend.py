@@ -27,8 +27,8 @@ from qworker.backends.base import Backend, Found, Meta
 from qworker.backends.joins import Joins
 from qworker.backends.place import file_of
 from qworker.backends.sql.columns import Columns
-from qworker.backends.sql.database import UNFIT, Database, unfit
-from qworker.backends.sql.joins import BEGIN, SQLJoins
+from qworker.backends.sql.database import BEGIN, UNFIT, Database, SQLPlace, unfit
+from qworker.backends.sql.joins import SQLJoins
 from qworker.backends.sql.keys import KeyTable
 from qworker.backends.sql.listen import DRIVERS, ListenConnection
 from qworker.backends.sql.tables import connect, make_join_layout, make_tables
@@ -53,7 +53,8 @@ class SQLBackend(Backend):
         self._tables = make_tables(conf.database_table_names)
         self._database = database = Database(engine, self._tables, clock, self.safe_url, file_of(url))
         self._keys = KeyTable(database, self._tables.keyvalue, clock)
-        self._joins = SQLJoins(database, make_join_layout(conf.database_table_names), clock, url, self._keys)
+        layout = make_join_layout(conf.database_table_names)
+        self._joins = SQLJoins(SQLPlace(database, layout, url, self._keys.hold), clock)
         self._columns = Columns(self, self._extended, self._serializer)
         self._table = engine.dialect.identifier_preparer.format_table(self._tables.task)
         self._upsert = UPSERTS.get(engine.dialect.name)

@@ -1,6 +1,6 @@
 """One SQL database of results: its connections, its actual tables, and retried statements.
 
-Comes from:  ``backend.py`` and ``keys.py``, with SQLAlchemy's statements.
+Comes from:  ``backend.py`` and ``keys.py``, with SQLAlchemy's statements; ``joins.py``, through a SQLPlace.
 Goes to:     the database; its errors are converted.
 Thread:      any; SQLAlchemy's pool gives each its connection, and a forked child has its own pool.
 """
@@ -8,18 +8,26 @@ Thread:      any; SQLAlchemy's pool gives each its connection, and a forked chil
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import exc as sa_errors
 
-from qworker.backends.sql.tables import Layout, Tables
+from qworker.backends.sql.joins import Publishing, Write
+from qworker.backends.sql.tables import JoinLayout, Layout, Tables
 from qworker.clock import Clock
 from qworker.errors import BackendError, EncodeError
 from qworker.interrupts import apart
+from qworker.process.crash_points import CRASHING, crash_point
 from qworker.transports.connect_errors import MYSQL, POSTGRESQL, explained
+from qworker.transports.lease import Envelope, Part, Sender
+from qworker.transports.sql.join_rows import JoinTables, Row, Session, postgresql_record, record
 from qworker.transports.sql.refusals import passing, refused
+from qworker.transports.sql.result_rows import place_of
+from qworker.transports.sql.sender import Execute, SQLSender, TransactionalSender
 
 T = TypeVar("T")
 
@@ -142,3 +150,144 @@ class Database:
 def unfit(error: BaseException | None) -> EncodeError:
     """Return the error for a value that the database refused with *error*, and always will."""
     return EncodeError(f"{UNFIT}{error}")
+
+
+# -- Joins: the Place of ``joins.py`` --
+
+BEGIN = {
+    "postgresql": ("BEGIN",),
+    # Otherwise gaps read by one transaction are locked against inserts by others.
+    "mysql": ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "BEGIN"),
+    "mariadb": ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "BEGIN"),
+    "sqlite": ("BEGIN IMMEDIATE",),
+}
+"""How a transaction begins, by dialect; other dialects have no joins."""
+
+_SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass(%s)"
+"""Finds the schema of a table in PostgreSQL."""
+
+
+class SQLSession:
+    """A SQLAlchemy connection, for statements with %s placeholders."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self._marked = connection.dialect.paramstyle == "qmark"
+
+    def _execute(self, statement: str, values: Sequence[Any]) -> Any:
+        statement = statement.replace("%s", "?") if self._marked else statement
+        return self.connection.exec_driver_sql(statement, tuple(values))
+
+    def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
+        return list(self._execute(statement, values))
+
+    def do(self, statement: str, values: Sequence[Any] = ()) -> int:
+        return int(self._execute(statement, values).rowcount)
+
+    def transact(self, work: Callable[[Session], T]) -> T:
+        """Return *work* applied to this, in one transaction."""
+        for statement in BEGIN[self.connection.dialect.name]:
+            self.do(statement)
+        try:
+            found = work(self)
+            self.do("COMMIT")
+        except BaseException:
+            with suppress(Exception):  # its connection may be broken; the error was raised already
+                self.do("ROLLBACK")
+            raise
+        return found
+
+
+class _Executing:
+    """A Session in the caller's transaction."""
+
+    def __init__(self, execute: Execute) -> None:
+        self._execute = execute
+
+    def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
+        raise NotImplementedError("the caller's connection is only written to")
+
+    def do(self, statement: str, values: Sequence[Any] = ()) -> int:
+        self._execute(statement, tuple(values))
+        return 0
+
+
+class SQLPlace:
+    """url: of the result store; if the broker uses the same database, bodies are sent there. hold: of the
+    KeyTable."""
+
+    def __init__(
+        self, database: Database, layout: JoinLayout, url: str, hold: Callable[[str, int, float], int]
+    ) -> None:
+        self._database = database
+        self._layout = layout
+        self._url = url
+        self._hold = hold
+        self._dialect = database.engine.dialect.name
+        self._there = False
+        name = database.engine.dialect.identifier_preparer.format_table
+        locks = self._dialect != "sqlite"  # there a writer locks the whole file
+        self.tables = JoinTables(name(layout.join), name(layout.part), " FOR UPDATE" if locks else "")
+        self.skipping = " FOR UPDATE SKIP LOCKED" if locks else ""
+        is_mysql = self._dialect in ("mysql", "mariadb")
+        self.keep = "ON DUPLICATE KEY UPDATE seq = seq" if is_mysql else "ON CONFLICT DO NOTHING"
+
+    def are_there(self) -> bool:
+        if not self._there:
+            self._there = self._database.run(self._layout.are_there, makes=False)
+        return self._there
+
+    def make(self) -> None:
+        if not self.are_there():
+            self._database.run(lambda connection: self._layout.create(self._database.engine))
+            self._there = True
+
+    def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
+        return self._database.run(lambda connection: SQLSession(connection).ask(statement, values))
+
+    def transact(self, work: Callable[[Session], T]) -> T:
+        return self._database.run(lambda connection: SQLSession(connection).transact(work))
+
+    def record(self, session: Session, parts: Sequence[Part]) -> None:
+        if self._dialect != "postgresql":
+            record(session, self.tables, parts)
+        elif (statement := postgresql_record(self.tables, parts)) is not None:
+            session.do(*statement)
+        if CRASHING:
+            crash_point("recording-parts")
+
+    def hold(self, body: str, publication: int, seconds: float) -> int:
+        return self._hold(f"body-{body}", publication, seconds)
+
+    @cached_property
+    def _server(self) -> object:
+        return place_of(self._url)
+
+    def publishing(self, sender: Sender) -> Publishing | None:
+        if not isinstance(sender, SQLSender) or self._server is None or self._server != place_of(sender.url):
+            return None
+
+        def write(session: Session, envelopes: Sequence[Envelope]) -> None:
+            assert isinstance(session, SQLSession)
+            sender.join(session.connection).push(envelopes)
+
+        return Publishing(write, sender.notify)
+
+    def within(self, sender: Sender) -> tuple[Write, str] | None:
+        if not isinstance(sender, TransactionalSender) or self._server is None:
+            return None
+        if self._server != place_of(sender.url):
+            return None
+        self.make()  # not in the transaction: MySQL would commit it
+        session = _Executing(sender.execute)
+        return lambda work: work(session), self._full_name()
+
+    def _full_name(self) -> str:
+        """Return the full name of the table of joins: the caller's connection may have another search path."""
+        name = self.tables.join
+        if self._dialect == "postgresql":
+            ((schema,),) = self.ask(_SCHEMA, (name,))
+        else:
+            ((database,),) = self.ask("SELECT database()")
+            schema = self._database.engine.dialect.identifier_preparer.quote_identifier(database)
+        return f"{schema}.{name}".replace("%", "%%")

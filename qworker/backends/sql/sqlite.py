@@ -1,7 +1,7 @@
 """Results in the single SQLite file, with the messages.
 
 Comes from:  an embedded broker without result_backend, or ``result_backend = "sqlite:///path"``.
-Goes to:     the tables ``result`` and ``key_value`` of ``embedded``; joins in ``sqlite_joins.py``.
+Goes to:     the tables ``result`` and ``key_value`` of ``embedded``; joins in ``joins.py``.
 Thread:      any; one connection for the process, used in turn, and not shared across a fork.
 
 If the broker is the same file, the worker stores a result in the transaction of the ack: the child only makes
@@ -19,9 +19,12 @@ from typing import Any, TypeVar
 from qworker import states
 from qworker.backends.base import Backend, Found, Meta
 from qworker.backends.keyvalue.keys import GROUP_PREFIX, LOCK_PREFIX
-from qworker.backends.sql.sqlite_joins import SQLiteJoins, as_backend_error
+from qworker.backends.sql.joins import Publishing, SQLJoins, Write
 from qworker.clock import Clock
-from qworker.transports.lease import ResultRow
+from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
+from qworker.interrupts import let_pass
+from qworker.transports.lease import Envelope, Part, ResultRow, Sender
+from qworker.transports.sql.join_rows import JoinTables, Row, Session
 from qworker.transports.sqlite import (
     UPSERT_RESULT,
     Database,
@@ -30,6 +33,8 @@ from qworker.transports.sqlite import (
     Notifier,
     database_path,
 )
+from qworker.transports.sqlite.join_rows import record
+from qworker.transports.sqlite.sender import JoinedSender, SQLiteSender
 
 T = TypeVar("T")
 
@@ -46,6 +51,10 @@ ON CONFLICT (key) DO UPDATE SET expires = excluded.expires,
     value = CASE WHEN key_value.expires <= :now THEN '1' ELSE CAST(key_value.value AS INTEGER) + 1 END
 RETURNING CAST(value AS INTEGER)
 """
+HOLD = """INSERT INTO key_value (key, value, expires) VALUES (:key, :publication, :expires)
+ON CONFLICT (key) DO UPDATE SET expires = CASE WHEN key_value.expires <= :now THEN excluded.expires
+ELSE key_value.expires END, value = CASE WHEN key_value.expires <= :now THEN excluded.value
+ELSE key_value.value END RETURNING CAST(value AS INTEGER)"""
 SWEEP = (
     "DELETE FROM result WHERE task_id IN (SELECT task_id FROM result WHERE expires <= ? LIMIT 1000)",
     "DELETE FROM key_value WHERE key IN (SELECT key FROM key_value WHERE expires <= ? LIMIT 1000)",
@@ -76,6 +85,71 @@ class PipeSource:
     abandon = close
 
 
+class FileSession:
+    """A Session of ``joins.py`` by *connection*."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
+        return self.connection.execute(statement.replace("%s", "?"), values).fetchall()
+
+    def do(self, statement: str, values: Sequence[Any] = ()) -> int:
+        return self.connection.execute(statement.replace("%s", "?"), values).rowcount
+
+
+class FilePlace:
+    """The Place of ``joins.py`` in the file. handle: the connection to *database*."""
+
+    tables = JoinTables("joins", "part", "")  # a writer locks the whole file
+    keep = "ON CONFLICT DO NOTHING"
+    skipping = ""
+
+    def __init__(self, database: Database, handle: Handle, clock: Clock) -> None:
+        self._database = database
+        self._handle = handle
+        self._clock = clock
+
+    def are_there(self) -> bool:
+        return True  # opening the file creates them
+
+    def make(self) -> None:
+        pass
+
+    def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
+        return as_backend_error(lambda: self._handle.read(statement.replace("%s", "?"), values))
+
+    def transact(self, work: Callable[[Session], T]) -> T:
+        return as_backend_error(lambda: self._handle.write(lambda connection: work(FileSession(connection))))
+
+    def record(self, session: Session, parts: Sequence[Part]) -> None:
+        assert isinstance(session, FileSession)
+        record(session.connection, parts)
+
+    def hold(self, body: str, publication: int, seconds: float) -> int:
+        now = self._clock.now()
+        key = f"qworker-body-{body}"
+        values = {"key": key, "publication": str(publication), "expires": now + seconds, "now": now}
+        return as_backend_error(
+            lambda: self._handle.write(lambda connection: int(connection.execute(HOLD, values).fetchone()[0]))
+        )
+
+    def publishing(self, sender: Sender) -> Publishing | None:
+        if not isinstance(sender, SQLiteSender) or sender.path != self._database.path:
+            return None
+
+        def write(session: Session, envelopes: Sequence[Envelope]) -> None:
+            assert isinstance(session, FileSession)
+            sender.insert(session.connection, envelopes)
+
+        return Publishing(write, sender.notify)
+
+    def within(self, sender: Sender) -> tuple[Write, str] | None:
+        if not isinstance(sender, JoinedSender) or sender.path != self._database.path:
+            return None
+        return (lambda work: sender.write(lambda connection: work(FileSession(connection)))), self.tables.join
+
+
 class SQLiteBackend(Backend):
     """Results in one SQLite file, opened on first use."""
 
@@ -86,8 +160,8 @@ class SQLiteBackend(Backend):
         self._notifier = Notifier(self._database.pipes, "result")
 
     @property
-    def joins(self) -> SQLiteJoins:
-        return SQLiteJoins(self._database, self._handle, self.clock)
+    def joins(self) -> SQLJoins:
+        return SQLJoins(FilePlace(self._database, self._handle, self.clock), self.clock)
 
     def _do(self, work: Callable[[], T]) -> T:
         return as_backend_error(work)
@@ -189,3 +263,12 @@ class SQLiteBackend(Backend):
         super().close()
         self._handle.close()
         self._notifier.close()
+
+
+def as_backend_error(work: Callable[[], T]) -> T:
+    """What *work* returns; errors of the file come out as BackendError."""
+    try:
+        return work()
+    except (BrokerUnavailable, ConfigurationError) as error:
+        let_pass(error)
+        raise BackendError(str(error)) from error

@@ -1,6 +1,6 @@
 """Joins in the file: how their parts are counted.
 
-Comes from:  ``consumer.py``, in the transaction of the ack; ``backends/sql/sqlite_joins.py``.
+Comes from:  ``consumer.py``, in the transaction of the ack; ``backends/sql/joins.py``.
 Goes to:     the tables ``joins`` and ``part``.
 Thread:      any; within a write transaction of the caller's.
 

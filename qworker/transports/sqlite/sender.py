@@ -1,6 +1,6 @@
 """Publishing into the embedded broker, and calling tasks off.
 
-Comes from:  any thread, by ``Broker.sender``; ``backends/sql/sqlite_joins.py``, in a transaction of its own.
+Comes from:  any thread, by ``Broker.sender``; ``backends/sql/joins.py``, in a transaction of its own.
 Goes to:     the tables ``message`` and ``revoked``; the notification pipes of who waits.
 Thread:      any, in turn; callers that wait together share one commit.
 """
