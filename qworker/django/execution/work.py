@@ -80,7 +80,11 @@ def run_package(*given: Any, **more: Any) -> Any:
         context.__dict__["package"] = package
     callers = task_connections.begin()
     try:
-        if "slot" in package and _has_run_or_back(package):
+        if "slot" in package and (ended := _ended_or_back(package)) is not None:
+            if context is not None and (context.delivery_info or {}).get("redelivered"):
+                # Whoever ran it may have died before the hook was called.
+                note(package, ended.success, ended.result)
+                _go_on_or_back(package)
             raise Ignore(f"the task {package['id']} of a schedule was sent twice, and has run already")
         value = run(package)
     except PASSING:
@@ -109,28 +113,26 @@ def _taken(text: str) -> Package:
     return package
 
 
-def _has_run_or_back(package: Package) -> bool:
-    """The same as _has_run(). Raises Reject, which puts it back, while the database does not say: to run it
+def _ended_or_back(package: Package) -> Task | None:
+    """The same as _ended(). Raises Reject, which puts it back, while the database does not say: to run it
     might be to run it twice, and to fail would be to lose it."""
     try:
-        return _has_run(package)
+        return _ended(package)
     except (OperationalError, InterfaceError) as error:
         task_connections.drop_broken()
         raise Reject(f"whether it has run before is not known for now: {error}", requeue=True) from error
 
 
-def _has_run(package: Package) -> bool:
-    """Whether the task of a schedule has ended before, as far as is kept of it. Its id is that of the due
+def _ended(package: Package) -> Task | None:
+    """The task of a schedule that has ended before, as far as is kept of it. Its id is that of the due
     time."""
     if package["attempt"] > 1:
-        return False
+        return None
     found = (
-        cached.task(package["id"])
-        if package.get("cached")
-        else Task.objects.filter(pk=package["id"]).only("success").first()
+        cached.task(package["id"]) if package.get("cached") else Task.objects.filter(pk=package["id"]).first()
     )
     ends = package.get("ack_failure", conf.ack_failures)
-    return found is not None and (found.success or bool(ends))
+    return found if found is not None and (found.success or ends) else None
 
 
 def kept(context: Context, status: str, result: Any) -> dict[str, Any] | None:
