@@ -283,7 +283,7 @@ class SQLPlace:
         return lambda work: work(session), self._full_name()
 
     def _full_name(self) -> str:
-        """Return the full name of the table of joins: the caller's connection may have another search path."""
+        """Return the table of joins with its schema: the caller's connection may have another search path."""
         name = self.tables.join
         if self._dialect == "postgresql":
             ((schema,),) = self.ask(_SCHEMA, (name,))

@@ -73,8 +73,8 @@ class Place(Protocol):
         """Return what publishes messages in a transaction of ours; None if *sender* uses another database."""
 
     def within(self, sender: Sender) -> tuple[Write, str] | None:
-        """Return what writes in the caller's transaction in which *sender* publishes, and the name of the table
-        of joins there; None if that is in another database."""
+        """Return what writes in the caller's transaction in which *sender* publishes, and the name of the
+        table of joins there; None if that is in another database."""
 
 
 class _Within(NamedTuple):
