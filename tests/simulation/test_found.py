@@ -462,6 +462,8 @@ def test_a_group_of_an_entry_waits_behind_slow_tasks() -> None:
     )
     table = Timetable(store="other", edits=edits)
     assert problems(run(Case(World(key="signed"), schedules=table))) == []
+
+
 def test_a_process_dies_before_the_hook_of_a_scheduled_task_is_called() -> None:
     """When its message came again the task had run already, and nobody called the hook."""
     died = Fault("child after", "worker1", "orm.write", nth=4)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from qworker.backends.joins import PUSH_SECONDS, Finished, Join, Joins, Opening, fitting, remembered
 from qworker.clock import Clock
@@ -161,30 +161,29 @@ class SQLJoins(Joins):
         if not self._place.are_there():
             return []
         now = self._clock.now()
-        query = f"SELECT seq, size FROM {self._join} WHERE due <= %s"
-        order = f" ORDER BY due, seq LIMIT %s{self._place.skipping}"
-        if not self._place.ask(f"{query} LIMIT 1", (now,)):
+        if not self._place.ask(f"SELECT 1 FROM {self._join} WHERE due <= %s LIMIT 1", (now,)):
             return []  # without waiting to write
         token = os.urandom(8).hex()
+        order = f" ORDER BY due, seq LIMIT %s{self._place.skipping}"
+        past = f"SELECT seq FROM {self._join} WHERE due <= %s AND remaining < 0{order}"
+        due = f"SELECT seq, size, id, body, remaining, expires FROM {self._join} WHERE due <= %s "
+        due += f"AND remaining >= 0{order}"
 
         def work(session: Session) -> list[Finished]:
-            past = session.ask(f"{query} AND remaining < 0{order}", (now, PORTION))
-            self._delete(session, [seq for seq, _ in past])
-            found = session.ask(f"{query} AND remaining >= 0{order}", (now, limit))
-            claimed: list[int] = fitting(found)
+            self._delete(session, [seq for (seq,) in session.ask(past, (now, PORTION))])
+            found = {seq: row for seq, *row in session.ask(due, (now, limit))}
+            claimed: list[int] = fitting((seq, size) for seq, (size, *_) in found.items())
             for some in portions(claimed):
                 session.do(
                     f"UPDATE {self._join} SET due = %s, token = %s WHERE seq IN ({places(some)})",
                     (now + seconds, token, *some),
                 )
-            return [self._claimed(session, seq, token, now) for seq in claimed]
+            return [self._claimed(session, seq, token, now, found[seq]) for seq in claimed]
 
         return self._transact(work)
 
-    def _claimed(self, session: Session, seq: int, token: str, now: float) -> Finished:
-        ((name, body, remaining, expires),) = session.ask(
-            f"SELECT id, body, remaining, expires FROM {self._join} WHERE seq = %s", (seq,)
-        )
+    def _claimed(self, session: Session, seq: int, token: str, now: float, row: Sequence[Any]) -> Finished:
+        _, name, body, remaining, expires = row
         rows = session.ask(
             f"SELECT number, task_id, status FROM {self._part} WHERE seq = %s AND number >= 0 "
             "ORDER BY number",
