@@ -5,7 +5,8 @@ Goes to:     the tables of joins and parts; the table of messages, when the brok
 Thread:      any; the Place gives each its connection.
 
 If the broker is the same database, its consumer records parts itself, in the transaction of the ack
-(``join_rows.py`` of the transport), and a body is published in the transaction that finishes its join.
+(``transports/sql/join_rows.py``, ``transports/sqlite/join_rows.py``), and a body is published in the
+transaction that finishes its join.
 """
 
 from __future__ import annotations

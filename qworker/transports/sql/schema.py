@@ -15,8 +15,10 @@ its running file, ``armed_until`` until when it wants notifications, and ``bell`
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from qworker.transports.lease import Kind
+if TYPE_CHECKING:
+    from qworker.transports.lease import Kind
 
 VERSION = 1
 """Of the tables: a version does not touch those of a newer one."""
