@@ -1,7 +1,7 @@
 """`qworker call`: sends one task.
 
-Comes from:  people and scripts.
-Goes to:     `app.send_task`, as code does.
+Comes from:  users and scripts.
+Goes to:     `app.send_task`.
 Thread:      main.
 """
 
@@ -39,7 +39,7 @@ _DURATION = SettingValue("worker_shutdown_timeout")
 
 
 class _Call(click.Command):
-    """Says how a negative number is written, which looks like an option."""
+    """Explains how to write a negative number, which looks like an option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -48,8 +48,8 @@ class _Call(click.Command):
             if not error.option_name[1:2].isdigit():
                 raise
             raise click.UsageError(
-                f"No such option {error.option_name!r}. Arguments that begin with - go after --: "
-                "qworker call TASK -- -1 2",
+                f"No such option {error.option_name!r}. Write arguments that begin with - after --: qworker "
+                "call TASK -- -1 2",
                 ctx,
             ) from None
 
@@ -71,7 +71,7 @@ class _Until(ParamType):
 @click.command(
     cls=_Call,
     epilog='Each ARGUMENT is JSON, or else text: `qworker call tasks.add 2 3`, `qworker call greet "Ada"`. '
-    "A name may be shortened as long as it means one task: `add` for tasks.add.",
+    "A name may be shortened if it is unique: `add` for tasks.add.",
 )
 @click.argument("name", metavar="TASK", shell_complete=task_names)
 @click.argument("arguments", nargs=-1)
@@ -100,10 +100,10 @@ class _Until(ParamType):
 @click.option("--priority", type=Number(0, 9), help="0 to 9; 9 is the most urgent.")
 @click.option("--countdown", type=_DURATION, help="Run it after this long (10, 1h30m).")
 @click.option("--eta", type=Instant(), help="Run it at this time (2030-01-31T08:00:00Z).")
-@click.option("--expires", type=_Until(), help="Do not run it after this long, or this time.")
+@click.option("--expires", type=_Until(), help="Do not run it after this long, or after this time.")
 @click.option("--task-id", metavar="ID", help="Id of the task; default: a new one.")
-@click.option("--serializer", metavar="NAME", help="json, or another accepted one.")
-@click.option("--by-name", is_flag=True, help="Send it even when this app does not know the task.")
+@click.option("--serializer", metavar="NAME", help="json, or another accepted serializer.")
+@click.option("--by-name", is_flag=True, help="Send it even if this app does not know the task.")
 @click.option("-w", "--wait", is_flag=True, help="Wait for the result and print it.")
 @click.option(
     "--timeout", cls=Beside, beside="wait", type=_DURATION, default="60s", show_default=True,
@@ -122,11 +122,11 @@ def call(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Send a task, and wait for its result if asked to."""
+    """Send a task, and optionally wait for its result."""
     if arguments and args:
         raise click.UsageError("Give the arguments one by one or with --args, not both.")
     if options["eta"] is not None and options["countdown"] is not None:
-        raise click.UsageError("Say with --eta or with --countdown when it is due, not both.")
+        raise click.UsageError("Use --eta or --countdown, not both.")
     choice = open_app(app)
     task = name if by_name else task_named(choice.app, name)
     asked_for = {key: value for key, value in options.items() if value is not None}
@@ -152,19 +152,19 @@ def call(
             show(result, as_json)
         return EXIT_NOT_READY
     except KeyboardInterrupt:
-        click.echo(f"\nThe task goes on{_later(choice.app, result.id)}", err=True)
+        click.echo(f"\nThe task continues{_later(choice.app, result.id)}", err=True)
         raise
     return show(result, as_json)
 
 
 def _later(app: QWorker, task_id: str) -> str:
-    """How to ask for a result that was not waited for, where another process than the caller's may ask."""
+    """Return how to ask for the result later, if other processes can do so."""
     return f"; ask later: qworker result {task_id}" if app.backend.persistent else ""
 
 
 def _refuse_ignored(app: QWorker, name: str) -> None:
-    """Raise NotSupported when the result of the task *name* is not kept. Of one that only workers know
-    nobody can tell."""
+    """Raise NotSupported when the result of the task *name* is not kept, as far as this app knows the
+    task."""
     if name in app.tasks and app.tasks[name].ignore_result:
         raise NotSupported(
             f"{name} ignores its result (ignore_result, or the setting task_ignore_result), so there is "
@@ -182,15 +182,15 @@ def _send(
 
 
 def warn_without_worker(app: QWorker, queue: str | None) -> bool:
-    """Say on standard error when no worker consumes the queue that a task was just sent to. Return whether
-    it was said."""
+    """Report on standard error when no worker consumes the queue of a task. Return whether it was
+    reported."""
     if "workers" in app.broker.lacks:
         return False
     names = {name for worker in app.broker.admin.workers() for name in worker.queues}
     if queue is None or queue in names:
         return False
     start = f"qworker start{queues_option(app, queue)}"
-    click.echo(f"No worker works on queue {queue!r} now. Start one with: {start}", err=True)
+    click.echo(f"No worker consumes queue {queue!r} now. Start one with: {start}", err=True)
     in_use = queues_in_use(app)
     if guesses := [] if queue in in_use else near(queue, sorted({*names, *in_use})):
         click.echo(f"Did you mean {' or '.join(map(repr, guesses))}?", err=True)

@@ -1,7 +1,7 @@
-"""Celery's options of `celery worker` and `celery beat`: taken where nothing is lost by it, else refused in a
-sentence.
+"""Celery's options of `celery worker` and `celery beat`: accepted if they have no effect here, else refused
+with an explanation.
 
-Comes from:  command lines and unit files that were written for Celery.
+Comes from:  command lines and unit files written for Celery.
 Goes to:     click, which shows none of them in --help.
 Thread:      main.
 """
@@ -19,7 +19,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def celery_options(without_effect: Mapping[str, bool], refused: Mapping[str, str]) -> Callable[[_F], _F]:
     """Add them all, hidden. The function gets none of them.
 
-    without_effect: names, and whether they take a value. refused: names, and what there is instead.
+    without_effect: names, and whether they take a value. refused: names, and replacements.
     """
 
     def add(command: _F) -> _F:
@@ -29,7 +29,7 @@ def celery_options(without_effect: Mapping[str, bool], refused: Mapping[str, str
                 is_flag=not valued,
                 hidden=True,
                 expose_value=False,
-                help="So it is anyhow.",
+                help="This is always so.",
             )(command)
         for names, instead in refused.items():
             command = click.option(

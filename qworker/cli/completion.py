@@ -1,8 +1,8 @@
-"""Completion: what a shell offers while a command is typed, with names of tasks, queues and settings.
+"""Completion: suggestions for a shell, with names of tasks, queues and settings.
 
 Comes from:  the shell's function, which runs the command with _QWORKER_COMPLETE set.
-Goes to:     that shell, and nothing else: an app may print what it likes.
-Thread:      main; ended by a timer where an app takes long to import, and by nothing else that it does.
+Goes to:     that shell; the app's own output is suppressed.
+Thread:      main; ended by a timer if an app takes long to import.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SECONDS = 3.0
 
 
 def asks(instruction: str | None) -> bool:
-    """Whether a shell asks for names; what else it may ask for, its own function, click answers."""
+    """Tell whether a shell asks for names; click answers other requests, such as for its function."""
     return instruction is not None and instruction.endswith("_complete")
 
 
 def answer(command: click.Command, instruction: str) -> NoReturn:
-    """Write what fits the words that the shell has set, and end the process at once.
+    """Write completions for the words set by the shell, and end the process at once.
 
-    Nothing is written where an app cannot be imported, or not in time.
+    Nothing is written if an app cannot be imported in time.
     """
     shell = _silence()
     signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
@@ -40,11 +40,11 @@ def answer(command: click.Command, instruction: str) -> NoReturn:
             os.write(shell, (kind(command, {}, "qworker", VARIABLE).complete() + "\n").encode())
     except BaseException:  # noqa: BLE001 - of an app, above all; a traceback would land in the prompt
         pass
-    os._exit(0)  # no thread of the app's and nothing that it does at exit is waited for
+    os._exit(0)  # without waiting for threads and exit handlers of the app
 
 
 def _silence() -> int:
-    """Let go of standard output and error. Returns the descriptor that the shell reads."""
+    """Redirect standard output and error. Return the descriptor that the shell reads."""
     shell = os.dup(sys.__stdout__.fileno() if sys.__stdout__ else 1)
     nothing = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
@@ -53,7 +53,7 @@ def _silence() -> int:
 
 
 def task_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of tasks that begin so, or else short names that do."""
+    """Return matching names of tasks, or else short names."""
     from qworker.cli.discovery import find_app, load_tasks
     from qworker.naming import own_tasks
 
@@ -64,7 +64,7 @@ def task_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
 
 
 def queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of queues that the app's settings and tasks speak of. The broker is not asked: it may be far."""
+    """Return names of queues in the app's settings and tasks. The broker is not queried: it may be remote."""
     from qworker.cli.discovery import find_app, load_tasks
     from qworker.cli.names import queues_in_use
 
@@ -74,21 +74,21 @@ def queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
 
 
 def several_queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """The same for names with commas between them: the last one is completed."""
+    """The same for names separated by commas: the last one is completed."""
     before, comma, last = incomplete.rpartition(",")
     given = before.split(",")
     return [f"{before}{comma}{name}" for name in queue_names(ctx, param, last) if name not in given]
 
 
 def setting_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of settings."""
+    """Return names of settings."""
     from qworker.conf import SETTINGS
 
     return _fitting(SETTINGS, incomplete)
 
 
 def _named(ctx: click.Context) -> str | None:
-    """What -A says, before the command or after it; `start` takes the app without it, too."""
+    """Return the value of -A, before the command or after it; `start` also takes the app without it."""
     said = (ctx.params.get("app"), ctx.params.get("named"), ctx.find_root().params.get("app"))
     return next((name for name in said if name), None)
 

@@ -1,6 +1,6 @@
-"""`qworker config`: the settings, where each comes from, and what is wrong with them.
+"""`qworker config`: the settings, their sources, and their problems.
 
-Comes from:  people.
+Comes from:  users.
 Goes to:     the app's settings.
 Thread:      main.
 """
@@ -33,7 +33,7 @@ def config() -> None:
 @config.command()
 @click.argument("names", nargs=-1, shell_complete=setting_names)
 @app_option
-@click.option("--changed", is_flag=True, help="Only those that some source gives.")
+@click.option("--changed", is_flag=True, help="Only those set by some source.")
 @json_option
 def show(names: tuple[str, ...], app: str | None, changed: bool, as_json: bool) -> None:
     """Show every setting, or those NAMES, with source and value. Secrets are masked."""
@@ -49,25 +49,26 @@ def show(names: tuple[str, ...], app: str | None, changed: bool, as_json: bool) 
     elif rows:
         print_table(("setting", "source", "value"), [(row.name, row.source, repr(row.value)) for row in rows])
     else:
-        click.echo("All settings have their default.")
+        click.echo("All settings have their defaults.")
 
 
 @config.command()
 @app_option
-@click.option("--connect", is_flag=True, help="Ask the servers too: whether they answer, versions, clocks.")
+@click.option("--connect", is_flag=True, help="Also query the servers: availability, versions, clocks.")
 @json_option
 def check(app: str | None, connect: bool, as_json: bool) -> int:
-    """Tell everything that is wrong with the settings, at once. Exit code 1 when something is.
+    """Report all problems of the settings. Exit code 1 if there are errors.
 
-    What the app uses is held against what its broker promises; no server is asked without --connect.
+    What the app uses is compared with the capabilities of its broker; servers are only contacted with
+    --connect.
     """
     choice = open_app(app, tasks=False)
     problems = choice.app.conf.problems()
     if not any(problem.severity == "error" for problem in problems):
-        with suppress(QWorkerError):  # doctor tells what keeps tasks from being imported
+        with suppress(QWorkerError):  # doctor reports why tasks cannot be imported
             load_tasks(choice.app)
         problems += suitability.problems(choice)
-        with suppress(QWorkerError):  # a store that cannot be opened has been told
+        with suppress(QWorkerError):  # a store that cannot be opened was reported
             problems += examined.problems(choice)
         problems += _connected(choice) if connect else []
     problems = _each_once(problems)
@@ -77,12 +78,12 @@ def check(app: str | None, connect: bool, as_json: bool) -> int:
         return 1 if wrong else 0
     for problem in problems:
         click.echo(f"{problem.severity}: {problem}")
-    click.echo(f"{count(len(wrong), 'problem')}." if wrong else "The settings are in order.")
+    click.echo(f"{count(len(wrong), 'problem')}." if wrong else "The settings are valid.")
     return 1 if wrong else 0
 
 
 def _each_once(problems: list[Problem]) -> list[Problem]:
-    """Without those that say again what another one says: what cannot be opened is seen by each who looks."""
+    """Remove duplicates: a store that cannot be opened is reported by several checks."""
     once: list[Problem] = []
     for problem in problems:
         if not any(f": {problem.message}".endswith(f": {told.message}") for told in once):
@@ -91,7 +92,7 @@ def _each_once(problems: list[Problem]) -> list[Problem]:
 
 
 def _connected(choice: AppChoice) -> list[Problem]:
-    """What the servers say, where it is not well."""
+    """Return the problems found on the servers."""
     conf = choice.app.conf
     problems = []
     for setting in ("broker_url", "result_backend"):
@@ -105,6 +106,6 @@ def _connected(choice: AppChoice) -> list[Problem]:
     if not any(problem.setting == "broker_url" for problem in problems):
         try:
             choice.app.broker.admin.queues()
-        except QWorkerError as error:  # the embedded one has no server that could have been asked
+        except QWorkerError as error:  # the embedded broker has no server
             problems.append(Problem("broker_url", str(error), conf.source("broker_url"), "error"))
     return problems

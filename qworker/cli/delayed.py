@@ -1,6 +1,6 @@
 """`qworker delayed`: the messages that are due later.
 
-Comes from:  people who want to see them, or who go back to workers that read only plain queues.
+Comes from:  users who inspect them, or go back to workers that only read plain queues.
 Goes to:     the broker's administration.
 Thread:      main.
 """
@@ -21,7 +21,7 @@ from qworker.transports.lease import Broker
 
 @click.group(cls=SuggestingGroup)
 def delayed() -> None:
-    """Look at messages with an ETA, which the broker keeps until they are due; hand them back."""
+    """Show messages with an ETA, which the broker keeps until they are due; move them to plain queues."""
 
 
 @delayed.command("list")
@@ -32,7 +32,7 @@ def list_(app: str | None, as_json: bool) -> None:
     choice = open_sent(app)
     store = choice.app.broker
     if "counts" in store.lacks:
-        raise ConfigurationError(f"{mask_urls(store.url)} does not tell what it keeps for later")
+        raise ConfigurationError(f"{mask_urls(store.url)} does not report delayed messages")
     now = choice.app.clock.now()
     rows = [
         {"queue": info.queue, "delayed": info.delayed, "next_due": _next_due(store, info.queue)}
@@ -51,7 +51,7 @@ def list_(app: str | None, as_json: bool) -> None:
 def _next_due(store: Broker, queue: str) -> float | None:
     try:
         return store.admin.next_due([queue])
-    except LeaseLost:  # some tell only holders of leases
+    except LeaseLost:  # some brokers only tell registered consumers
         store.consumer.register("qworker-delayed", [queue], 0)
         try:
             return store.admin.next_due([queue])
@@ -68,10 +68,10 @@ def _in(due: object, now: float) -> str:
 @click.option("-Q", "--queue", metavar="NAME", help="Only those of this queue; default: of all.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def flush(app: str | None, queue: str | None, yes: bool) -> None:
-    """Hand messages that are due later back as plain messages, for workers that read only the plain queues.
+    """Move messages that are due later to the plain queues, for workers that only read those.
 
-    Their headers still say when they are meant to run, and Celery's workers keep to that. Stop the qworker
-    workers of these queues first: they would put the messages aside again.
+    Their headers still contain the due times, which Celery's workers respect. First stop the qworker workers
+    of these queues: they would delay the messages again.
     """
     application = open_sent(app).app
     store = application.broker
@@ -81,6 +81,6 @@ def flush(app: str | None, queue: str | None, yes: bool) -> None:
     if not queues:
         click.echo("Nothing is due later.")
         return
-    confirm(f"Hand the delayed messages of {', '.join(queues)} back as plain messages?", yes)
+    confirm(f"Move the delayed messages of {', '.join(queues)} to the plain queues?", yes)
     flushed = sum(store.admin.flush_delayed(name) for name in queues)
-    click.echo(f"Handed {count(flushed, 'message')} back.")
+    click.echo(f"Moved {count(flushed, 'message')}.")

@@ -1,11 +1,11 @@
-"""Discovery: finds the app that a command is about, and can say why it is that one.
+"""Discovery: finds the app of a command, and can explain the choice.
 
 Comes from:  the option -A, QWORKER_APP, `[tool.qworker] app`, Django's settings module, the files of the
              working directory.
 Goes to:     the command line.
-Thread:      main, before anything else runs. The working directory goes on the import path. A module that
-             cannot be imported is shown with the user's own lines of the traceback, not with ours or the
-             import machinery's.
+Thread:      main, before anything else runs. The working directory is added to the import path. An import
+             error is shown with the user's own lines of the traceback, without ours or the import
+             machinery's.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from qworker.naming import near
 
 ENVIRONMENT_VARIABLE = "QWORKER_APP"
 
-# Modules of a package that usually hold its app, most telling name first.
+# Modules of a package that usually contain its app, most specific name first.
 _SUBMODULES = ("qworker", "qworker_app", "celery", "app", "tasks")
-# Files of the working directory that are looked at, most telling name first.
+# Files of the working directory that are examined, most specific name first.
 _FILES = ("qworker_app.py", "tasks.py", "app.py")
 _SETTINGS_MODULE = "DJANGO_SETTINGS_MODULE"
 _NAMED_SETTINGS = re.compile(rf"""{_SETTINGS_MODULE}["'],\s*["']([\w.]+)["']""")
 _OURS = str(Path(__file__).parents[1]) + os.sep
-_LONGEST_SOURCE = 1_000_000  # bytes read of a file to see whether it makes an app
+_LONGEST_SOURCE = 1_000_000  # bytes read from a file to see whether it makes an app
 
 
 DJANGO_APP = "qworker.django.project:app"
-"""The app that is made of the settings of a Django project."""
+"""The app made from the settings of a Django project."""
 
 
 class NoApp(ConfigurationError):
-    """Nobody named an app, and there is none to be found."""
+    """No app was named, and none was found."""
 
 
 class AppChoice(NamedTuple):
-    """An app, why it was chosen (for people), and its path "module:name" or "module" (for -A)."""
+    """An app, why it was chosen (for display), and its path "module:name" or "module" (for -A)."""
 
     app: QWorker
     how: str
@@ -55,13 +55,13 @@ class AppChoice(NamedTuple):
 
 
 def find_app(option: str | None = None, directory: Path | None = None) -> AppChoice:
-    """Return the app that the option -A means, or the one that is found without it.
+    """Return the app named by the option -A, or found without it.
 
-    - option (text): None looks in the environment, in pyproject.toml and among the files.
-    - directory: where it looks; None for the working directory.
+    - option (text): None searches the environment, pyproject.toml and files.
+    - directory: where to search; None for the working directory.
 
-    Raises ConfigurationError when there is no app, when there are several, and when one cannot be imported.
-    It says where was looked and what to write.
+    Raises ConfigurationError when there is no app, when there are several, and when one cannot be imported,
+    with the places searched and a suggestion.
     """
     here = directory or import_from_here()
     if str(here) not in sys.path:
@@ -71,7 +71,7 @@ def find_app(option: str | None = None, directory: Path | None = None) -> AppCho
 
 
 def import_from_here() -> Path:
-    """Put the working directory on the import path, and return it. Raises ConfigurationError when it is
+    """Add the working directory to the import path, and return it. Raises ConfigurationError when it is
     gone."""
     try:
         here = Path.cwd()
@@ -107,7 +107,7 @@ def _in_pyproject(here: Path) -> str | None:
 
 
 def _in_django(here: Path) -> tuple[str, str] | None:
-    """The app of a Django project: its own, or the one that ``qworker.django`` makes of its settings."""
+    """The app of a Django project: its own, or the one that ``qworker.django`` makes from its settings."""
     settings = os.environ.get(_SETTINGS_MODULE) or _in_manage(here)
     if not settings:
         return None
@@ -122,7 +122,7 @@ def _in_django(here: Path) -> tuple[str, str] | None:
 
 
 def _in_manage(here: Path) -> str:
-    """The settings module that manage.py names; "" where there is none."""
+    """Return the settings module named by manage.py; "" if there is none."""
     try:
         with (here / "manage.py").open(encoding="utf-8", errors="replace") as file:
             named = _NAMED_SETTINGS.search(file.read(_LONGEST_SOURCE))
@@ -132,7 +132,7 @@ def _in_manage(here: Path) -> str:
 
 
 def _installs_ours(settings: str) -> bool:
-    """Whether the settings of a project, or a file beside them, speak of our package for Django."""
+    """Tell whether the settings of a project, or a file beside them, mention our package for Django."""
     try:
         found = find_spec(settings)
     except (ImportError, AttributeError, ValueError):
@@ -145,7 +145,7 @@ def _installs_ours(settings: str) -> bool:
 
 
 def _submodules(package: str) -> Iterator[str]:
-    """Yield the modules of a package that usually hold an app; none when there is no such package."""
+    """Yield the modules of a package that usually contain an app; none if there is no such package."""
     if not package.isidentifier():
         return
     for name in _SUBMODULES:
@@ -153,7 +153,7 @@ def _submodules(package: str) -> Iterator[str]:
             if find_spec(f"{package}.{name}") is not None:
                 yield f"{package}.{name}"
         except (ImportError, AttributeError, ValueError):
-            return  # no such package; should it be one that breaks, importing it by name will tell
+            return  # no such package; if it is broken, importing it by name will show that
 
 
 def _in_directory(here: Path) -> tuple[str, str]:
@@ -172,9 +172,8 @@ def _in_directory(here: Path) -> tuple[str, str]:
         )
     raise NoApp(
         f"found no app: {here} has no tasks.py, app.py, qworker_app.py or package that makes one. Name it "
-        "with -A, as "
-        f"in -A proj.tasks or -A path/to/file.py, or set {ENVIRONMENT_VARIABLE}. To begin, have "
-        "tasks.py written: qworker init project --write"
+        f"with -A, as in -A proj.tasks or -A path/to/file.py, or set {ENVIRONMENT_VARIABLE}. To begin, "
+        "create tasks.py: qworker init project --write"
     )
 
 
@@ -187,13 +186,12 @@ def _module_that_makes_app(package: Path) -> str | None:
 
 
 def _makes_app(path: Path) -> bool:
-    """Whether a file speaks of QWorker."""
+    """Tell whether a file mentions QWorker."""
     return _speaks_of(path, "QWorker")
 
 
 def _speaks_of(path: Path, word: str) -> bool:
-    """Whether *word* is in a file. It is read as text, because importing any file that is there may do
-    anything."""
+    """Tell whether *word* is in a file. It is read as text, because importing an arbitrary file is unsafe."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             return word in file.read(_LONGEST_SOURCE)
@@ -238,8 +236,9 @@ def load(target: str, how: str, here: Path) -> AppChoice:
 
 
 def _with_attribute(name: str) -> tuple[str, str]:
-    """Split "package.module.name", as Celery's -A takes it, where the last part is no module but a name in
-    one: the module and that name; else *name* and ""."""
+    """Split "package.module.name", accepted by Celery's -A, if the last part is an attribute instead of a
+    module; otherwise return
+    *name* and ""."""
     parent, _, last = name.rpartition(".")
     try:
         if not parent or find_spec(name) is not None:
@@ -250,7 +249,7 @@ def _with_attribute(name: str) -> tuple[str, str]:
 
 
 def _module_of_file(text: str, here: Path) -> str:
-    """The dotted name of a Python file, whose import root goes on the import path."""
+    """Return the dotted name of a Python file, after adding its import root to the path."""
     path = (here / text).resolve()
     if path.is_dir() and (path / "__init__.py").exists():
         names, root = [path.name], path.parent
@@ -269,7 +268,7 @@ def _module_of_file(text: str, here: Path) -> str:
 def _apps_in(module: ModuleType) -> dict[str, QWorker]:
     apps: dict[str, QWorker] = {}
     for name, value in vars(module).items():
-        # The type itself, because `current_app` only poses as an app.
+        # Compare the type itself, because `current_app` is a proxy.
         if issubclass(type(value), QWorker) and not any(value is app for app in apps.values()):
             apps[name] = value
     return apps
@@ -317,7 +316,7 @@ def _import(name: str, how: str, here: Path) -> ModuleType:
 
 
 def load_tasks(app: QWorker) -> None:
-    """Import every module that the app's settings name for their tasks.
+    """Import every module that the app's settings name for tasks.
 
     Raises ConfigurationError when one cannot be imported.
     """
@@ -332,7 +331,7 @@ def load_tasks(app: QWorker) -> None:
 
 
 def _own_frames(error: Exception) -> list[FrameSummary]:
-    """The frames of the user's code and of what it calls, without ours and the import machinery's."""
+    """Return the frames of the user's code and of what it calls, without ours and the import machinery's."""
     return [
         frame
         for frame in extract_tb(error.__traceback__)
@@ -343,7 +342,7 @@ def _own_frames(error: Exception) -> list[FrameSummary]:
 
 
 def import_story(name: str, error: Exception) -> str:
-    """What to tell of a module that cannot be imported: the user's own lines of the traceback."""
+    """Explain why a module cannot be imported, with the user's own lines of the traceback."""
     if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
         return f"there is no module {error.name!r} in {Path.cwd()} or on the import path"
     text = "".join(format_list(_own_frames(error)) + format_exception_only(error)).rstrip()

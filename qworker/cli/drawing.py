@@ -1,7 +1,7 @@
 """Drawings of a workflow: a tree in text, and Graphviz.
 
-Comes from:  `qworker graph`, with what is known of a workflow.
-Goes to:     back to it, as lines.
+Comes from:  `qworker graph`, with the known part of a workflow.
+Goes to:     `qworker graph`, as lines.
 Thread:      main.
 """
 
@@ -18,7 +18,7 @@ from qworker.results.tree import state_of_many
 from qworker.results.workflow import ENDED, UNREADABLE, Step, Workflow
 
 FOLDED = 12
-"""More calls than so many beside each other are folded."""
+"""With more parallel calls than this, some are folded."""
 SHOWN = 10
 _COLORS = {
     states.SUCCESS: "green",
@@ -34,12 +34,12 @@ _FILLS = {
     "green": "palegreen", "red": "lightcoral", "magenta": "plum", "bright_black": "white", "yellow": "khaki",
 }  # fmt: skip
 _SIGNS = {"├─": "+-", "└─": "`-", "│": "|", "↓": "v", "…": "...", "←": "<-"}
-"""What is drawn where the terminal has no such characters."""
+"""Replacements for terminals without these characters."""
 
 
 def tree(workflow: Workflow, folded: bool = True) -> Iterator[str]:
-    """Draw it as a tree, a line for each call: below it are the calls of its task, or the members of a group;
-    what gets its value follows with an arrow."""
+    """Draw it as a tree, one line for each call: below it are the calls of its task, or the members of a
+    group; the call that gets its value follows with an arrow."""
     steps = workflow.steps
     waiting: list[tuple[str | None, str, str]] = [(workflow.root, "", "")]
     while waiting:
@@ -66,8 +66,8 @@ def tree(workflow: Workflow, folded: bool = True) -> Iterator[str]:
 
 
 def fold(workflow: Workflow, calls: tuple[str, ...]) -> tuple[tuple[str, ...], Mapping[str, int]]:
-    """Choose which of *calls* are shown, those that failed first, and count the states of the others. Of a
-    graph all nodes are shown: arrows lead from one to another."""
+    """Choose which of *calls* are shown, failed ones first, and count the states of the others. All nodes of
+    a graph are shown, because arrows connect them."""
     if len(calls) <= FOLDED or workflow.steps[calls[0]].node is not None:
         return calls, {}
     ends = {each: state_of_many(step.state for step in workflow.line(each)) for each in calls}
@@ -79,7 +79,7 @@ def fold(workflow: Workflow, calls: tuple[str, ...]) -> tuple[tuple[str, ...], M
 
 
 def plain(line: str) -> str:
-    """*line* in ASCII."""
+    """Return *line* in ASCII."""
     for sign, instead in _SIGNS.items():
         line = line.replace(sign, instead)
     return line
@@ -122,8 +122,8 @@ def _counted(more: Mapping[str, int]) -> str:
 
 
 def dot(workflow: Workflow, folded: bool = True) -> Iterator[str]:
-    """Draw it in the language of Graphviz. A solid arrow leads to what is called after a call, and to the
-    nodes of a graph that wait for one; a dashed one to what its task called, or to a member."""
+    """Draw it in the language of Graphviz. A solid arrow leads to a call that follows another, and to the
+    nodes of a graph that wait for one; a dashed one to the calls of a task, or to members."""
     yield "digraph workflow {"
     yield '    node [shape=box, style="rounded,filled", fontname="sans-serif"];'
     waiting = [workflow.root]
@@ -147,6 +147,6 @@ def dot(workflow: Workflow, folded: bool = True) -> Iterator[str]:
 
 
 def _quoted(*lines: str) -> str:
-    """A string of Graphviz's of these lines."""
+    """Return a Graphviz string of these lines."""
     escaped = (visible(each).replace("\\", "\\\\").replace('"', '\\"') for each in lines)
     return '"' + "\\n".join(escaped) + '"'

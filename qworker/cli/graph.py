@@ -1,6 +1,6 @@
-"""`qworker graph`: a workflow at one look, from the id of any call in it.
+"""`qworker graph`: shows a workflow, given the id of any call in it.
 
-Comes from:  people and scripts, with the id that `call` or `delay()` gave, or one from a log.
+Comes from:  users and scripts, with the id from `call`, `delay()` or a log.
 Goes to:     the result store; `drawing`.
 Thread:      main.
 """
@@ -24,7 +24,7 @@ from qworker.results.workflow import ENDED, Survey, Workflow
 from qworker.states import IGNORED, SUCCESS
 
 PAUSE = 0.5
-"""Seconds between two looks of --watch."""
+"""Seconds between two reads of --watch."""
 
 
 @click.command(
@@ -38,7 +38,7 @@ PAUSE = 0.5
 @click.option("--dot", is_flag=True, help="Print it for Graphviz.")
 @json_option
 @click.option("--all", "unfolded", is_flag=True, help="Show every member of large groups.")
-@click.option("--watch", is_flag=True, help="Show it again whenever it has changed, until all has ended.")
+@click.option("--watch", is_flag=True, help="Show it again whenever it changes, until all calls have ended.")
 def graph(
     task_id: str,
     app: str | None,
@@ -48,7 +48,7 @@ def graph(
     unfolded: bool,
     watch: bool,
 ) -> int:
-    """Show a whole workflow by the id of a call or group in it: which calls there are, and their states."""
+    """Show a whole workflow by the id of a call or group in it: its calls and their states."""
     if dot and as_json:
         raise click.UsageError("choose one of --dot and --json")
     identity = task_id.strip()
@@ -62,7 +62,7 @@ def graph(
     while True:
         workflow = survey.look()
         if workflow is None:
-            told = f"nothing is stored of {identity!r:.200}"
+            told = f"nothing is stored for {identity!r:.200}"
             if not watch:
                 click.echo(
                     f"Error: {told}: {NOT_STORED}",
@@ -98,7 +98,7 @@ def _lines(workflow: Workflow, dot: bool, folded: bool) -> Iterator[str]:
 
 
 def fields(workflow: Workflow) -> dict[str, Any]:
-    """What is printed of a workflow as JSON: flat, since a chain may be long."""
+    """Return a workflow as JSON: flat, because a chain may be long."""
     steps = [step._asdict() for step in workflow.steps.values()]
     return {
         "id": workflow.asked,
@@ -110,7 +110,7 @@ def fields(workflow: Workflow) -> dict[str, Any]:
 
 
 def exit_code(workflow: Workflow) -> int:
-    """The exit code that goes with it."""
+    """Return the exit code for a workflow."""
     found = workflow.counts().keys() - {SUCCESS, IGNORED}
     if not found:
         return 0
@@ -118,7 +118,7 @@ def exit_code(workflow: Workflow) -> int:
 
 
 class _Screen:
-    """Shows what has changed: in place of what was shown before on a terminal, after it elsewhere."""
+    """Shows changes: on a terminal in place of the previous output, elsewhere below it."""
 
     def __init__(self) -> None:
         self._shown: Any = None
@@ -128,13 +128,13 @@ class _Screen:
         self._color = None if self._is_terminal else False
 
     def show_json(self, value: dict[str, Any]) -> None:
-        """Print *value*, if it is not what was printed before."""
+        """Print *value*, unless it equals the previous one."""
         if value != self._shown:
             self._shown = value
             print_json(value)
 
     def show(self, lines: list[str]) -> None:
-        """Print *lines*, if they are not what was printed before."""
+        """Print *lines*, unless they equal the previous ones."""
         if lines == self._shown:
             return
         again, self._shown = self._shown is not None, lines
@@ -148,7 +148,7 @@ class _Screen:
         sys.stdout.flush()
 
     def _rows(self, lines: list[str]) -> int:
-        """How many rows of the terminal *lines* have taken; 0 when they have scrolled out of it."""
+        """Return how many rows of the terminal *lines* have taken; 0 when they have scrolled out of it."""
         columns, rows = shutil.get_terminal_size()
         taken = sum(max(1, -(-len(click.unstyle(line)) // columns)) for line in lines)
         return taken if taken < rows else 0

@@ -1,4 +1,4 @@
-"""Groups: commands that have commands, and know which one was meant.
+"""Groups: commands with subcommands, and suggestions for misspelt ones.
 
 Comes from:  main, config, dead.
 Goes to:     click.
@@ -11,10 +11,10 @@ import click
 
 
 class SuggestingGroup(click.Group):
-    """Answers a misspelt command with the nearest one, or with all there are."""
+    """Answers a misspelt command with the most similar one, or the list of all."""
 
     def without(self, name: str) -> str | None:
-        """Return what to say to somebody who looks for the command *name*; None when nobody would."""
+        """Return an explanation for the missing command *name*; None if there is none."""
         return None
 
     def resolve_command(

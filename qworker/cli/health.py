@@ -1,7 +1,7 @@
-"""`qworker health`: whether a worker runs and consumes; for probes and scripts.
+"""`qworker health`: whether a worker is running and consuming; for probes and scripts.
 
-Comes from:  Docker's HEALTHCHECK, Kubernetes' exec probes, people.
-Goes to:     the worker's status port where it has one; else its pid file, and the broker's list of workers.
+Comes from:  Docker's HEALTHCHECK, Kubernetes' exec probes, users.
+Goes to:     the worker's status port if it has one; else its pid file, and the broker's list of workers.
 Thread:      main.
 """
 
@@ -24,31 +24,35 @@ from qworker.transports.presence import held_seconds
 
 _SECONDS = SettingValue("broker_connection_timeout")
 HELD_SECONDS = 30.0
-"""Slots of which none has been free for so long are worth a look."""
+"""It is a problem if no slot has been free for this long."""
 EVERYWHERE = ("", "0.0.0.0", "::")
 
 
 class Check(NamedTuple):
-    """What was looked at, whether it was well, and what was seen."""
+    """The subject of a check, whether it passed, and the details."""
 
     check: str
     ok: bool
     why: str
 
 
-@click.command(epilog="Exit codes: 0 it runs and consumes; 1 it does not, or that could not be found out.")
+@click.command(
+    epilog="Exit codes: 0 it is running and consuming; 1 it is not, or this could not be determined."
+)
 @app_option
 @click.option("--pidfile", metavar="FILE", help="The pid file of the worker, as given to `qworker start`.")
 @click.option(
     "-n", "--hostname", metavar="NAME", help="Name of the worker; default: any of the broker's workers."
 )
-@click.option("--live", is_flag=True, help="Ask only whether the process is well, not whether it consumes.")
+@click.option(
+    "--live", is_flag=True, help="Check only whether the process is alive, not whether it consumes."
+)
 @click.option("--timeout", type=_SECONDS, default="5s", show_default=True, help="How long to wait for it.")
 @json_option
 def health(
     app: str | None, pidfile: str | None, hostname: str | None, live: bool, timeout: float, as_json: bool
 ) -> int:
-    """Say whether a worker of the app runs and consumes, and if not, why."""
+    """Check whether a worker of the app is running and consuming, and if not, say why."""
     application = open_app(app, tasks=False).app
     node = None if hostname is None else hostname if "@" in hostname else node_name(hostname)
     checks = []
@@ -72,7 +76,7 @@ def health(
 
 
 def _ask(address: str, path: str, timeout: float) -> Check:
-    """What the worker itself says."""
+    """Query the worker itself."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     connection = HTTPConnection("127.0.0.1" if host in EVERYWHERE else host, int(port), timeout=timeout)
@@ -89,7 +93,7 @@ def _ask(address: str, path: str, timeout: float) -> Check:
 
 
 def _find(app: QWorker, node: str | None, pid: int | None) -> Check:
-    """What the broker knows of its workers."""
+    """Query the broker's list of workers."""
     store = app.broker
     where = mask_urls(store.url)
     if told := nothing_there(app):
@@ -97,7 +101,7 @@ def _find(app: QWorker, node: str | None, pid: int | None) -> Check:
     try:
         if "workers" in store.lacks:
             store.admin.queues()
-            reason = f"{where} answers; it does not tell which workers there are"
+            reason = f"{where} answers; it does not report its workers"
             advice = ": set worker_http_address, or give --pidfile" if pid is None else ""
             return Check("broker", pid is not None, reason + advice)
         workers = store.admin.workers()
@@ -117,4 +121,4 @@ def _find(app: QWorker, node: str | None, pid: int | None) -> Check:
     others = ", ".join(sorted(worker.name for worker in workers))
     wanted = node or (f"process {pid}" if pid is not None else "a worker")
     known = f"; there are {others}" if others else ""
-    return Check("broker", False, f"{where} knows nothing of {wanted}{known}")
+    return Check("broker", False, f"{where} does not know {wanted}{known}")

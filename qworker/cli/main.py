@@ -1,9 +1,9 @@
-"""The command `qworker`: a group whose commands are only imported when they are used.
+"""The command `qworker`: a group whose commands are imported on use.
 
 Comes from:  the console script, `python -m qworker`.
 Goes to:     one module of this package for each command.
 Thread:      main.
-What people do wrong ends in one clear message and exit code 1 (2 for wrong usage), never in a traceback.
+User errors end in one clear message and exit code 1 (2 for wrong usage), never in a traceback.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from qworker.cli.groups import SuggestingGroup
 # them.
 COMMANDS = {
     "start": ("start", "start", "Run a worker."),
-    "beat": ("beat.commands", "beat", "Look after the schedules; show and change them."),
-    "call": ("call", "call", "Send a task, and wait for its result if asked to."),
+    "beat": ("beat.commands", "beat", "Run the schedules; show and change them."),
+    "call": ("call", "call", "Send a task, and optionally wait for its result."),
     "result": ("result", "result", "Show the state and result of a task."),
     "graph": ("graph", "graph", "Show a whole workflow by the id of a call in it."),
     "queues": ("queues", "queues", "Show the queues: how many messages, how old."),
     "workers": ("workers", "workers", "Show the workers: where they are, what they do."),
     "tasks": ("tasks", "tasks", "Show the tasks that run, wait, or are due later."),
-    "failed": ("letters", "failed", "Look at failed tasks; retry or discard them."),
-    "dead": ("letters", "dead", "Look at dead letters; retry or discard them."),
+    "failed": ("letters", "failed", "Show failed tasks; retry or discard them."),
+    "dead": ("letters", "dead", "Show dead letters; retry or discard them."),
     "revoke": ("revoke", "revoke", "Keep tasks from running, or stop them."),
     "purge": ("purge", "purge", "Remove the waiting messages of queues."),
-    "delayed": ("delayed", "delayed", "Show messages that are due later; hand them back to plain queues."),
+    "delayed": ("delayed", "delayed", "Show messages that are due later; move them to plain queues."),
     "move": ("move", "move_", "Move messages from one broker to another."),
-    "spool": ("spool.commands", "spool", "Look after spool directories, uWSGI's or ours."),
+    "spool": ("spool.commands", "spool", "Manage spool directories, uWSGI's or ours."),
     "config": ("config", "config", "Show all settings with their sources; check them."),
-    "health": ("health", "health", "Say whether a worker runs and consumes; for probes."),
-    "doctor": ("doctor.commands", "doctor", "Look for what is wrong, and say what to do."),
+    "health": ("health", "health", "Check whether a worker is running and consuming; for probes."),
+    "doctor": ("doctor.commands", "doctor", "Look for problems, and say what to do."),
     "init": ("init.commands", "init", "Print files to run this project: systemd, docker, …"),
     "shell": ("shell", "shell", "A Python prompt with the app and its tasks."),
     "report": ("report", "report", "Versions and settings, for a bug report."),
 }
-# Celery's name for a command of ours; works, and is not listed.
+# Celery's name of a command; accepted, but not listed.
 ALIASES = {"worker": "start"}
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-"""What a disk says that takes nothing more."""
+"""Errors of a full disk."""
 
 EXIT_MISTAKE = 1
 EXIT_USAGE = 2
@@ -60,8 +60,7 @@ EXIT_INTERRUPTED = 130
 
 
 class LazyGroup(SuggestingGroup):
-    """Knows its commands by name and line of help, imports the one that is called, and ends every error
-    well."""
+    """Knows its commands by name and short help, imports the one that is called, and handles every error."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -84,7 +83,7 @@ class LazyGroup(SuggestingGroup):
             formatter.write_dl([(name, help_line) for name, (_, _, help_line) in COMMANDS.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands and options that begin so; no command is imported for it."""
+        """Return matching commands and options; no command is imported for it."""
         return [
             CompletionItem(name, help=help_line)
             for name, (_, _, help_line) in COMMANDS.items()
@@ -100,7 +99,7 @@ class LazyGroup(SuggestingGroup):
             completion.answer(self, str(instruction))
         try:
             code = super().main(args, prog_name or "qworker", standalone_mode=False, **extra)
-            if sys.stdout is not None:  # it is None where the descriptor was closed
+            if sys.stdout is not None:  # it is None if the descriptor was closed
                 sys.stdout.flush()
             return code if isinstance(code, int) else 0
         except click.ClickException as error:
@@ -115,7 +114,7 @@ class LazyGroup(SuggestingGroup):
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            with suppress(OSError):  # standard error may be as full
+            with suppress(OSError):  # standard error may be full too
                 click.echo(
                     f"Error: cannot write {error.filename or 'the output'}: {error.strerror}", err=True
                 )
@@ -129,8 +128,8 @@ class LazyGroup(SuggestingGroup):
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether an error is told in one line. The errors are imported here, because they cost 20 ms that nobody
-    else needs."""
+    """Tell whether an error is reported in one line. The errors are imported here, because that takes 20 ms
+    that is rarely needed."""
     from qworker.errors import QWorkerError
 
     return isinstance(error, QWorkerError)
@@ -143,8 +142,7 @@ def _masked(error: Exception) -> str:
 
 
 def _silence_output() -> None:
-    """Write nothing any more, because whoever read our output is gone. The interpreter writes nothing when it
-    exits, either."""
+    """Discard further output, because the reader is gone; also the interpreter's at exit."""
     silence = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -156,8 +154,7 @@ def _silence_output() -> None:
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Without -A the app is looked for in QWORKER_APP, pyproject.toml, Django's settings and "
-    "./tasks.py.",
+    epilog="Without -A the app is found by QWORKER_APP, pyproject.toml, Django's settings and ./tasks.py.",
 )
 @click.version_option(__version__, "--version", prog_name="qworker", message="%(prog)s %(version)s")
 @click.option("-A", "--app", metavar="APP", help="The app: proj.tasks, proj.tasks:app or path/to/file.py.")
@@ -172,6 +169,6 @@ def main(ctx: click.Context, app: str | None) -> None:
     from qworker.logs import plain_terminal
 
     if plain_terminal():
-        ctx.color = False  # of all commands
-    if app is not None:  # else it may be the app itself: see QWorker.start
+        ctx.color = False  # for all commands
+    if app is not None:  # otherwise it may be the app itself: see QWorker.start
         ctx.obj = app

@@ -1,6 +1,6 @@
-"""`qworker move`: what waits in one broker goes to another.
+"""`qworker move`: moves waiting messages from one broker to another.
 
-Comes from:  people who change their broker.
+Comes from:  users who change their broker.
 Goes to:     `transports/transfer.py`.
 Thread:      main.
 """
@@ -27,13 +27,13 @@ _LINE_EVERY = 10_000
 
 @click.command(
     "move",
-    epilog="Stop the workers first, and let new calls go to TO_URL. If a move is interrupted, run it "
-    "again: nothing is lost, and at most 100 messages are there twice.",
+    epilog="Stop the workers first, and send new calls to TO_URL. If a move is interrupted, run it again: "
+    "nothing is lost, and at most 100 messages are duplicated.",
 )
 @click.argument("from_url", type=SettingValue("broker_url"))
 @click.argument("to_url", type=SettingValue("broker_url"))
 @app_option
-@click.option("-Q", "--queues", type=QUEUE_NAMES, help="Queues to move, with commas; default: all.")
+@click.option("-Q", "--queues", type=QUEUE_NAMES, help="Queues to move, separated by commas; default: all.")
 @click.option("--dead", is_flag=True, help="Move the dead letters too.")
 @click.option("-n", "--dry-run", is_flag=True, help="Only show what would be moved.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
@@ -49,7 +49,7 @@ def move_(
     """Move waiting and delayed messages from one broker to another, without loss.
 
     FROM_URL and TO_URL are broker URLs, as in broker_url. Ids, priorities, due times, expiry and signatures
-    are kept. What is being run stays. Other settings of the brokers are those of the app.
+    are kept. Running messages are not moved. Other settings of the brokers are those of the app.
     """
     conf = open_app(app, tasks=False).app.conf
     if same_place(from_url, to_url):
@@ -66,13 +66,13 @@ def move_(
         letters = sum(info.dead for info in infos) if dead else 0
         if dry_run:
             return 0
-        leased = any(info.leased for info in infos)  # perhaps by a move that was killed: that comes back
+        leased = any(info.leased for info in infos)  # perhaps by a move that was killed: they come back
         if not (total or letters or leased or "counts" in source.lacks):
             click.echo("There is nothing to move.")
             for slip in slips(queues or (), [info.queue for info in source.admin.queues()]):
                 click.echo(slip, err=True)
             return 0
-        target.admin.queues()  # whether it can be reached is known before anything is taken
+        target.admin.queues()  # an unavailable target is noticed before anything is taken
         question = f"Move {count(total, 'message')}"
         question += f" and {count(letters, 'dead letter')}" if dead else ""
         confirm(f"{question} from {mask_urls(source.url)} to {mask_urls(target.url)}?", yes)
@@ -91,7 +91,7 @@ def _run(
     total: int,
     conf: Settings,
 ) -> Report:
-    """The move, with a bar on a terminal that has a cursor, and some lines elsewhere."""
+    """Run the move, with a progress bar on a terminal, and some lines elsewhere."""
     if not on_screen(errors=True):
         reported = 0
 
@@ -124,15 +124,15 @@ def _show(infos: list[QueueInfo], dead: bool) -> None:
 
 def _warn(source: Broker, target: Broker) -> None:
     if "workers" in source.lacks:
-        click.echo("This broker does not tell whether workers are running; stop them first.", err=True)
+        click.echo("This broker does not report whether workers are running; stop them first.", err=True)
     elif workers := source.admin.workers():
         names = ", ".join(worker.name for worker in workers[:5])
         verb = "is" if len(workers) == 1 else "are"
         text = f"Warning: {count(len(workers), 'worker')} {verb} running on the old broker ({names}): "
-        click.echo(text + "what they hold stays with them.", err=True)
+        click.echo(text + "the messages they hold stay with them.", err=True)
     if "counts" in source.lacks:
         text = (
-            "This broker gives out delayed messages only when they are due: they stay. Run this again later "
+            "This broker only delivers delayed messages when they are due: they stay. Run this again later "
             "for them."
         )
         click.echo(text, err=True)
@@ -142,10 +142,10 @@ def _tell(report: Report, dead: bool) -> int:
     letters = f" and {count(report.dead, 'dead letter')}" if dead else ""
     click.echo(f"Moved {count(report.moved, 'message')}{letters}.")
     if report.twice:
-        text = f"Another took {report.twice} of them at the same time: these may run twice."
+        text = f"Another process took {report.twice} of them at the same time: these may run twice."
         click.echo(text, err=True)
     remaining = [info for info in report.left if info.ready or info.delayed or info.leased]
     for info in remaining:
-        left = f"{info.ready} ready, {info.delayed} delayed, {info.leased} being run"
+        left = f"{info.ready} ready, {info.delayed} delayed, {info.leased} running"
         click.echo(f"Left in queue {info.queue!r}: {left}.", err=True)
     return 1 if any(info.ready or info.delayed for info in remaining) else 0

@@ -1,7 +1,7 @@
-"""Names: of tasks and queues, as people type them: shortened, or with a slip in them.
+"""Names of tasks and queues as typed by users: shortened, or misspelt.
 
 Comes from:  the commands that take such names.
-Goes to:     the app's tasks and settings, and what the broker tells of queues.
+Goes to:     the app's tasks and settings, and the broker's queues.
 Thread:      main.
 """
 
@@ -18,14 +18,14 @@ from qworker.naming import near, near_tasks, own_tasks
 from qworker.transports.lease import QueueInfo
 
 _LISTED = 10
-"""So many names are told to somebody whose own is like none of them."""
+"""Maximum names listed if none is similar."""
 
 
 def task_named(app: QWorker, name: str) -> str:
-    """Return the full name of the task that is meant by a name or by its end.
+    """Return the full name of the task given by a name or its end.
 
-    Raises NotRegistered, with the nearest names, when there is none or several, and ConfigurationError, with
-    those that there are, when none is near.
+    Raises NotRegistered, with similar names, when there is none or several, and ConfigurationError, with the
+    existing ones, when none is similar.
     """
     if name in app.tasks:
         return name
@@ -42,18 +42,18 @@ def task_named(app: QWorker, name: str) -> str:
 
 
 def likely_task(app: QWorker, name: str) -> str:
-    """Return what task_named() returns; *name* itself where there is none, which other apps may know."""
+    """Return task_named(); *name* itself if there is none, because other apps may know it."""
     ending = [] if name in app.tasks else _ending(app, name)
     return ending[0] if len(ending) == 1 else name
 
 
 def doubt_task(app: QWorker, name: str) -> str:
-    """Return that this app knows no task *name*, with those that may be meant; "" when it knows it."""
+    """Return a warning if this app does not know the task *name*, with suggestions; otherwise ""."""
     if name in app.tasks:
         return ""
     guesses = _ending(app, name) or near_tasks(name, app.tasks)
     hint = f" Did you mean {' or '.join(map(repr, guesses))}?" if guesses else ""
-    return f"this app knows no task {name!r:.200}.{hint}"
+    return f"this app does not know the task {name!r:.200}.{hint}"
 
 
 def _ending(app: QWorker, name: str) -> list[str]:
@@ -61,7 +61,7 @@ def _ending(app: QWorker, name: str) -> list[str]:
 
 
 def queues_in_use(app: QWorker) -> dict[str, str]:
-    """Queues that tasks are sent to, with those who send there."""
+    """Return the queues that tasks are sent to, with the senders."""
     conf = app.conf
     senders: dict[str, list[str]] = {conf.task_default_queue: ["the default"]}
     for queue in conf.task_queues:
@@ -78,16 +78,17 @@ def queues_in_use(app: QWorker) -> dict[str, str]:
 
 
 def queues_option(app: QWorker, queue: str) -> str:
-    """What has a worker work on *queue*, behind ``qworker start``; "" where it does so anyhow."""
+    """Return the option of ``qworker start`` that makes a worker consume *queue*; "" if it does so by
+    default."""
     conf = app.conf
     return "" if queue in (conf.task_queues or (conf.task_default_queue,)) else f" -Q {queue}"
 
 
 def misspelt_queues(app: QWorker, names: Iterable[str] | None) -> list[str]:
-    """Return a sentence for each of *names* that is no queue, as far as anybody can tell, and looks like one.
+    """Return a sentence for each of *names* that does not seem to exist, and is similar to an existing queue.
 
-    Known are the queues of the settings, those that hold messages, and those of workers. A queue is made by
-    what is sent to it, so that an unknown name that looks like no other may well be right.
+    Known queues are those of the settings, those with messages, and those of workers. Sending creates a
+    queue, so an unknown name that is similar to no other may be right.
     """
     wanted = list(names or ())
     known = set(queues_in_use(app)) if wanted else set()
@@ -102,17 +103,17 @@ def misspelt_queues(app: QWorker, names: Iterable[str] | None) -> list[str]:
 
 
 def slips(names: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return a sentence for each queue of *names* that is none of *known*, and looks like one."""
+    """Return a sentence for each queue of *names* that is missing in *known*, and similar to one."""
     there = sorted(known)
     told = []
     for name in names:
         if name not in there and (guesses := near(name, there)):
-            told.append(f"Nobody knows a queue {name!r}. Did you mean {' or '.join(map(repr, guesses))}?")
+            told.append(f"There is no queue {name!r}. Did you mean {' or '.join(map(repr, guesses))}?")
     return told
 
 
 def doubt_queues(app: QWorker, names: Iterable[str] | None) -> None:
-    """Say on standard error what misspelt_queues() finds."""
+    """Print the sentences of misspelt_queues() on standard error."""
     for sentence in misspelt_queues(app, names):
         click.echo(sentence, err=True)
 
@@ -120,10 +121,10 @@ def doubt_queues(app: QWorker, names: Iterable[str] | None) -> None:
 def numbers_of(
     found: Iterable[tuple[int, object]], tags: Sequence[str], what: str, command: str
 ) -> list[int]:
-    """The numbers of those that *tags* name, each once: by the number, or by the id of the call.
+    """Return the numbers given by *tags*, without duplicates; a tag is a number, or the id of a call.
 
-    found: the number and the id of each that is there, read no further than is needed. Raises
-    ConfigurationError, before anything is done, when one of *tags* names none.
+    found: the number and the id of each existing one, read no further than needed. Raises ConfigurationError,
+    before anything is done, for an unknown tag.
     """
     by_number: dict[str, list[int]] = {}
     by_id: dict[str, list[int]] = {}

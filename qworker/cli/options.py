@@ -1,4 +1,4 @@
-"""Options: what several commands take, and how they get at the app.
+"""Options shared by several commands, and opening the app.
 
 Comes from:  the command line.
 Goes to:     discovery, then each command.
@@ -31,7 +31,7 @@ else:
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 YEARS = range(1970, 9000)
-"""Those that all schedules can reckon with."""
+"""Years supported by all schedules."""
 
 
 def app_option(command: _F) -> _F:
@@ -46,7 +46,7 @@ def json_option(command: _F) -> _F:
 
 
 def process_options(command: _F) -> _F:
-    """Add -l/--loglevel, -f/--logfile, --log-json and --pidfile, for what runs until it is told to stop."""
+    """Add -l/--loglevel, -f/--logfile, --log-json and --pidfile, for long-running commands."""
     for option in reversed(
         (
             click.option(
@@ -67,7 +67,7 @@ def process_options(command: _F) -> _F:
             click.option(
                 "--pidfile",
                 metavar="FILE",
-                help="File that holds the process id and keeps a second one from starting.",
+                help="File for the process id; prevents a second start.",
             ),
         )
     ):
@@ -76,10 +76,10 @@ def process_options(command: _F) -> _F:
 
 
 def open_app(option: str | None, tasks: bool = True) -> AppChoice:
-    """Return the app that a command is about. When nobody named it, say on standard error which one it is.
+    """Return the app of a command. If it was not named, print which one it is on standard error.
 
-    - option (text): what -A says.
-    - tasks (bool): import the modules of its tasks too. Its settings must be in order for that.
+    - option (text): the value of -A.
+    - tasks (bool): also import the modules of its tasks. Its settings must be valid for that.
 
     Raises QWorkerError when there is no app.
     """
@@ -97,9 +97,9 @@ def open_app(option: str | None, tasks: bool = True) -> AppChoice:
 
 
 def open_sent(option: str | None, tasks: bool = True) -> AppChoice:
-    """open_app() for what is about messages that were sent before.
+    """open_app() for commands about messages sent earlier.
 
-    Raises ConfigurationError where the broker is a file or directory that is not there.
+    Raises ConfigurationError if the broker is a missing file or directory.
     """
     choice = open_app(option, tasks)
     if told := nothing_there(choice.app):
@@ -108,26 +108,26 @@ def open_sent(option: str | None, tasks: bool = True) -> AppChoice:
 
 
 def nothing_there(app: QWorker) -> str:
-    """Say that the file or directory of the broker is not there, and what to do; "" when it is."""
+    """Explain that the file or directory of the broker is missing, and what to do; "" if it exists."""
     path = app.broker.missing
     if path is None:
         return ""
     return (
-        f"there is no {path}: nothing was ever sent there. If something was, correct broker_url "
-        f"({app.conf.source('broker_url')}); the first task that is sent makes it"
+        f"there is no {path}: nothing was sent there yet. If something was, correct broker_url "
+        f"({app.conf.source('broker_url')}); sending the first task creates it"
     )
 
 
 class Number(click.IntRange):
-    """A whole number, which help calls NUMBER and not INTEGER RANGE."""
+    """A whole number, shown in help as NUMBER instead of INTEGER RANGE."""
 
     name = "number"
 
 
 class Beside(click.Option):
-    """An option that does something only beside another one, and is refused without it.
+    """An option that only has an effect together with another one, and is refused without it.
 
-    beside: the name of the parameter that the other one sets.
+    beside: the parameter name of the other option.
     """
 
     def __init__(self, *args: Any, beside: str, **kwargs: Any) -> None:
@@ -137,7 +137,7 @@ class Beside(click.Option):
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
     ) -> tuple[Any, list[str]]:
-        read = super().handle_parse_result(ctx, opts, args)  # what is no value is told first
+        read = super().handle_parse_result(ctx, opts, args)  # an invalid value is reported first
         if opts.get(self.name or "") is not None and not opts.get(self.beside):
             other = next(param for param in ctx.command.params if param.name == self.beside)
             names = [max(param.opts, key=len) for param in (self, other)]
@@ -146,7 +146,7 @@ class Beside(click.Option):
 
 
 class Instant(ParamType):
-    """A time in ISO 8601, as a datetime; naive where it names no time zone."""
+    """A time in ISO 8601, as a datetime; naive if it has no time zone."""
 
     name = "time"
 
@@ -163,7 +163,7 @@ class Instant(ParamType):
 
 
 class QueueNames(ParamType):
-    """Names of queues with commas between them, as a tuple."""
+    """Names of queues separated by commas, as a tuple."""
 
     name = "queues"
 
@@ -189,7 +189,7 @@ class QueueNames(ParamType):
 
 
 class Checked(ParamType):
-    """Text that a function of ours accepts. What it refuses is wrong usage."""
+    """Text checked by a function. A refused value is wrong usage."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
         self.name = name
@@ -203,7 +203,7 @@ class Checked(ParamType):
 
 
 class JsonValue(ParamType):
-    """JSON text of one shape."""
+    """JSON text of one type."""
 
     def __init__(self, shape: type, example: str) -> None:
         self.name = "json"
@@ -223,9 +223,9 @@ class JsonValue(ParamType):
 
 
 def _read_json(text: str) -> Any:
-    """The values that *text* says in JSON as messages have it: a tagged dictionary is a datetime or its like.
+    """Return the values of *text* in the JSON of messages: a tagged dictionary is a datetime or similar type.
 
-    Raises ValueError or RecursionError for what is not JSON, click.BadParameter for a tag that says nothing.
+    Raises ValueError or RecursionError for invalid JSON, click.BadParameter for an invalid tag.
     """
     parsed = json.loads(text, parse_constant=_refuse_constant)
     try:
@@ -236,12 +236,12 @@ def _read_json(text: str) -> Any:
 
 
 def _refuse_constant(name: str) -> Any:
-    """What is no number, or endless: Python reads it, and JSON has no such thing."""
+    """NaN and infinity: Python reads them, although JSON has no such values."""
     raise ValueError(f"it has no {name}")
 
 
 def loose(text: str) -> Any:
-    """Return what *text* says as JSON, or else the text itself."""
+    """Return *text* as JSON, or else the text itself."""
     try:
         return _read_json(text)
     except (ValueError, RecursionError):
@@ -249,8 +249,8 @@ def loose(text: str) -> Any:
 
 
 class SettingValue(ParamType):
-    """A value read by the declaration of a setting, so that the command line and the settings agree on what
-    is valid."""
+    """A value converted by the declaration of a setting, so that the command line and the settings accept the
+    same values."""
 
     def __init__(self, setting: str) -> None:
         from qworker.conf import SETTINGS

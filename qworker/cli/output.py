@@ -1,4 +1,4 @@
-"""Output: tables, ages, JSON; how commands print.
+"""Output: tables, ages, JSON.
 
 Comes from:  the commands.
 Goes to:     standard output.
@@ -20,7 +20,8 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def on_screen(errors: bool = False) -> bool:
-    """Whether standard output is a terminal whose cursor can be moved. errors: standard error, instead."""
+    """Tell whether standard output is a terminal whose cursor can be moved. errors: check standard error
+    instead."""
     stream = sys.stderr if errors else sys.stdout
     return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
@@ -31,16 +32,16 @@ def print_json(value: Any) -> None:
 
 
 def to_json(value: Any, indent: int | None = 2) -> str:
-    """Return a value as JSON; None puts it on one line. Moments are ISO 8601, NaN and infinity are null, and
-    what else JSON has no type for is text."""
+    """Return a value as JSON; None puts it on one line. Instants are ISO 8601, NaN and infinity are null, and
+    values without a JSON type are text."""
     try:
         text = json.dumps(value, indent=indent, default=_text, ensure_ascii=False, allow_nan=False)
-    except ValueError:  # a task may return what is no number, or endless; JSON has neither
+    except ValueError:  # a task may return NaN or infinity, which JSON does not have
         value = json.loads(json.dumps(value, default=_text), parse_constant=lambda name: None)
         text = json.dumps(value, indent=indent, ensure_ascii=False)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half a character, which somebody has sent: no stream takes it as it is
+    except UnicodeEncodeError:  # a lone surrogate, which no stream can write
         text = json.dumps(value, indent=indent, default=_text)
     return text
 
@@ -50,14 +51,13 @@ def _text(value: Any) -> str:
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: str = "") -> None:
-    """Print columns as table() makes them."""
+    """Print the table of table()."""
     for line in table(heads, rows, right):
         click.echo(line)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: str = "") -> list[str]:
-    """Return lines of columns as wide as they need to be. *right* names the heads whose columns are
-    numbers."""
+    """Return the lines of a table with columns as wide as needed. *right* names the columns of numbers."""
     texts = [[visible("" if cell is None else str(cell)) for cell in row] for row in rows]
     widths = [max(len(line[column]) for line in [list(heads), *texts]) for column in range(len(heads))]
     numbers = [head in right.split() for head in heads]
@@ -72,14 +72,14 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: str = "") 
 
 
 def visible(text: str) -> str:
-    """The text with what is no printable character escaped: what strangers sent must not move the cursor."""
+    """Return the text with unprintable characters escaped: received text must not move the cursor."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def age(seconds: float | None) -> str:
-    """Return a duration in its largest fitting unit ("3.2 s", "5 min", "2 d"); "" for None."""
+    """Return a duration in its largest suitable unit ("3.2 s", "5 min", "2 d"); "" for None."""
     if seconds is None:
         return ""
     seconds = max(seconds, 0.0)
@@ -90,20 +90,20 @@ def age(seconds: float | None) -> str:
 
 
 def size(number: int) -> str:
-    """Return a number of bytes in whole megabytes ("23 MB"); "" for 0, which stands for unknown."""
+    """Return a number of bytes in whole megabytes ("23 MB"); "" for 0, which means unknown."""
     return f"{number / 1e6:,.0f} MB" if number else ""
 
 
 def cut(text: str, most: int) -> str:
-    """Return the first *most* characters; the last of them is an ellipsis where there were more."""
+    """Return the first *most* characters; the last of them is an ellipsis if there were more."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def newest(limit: int) -> str:
-    """What stands below a list that was cut short."""
+    """Return the line below a truncated list."""
     return f"… and more: these are the newest {limit:,} (--limit)."
 
 
 def count(number: int, noun: str) -> str:
-    """ "1 message", "2 messages"."""
+    """Return "1 message", "2 messages"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,4 +1,4 @@
-"""Process: what a worker is to the operating system: pid file, title, limits, names of its files.
+"""Process: a worker's integration with the operating system: pid file, title, limits, file names.
 
 Comes from:  the command line, before the worker is built.
 Goes to:     the operating system.
@@ -19,7 +19,7 @@ from qworker.errors import ConfigurationError
 try:
     import fcntl
     import resource
-except ImportError:  # Windows has neither; there pid files are not locked and limits are left alone
+except ImportError:  # Windows has neither: no locks on pid files, no limits
     fcntl = None  # type: ignore[assignment]
     resource = None  # type: ignore[assignment]
 
@@ -27,10 +27,10 @@ _CODE = re.compile(r"%(.?)", re.DOTALL)
 
 
 def expand_path(template: str, node: str, setting: str = "logfile") -> str:
-    """A file name with %h (host name), %n (node name before "@"), %p (whole node name), %d (domain), %%
-    filled in.
+    """Return a file name with %h (host name), %n (node name before "@"), %p (whole node name), %d (domain),
+    %% expanded.
 
-    %i and %I, Celery's index of the process, are 0 and nothing: all processes of a worker write to one file.
+    %i and %I, Celery's index of the process, are 0 and empty: all processes of a worker write to one file.
     ConfigurationError for any other code.
     """
     name, _, host = node.partition("@")
@@ -46,11 +46,12 @@ def expand_path(template: str, node: str, setting: str = "logfile") -> str:
 
 
 class PidFile:
-    """A file that holds this process's id and is locked as long as it lives.
+    """A file that contains this process's id and is locked while it lives.
 
-    owner: what people call such a process. It raises ConfigurationError on entry when another live process
+    owner: the kind of process, for messages. Raises ConfigurationError on entry when another live process
     holds it, or when it cannot be used. The file of a dead process is taken over. The lock is a record lock,
-    which children do not inherit: it falls with this process however that ends, and never with a child.
+    which children do not inherit: it is released with this process, however that ends, and never with a
+    child.
     """
 
     def __init__(self, path: str, owner: str = "worker") -> None:
@@ -84,7 +85,7 @@ class PidFile:
             if self._is_current(descriptor):
                 os.unlink(self.path)
         except OSError:
-            pass  # its directory went away or became read-only: the lock is what counts
+            pass  # its directory is gone or read-only: the lock is what counts
         finally:
             os.close(descriptor)
 
@@ -99,7 +100,7 @@ class PidFile:
             raise self._refusal(f"{directory}: {error.strerror}") from None
         # With the sticky bit, as on /tmp, nobody else can replace our file.
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise self._refusal(f"everybody may write to {directory}, so anybody could replace it")
+            raise self._refusal(f"{directory} is writable by everybody, so anybody could replace it")
 
     def _open(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -111,7 +112,7 @@ class PidFile:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             os.close(descriptor)
-            raise self._refusal("it is no ordinary file")
+            raise self._refusal("it is not an ordinary file")
         if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
             os.close(descriptor)
             raise self._refusal(f"it belongs to another user (id {status.st_uid})")
@@ -131,7 +132,7 @@ class PidFile:
             ) from None
 
     def _is_current(self, descriptor: int) -> bool:
-        """Whether the path still leads to the file we hold."""
+        """Tell whether the path still names the file we hold."""
         try:
             return os.path.samestat(os.stat(self.path, follow_symlinks=False), os.fstat(descriptor))
         except FileNotFoundError:
@@ -148,13 +149,13 @@ def pidfile_owner(path: str) -> int | None:
         pid = int(os.pread(descriptor, 32, 0))
         os.kill(pid, 0)
     except PermissionError:
-        pass  # it lives, as another user
+        pass  # it is alive, as another user
     except (OSError, ValueError, OverflowError):
         os.close(descriptor)
         return None
     try:
         if fcntl is not None:
-            # A number may have been given to another process since; the lock goes with its owner.
+            # The number may belong to another process by now; the lock is released with its owner.
             fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return None
     except OSError:
@@ -165,7 +166,7 @@ def pidfile_owner(path: str) -> int | None:
 
 
 def set_title(title: str) -> None:
-    """Shows `title` in ps and top, when the extra package setproctitle is installed."""
+    """Show `title` in ps and top, if the package setproctitle is installed."""
     try:
         import_module("setproctitle").setproctitle(title)
     except ImportError:
@@ -173,11 +174,11 @@ def set_title(title: str) -> None:
 
 
 def raise_open_files_limit() -> int | None:
-    """Let this process open as many files as it may. Return how many that is; None where nobody knows."""
+    """Raise the limit of open files to the maximum. Return it; None if unknown."""
     if resource is None:
         return None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # More than this many only slows down whoever closes all descriptors one by one.
+    # More than this only slows down code that closes all descriptors one by one.
     wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         try:

@@ -1,6 +1,6 @@
-"""`qworker queues`: how the queues stand.
+"""`qworker queues`: the states of the queues.
 
-Comes from:  people, and scripts that watch or scale.
+Comes from:  users, and scripts that monitor or scale.
 Goes to:     the broker's administration.
 Thread:      main.
 """
@@ -26,13 +26,12 @@ _KEYS = ("queue", "ready", "delayed", "leased", "dead")
 @click.command()
 @app_option
 @click.option(
-    "-Q", "--queues", "names", type=QUEUE_NAMES, help="These, with commas; default: all with messages."
+    "-Q", "--queues", "names", type=QUEUE_NAMES, help="Names separated by commas; default: all with messages."
 )
 @watch_options
 @json_option
 def queues(app: str | None, names: tuple[str, ...] | None, watch: bool, every: float, as_json: bool) -> None:
-    """Show the queues: how many messages wait, are due later, are being run,
-    are dead; how old the oldest is."""
+    """Show the queues: how many messages are waiting, due later, running, dead; how old the oldest is."""
     application = (open_app if watch else open_sent)(app).app
 
     def look() -> Picture:
@@ -50,10 +49,10 @@ def queues(app: str | None, names: tuple[str, ...] | None, watch: bool, every: f
 
 
 def _nothing(app: QWorker) -> str:
-    """What is known when no queue holds anything that the broker tells of."""
+    """Explain what is known when no reported queue has messages."""
     where = mask_urls(app.broker.url)
     if "counts" in app.broker.lacks:
-        untold = "This broker does not tell what is delayed or being run."
+        untold = "This broker does not report delayed or running messages."
         return f"No message is ready in any queue of {where}. {untold}"
     return f"All queues of {where} are empty."
 
@@ -61,7 +60,7 @@ def _nothing(app: QWorker) -> str:
 def _rows(app: QWorker, names: tuple[str, ...] | None) -> list[dict[str, Any]]:
     lacks, now = app.broker.lacks, app.clock.now()
     workers = looking.workers(app)
-    # What the broker does not tell is left empty: a 0 would be a lie.
+    # Unknown values are left empty, because a 0 would be wrong.
     unknown = {"delayed", "leased", "oldest"} if "counts" in lacks else set()
     unknown |= {"dead"} if names and "counts" in lacks else set()
     unknown |= {"workers"} if "workers" in lacks else set()

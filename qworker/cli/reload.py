@@ -1,9 +1,9 @@
-"""Reload: notices that a Python file of the project changed.
+"""Reload: notices changes of the project's Python files.
 
 Comes from:  `qworker start --reload`.
-Goes to:     a call-back that stops the worker; `start` then begins again.
-Thread:      its own, a daemon; it reads file names and times and touches nothing else. With the extra package
-             watchfiles the system tells of changes at once; without, times are looked at every second.
+Goes to:     a callback that stops the worker; `start` then restarts.
+Thread:      its own, a daemon; it only reads file names and times. With the package watchfiles the system
+             reports changes at once; without, files are checked every second.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Snapshot = Mapping[str, tuple[int, int] | None]
 
 
 def project_files(directory: Path) -> Iterator[str]:
-    """Yield the Python files below a directory, and its pyproject.toml. Hidden, virtual and built directories
-    are left out."""
+    """Yield the Python files below a directory, and its pyproject.toml. Hidden, virtual and build directories
+    are skipped."""
     for top, names, files in os.walk(directory):
         names[:] = [
             name
@@ -43,7 +43,7 @@ def project_files(directory: Path) -> Iterator[str]:
 
 
 def loaded_files(directory: Path) -> Iterator[str]:
-    """Files of imported modules that lie outside of the directory and outside of the Python installation."""
+    """Return files of imported modules outside of the directory and of the Python installation."""
     inside = (str(directory) + os.sep, sys.prefix + os.sep, sys.base_prefix + os.sep)
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
@@ -52,7 +52,7 @@ def loaded_files(directory: Path) -> Iterator[str]:
 
 
 def snapshot(files: Iterable[str]) -> dict[str, tuple[int, int] | None]:
-    """Time of change and size of each file that exists."""
+    """Return modification time and size of each existing file."""
     taken: dict[str, tuple[int, int] | None] = {}
     for path in files:
         try:
@@ -64,21 +64,21 @@ def snapshot(files: Iterable[str]) -> dict[str, tuple[int, int] | None]:
 
 
 def difference(before: Snapshot, after: Snapshot) -> list[str]:
-    """Files that changed, came or went."""
+    """Return files that were changed, added or removed."""
     return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
 
 
 def start_again() -> NoReturn:
-    """Runs this program from the top, in this process: same id, same terminal, fresh code."""
+    """Run this program again in this process: same id, same terminal, new code."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 class Reloader:
-    """Remembers what the files of a directory are when it is made, and notices when one of them changes.
+    """Records the files of a directory when it is made, and notices changes.
 
-    What is imported from elsewhere is remembered from when it is first seen. `changed` says what was noticed.
+    Files imported from elsewhere are recorded when first seen. `changed` names the changes.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -88,7 +88,7 @@ class Reloader:
         self._loaded = snapshot(loaded_files(self._directory))
 
     def start(self, on_change: Callable[[], object]) -> None:
-        """Looks from a thread, and calls `on_change` once."""
+        """Check in a thread, and call `on_change` once."""
 
         def run() -> None:
             self.wait()
@@ -97,13 +97,13 @@ class Reloader:
         threading.Thread(target=run, name="reloader", daemon=True).start()
 
     def wait(self) -> None:
-        """Returns when something has changed."""
+        """Return when something has changed."""
         for _ in self._ticks():
             if self.look():
                 return
 
     def look(self) -> bool:
-        """Looks once; whether something has changed since this was made."""
+        """Check once; return whether something has changed since this was made."""
         loaded = snapshot(loaded_files(self._directory))
         changes = difference(self._project, snapshot(project_files(self._directory)))
         changes += difference(self._loaded, {path: loaded.get(path) for path in self._loaded})
@@ -111,7 +111,7 @@ class Reloader:
         if changes and not self.changed:
             self.changed = True
             more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
-            logger.warning("%s%s changed: starting again", os.path.relpath(changes[0], self._directory), more)
+            logger.warning("%s%s changed: restarting", os.path.relpath(changes[0], self._directory), more)
         return self.changed
 
     def _ticks(self) -> Iterator[object]:
@@ -120,14 +120,13 @@ class Reloader:
             watch = import_module("watchfiles").watch
             logging.getLogger("watchfiles").setLevel(
                 logging.WARNING
-            )  # it counts each change at INFO; we name them
+            )  # it logs each change at INFO; we name them
         except ImportError:
             pause = threading.Event()
             while True:
                 pause.wait(_SECONDS_BETWEEN_LOOKS)
                 yield None
-        # The time-out is for what is imported from elsewhere, and for a change made just before the watch
-        # began.
+        # The timeout is for files imported from elsewhere, and for changes just before the watch began.
         yield from watch(
             self._directory, raise_interrupt=False, debounce=200, rust_timeout=2000, yield_on_timeout=True
         )

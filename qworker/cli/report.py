@@ -1,6 +1,6 @@
-"""`qworker report`: what a bug report needs.
+"""`qworker report`: information for a bug report.
 
-Comes from:  people who ask for help, and those who ask them.
+Comes from:  users who ask for help.
 Goes to:     standard output; secrets are masked.
 Thread:      main.
 """
@@ -40,7 +40,7 @@ _EXTRAS = (
 @app_option
 @json_option
 def report(app: str | None, as_json: bool) -> None:
-    """Versions and settings, for a bug report."""
+    """Print versions and settings, for a bug report."""
     facts: dict[str, Any] = {
         "qworker": __version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}",
@@ -55,14 +55,14 @@ def report(app: str | None, as_json: bool) -> None:
             row.name: f"{row.value!r} ({row.source})" for row in choice.app.conf.rows(changed_only=True)
         }
         facts["problems"] = [str(problem) for problem in choice.app.conf.problems()]
-    except QWorkerError as error:  # then that is what the report is about
+    except QWorkerError as error:  # then the report is about this
         facts["app"] = f"none: {error}"
     if as_json:
         print_json(facts)
         return
     for name, value in facts.items():
         if isinstance(value, dict):
-            click.echo(f"{name}:" if value else f"{name}: as by default")
+            click.echo(f"{name}:" if value else f"{name}: default")
             for key, item in value.items():
                 click.echo(f"  {key}: {item}")
         elif isinstance(value, list):

@@ -1,6 +1,6 @@
-"""`qworker result`: what became of a task, or of several.
+"""`qworker result`: the states and results of tasks.
 
-Comes from:  people and scripts, with the ids that `call` or `delay()` gave.
+Comes from:  users and scripts, with ids from `call` or `delay()`.
 Goes to:     the result store.
 Thread:      main.
 """
@@ -24,24 +24,24 @@ EXIT_FAILED = 1
 EXIT_NOT_READY = 3
 _GRAVITY = (0, EXIT_NOT_READY, EXIT_FAILED)
 UNREADABLE = "UNREADABLE"
-"""Told in place of a state, where what is stored is damaged or forged."""
+"""Reported instead of a state for damaged or forged data."""
 NOT_STORED = (
     "it waits or runs, its result was ignored or has expired, its message is a dead letter "
     "(see qworker dead list), or the id is wrong"
 )
-"""What it may mean that nothing is stored of a call."""
+"""Possible reasons if nothing is stored for a call."""
 
 
 _ONLY_THERE = (
-    "results at {} can be asked for in the process that called, and nowhere else: set result_backend, for "
-    "instance to redis://… or db+postgresql://…"
+    "results at {} are only available in the calling process: set result_backend, for instance to "
+    "redis://… or db+postgresql://…"
 )
 
 
 @click.command(
-    epilog="Exit codes: 0 all of them succeeded; 1 one failed, was revoked or cannot be read; 3 there is no "
-    "result (yet) of one. "
-    "PENDING also means that nobody knows the id, or that the result was ignored or has expired."
+    epilog="Exit codes: 0 all of them succeeded; 1 one failed, was revoked or cannot be read; 3 there is "
+    "no result (yet) of one. PENDING also means that the id is unknown, or that the result was "
+    "ignored or has expired."
 )
 @click.argument("task_ids", metavar="ID...", nargs=-1, required=True)
 @app_option
@@ -56,7 +56,7 @@ _ONLY_THERE = (
     help="How long --wait waits.",
 )
 @watch_options
-@click.option("--traceback", is_flag=True, help="Print the traceback of a failed task too.")
+@click.option("--traceback", is_flag=True, help="Also print the traceback of a failed task.")
 @json_option
 def result(
     task_ids: tuple[str, ...],
@@ -68,7 +68,7 @@ def result(
     traceback: bool,
     as_json: bool,
 ) -> int:
-    """Show the state and result of a task, or of several. --watch ends by itself when they have ended."""
+    """Show the state and result of one task or several. --watch ends when they have ended."""
     if not all(map(str.strip, task_ids)):
         raise click.UsageError("An id is empty.")
     choice = open_app(app).app
@@ -106,20 +106,20 @@ def _has_ended(answer: AsyncResult[Any]) -> bool:
 
 
 def _wait_for_one(ids: list[str], app: QWorker, seconds: float) -> None:
-    """Return when one of *ids* has ended, which the store tells where it can, or after so many seconds."""
-    if app.stores.missing_results:  # and who waits would make it
+    """Return when one of *ids* has ended, if the store can announce that, or after so many seconds."""
+    if app.stores.missing_results:  # waiting would create the store
         time.sleep(seconds)
         return
     try:
         app.backend.wait(ids, seconds)
     except DamagedResult:
-        pass  # the next look tells of it
-    except BackendError:  # so does it of this; and it asks again no sooner
+        pass  # the next read reports it
+    except BackendError:  # the next read reports it, no sooner
         time.sleep(seconds)
 
 
 def _read(app: QWorker, ids: list[str]) -> tuple[list[AsyncResult[Any]], list[str]]:
-    """The results with these ids, as they are stored now, and the ids of which nothing is."""
+    """Return the current results with these ids, and the ids without one."""
     answers: list[AsyncResult[Any]] = [app.AsyncResult(id) for id in ids]
     stored = app.backend.read_many(ids)
     for answer in answers:
@@ -129,30 +129,31 @@ def _read(app: QWorker, ids: list[str]) -> tuple[list[AsyncResult[Any]], list[st
 
 
 def _tell_unknown(ids: list[str]) -> None:
-    """Say on standard error what the state PENDING may mean of *ids*."""
+    """Explain the state PENDING of *ids* on standard error."""
     for id in ids:
-        click.echo(f"Nothing is stored of {id!r:.200}: {NOT_STORED}.", err=True)
+        click.echo(f"Nothing is stored for {id!r:.200}: {NOT_STORED}.", err=True)
 
 
 def refuse_to_ask(app: QWorker, calls: bool = False) -> None:
-    """Raise NotSupported when this process will never see a result. calls: it makes the call itself."""
+    """Raise NotSupported when this process can never see a result. calls: it makes the call itself."""
     backend = app.backend
     if not backend.persistent and not (calls and app.stores.sends_results):
         raise NotSupported(backend.why_none or _ONLY_THERE.format(backend.safe_url))
 
 
 def refuse_missing(app: QWorker, wait: bool = False, watch: bool = False) -> None:
-    """Raise ConfigurationError where results are kept in a file or directory that is not there.
+    """Raise ConfigurationError if results are kept in a missing file or directory.
 
-    wait: for the first result, which makes it; but that beside the messages was made when a task was sent.
-    watch: until there is something.
+    wait: for the first result, which creates it; but a store with the messages was created when a task was
+    sent.
+    watch: until there is one.
     """
     path, beside = app.stores.missing_results, app.stores.place.beside
     if path is not None and not watch and (beside or not wait):
         setting = "broker_url" if beside else "result_backend"
         raise ConfigurationError(
-            f"there is no {path}: no result was ever kept there. If one was, correct {setting} "
-            f"({app.conf.source(setting)}); the first result makes it",
+            f"there is no {path}: no result was stored there yet. If one was, correct {setting} "
+            f"({app.conf.source(setting)}); the first result creates it",
             setting=setting,
         )
 
@@ -163,20 +164,20 @@ def _wait(answers: list[AsyncResult[Any]], timeout: float) -> None:
         try:
             answer.get(timeout=deadline - time.monotonic(), propagate=False)
         except DamagedResult:
-            pass  # which is told with the others
+            pass  # reported with the others
         except ResultTimeout:
             click.echo(f"Error: no result after {timeout:g} s", err=True)
             return
 
 
 def show(answer: AsyncResult[Any], as_json: bool, traceback: bool = False) -> int:
-    """Print a result, and return the exit code that goes with it."""
+    """Print a result, and return its exit code."""
     display(lambda: Picture(lines(answer, traceback), fields(answer)), as_json)
     return exit_code(answer)
 
 
 def lines(answer: AsyncResult[Any], traceback: bool = False) -> list[str]:
-    """What is printed of a result for people."""
+    """Return a result as text lines."""
     state = answer.state
     value = answer.result
     if isinstance(value, BaseException):
@@ -188,7 +189,7 @@ def lines(answer: AsyncResult[Any], traceback: bool = False) -> list[str]:
 
 
 def fields(answer: AsyncResult[Any]) -> dict[str, Any]:
-    """What is printed of a result as JSON."""
+    """Return a result as JSON fields."""
     value = answer.result
     failed = isinstance(value, BaseException)
     fields = {"type": type(value).__name__, "message": str(value)} if failed else value
@@ -202,7 +203,7 @@ def fields(answer: AsyncResult[Any]) -> dict[str, Any]:
 
 
 def exit_code(answer: AsyncResult[Any]) -> int:
-    """The exit code that goes with a result."""
+    """Return the exit code for a result."""
     if answer.state == SUCCESS:
         return 0
     return EXIT_FAILED if answer.state in {*READY_STATES, UNREADABLE} else EXIT_NOT_READY

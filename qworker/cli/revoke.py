@@ -1,7 +1,7 @@
 """`qworker revoke`: keeps tasks from running.
 
-Comes from:  people.
-Goes to:     the broker, which tells every worker, also those that start later.
+Comes from:  users.
+Goes to:     the broker, which tells every worker, including those that start later.
 Thread:      main.
 """
 
@@ -30,9 +30,7 @@ class _TaskId(ParamType):
             or not text.isprintable()
             or any(char.isspace() for char in text)
         ):
-            self.fail(
-                f"{text[:80]!r} is not a task id; `qworker call` and `delay()` give you one", param, ctx
-            )
+            self.fail(f"{text[:80]!r} is not a task id; `qworker call` and `delay()` return one", param, ctx)
         return text
 
 
@@ -50,7 +48,7 @@ class _Signal(ParamType):
 @click.command()
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=_TaskId())
 @app_option
-@click.option("--terminate", is_flag=True, help="Also end those that run already.")
+@click.option("--terminate", is_flag=True, help="Also end running ones.")
 @click.option(
     "-s",
     "--signal",
@@ -59,10 +57,10 @@ class _Signal(ParamType):
     type=_Signal(),
     default="SIGTERM",
     show_default=True,
-    help="With which signal --terminate ends them.",
+    help="The signal for --terminate.",
 )
 def revoke(ids: tuple[str, ...], app: str | None, terminate: bool, signal: str) -> None:
-    """Keep tasks from running, or stop them. An id nobody knows (yet) is remembered."""
+    """Keep tasks from running, or stop them. An unknown id is remembered."""
     choice = open_sent(app)
     choice.app.control.revoke(ids, terminate=terminate, signal=signal)
     click.echo(f"Revoked {count(len(ids), 'task')}.")

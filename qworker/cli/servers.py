@@ -1,8 +1,7 @@
-"""Servers: what `qworker doctor` asks the server behind a URL: whether it answers, its version, its clock,
-its disk.
+"""Servers: queries of `qworker doctor` to a server: availability, version, clock, disk.
 
 Comes from:  doctor, `qworker config check --connect`.
-Goes to:     one short connection, of the driver that the extra of that server installs.
+Goes to:     one short connection, with the driver from the server's extra.
 Thread:      main. Nothing is changed.
 """
 
@@ -24,10 +23,10 @@ TIMEOUT = 5.0  # seconds, for a connection and for one answer
 
 
 class Fact(NamedTuple):
-    """One thing about a server.
+    """A fact about a server.
 
     - severity: "error", "warning" or "ok".
-    - what: what is so.
+    - what: the fact.
     - advice: what to do; "" for nothing.
     """
 
@@ -37,12 +36,12 @@ class Fact(NamedTuple):
 
 
 def facts(url: str, setting: str, conf: Any) -> Iterator[Fact]:
-    """Return what a server says of itself; nothing for what is no server.
+    """Return facts about a server; nothing if the URL names no server.
 
-    - url, setting: its URL, and the setting that has it.
+    - url, setting: its URL, and the setting it comes from.
     - conf: the settings of the app.
 
-    Raises BrokerUnavailable when it cannot be asked, and ConfigurationError when its driver is missing.
+    Raises BrokerUnavailable when it is unavailable, and ConfigurationError when its driver is missing.
     """
     scheme = url.removeprefix("db+").partition(":")[0].partition("+")[0]
     ask = _ASK.get(scheme)
@@ -58,21 +57,21 @@ def facts(url: str, setting: str, conf: Any) -> Iterator[Fact]:
         ) from None
     except ConfigurationError:
         raise
-    except Exception as error:  # drivers have errors of their own, each its kinds
+    except Exception as error:  # each driver has its own errors
         answers = " ".join(str(error).split())
-        # Ours is explained already.
+        # Our errors have an explanation already.
         why = (
             answers
             if isinstance(error, BrokerUnavailable)
             else explained(answers, _SPELLINGS.get(scheme, REDIS))
         )
         if why == answers:
-            why += "; is the server running, and the address right?"
-        raise BrokerUnavailable(f"{setting}: {mask_urls(url)} cannot be asked: {mask_urls(why)}") from error
+            why += "; is the server running, and is the address right?"
+        raise BrokerUnavailable(f"{setting}: {mask_urls(url)} is unavailable: {mask_urls(why)}") from error
 
 
 def skew(where: str, server: float, before: float, after: float) -> Iterator[Fact]:
-    """Whether a server's clock is ours. server: epoch seconds it told, between *before* and *after* on our
+    """Compare a server's clock with ours. server: its epoch seconds, read between *before* and *after* on our
     clock."""
     off = server - min(max(server, before), after)
     if abs(off) > LARGEST_SKEW:
@@ -96,8 +95,7 @@ def version(where: str, product: str, text: str, oldest: tuple[int, ...]) -> Ite
 
 
 def redis_facts(where: str, info: dict[str, str], save: str | None, allow_eviction: bool) -> Iterator[Fact]:
-    """info: the fields of INFO. save: the value of ``CONFIG GET save``, None when the server does not
-    tell."""
+    """info: the fields of INFO. save: the value of ``CONFIG GET save``, None if unknown."""
     product = "Valkey" if "valkey_version" in info else "Redis"
     text = info.get("valkey_version") or info.get("redis_version", "")
     yield from version(where, product, text, (5, 0))
@@ -120,7 +118,9 @@ def redis_facts(where: str, info: dict[str, str], save: str | None, allow_evicti
         yield Fact("warning", what, on)
     if info.get("role") == "slave":
         yield Fact(
-            "error", f"{where} is a replica, which takes no messages", "name the primary, or use sentinel://"
+            "error",
+            f"{where} is a replica, which accepts no messages",
+            "name the primary, or use sentinel://",
         )
 
 
@@ -180,7 +180,7 @@ def _ask_postgresql(url: str, setting: str, conf: Any) -> Iterator[Fact]:
         what = f"{where} has synchronous_commit off: a crash loses the last messages that were accepted"
         yield Fact("warning", what, "set synchronous_commit = on for this database")
     if standby:
-        yield Fact("error", f"{where} is a standby, which takes no messages", "name the primary")
+        yield Fact("error", f"{where} is a standby, which accepts no messages", "name the primary")
 
 
 def _ask_mysql(url: str, setting: str, conf: Any) -> Iterator[Fact]:
@@ -213,7 +213,7 @@ def _ask_mysql(url: str, setting: str, conf: Any) -> Iterator[Fact]:
         )
         yield Fact("warning", what, "set it to 1")
     if read_only:
-        yield Fact("error", f"{where} is read-only, and takes no messages", "name the primary")
+        yield Fact("error", f"{where} is read-only, and accepts no messages", "name the primary")
 
 
 # -- RabbitMQ --
@@ -224,7 +224,7 @@ def _ask_rabbitmq(url: str, setting: str, conf: Any) -> Iterator[Fact]:
     where = mask_urls(url)
     link = amqp.Link(amqp.address_of(url, conf.broker_use_ssl), TIMEOUT)
     try:
-        properties = dict(link.connection.server_properties)  # its clock it does not tell
+        properties = dict(link.connection.server_properties)  # its clock is not available
     finally:
         link.close()
     yield from version(

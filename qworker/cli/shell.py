@@ -1,6 +1,6 @@
 """`qworker shell`: a Python prompt with the app and its tasks.
 
-Comes from:  people.
+Comes from:  users.
 Goes to:     IPython when it is installed, else Python's own prompt; or code from -c or standard input.
 Thread:      main.
 """
@@ -25,7 +25,7 @@ from qworker.naming import own_tasks
 @click.option("-c", "--command", metavar="CODE", help="Run this and exit.")
 @click.option("--plain", is_flag=True, help="Python's own prompt, even if IPython is installed.")
 def shell(app: str | None, command: str | None, plain: bool) -> None:
-    """A Python prompt with `app` and all its tasks by their short names."""
+    """Open a Python prompt with `app` and all its tasks by their short names."""
     choice = open_app(app)
     names = _names(choice)
     if command is not None:
@@ -38,12 +38,12 @@ def shell(app: str | None, command: str | None, plain: bool) -> None:
 
 
 def _run(source: str, name: str, names: dict[str, Any]) -> None:
-    """Run code, and end with exit code 1 when it raises; its traceback begins where the code does, as
-    Python's own."""
+    """Run code, and exit with code 1 when it raises; its traceback begins with the code, like Python's
+    own."""
     try:
         exec(compile(source, name, "exec"), names)
     except QWorkerError:
-        raise  # which is told in one line
+        raise  # reported in one line
     except Exception as error:  # noqa: BLE001 - it is the user's code
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != name:
@@ -54,8 +54,8 @@ def _run(source: str, name: str, names: dict[str, Any]) -> None:
 
 
 def _names(choice: AppChoice) -> dict[str, Any]:
-    """What the prompt knows: tasks of one's own by the last part of their name, as long as only one has it,
-    and the app. A built-in task would hide Python's `map`."""
+    """Return the names in the prompt: the project's tasks by the last part of their name, if unique, and the
+    app. A built-in task would hide Python's `map`."""
     names: dict[str, Any] = {"__name__": "__qworker__"}
     for name in own_tasks(choice.app.tasks):
         task = choice.app.tasks[name]
@@ -78,7 +78,7 @@ def _prompt(names: dict[str, Any], choice: AppChoice, plain: bool) -> None:
             return
     import code
 
-    try:  # line editing and completion, where the system has them
+    try:  # line editing and completion, if available
         import_module("readline").parse_and_bind("tab: complete")
         completer = import_module("rlcompleter").Completer(names)
         import_module("readline").set_completer(completer.complete)

@@ -1,7 +1,7 @@
 """`qworker start`: runs a worker.
 
-Comes from:  people and init systems.
-Goes to:     `worker.Worker.run`, after everything that can be refused was refused.
+Comes from:  users and init systems.
+Goes to:     `worker.Worker.run`, after all checks have passed.
 Thread:      main; the worker starts its own.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from qworker.components.assembly import MakeComponent, OnCrash
     from qworker.components.component import Component
 
-# Options that are settings of the same meaning: they win over every other source, and are checked with them.
+# Options that are settings of the same meaning: they override every other source, and are checked with them.
 _SETTINGS = {**OPTIONS, "shutdown_timeout": "worker_shutdown_timeout"}
 
 
@@ -38,12 +38,10 @@ def _setting(name: str) -> SettingValue:
 
 @click.command(
     cls=SpoolerHelpApart,
-    epilog="One TERM or INT stops after the running tasks, or puts them back when --shutdown-timeout is "
-    "over; a second "
-    "one puts them back at once. Exit codes: 0 stopped, and every running task had ended; 1 could not start, "
-    "or a part "
-    "of the worker failed; 3 tasks were cut short, or the broker could not be told how they ended: they run "
-    "again.",
+    epilog="One TERM or INT stops after the running tasks, or puts them back after --shutdown-timeout; a "
+    "second one puts them back at once. Exit codes: 0 stopped, and every running task had ended; 1 "
+    "could not start, or a part of the worker failed; 3 tasks were interrupted, or the broker could "
+    "not be told how they ended: they run again.",
 )
 @click.argument("named", metavar="[APP]", required=False)
 @app_option
@@ -51,7 +49,10 @@ def _setting(name: str) -> SettingValue:
     "-c", "--concurrency", type=_setting("concurrency"), help="Processes or threads; default: processors."
 )
 @click.option(
-    "-Q", "--queues", type=QUEUE_NAMES, help="Queues to work on, with commas; default: all of task_queues."
+    "-Q",
+    "--queues",
+    type=QUEUE_NAMES,
+    help="Queues to consume, separated by commas; default: all of task_queues.",
 )
 @click.option(
     "-P",
@@ -70,7 +71,9 @@ def _setting(name: str) -> SettingValue:
 )
 @process_options
 @click.option(
-    "--max-tasks-per-child", type=_setting("max_tasks_per_child"), help="Replace a process after so many."
+    "--max-tasks-per-child",
+    type=_setting("max_tasks_per_child"),
+    help="Replace a process after this many tasks.",
 )
 @click.option(
     "--max-memory-per-child", type=_setting("max_memory_per_child"), help='KiB, or text such as "200MB".'
@@ -85,17 +88,17 @@ def _setting(name: str) -> SettingValue:
 @click.option(
     "--shutdown-timeout",
     type=_setting("shutdown_timeout"),
-    help="How long running tasks may go on at a stop.",
+    help="How long running tasks may continue at a stop.",
 )
 @click.option(
     "--reload",
     "reload_on_change",
     is_flag=True,
-    help="Start again when a Python file changes; for development.",
+    help="Restart when a Python file changes; for development.",
 )
-@click.option("--demo", is_flag=True, help="Show qworker at work; needs no app.")
+@click.option("--demo", is_flag=True, help="Demonstrate qworker; needs no app.")
 @click.option("--out", type=click.Path(file_okay=False), help="Where --demo writes its report.")
-@click.option("-B", "--beat", "with_beat", is_flag=True, help="Look after the schedules, too.")
+@click.option("-B", "--beat", "with_beat", is_flag=True, help="Also run the schedules.")
 @celery_options(OPTIONS_WITHOUT_EFFECT, WORKER_OPTIONS)
 @spooler_options
 def start(
@@ -156,7 +159,7 @@ def start(
 
 
 def beat_of(app: QWorker) -> MakeComponent:
-    """What makes the scheduler of ``--beat``."""
+    """Return the factory of the scheduler of ``--beat``."""
 
     def make(on_crash: OnCrash) -> Component:
         from qworker.beat.service import Beat
@@ -167,9 +170,9 @@ def beat_of(app: QWorker) -> MakeComponent:
 
 
 def _prepare(app: str | None, queues: tuple[str, ...] | None, values: dict[str, Any]) -> AppChoice:
-    """Return the app with the settings of the command line in force.
+    """Return the app with the settings of the command line applied.
 
-    Raises ConfigurationError for everything that can be known to be wrong before it runs.
+    Raises ConfigurationError for everything that is known to be wrong beforehand.
     """
     choice = open_app(app, tasks=False)
     conf = choice.app.conf
@@ -180,8 +183,8 @@ def _prepare(app: str | None, queues: tuple[str, ...] | None, values: dict[str, 
     unknown = [name for name in queues or () if name not in declared]
     if unknown and not conf.task_create_missing_queues:
         raise ConfigurationError(
-            f"-Q names {unknown[0]!r}, which task_queues lacks and task_create_missing_queues forbids; there "
-            f"are: {', '.join(sorted(declared))}"
+            f"-Q names {unknown[0]!r}, which is not in task_queues, and task_create_missing_queues is off; "
+            f"there are: {', '.join(sorted(declared))}"
         )
     return choice
 

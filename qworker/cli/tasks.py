@@ -1,6 +1,6 @@
-"""`qworker tasks`: which tasks run, wait, or are due later.
+"""`qworker tasks`: running, waiting and delayed tasks.
 
-Comes from:  people, and scripts that watch.
+Comes from:  users, and scripts that monitor.
 Goes to:     ``qworker.control.looking``.
 Thread:      main.
 """
@@ -29,15 +29,17 @@ from qworker.conf import mask_urls
 from qworker.control.looking import STATES, State, TaskSeen, peek
 
 LONGEST_ARGUMENTS = 40
-"""Characters of the arguments that are shown; --json has all that is known of them."""
+"""Maximum characters of displayed arguments; --json has all that is known."""
 _HEADS = ("state", "task", "arguments", "id", "queue", "priority", "attempt", "when", "worker", "child")
 
 
 @click.command()
 @app_option
-@click.option("-Q", "--queues", type=QUEUE_NAMES, help="Only these queues, with commas; default: all.")
 @click.option(
-    "--state", "states", type=click.Choice(STATES), multiple=True, help="Only these; may be given again."
+    "-Q", "--queues", type=QUEUE_NAMES, help="Only these queues, separated by commas; default: all."
+)
+@click.option(
+    "--state", "states", type=click.Choice(STATES), multiple=True, help="Only this state; may be repeated."
 )
 @click.option(
     "--limit", type=Number(min=1), default=20, show_default=True,
@@ -54,10 +56,10 @@ def tasks(
     every: float,
     as_json: bool,
 ) -> None:
-    """Show the tasks that run, wait, or are due later.
+    """Show running, waiting and delayed tasks.
 
-    They are looked at where they are: none is taken, and none is changed. A "reserved" one has been taken by
-    a worker that has not begun it. "attempt" counts runs, also those that ended by a retry or a death.
+    They are only read: none is taken or changed. A "reserved" one has been taken by a worker that has not
+    begun it. "attempt" counts runs, including those that ended in a retry or a death.
     """
     application = (open_app if watch else open_sent)(app, tasks=False).app
     broker = application.broker
@@ -81,17 +83,18 @@ def tasks(
 
 
 def _unseen(lacks: Collection[str], url: str, states: Collection[State]) -> str:
-    """What is not shown where the broker shows no message, and workers tell what they run; "" for nothing."""
+    """Return what is missing if the broker cannot show messages, and workers report what they run; "" if
+    nothing is."""
     if "peek" not in lacks or states == ("running",):
         return ""
     return (
-        f"{mask_urls(url)} shows no message without giving it out: what waits is not here. `qworker queues` "
-        "says how many there are."
+        f"{mask_urls(url)} cannot show messages without delivering them: waiting ones are missing here. "
+        "`qworker queues` shows how many there are."
     )
 
 
 def lines(found: Sequence[TaskSeen], limit: int, now: float) -> list[str]:
-    """What is printed of tasks for people. limit: of each state and queue. now: epoch seconds."""
+    """Return the text lines for tasks. limit: of each state and queue. now: epoch seconds."""
     told = table(_HEADS, [_row(task, now) for task in found], right="priority attempt child")
     if max(Counter((task.state, task.queue) for task in found).values()) >= limit:
         told.append(f"… and perhaps more: these are the first {limit:,} of each state and queue (--limit).")

@@ -1,4 +1,4 @@
-"""Watching: what a command shows, drawn again and again until somebody has seen enough.
+"""Watching: refreshed output of a command, until interrupted.
 
 Comes from:  the commands that have --watch.
 Goes to:     standard output.
@@ -24,11 +24,11 @@ from qworker.errors import BackendError, BrokerUnavailable
 _F = TypeVar("_F", bound=Callable[..., Any])
 SHORTEST_WAIT = 0.1
 CLEAR = "\x1b[H\x1b[J"
-"""To the upper left corner, and nothing below it."""
+"""To the upper left corner, and clear the screen below."""
 
 
 class Picture(NamedTuple):
-    """What a command shows. lines: for people. value: for --json. is_last: nothing of it will change."""
+    """The output of a command. lines: text. value: for --json. is_last: it will not change any more."""
 
     lines: Sequence[str]
     value: Any
@@ -44,10 +44,10 @@ def watch_options(command: _F) -> _F:
         type=SettingValue("worker_shutdown_timeout"),
         default="2s",
         show_default=True,
-        help="How often --watch looks.",
+        help="Refresh interval of --watch.",
     )
     watch = click.option(
-        "--watch", is_flag=True, help="Look again and again, until Ctrl-C. With --json: a line for each look."
+        "--watch", is_flag=True, help="Refresh until Ctrl-C. With --json: one line each time."
     )
     return watch(every(command))
 
@@ -59,8 +59,8 @@ def show(
     every: float = 2.0,
     rest: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Print what *look* returns; with *watch* each time that it changes, until it says that it does not any
-    more, or Ctrl-C. rest: waits for so many seconds, or until there is news."""
+    """Print the result of *look*; with *watch* again each time it changes, until it is the last one, or
+    Ctrl-C. rest: waits so many seconds, or less if there is news."""
     if watch:
         is_drawn = not as_json and can_draw(sys.stdout)
         Watching(look, as_json, is_drawn, max(every, SHORTEST_WAIT), rest).run()
@@ -73,18 +73,18 @@ def show(
 
 
 def can_draw(output: TextIO) -> bool:
-    """Whether *output* is a terminal on which something can be drawn anew."""
+    """Tell whether *output* is a terminal that can be redrawn."""
     return output.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 class Watching:
     """One run of a command with --watch.
 
-    A broker or result store that goes away is waited for.
+    It waits for an unavailable broker or result store.
 
-    - is_drawn: the terminal is cleared and drawn anew each time. Else each picture is printed below the last
-      one, unless it is the same.
-    - every: seconds. rest: waits for so many, or less. now: the time of day, as text.
+    - is_drawn: the terminal is cleared and redrawn each time. Otherwise each picture is printed below the
+      last one, unless it is equal.
+    - every: seconds. rest: waits so many seconds, or less. now: returns the time of day as text.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class Watching:
         self._is_drawn = is_drawn
         self._last: Picture | None = None
         self._away = ""
-        """Since when there has been no answer; "" while there is one."""
+        """Since when there has been no answer; "" if there is one."""
 
     def run(self) -> None:
-        """Look until the picture is the last one, or Ctrl-C. What the very first look raises is raised."""
+        """Refresh until the picture is the last one, or Ctrl-C. An error of the first time is raised."""
         try:
             while not self._turn():
                 self._rest(self._every)
@@ -116,7 +116,7 @@ class Watching:
                 click.echo()
 
     def _turn(self) -> bool:
-        """Look once; return whether that was the last time."""
+        """Refresh once; return whether that was the last time."""
         try:
             picture = self._look()
         except (BrokerUnavailable, BackendError) as error:
@@ -124,7 +124,7 @@ class Watching:
                 raise
             self._say_lost(mask_urls(str(error)))
             return False
-        back = self._away and f"There are answers again; there were none since {self._away}."
+        back = self._away and f"The server answers again; it did not since {self._away}."
         self._away = ""
         if self._is_drawn:
             _draw(picture.lines, back or f"{self._now()}  every {self._every:g} s; Ctrl-C ends")
@@ -139,9 +139,9 @@ class Watching:
         is_news = not self._away
         self._away = self._away or self._now()
         if self._is_drawn and self._last is not None:
-            _draw(self._last.lines, f"{self._now()}  There is no answer since {self._away}: {why}")
+            _draw(self._last.lines, f"{self._now()}  No answer since {self._away}: {why}")
         elif is_news:
-            click.echo(f"There is no answer since {self._away}; waiting for one: {why}", err=True)
+            click.echo(f"No answer since {self._away}; waiting: {why}", err=True)
 
     def _print(self, picture: Picture) -> None:
         last = self._last
@@ -154,8 +154,8 @@ class Watching:
 
 
 def _draw(lines: Sequence[str], foot: str) -> None:
-    """Draw what of *lines* there is room for, and *foot* below. None may be broken: what follows would stand
-    in the wrong place."""
+    """Draw as many *lines* as fit, and *foot* below. Lines must not wrap, because the following ones would be
+    misplaced."""
     width, height = shutil.get_terminal_size()
     room = max(height - 3, 1)
     kept = (

@@ -1,6 +1,6 @@
-"""A worker as a process: its log, its file of the process id, its title, and the worker itself until it ends.
+"""A worker as a process: its log, its pid file, its title, and the worker itself until it ends.
 
-Comes from:  `qworker start` and `qworker spool run`, with an app whose settings are in force.
+Comes from:  `qworker start` and `qworker spool run`, with an app whose settings are final.
 Goes to:     `worker.Worker.run`.
 Thread:      main; the worker starts its own.
 """
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Process(NamedTuple):
-    """What the command line says of the process. node: name of the worker. None for a file: none."""
+    """The command line's options for the process. node: name of the worker. None for a file: none."""
 
     node: str
     loglevel: int
@@ -51,10 +51,10 @@ def run_worker(
 ) -> int:
     """Run a worker of the app until it is told to stop, and return the exit code.
 
-    - queues: which it consumes; None for those of the settings.
-    - besides: make more parts of it.
-    - tell: logs what is about to run, given how many processes it has; None: its tasks and queues.
-    - tell_more: logs what else there is to say of its parts.
+    - queues: to consume; None for those of the settings.
+    - besides: factories of additional parts.
+    - tell: logs what will run, given the number of processes; None: tasks and queues.
+    - tell_more: logs details about its parts.
     """
     conf = choice.app.conf
     node = process.node
@@ -116,17 +116,17 @@ def _run(
 
 
 def where_results_go(app: QWorker) -> str:
-    """Where results are kept, for people: the end of "results …"."""
+    """Return where results are kept, as the end of "results …"."""
     place = app.stores.place
     if place.why_none:
         return "not kept"
     if place.replies:
-        return "sent to who called (rpc://)"
+        return "sent to the caller (rpc://)"
     return "beside the messages" if app.conf.result_backend is None else mask_urls(place.url)
 
 
 def _tell(choice: AppChoice, reload_on_change: bool) -> None:
-    """Log what is about to run. People look for this first when something is not as expected."""
+    """Log what will run, the first thing to check if something unexpected happens."""
     app, conf = choice.app, choice.app.conf
     names_of_tasks = own_tasks(app.tasks)
     listed = ", ".join(names_of_tasks[:8]) + (", …" if len(names_of_tasks) > 8 else "")
@@ -134,8 +134,8 @@ def _tell(choice: AppChoice, reload_on_change: bool) -> None:
         "app %s (%s), %s: %s", choice.target, choice.how, count(len(names_of_tasks), "task"), listed or "none"
     )
     if conf.task_time_limit is None:
-        logger.info("no time limit: a task that hangs keeps its place for ever (see --time-limit)")
+        logger.info("no time limit: a task that hangs occupies its slot forever (see --time-limit)")
     if reload_on_change:
-        logger.info("starting again when a Python file changes")
+        logger.info("restarting when a Python file changes")
     if not names_of_tasks:
-        logger.warning("%s has no tasks; does it import the modules that have them?", choice.target)
+        logger.warning("%s has no tasks; does it import their modules?", choice.target)

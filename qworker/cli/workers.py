@@ -1,6 +1,6 @@
-"""`qworker workers`: which workers there are, and what they do.
+"""`qworker workers`: the running workers and their states.
 
-Comes from:  people, and scripts that watch or scale.
+Comes from:  users, and scripts that monitor or scale.
 Goes to:     the broker's administration.
 Thread:      main.
 """
@@ -29,9 +29,8 @@ _HEADS = (
 @watch_options
 @json_option
 def workers(app: str | None, watch: bool, every: float, as_json: bool) -> None:
-    """Show the workers that live: where each is, what it does, how many
-    tasks it runs and holds, and when it last told of itself. Below: which
-    process runs which task, and for how long."""
+    """Show the live workers: where each is, what it does, how many tasks it runs and holds, and when it last
+    reported. Below: which process runs which task, and for how long."""
     application = (open_app if watch else open_sent)(app, tasks=False).app
     broker = application.broker
 
@@ -42,7 +41,7 @@ def workers(app: str | None, watch: bool, every: float, as_json: bool) -> None:
         value = [worker.plain() for worker in found]
         where = mask_urls(broker.url)
         if "workers" in broker.lacks:
-            return Picture([f"{where} does not tell which workers there are."], value, is_last=True)
+            return Picture([f"{where} does not report its workers."], value, is_last=True)
         if not found:
             return Picture([f"No worker is running on {where}."], value)
         return Picture(lines(found, application.clock.now()), value)
@@ -51,7 +50,7 @@ def workers(app: str | None, watch: bool, every: float, as_json: bool) -> None:
 
 
 def lines(found: Sequence[Presence], now: float) -> list[str]:
-    """What is printed of workers for people. now: epoch seconds."""
+    """Return the text lines for workers. now: epoch seconds."""
     rows = [_row(worker, now) for worker in found]
     told = table(_HEADS, rows, right="pid running waiting finished memory")
     runs = [_run(worker, task, now) for worker in found for task in worker.running]

@@ -1,17 +1,17 @@
-"""The brokers: a Broker for each URL scheme that we have one for.
+"""The brokers: a Broker for each supported URL scheme.
 
 Comes from:  ``app.broker``.
-Goes to:     the store's module, imported when its scheme is asked for.
+Goes to:     the store's module, imported when its scheme is used.
 Thread:      any.
 
-Modules, in reading order: ``lease`` (what a broker promises), ``presence`` (what a worker tells by it),
-``capabilities`` (what it may lack), ``registered`` (brokers of other packages),
-``lease_consumer`` (what consumers share), ``failover`` (one after another), ``connect_errors``, ``tls``,
-``own_headers`` (what is beside a message), ``join_parts`` (what a message is of a workflow), ``recent``,
-``transfer`` (from one broker to another). Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``, ``mongodb``,
-``held`` (the brokers of servers that reserve what they give out), ``kombu``, ``sqs``, ``ironmq``, ``disque``,
-``nats``; the table of the architecture says which of them know another. ``as_kombu`` is all of them for
-kombu's users, ``registry`` what it keeps there.
+Modules, in reading order: ``lease`` (the interface of a broker), ``presence`` (the status of workers),
+``capabilities`` (what brokers may lack), ``registered`` (brokers of other packages), ``lease_consumer``
+(shared code of consumers), ``failover`` (several brokers in turn), ``connect_errors``, ``tls``,
+``own_headers`` (internal headers beside a message), ``join_parts`` (a message's parts of joins), ``recent``,
+``transfer`` (moving messages between brokers). Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``,
+``mongodb``, ``held`` (brokers of servers that reserve delivered messages), ``kombu``, ``sqs``, ``ironmq``,
+``disque``, ``nats``; the table of the architecture says which of them import another. ``as_kombu`` offers all
+of them to users of kombu, ``registry`` stores its queues and bindings.
 """
 
 from __future__ import annotations
@@ -50,41 +50,40 @@ SCHEMES = {
     "disque": "qworker.transports.disque.broker",
     "spool": "qworker.spooler.broker.spool_broker",
 }
-"""The module for each scheme; it has ``open_broker(url, conf)``, which returns the store and opens nothing
-yet."""
+"""The module for each scheme; it has ``open_broker(url, conf)``, which returns the store without
+connecting."""
 
 
 KOMBU_PREFIX = "qworker+"
-"""What kombu's users write before the URL of a broker of ours."""
+"""The prefix that kombu's users put before the URL of one of our brokers."""
 PLAIN = "qworker.transports.kombu.broker"
 """The module for every other scheme that kombu has a transport for."""
 
 
 def register() -> None:
-    """Teach kombu, and so Celery, that ``qworker+postgresql://…`` is a broker of ours, with any scheme of
-    ours, and ``sqlite:///path`` the embedded one. Safe to call twice.
+    """Register ``qworker+postgresql://…``, with any of our schemes, and ``sqlite:///path`` for the embedded
+    broker, with kombu, and so Celery. Safe to call twice.
 
-    Where this package is installed kombu finds that out by itself: see ``as_kombu/entry.py``.
+    If this package is installed kombu finds it by itself: see ``as_kombu/entry.py``.
     """
     from kombu.transport import TRANSPORT_ALIASES
 
-    aliases: dict[str, Any] = TRANSPORT_ALIASES  # kombu takes a function as well as a path
+    aliases: dict[str, Any] = TRANSPORT_ALIASES  # kombu accepts a function as well as a path
     aliases.update(dict.fromkeys(("sqlite", "qworker"), _for_kombu))
     # The second and later of several URLs keep their prefix.
     aliases.update({f"{KOMBU_PREFIX}{scheme}": _for_kombu for scheme in SCHEMES})
 
 
 def _for_kombu() -> Any:
-    """Our transport for kombu, which is told how brokers are opened: it is one of those rooms that do not
-    know their front door."""
+    """Return our transport for kombu, and pass it open_broker(), because it cannot import this package."""
     transport = import_module("qworker.transports.as_kombu.transport").Transport
     transport.open_broker = staticmethod(open_broker)
     return transport
 
 
 def broker_urls(url: str | None) -> list[str]:
-    """The URL of each broker that the setting ``broker_url`` names; [] for None. Sentinels are one broker
-    together. Celery's ``qworker+`` before a URL says nothing to us, so one URL may serve both."""
+    """Return the URL of each broker in the setting ``broker_url``; [] for None. Several sentinels are one
+    broker. Celery's prefix ``qworker+`` is ignored, so one URL works for both."""
     if url is None:
         return []
     urls = [url] if url.removeprefix(KOMBU_PREFIX).startswith("sentinel:") else url.split(";")
@@ -92,10 +91,10 @@ def broker_urls(url: str | None) -> list[str]:
 
 
 def open_broker(url: str | None, conf: Settings) -> Broker:
-    """Return the store at *url* (None: the embedded broker at its default place); nothing is opened yet.
+    """Return the store at *url* (None: the embedded broker at its default place), not opened yet.
 
-    Several URLs, with ";" between them, make one store that goes to the next when one does not answer. Raises
-    ConfigurationError for a scheme that there is no store for, or when the extra that it needs is missing.
+    Several URLs, separated by ";", make one store that switches to the next when one is unavailable. Raises
+    ConfigurationError for an unknown scheme, or when the required extra is missing.
     """
     urls = broker_urls(url)
     if len(urls) > 1:
@@ -129,7 +128,7 @@ def open_broker(url: str | None, conf: Settings) -> Broker:
 
 
 def _of_another(point: EntryPoint, url: str | None, conf: Settings) -> Broker:
-    """The broker that a package has registered with *point*."""
+    """Return the broker of another package, registered as *point*."""
     store = load(point)(url, conf)
     check(point, store, import_module("qworker.transports.lease").Broker)
     opened: Broker = store
@@ -137,7 +136,7 @@ def _of_another(point: EntryPoint, url: str | None, conf: Settings) -> Broker:
 
 
 def _kombu_has(scheme: str) -> bool:
-    """Whether kombu has a transport for *scheme*."""
+    """Tell whether kombu has a transport for *scheme*."""
     from kombu.transport import TRANSPORT_ALIASES
 
     return scheme in TRANSPORT_ALIASES or scheme.partition("+")[0] in TRANSPORT_ALIASES

@@ -1,14 +1,15 @@
-"""Failover: several brokers, of which one is used at a time; the next when it does not answer.
+"""Failover: several brokers, one used at a time; the next one when it is unavailable.
 
 Comes from:  ``open_broker``, when ``broker_url`` names more than one.
 Goes to:     the stores of those URLs.
 Thread:      Sender and Admin from any thread, Consumer from the listener only. The two sides choose their
-             server apart: ``Current`` is replaced whole, ``FailoverConsumer.index`` is the listener's.
+             server separately: ``Current`` is replaced as a whole, ``FailoverConsumer.index`` is the
+             listener's.
 
-A server that fails once after it had answered gets a second chance, since connections break more often than
-servers; not when it was silent until a timeout. Then the listener registers at the first other one that takes
-it, and only that makes it leave. What it held at the old one comes back there by the end of its lease; tags
-are marked by their server, so that a settlement never reaches another one.
+A server that fails for the first time after an answer gets a second chance, because connections break more
+often than servers; except when it was silent until a timeout. Then the listener registers at the first other
+server that is available, and only then leaves the old one. Messages held at the old one come back there when
+its lease expires; tags are marked with their server, so that a settlement never reaches another one.
 """
 
 from __future__ import annotations
@@ -48,25 +49,25 @@ logger = logging.getLogger(__name__)
 
 ROUND_ROBIN, SHUFFLE = "round-robin", "shuffle"
 MARK_BITS = 56
-"""A tag is marked from this bit on with the number of its server; the first one's are left as they are."""
+"""A tag contains the number of its server from this bit on; those of the first server are unchanged."""
 NO_GENERATION = -1
-"""No broker has ever given it out, so nothing is settled under it."""
+"""A value that brokers never use, so nothing is settled under it."""
 QUICK = 1.0
-"""Seconds in which a broken connection is found; who takes longer to fail was silent."""
+"""Seconds in which a broken connection is noticed; a slower failure means a silent server."""
 LEAST_TRY = 0.05
-"""Seconds that a push may take at least at each server."""
+"""Minimum seconds for a push at each server."""
 
 
 class Brokers:
-    """brokers: in the order in which they are tried. strategy: of those that are left when one fails, the
-    next in order (``round-robin``) or any (``shuffle``)."""
+    """brokers: in the order in which they are tried. strategy: when one fails, the next is the next in order
+    (``round-robin``) or random (``shuffle``)."""
 
     def __init__(self, brokers: Sequence[Broker], strategy: str) -> None:
         self.brokers = tuple(brokers)
         self._strategy = strategy
 
     def others(self, index: int) -> list[int]:
-        """Whom to try when number *index* fails."""
+        """Return the brokers to try when number *index* fails."""
         count = len(self.brokers)
         others = [(index + step) % count for step in range(1, count)]
         if self._strategy == SHUFFLE:
@@ -85,7 +86,7 @@ class Brokers:
 
 
 class Current:
-    """The broker that publishing and administration use now."""
+    """The broker currently used for publishing and administration."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -100,8 +101,8 @@ class Current:
         return len(self._brokers.brokers)
 
     def ask(self, call: Callable[[Broker], R]) -> R:
-        """What *call* returns at the server in use, or at the next one that answers, which is in use from
-        then on."""
+        """Return *call* applied to the current server, or to the next available one, which becomes the
+        current one."""
         first = self.index
         failure: BrokerUnavailable | None = None
         for index in (first, *self._brokers.others(first)):
@@ -121,19 +122,19 @@ class Current:
 
 
 class FailoverSender(Sender):
-    """Publishes at the current broker, or at the next one that answers."""
+    """Publishes at the current broker, or at the next available one."""
 
     def __init__(self, current: Current) -> None:
         self._current = current
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
-        """Raises BrokerUnavailable when no server took them within *timeout* seconds. A server that takes
-        them and dies before it says so has them too: then they run twice, under the same ids."""
+        """Raises BrokerUnavailable when no server accepted the messages within *timeout* seconds. A server
+        that stores them and dies before it answers has them too: then they run twice, under the same ids."""
         deadline = time.monotonic() + timeout
         left = [self._current.count]
 
         def send(broker: Broker) -> None:
-            # Each gets its share of what is left, so that one that hangs leaves time for the others.
+            # Each gets its share of the remaining time, so that one that hangs leaves time for the others.
             share = (deadline - time.monotonic()) / left[0]
             left[0] -= 1
             broker.sender.push(envelopes, max(share, LEAST_TRY))
@@ -155,17 +156,17 @@ class FailoverConsumer(Consumer):
         self._monotonic = monotonic
         self._index = 0  # listener, as all below
         self._answered = False
-        """The broker has answered since it last failed."""
+        """The broker has answered since its last failure."""
         self._silent: BrokerUnavailable | None = None
-        """What was said when the broker fell silent while we waited: the next call need not ask it again."""
+        """The error when the broker fell silent during a wait: the next call need not try it again."""
         self._asked = -1
-        """The broker whose revocations were asked for last."""
+        """The broker whose revocations were read last."""
         self._registration: tuple[str, Sequence[str], int] = ("", (), 0)
         self._presence = ""
 
     @property
     def broker(self) -> Broker:
-        """The one that we lease from."""
+        """The one that messages are leased from."""
         return self._brokers.brokers[self._index]
 
     def wake(self) -> None:
@@ -192,7 +193,7 @@ class FailoverConsumer(Consumer):
         ) from failure
 
     def _register_at(self, index: int) -> int:
-        """The generation tells its server too, as the tags do."""
+        """The generation contains its server too, like tags."""
         name, queues, concurrency = self._registration
         consumer = self._brokers.brokers[index].consumer
         consumer.present(self._presence)
@@ -202,8 +203,8 @@ class FailoverConsumer(Consumer):
         return generation * len(self._brokers.brokers) + index
 
     def _at(self, call: Callable[[Broker], R]) -> R:
-        """What *call* returns at the server that we lease from. Raises LeaseLost when we now lease from
-        another."""
+        """Return *call* applied to the server of the lease. Raises LeaseLost if that is another server
+        now."""
         index, began = self._index, self._monotonic()
         silent, self._silent = self._silent, None
         try:
@@ -221,7 +222,7 @@ class FailoverConsumer(Consumer):
                     continue
                 self._brokers.say(index, candidate, error, "working")
                 raise LeaseLost(
-                    f"the lease at {self._brokers.name(index)} is given up: it does not answer"
+                    f"the lease at {self._brokers.name(index)} is given up: it is unavailable"
                 ) from error
             raise
         self._answered = True
@@ -244,9 +245,9 @@ class FailoverConsumer(Consumer):
         self._at(lambda broker: broker.consumer.unbind(queue))
 
     def _marked(self, claim: Claim) -> Claim:
-        """*claim* with what tells its server in its tags."""
+        """Return *claim* with tags marked with their server."""
         last = claim.last_revocation
-        if last is not None:  # what another server's cursor means here is not known before it is asked
+        if last is not None:  # the meaning of another server's cursor is unknown until that one is queried
             last = last * len(self._brokers.brokers) + self._index if self._asked == self._index else None
         mark = self._mark()
         messages = [one._replace(tag=one.tag ^ mark) for one in claim.messages] if mark else claim.messages
@@ -291,7 +292,7 @@ class FailoverConsumer(Consumer):
             raise
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        # A cursor says whose it is; that of another server means nothing here.
+        # A cursor contains its server; those of other servers are meaningless here.
         count = len(self._brokers.brokers)
         known, whose = divmod(cursor, count)
         found = known if whose == self._index else 0
@@ -303,7 +304,7 @@ class FailoverConsumer(Consumer):
         return self._at(lambda broker: broker.consumer.sweep(kind, expires, most))
 
     def running_path(self) -> str | None:
-        """The first server's: while we work with another one, deaths of a whole worker are not counted."""
+        """The first server's: with another one, deaths of a whole worker are not counted."""
         return self._brokers.brokers[0].consumer.running_path()
 
     def deregister(self) -> None:
@@ -311,8 +312,8 @@ class FailoverConsumer(Consumer):
 
 
 class FailoverAdmin(Admin):
-    """Asks the current broker, or the next one that answers. How queues stand, the one that is leased from
-    knows."""
+    """Queries the current broker, or the next available one. States of queues come from the one that messages
+    are leased from."""
 
     def __init__(self, current: Current, consumer: FailoverConsumer) -> None:
         self._current = current
@@ -331,7 +332,7 @@ class FailoverAdmin(Admin):
         return self._current.ask(lambda broker: broker.admin.peek(queue, standing, limit))
 
     def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
-        return self._consumer.broker.admin.depths(queues)  # where the listener is
+        return self._consumer.broker.admin.depths(queues)  # the listener's server
 
     @property
     def purges_leased(self) -> bool:
@@ -376,7 +377,7 @@ class FailoverLetters(Letters):
 
 class FailoverBroker(Broker):
     """brokers: in the order in which they are tried, at least one, at most 64. strategy: see Brokers.
-    monotonic: the clock by which the listener tells who is silent from who is gone."""
+    monotonic: the clock with which the listener distinguishes silent from unreachable servers."""
 
     def __init__(
         self,
@@ -397,8 +398,7 @@ class FailoverBroker(Broker):
             FailoverAdmin(current, consumer),
             letters={kind: FailoverLetters(kind, brokers, current) for kind in kinds},
         )
-        # Results go to a store of their own: what is in the one broker would not be found by who asks the
-        # other.
+        # Results go to a separate store: those in one broker would not be found through another.
         self.lacks = frozenset({RESULTS, FAILED_TASKS}).union(*(broker.lacks for broker in brokers))
         self.lowest_first = any(broker.lowest_first for broker in brokers)
         self.silent_seconds = min(broker.silent_seconds for broker in brokers)
@@ -412,4 +412,6 @@ class FailoverBroker(Broker):
             try:
                 broker.close()
             except BrokerUnavailable as error:
-                logger.info("broker %s did not hear that we leave: %s", mask_urls(broker.url), error)
+                logger.info(
+                    "broker %s was not told that this worker leaves: %s", mask_urls(broker.url), error
+                )

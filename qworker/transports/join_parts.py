@@ -1,6 +1,6 @@
-"""Parts on their way into a store: sorted by their joins, without those that no join can have.
+"""Parts to be stored: sorted by join, without invalid ones.
 
-Comes from:  settlements and ``Joins.add``, with what messages say of themselves, which may be anything.
+Comes from:  settlements and ``Joins.add``, with data from messages, which may be anything.
 Goes to:     the stores that keep joins.
 Thread:      any; pure functions.
 """
@@ -19,7 +19,7 @@ MAX_SIZE = 2**31 - 1
 
 
 def by_join(parts: Iterable[Part]) -> dict[str, dict[int, Part]]:
-    """The parts of each join by their numbers, the first of each; joins and numbers in one order, against
+    """Return the parts of each join by number, the first of each; joins and numbers in a fixed order, against
     deadlocks."""
     found: dict[str, dict[int, Part]] = {}
     for part in parts:
@@ -29,16 +29,16 @@ def by_join(parts: Iterable[Part]) -> dict[str, dict[int, Part]]:
 
 
 def may_be_id(join: str) -> bool:
-    """Whether every store can keep a join with this id, and tells it from others."""
+    """Tell whether every store can keep a join with this id and distinguish it from others."""
     return type(join) is str and 0 < len(join) <= MAX_ID and join.isprintable() and join[-1] != " "
 
 
 def check_join(join: str, size: int) -> None:
-    """Raise EncodeError for an id or size that no store can keep."""
+    """Raise EncodeError for an id or size that stores cannot keep."""
     if not may_be_id(join):
         raise EncodeError(
-            f"{join!r:.300} is not the id of a join: it has 1 to {MAX_ID} printable characters, of which "
-            "the last is not a blank"
+            f"{join!r:.300} is not the id of a join: it must have 1 to {MAX_ID} printable characters, and "
+            "not end with a blank"
         )
     if type(size) is not int or not 0 <= size <= MAX_SIZE:
-        raise EncodeError(f"a join of {size!r:.50} members: there may be 0 to {MAX_SIZE}")
+        raise EncodeError(f"a join of {size!r:.50} members: the maximum is {MAX_SIZE}")

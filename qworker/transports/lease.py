@@ -1,19 +1,19 @@
-"""The promise: what a broker must be able to do for qworker. One contract suite holds for all.
+"""The interface of a broker. One contract suite applies to all.
 
 Comes from:  ``publishing/publisher.py`` (Sender), the Listener (Consumer), the command line (Admin).
-Goes to:     the servers: a package each, beside this module.
-Thread:      Sender and Admin from any thread; Consumer from the listener only, but for wake().
+Goes to:     the servers: one package each, beside this module.
+Thread:      Sender and Admin from any thread; Consumer from the listener only, except wake().
 
-A message is taken on a *lease*: it stays in the broker, marked with its consumer, until it is settled. What a
-dead consumer leaves behind comes back by ``reclaim``. A lease belongs to a *generation*, which is the number
-that a consumer is given when it registers. A consumer that was thought dead and registers again gets a new
-one, and what it settles for the old generation finds nothing to settle. That is the fence.
+A message is taken on a *lease*: it stays in the broker, marked with its consumer, until it is settled.
+Messages of a dead consumer are put back by ``reclaim``. A lease belongs to a *generation*, the number that a
+consumer gets when it registers. A consumer that was considered dead and registers again gets a new one, and
+its settlements under the old generation have no effect. This is the fencing token.
 
-A broker may lose its data under a running worker, by FLUSHALL, an old backup or a database made anew, and
-counters begin anew with it. So no generation and no number of a revocation is counted from one: each is the
-microseconds of the server's wall clock, or one more than the last where that is more. An old generation never
-becomes another's, and no cursor is ahead of what comes. Tags may come again; what a worker remembers of a
-message it remembers by the task's id as well (``Request.key``).
+A broker may lose its data while a worker is running, by FLUSHALL, an old backup or a recreated database, and
+its counters restart. So generations and numbers of revocations do not count from one: each is the
+microseconds of the server's wall clock, or one more than the last if that is more. An old generation never
+becomes another consumer's, and no cursor is ahead of new numbers. Tags may be reused; a worker also
+identifies a message by the task's id (``Request.key``).
 """
 
 import math
@@ -28,14 +28,14 @@ from qworker.transports.presence import Presence
 from qworker.transports.registry import Registry
 
 MAX_LEASE_BYTES = 32 * 1024**2
-"""Of bodies in what one lease() returns: the message that goes over it is the last."""
+"""Maximum bytes of bodies in one lease(): the message that exceeds it is the last."""
 
 ResultRow = tuple[str, str, bytes, float | None]
 """``(task_id, status, payload, expires)``: a result to be stored together with the ack."""
 
 
 class Envelope(NamedTuple):
-    """A message on its way in. headers and properties are JSON text; due and expires are epoch seconds."""
+    """A message to be published. headers and properties are JSON text; due and expires are epoch seconds."""
 
     queue: str
     headers: str
@@ -47,8 +47,8 @@ class Envelope(NamedTuple):
 
 
 class Leased(NamedTuple):
-    """A message on lease. deliveries counts the runs of it that a death cut short; requeued, how often it was
-    put back because nobody here knew its task, or its task asked for that (``Reject(requeue=True)``)."""
+    """A message on lease. deliveries counts its runs that were interrupted by a death; requeued, how often it
+    was put back because its task was unknown, or its task asked for that (``Reject(requeue=True)``)."""
 
     tag: int
     queue: str
@@ -63,7 +63,7 @@ class Leased(NamedTuple):
 
 
 class Dead(NamedTuple):
-    """A dead letter: the message as it came, and why it was given up. died_at is in epoch seconds."""
+    """A dead letter: the unchanged message, and why it was given up. died_at is in epoch seconds."""
 
     tag: int
     queue: str
@@ -76,8 +76,8 @@ class Dead(NamedTuple):
 
 
 class QueueInfo(NamedTuple):
-    """How a queue stands. oldest: epoch seconds at which the oldest ready message was sent, None if none
-    is."""
+    """The state of a queue. oldest: epoch seconds when the oldest ready message was sent, None if there is
+    none."""
 
     queue: str
     ready: int = 0
@@ -88,14 +88,14 @@ class QueueInfo(NamedTuple):
 
 
 Standing = Literal["ready", "delayed", "leased"]
-"""How a message stands in its queue: it waits, waits for its time, or is on lease."""
+"""The state of a message in its queue: ready, waiting for its due time, or on lease."""
 
 
 class Peeked(NamedTuple):
-    """A message as it lies in its queue, without its body.
+    """A message in its queue, without its body.
 
-    sent: epoch second at which it was put there, None when that is not known. deliveries: as in Leased.
-    worker: the name of the consumer that has it on lease; "" when none has, or nobody knows which.
+    sent: epoch second when it was published, None if unknown. deliveries: as in Leased.
+    worker: the name of the consumer that holds it; "" if there is none, or it is unknown.
     """
 
     queue: str
@@ -109,10 +109,10 @@ class Peeked(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A member of a join has ended. number: of the member, from 0. status: its final state.
+    """The end of a member of a join. number: of the member, from 0. status: its final state.
 
-    value, body: of a join in Celery's layout, the value as Celery writes it there, and the call that follows
-    as the member's message carried it. b"": the join is ours, and has both.
+    value, body: for a join in Celery's format, the value in Celery's encoding, and the body from the member's
+    message. b"": the join is in our format, which has both.
     """
 
     join: str
@@ -124,7 +124,7 @@ class Part(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """Forget the message; store *row* (if any) and record *parts* in the same step."""
+    """Delete the message; store *row* (if any) and record *parts* in the same step."""
 
     tag: int
     row: ResultRow | None = None
@@ -134,8 +134,8 @@ class Ack(NamedTuple):
 class Release(NamedTuple):
     """Give the message back, to be leased again at epoch second *due* (None: at once).
 
-    counted: a run of it was cut short by a death. requeued: its task is not known here, or asked to be put
-    back. redelivered: whoever gets it next is to know that it was delivered before (as counted says too).
+    counted: a run of it was interrupted by a death. requeued: its task is unknown here, or asked to be put
+    back. redelivered: the next consumer is told that it was delivered before (which counted implies).
     """
 
     tag: int
@@ -149,8 +149,8 @@ class DeadLetter(NamedTuple):
     """Move the message to the dead letters, with the reason; store *row* (if any) and record *parts* in the
     same step.
 
-    counted: as in Release. failed: not to the dead letters, since it has ended, but to the failed tasks; only
-    for a broker that has them.
+    counted: as in Release. failed: move it to the failed tasks instead, because it has ended; only for a
+    broker that has them.
     """
 
     tag: int
@@ -172,7 +172,8 @@ Settlement = Ack | Release | DeadLetter | Store
 
 
 class Reclaimed(NamedTuple):
-    """What a dead holder left: its name, how many messages went back, and how many of them it was running."""
+    """The messages of a dead consumer: its name, how many were put back, and how many of them were
+    running."""
 
     name: str
     returned: int
@@ -188,12 +189,12 @@ class Revocation(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What one lease() took, and what it saw besides.
+    """The result of one lease().
 
-    messages: most urgent first, then oldest; [] when there was none.
-    next_due: epoch second at which the next delayed message falls due; None when none waits.
-    last_revocation: the number of the newest revocation, 0 when there is none; None when that is not known
-        without asking revoked_since().
+    messages: most urgent first, then oldest; [] when there are none.
+    next_due: epoch second when the next delayed message is due; None when there is none.
+    last_revocation: the number of the newest revocation, 0 when there is none; None when it is unknown
+        without revoked_since().
     """
 
     messages: list[Leased]
@@ -202,7 +203,7 @@ class Claim(NamedTuple):
 
 
 class Again(NamedTuple):
-    """A failed task that is to run again: its message as it is sent. tag: that it is kept by."""
+    """A failed task to run again: its message as it is sent. tag: under which it is kept."""
 
     tag: int
     headers: str
@@ -246,12 +247,12 @@ class Letters(ABC):
 
     @abstractmethod
     def send_again(self, calls: Sequence[Again]) -> int:
-        """Put each of *calls* into the queue in which it was, and keep it no longer; return how many were
-        still kept: the others are not sent. In one step; a FAILURE that is stored beside is forgotten."""
+        """Put each of *calls* back into its queue, and delete the kept message; return how many were still
+        kept: the others are not sent. In one step; a FAILURE stored in the same place is deleted."""
 
     @abstractmethod
     def discard(self, tags: Sequence[int] | None = None) -> int:
-        """Delete those with *tags* (None: all); return how many."""
+        """Delete those with *tags* (None: all); return their number."""
 
     @abstractmethod
     def push(self, letters: Sequence[Dead]) -> None:
@@ -273,27 +274,28 @@ def page_of(letters: Iterable[Dead], limit: int, after: Dead | None) -> list[Dea
 
 
 class Sender(ABC):
-    """What any thread asks: to publish, and to call tasks off."""
+    """The interface for publishing and revoking, for any thread."""
 
     @abstractmethod
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
         """Store all or none of *envelopes*; they are durable when this returns.
 
-        Raises BrokerUnavailable when that could not be done within *timeout* seconds: then none was stored.
-        Where the broker lacks WHOLE_PUSH, some may have been, and *timeout* is for each portion of very many.
+        Raises BrokerUnavailable when that takes longer than *timeout* seconds: then none was stored. If the
+        broker lacks WHOLE_PUSH, some may have been, and *timeout* is for each portion of very many.
         """
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
-        """Tell every worker, also those that start later, not to run these tasks (terminate: to end them).
+        """Tell every worker, including those that start later, not to run these tasks (terminate: to end
+        them).
 
-        Raises NotSupported where there is no way to tell them.
+        Raises NotSupported if the broker cannot do so.
         """
-        raise NotSupported("there is no way here to tell all workers, so tasks cannot be revoked")
+        raise NotSupported("this broker cannot reach all workers, so tasks cannot be revoked")
 
     def join(self, connection: Any) -> "Sender":
-        """Publish by *connection*, within whatever transaction it is in.
+        """Publish through *connection*, within its current transaction.
 
-        Raises ConfigurationError when this broker is none that such a connection leads to.
+        Raises ConfigurationError when *connection* is not to this broker.
         """
         raise ConfigurationError(
             "publishing_in needs a broker in the database of its connection: set broker_url to postgresql:// "
@@ -303,76 +305,75 @@ class Sender(ABC):
 
 
 class Consumer(ABC):
-    """What a worker's listener asks. Only wake() may be called by other threads."""
+    """The interface for a worker's listener. Only wake() may be called by other threads."""
 
     @abstractmethod
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
-        """Become a consumer under a new generation, which is returned; what an older one held goes back."""
+        """Register under a new generation, which is returned; messages of an older one go back."""
 
     def present(self, text: str) -> None:  # noqa: B027 - who lists no workers has no use for it
         """Keep *text* (see ``presence.py``) to be written with the registration and with each renewal of the
-        lease; it costs no exchange of its own. Nothing where the broker lacks WORKERS."""
+        lease; it costs no extra round trip. Does nothing if the broker lacks WORKERS."""
 
     @abstractmethod
     def lease(
         self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
     ) -> Claim:
-        """Take up to *limit* due messages, and up to *delayed_limit* that fall due within *eta_window*
+        """Take up to *limit* due messages, and up to *delayed_limit* that are due within *eta_window*
         seconds.
 
-        There are fewer when they are large (MAX_LEASE_BYTES). What wait() has taken comes first, whatever
-        *limit* is. When there are messages, the lease stands for two thirds of its length from the call on: a
-        broker that renewed it longer ago renews it first. Raises LeaseLost when this consumer was taken for
+        Returns fewer when they are large (MAX_LEASE_BYTES). Messages taken by wait() come first, regardless
+        of *limit*. When there are messages, the lease holds for at least two thirds of its length from the
+        call: a broker renews an older one first. Raises LeaseLost when this consumer was considered
         dead: register again.
         """
 
     def look(self, queue: str) -> Claim:
-        """One message of *queue* that is due, if the server has one now. lease() may find that only later,
-        and take what comes meanwhile; this does not. It may be one of another queue that was taken before."""
+        """Return one due message of *queue*, if the server has one now. lease() may find that only later, and
+        take messages that arrive meanwhile; this does not. It may be an earlier message of another queue."""
         return self.lease([queue], 1)
 
     def unbind(self, queue: str) -> None:  # noqa: B027 - most take nothing that was not asked for
-        """Take no more of *queue* until lease() or look() names it again; what has come, and was not given
-        out, goes back."""
+        """Take no more of *queue* until lease() or look() names it again; messages that arrived, but were not
+        returned, go back."""
 
     @abstractmethod
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
-        """Carry out *settlements* in one step; return the tags that were ours no longer."""
+        """Carry out *settlements* in one step; return the tags that were no longer ours."""
 
     def settled_before(self, tags: Collection[int]) -> Collection[int]:
-        """Those of *tags* that settle() found to be ours no longer because it had carried them out before,
-        when its answer, or that of confirm(), was lost. Where that cannot be told from what others have, none
-        is. Raises LeaseLost when this consumer was taken for dead: then others may have them."""
+        """Return those *tags* that settle() reported as no longer ours only because an earlier settle() had
+        carried them out, whose answer, or that of confirm(), was lost. Returns none if that cannot be
+        determined. Raises LeaseLost when this consumer was considered dead: then others may have them."""
         return ()
 
     def confirm(self) -> None:  # noqa: B027 - most know it when settle() returns
-        """Return once the broker is known to have carried out what settle() told it: a task that is
-        acknowledged first starts only then. Raises BrokerUnavailable when that cannot be known."""
+        """Return once the broker has certainly carried out earlier settlements: an early-acked task starts
+        only then. Raises BrokerUnavailable when that is uncertain."""
 
     @abstractmethod
     def extend(self) -> None:
-        """Renew the lease on everything held. Raises LeaseLost as lease() does."""
+        """Renew the lease on everything held. Raises LeaseLost like lease()."""
 
     @abstractmethod
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
-        """Put back what dead consumers held; [] when all are well. Cheap enough for once a second.
+        """Put back the messages of dead consumers; [] if there are none. Cheap enough for once a second.
 
-        silent: whether those count as dead, too, whose lease has run out; otherwise only those whose process
-        is known to have ended."""
+        silent: also reclaim from consumers whose lease has expired; otherwise only from those whose process
+        has certainly ended."""
 
     @abstractmethod
     def wait(self, timeout: float, prefetch: int = 0) -> bool:
         """Wait until something was pushed or revoked (then return True), wake() was called or *timeout*
-        seconds have passed (then return False). The same thing may be told twice. Raises BrokerUnavailable
-        when the server does not answer.
+        seconds have passed (then return False). The same event may be reported twice. Raises
+        BrokerUnavailable when the server does not answer.
 
-        prefetch: how many messages may be taken as soon as they are there, where that spares who finds us
-        idle a journey to the broker and back; lease() gives them out. 0: none, and what cannot be stopped any
-        more goes back."""
+        prefetch: how many messages may be taken as soon as they arrive, if that saves a round trip; lease()
+        returns them. 0: none, and those that cannot be cancelled any more go back."""
 
     @property
     def prefetched(self) -> bool:
-        """Whether wait() has taken messages that lease() is to give out."""
+        """Whether wait() has taken messages for lease() to return."""
         return False
 
     @abstractmethod
@@ -381,7 +382,7 @@ class Consumer(ABC):
 
     @abstractmethod
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        """Return a new cursor and the revocations since *cursor* (0: all that still stand)."""
+        """Return a new cursor and the revocations since *cursor* (0: all valid ones)."""
 
     @abstractmethod
     def sweep(self, kind: Kind, expires: float, most: int) -> int:
@@ -389,98 +390,95 @@ class Consumer(ABC):
         with dead letters also old revocations and expired results. Return how many rows went. Writes nothing
         when nothing is due.
 
-        Not more than some thousand at a time, so that nobody waits for it: call it again until it returns
-        0."""
+        At most some thousand at a time, so that others need not wait: call it again until it returns 0."""
 
     @abstractmethod
     def running_path(self) -> str | None:
-        """The file in which children mark the tag that they run (see components/pool/child_main.py); None:
-        not kept."""
+        """The file in which children record the tag that they run (see components/pool/child_main.py); None:
+        there is none."""
 
     @abstractmethod
     def deregister(self) -> None:
-        """Stop being a consumer; everything still held goes back, not counted. Safe to call twice."""
+        """Stop being a consumer; everything still held goes back, uncounted. Safe to call twice."""
 
 
 class Admin(ABC):
-    """What people and tools ask, on any thread."""
+    """The interface for administration, on any thread."""
 
     @property
     def purges_leased(self) -> bool:
-        """Whether purge() deletes what is on lease as well, where the server counts what is delayed as
-        leased, and does not tell it from what is being run."""
+        """Whether purge() also deletes leased messages, if the server counts delayed messages as leased, and
+        does not distinguish them."""
         return False
 
     @abstractmethod
     def queues(self) -> list[QueueInfo]:
-        """All queues that hold anything, by name."""
+        """Return all queues that hold anything, by name."""
 
     def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
-        """How each of *queues* stands, whether it holds anything or not. Cheap enough for every few
-        seconds."""
+        """Return the state of each of *queues*, empty or not. Cheap enough for every few seconds."""
         found = {info.queue: info for info in self.queues()} if queues else {}
         return [found.get(queue) or QueueInfo(queue) for queue in queues]
 
     @abstractmethod
     def next_due(self, queues: Sequence[str]) -> float | None:
-        """Epoch second at which the next delayed message of *queues* falls due; None when none waits, or
-        where the broker does not tell (it lacks COUNTS)."""
+        """Return the epoch second when the next delayed message of *queues* is due; None if there is none, or
+        the broker does not report it (it lacks COUNTS)."""
 
     def may_have_due_joins(self, now: float) -> bool:
-        """Whether one of the joins beside this broker's results may be claimed at *now* (epoch seconds). True
-        where the broker does not know."""
+        """Whether one of the joins stored with this broker's results may be claimed at *now* (epoch seconds).
+        True if unknown."""
         return True
 
     def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
-        """The first *limit* messages of *queue* that stand so. They stay where they are, and nothing about
-        them changes. What is ready comes in the order in which it is given out, what is delayed in that of
-        its due times, and what is on lease in any.
+        """Return the first *limit* messages of *queue* in that state, without changing them. Ready messages
+        come in delivery order, delayed ones by due time, and leased ones in any order.
 
         Raises NotSupported where the broker lacks PEEK.
         """
         raise NotSupported(
-            "this broker shows no message without giving it out; `qworker queues` says how many there are"
+            "this broker cannot show messages without delivering them; `qworker queues` counts them"
         )
 
     @abstractmethod
     def purge(self, queue: str) -> int:
-        """Delete what waits in *queue* (not what is being run); return how many messages that were."""
+        """Delete the waiting messages of *queue* (not running ones); return their number."""
 
     _dead_letters: Letters | None = None
     """What the three methods below are about: ``Broker`` sets it."""
 
     @final
     def dead(self, queue: str | None = None, limit: int = 100) -> list[Dead]:
-        """The newest *limit* dead letters, newest first."""
+        """Return the newest *limit* dead letters, newest first."""
         return [] if self._dead_letters is None else list(self._dead_letters.newest(queue, limit))
 
     @final
     def dead_retry(self, tags: Sequence[int] | None = None) -> int:
-        """Send dead letters (None: all) back to their queues, with a clean count; return how many."""
+        """Send dead letters (None: all) back to their queues, with reset counts; return their number."""
         return 0 if self._dead_letters is None else self._dead_letters.retry(tags)
 
     @final
     def dead_discard(self, tags: Sequence[int] | None = None) -> int:
-        """Delete dead letters (None: all); return how many."""
+        """Delete dead letters (None: all); return their number."""
         return 0 if self._dead_letters is None else self._dead_letters.discard(tags)
 
     def flush_delayed(self, queue: str) -> int:
-        """Make what is delayed in *queue* plain messages, due at once, which readers that know only the plain
-        queue find; return how many. Their headers still say when they are meant to run.
+        """Convert the delayed messages of *queue* to plain ones, due at once, for readers that only know the
+        plain queue; return their number. Their headers still contain their due times.
 
-        Raises NotSupported where delayed messages cannot be reached.
+        Raises NotSupported if delayed messages are not accessible.
         """
-        raise NotSupported("this broker gives out delayed messages when they are due, and not before")
+        raise NotSupported("this broker delivers delayed messages when they are due, and not earlier")
 
     @abstractmethod
     def workers(self) -> list[Presence]:
-        """Live workers, with what they last told of themselves; [] where the broker lacks WORKERS."""
+        """Return the live workers, with their latest status; [] if the broker lacks WORKERS."""
 
 
 class Broker(ABC):
-    """A server, by what is asked of it. Nothing connects before it is used.
+    """A server, as its three interfaces. Nothing connects before it is used.
 
-    A forked child must not use its parent's connections and leases: brokers see to that themselves.
+    A forked child must not use its parent's connections and leases: brokers handle that themselves.
     """
 
     url: str
@@ -505,37 +503,35 @@ class Broker(ABC):
         admin._dead_letters = letters.get("dead")
 
     lacks: frozenset[Capability] = frozenset()
-    """What it cannot do."""
+    """Missing features."""
 
     lowest_first: bool = False
-    """Whether of the priorities here the lowest is the most urgent; elsewhere 9 is."""
+    """Whether the lowest priority is the most urgent; otherwise 9 is."""
 
     letters: Mapping[Kind, Letters]
     """The letters that it keeps, by kind. Where "failed" is not among them, failed tasks are acknowledged as
     others are."""
 
     registry: Registry | None = None
-    """Where exchanges and bindings are kept for kombu's users. None: nowhere, so it has no fanout for
-    them."""
+    """The exchanges and bindings of kombu's users. None: they are not kept, so there is no fanout."""
 
     silent_seconds: float = math.inf
-    """How long a connection may be silent before its server gives to others what it holds. inf: servers do
-    not look at that; what is silent for ``worker_lease_seconds`` has lost its lease."""
+    """How long a connection may be silent before its server gives its messages to others. inf: servers do not
+    check it; after ``worker_lease_seconds`` of silence the lease is lost."""
 
     @property
     def missing(self) -> str | None:
-        """The file or directory in which everything is kept, or "table of …", where it is not there, so that
-        nothing was ever sent; None where it is, and for servers that make nothing first. What only reads
-        finds nothing there, and makes nothing."""
+        """Return the missing file or directory of the broker, or "table of …", so that nothing was sent yet;
+        None if it exists, and for servers that need nothing. Reading must not create it."""
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything. Safe to call twice."""
+        """Close everything. Safe to call twice."""
 
 
 class Undivided(Sender, Consumer, Admin, Broker):
-    """A broker whose class does all three."""
+    """A broker whose class implements all three interfaces."""
 
     def __init__(self, url: str, *, letters: Mapping[Kind, Letters]) -> None:
         super().__init__(url, self, self, self, letters=letters)

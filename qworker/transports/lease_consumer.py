@@ -1,12 +1,12 @@
-"""LeaseConsumer: what all consumers share that keep leases of ours.
+"""LeaseConsumer: the shared code of consumers with leases of our own.
 
-Comes from:  the Listener, by the promise (``Consumer`` in ``lease.py``).
-Goes to:     the consumers of the servers' packages, which supply how messages are claimed, settled, reclaimed
-             and waited for.
-Thread:      listener only, but for wake().
+Comes from:  the Listener, through ``Consumer`` in ``lease.py``.
+Goes to:     the consumers of the servers' packages, which implement claiming, settling, reclaiming and
+             waiting.
+Thread:      listener only, except wake().
 
-A server supplies ``_insert()`` and ``_renew()`` (the consumer's record in the server), ``_claim()``,
-``_give_back()`` and ``_release_connections()``, besides what the promise still leaves abstract.
+A server implements ``_insert()`` and ``_renew()`` (the consumer's record in the server), ``_claim()``,
+``_give_back()`` and ``_release_connections()``, besides the remaining abstract methods.
 """
 
 import os
@@ -22,14 +22,14 @@ from qworker.process.owner_files import OwnerFiles
 from qworker.transports.lease import Claim, Consumer, Leased
 
 NOT_REGISTERED = 0
-"""The generation of who is no consumer."""
+"""Generation 0: not registered."""
 
 
 class WorkerRecord(NamedTuple):
-    """What a server keeps of a consumer: for ``Admin.workers()``, and for who finds it dead.
+    """The record of a consumer in the server: for ``Admin.workers()``, and for reclaiming.
 
     boot: the name of the boot of its machine. started: epoch seconds. lock, running: paths of its owner
-    files, '' where there are none. presence: what the worker tells of itself, '' when nothing.
+    files, '' if there are none. presence: the worker's status, '' if there is none.
     """
 
     name: str
@@ -45,8 +45,8 @@ class WorkerRecord(NamedTuple):
 
 
 class LeaseConsumer(Consumer):
-    """clock: of due times. lease_seconds: how long a silent consumer is believed to live. uptime: seconds on
-    the clock that leases run on; None: the server has that clock. directory: where the owner files are; None:
+    """clock: for due times. lease_seconds: how long a silent consumer is considered alive. uptime: returns
+    the seconds used for leases; None: the server's clock is used. directory: of the owner files; None:
     nowhere."""
 
     def __init__(
@@ -65,15 +65,15 @@ class LeaseConsumer(Consumer):
         self._start_over()
 
     def _start_over(self) -> None:
-        """Be no consumer. Subclasses add what else belongs to one."""
+        """Reset to the state before registration. Subclasses add their own."""
         self._files = OwnerFiles(self._directory)
         self._generation = NOT_REGISTERED
         self._renew_at = 0.0
         self._presence = ""
-        """What is written with each renewal."""
+        """Written with each renewal."""
 
     def after_fork(self) -> None:
-        """In a forked child: what the parent holds stays its own, and dies with it."""
+        """In a forked child: the leases belong to the parent, and end with it."""
         self._files.let_go()
         self._abandon_connections()
         self._start_over()
@@ -81,25 +81,25 @@ class LeaseConsumer(Consumer):
     # -- what a server supplies --
 
     def _take_files(self) -> None:
-        """Make the lock of this generation, before anybody can read of it."""
+        """Create the lock of this generation, before others can read of it."""
         self._files.take()
 
     @abstractmethod
     def _insert(self, record: WorkerRecord) -> int:
-        """Make *record* known under a new generation, which is returned. What the old one held goes back."""
+        """Store *record* under a new generation, which is returned. Messages of the old one go back."""
 
     @abstractmethod
     def _renew(self) -> None:
-        """Renew the lease, and write _presence. Raises _lost() for who was taken for dead."""
+        """Renew the lease, and write _presence. Raises _lost() if this consumer was considered dead."""
 
     @abstractmethod
     def _claim(self, queues: Sequence[str], limit: int, delayed_limit: int, until: float) -> Claim:
-        """Take messages, of the first of *queues* first, and delayed ones that are due by epoch second
-        *until*. The lease is renewed when renewal_is_due() and anything is taken."""
+        """Take messages, from the first of *queues* first, and delayed ones due by epoch second *until*. The
+        lease is renewed when renewal_is_due() and something is taken."""
 
     @abstractmethod
     def _give_back(self) -> None:
-        """Take the record out of the server; what is held goes back, not counted."""
+        """Delete the record from the server; messages go back, uncounted."""
 
     @abstractmethod
     def _release_connections(self) -> None:
@@ -107,7 +107,7 @@ class LeaseConsumer(Consumer):
 
     @abstractmethod
     def _abandon_connections(self) -> None:
-        """In a forked child: forget the connections without a word to the server."""
+        """In a forked child: drop the connections without notifying the server."""
 
     # -- the promise --
 
@@ -150,7 +150,7 @@ class LeaseConsumer(Consumer):
         self._renewed(began)
 
     def settled_before(self, tags: Collection[int]) -> Collection[int]:
-        self.extend()  # as long as we are not taken for dead, nobody else gets what we hold
+        self.extend()  # while this consumer is not considered dead, nobody else gets its messages
         return tags
 
     def running_path(self) -> str | None:
@@ -158,7 +158,7 @@ class LeaseConsumer(Consumer):
 
     def deregister(self) -> None:
         try:
-            with self._files.ending():  # children may have begun before we could register
+            with self._files.ending():  # children may have begun before registration was possible
                 if self._generation != NOT_REGISTERED:
                     self._give_back()
         finally:
@@ -172,7 +172,7 @@ class LeaseConsumer(Consumer):
         return self._uptime() >= self._renew_at
 
     def _renewed(self, began: float) -> None:
-        """The lease stands for its whole length since *began*, on the clock of leases."""
+        """The lease now holds for its whole length from *began*, on the clock of leases."""
         self._renew_at = began + self._lease_seconds / 3
 
     def _require(self) -> None:
@@ -180,17 +180,17 @@ class LeaseConsumer(Consumer):
             raise LeaseLost("this process holds no leases: register first")
 
     def _lost(self) -> LeaseLost:
-        """Another worker may have taken this one for dead, or the broker's data is gone: a lease that was
-        renewed within its time cannot have run out."""
+        """Return the error for a lost lease: another worker considered this one dead, or the broker's data is
+        gone. A lease that was renewed in time cannot have expired."""
         renewed = self._renew_at - self._lease_seconds / 3
         silent = self._uptime() - renewed
         if silent >= self._lease_seconds:
-            return LeaseLost(f"this worker was silent for {silent:.0f} s and taken for dead")
+            return LeaseLost(f"this worker was silent for {silent:.0f} s and considered dead")
         return LeaseLost(
             f"the broker has no record of this worker, which renewed its lease {max(0.0, silent):.1f} s ago: "
             "its data was deleted or replaced"
         )
 
     def _urgency(self, leased: Leased) -> tuple[int, int]:
-        """What a claim is sorted by: the most urgent comes first, then the oldest."""
+        """The sort key of a claim: the most urgent first, then the oldest."""
         return -leased.priority, leased.tag

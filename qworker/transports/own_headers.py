@@ -1,11 +1,11 @@
-"""Headers that are about a message's way and not the task's: ours, and those that RabbitMQ adds.
+"""Headers about a message's transport rather than the task: ours, and those added by RabbitMQ.
 
 Comes from:  nothing; names.
-Goes to:     the transports that keep such things in headers: ``transports/amqp/codec.py``,
+Goes to:     the transports that store such data in headers: ``transports/amqp/codec.py``,
              ``transports/held/messages.py``.
 Thread:      any; pure.
 
-All other headers belong to whoever sent the message, whatever they begin with, and arrive.
+All other headers belong to the sender of the message, whatever their prefix, and are delivered.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from qworker.message.kombu_json import dumps
 
 OWN = "x-qworker-"
 TEXT = OWN + "headers"
-"""Headers that the transport cannot hold, as text."""
+"""Headers that the transport cannot represent, as text."""
 MOVED = OWN + "moved"
-"""How many bytes at the beginning of the body are headers that were too large for their place."""
+"""How many bytes at the beginning of the body are headers that were too large."""
 PACKED = OWN + "packed"
-"""The same, of a body that was compressed with them."""
+"""The same, for a body that was compressed with them."""
 DUE, DELIVERIES, REQUEUED, REDELIVERED = OWN + "due", OWN + "deliveries", OWN + "parked", OWN + "redelivered"
 DEATHS = OWN + "deaths"
-"""The workers whose deaths are in the count of deliveries, by the names of their running files."""
+"""The workers whose deaths are included in the count of deliveries, by the names of their running files."""
 QUEUE, REASON, DIED = OWN + "queue", OWN + "reason", OWN + "died"
-"""Of a dead letter."""
+"""For a dead letter."""
 KEPT = frozenset({DELIVERIES, REQUEUED, REDELIVERED, DUE, DEATHS})
-"""What goes along when a message is sent anew. The server's own marks, such as x-death, are about the old
-one."""
+"""Headers kept when a message is sent again. The server's own, such as x-death, are about the old one."""
 
 _SERVERS = frozenset(
     {"x-death", "x-delivery-count", "x-acquired-count", "x-stream-offset", "x-received-from"}
@@ -38,13 +37,12 @@ _SERVERS_BEGIN = (OWN, "x-first-death-", "x-last-death-")
 
 
 def is_apart(name: str) -> bool:
-    """Whether the header *name* is none of the sender's."""
+    """Tell whether the header *name* is not the sender's."""
     return name[:2] == "x-" and (name in _SERVERS or name.startswith(_SERVERS_BEGIN))
 
 
 def outline(text: str) -> str:
-    """What is left of the headers *text* in their place when they are moved, for those who look with other
-    tools."""
+    """Return the headers that replace *text* when it is moved to the body, for display in other tools."""
     try:
         headers = json.loads(text)
     except (ValueError, RecursionError):
@@ -63,10 +61,10 @@ LATEST = 253402300799.0
 
 
 def count(value: Any) -> int:
-    """A number of deliveries, or of other things that happen one at a time; 0 for what is no such number."""
+    """Return a count of deliveries or similar events; 0 if it is invalid."""
     return value if type(value) is int and 0 <= value <= MOST_COUNT else 0
 
 
 def instant(value: Any) -> float | None:
-    """Epoch seconds; None for what is no time between the years 1970 and 9999."""
+    """Return epoch seconds; None for anything outside of the years 1970 to 9999."""
     return float(value) if type(value) in (int, float) and 0 <= value <= LATEST else None

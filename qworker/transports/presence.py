@@ -1,12 +1,11 @@
-"""Presence: what a live worker tells of itself through its broker, and how that is written and read.
+"""Presence: the status that a live worker publishes through its broker, and its encoding.
 
-Comes from:  a worker's listener, as text for ``Consumer.present``; the record that the broker keeps of it.
-Goes to:     ``Admin.workers()``, and so the command line and who else asks which workers there are.
+Comes from:  a worker's listener, as text for ``Consumer.present``; the broker's record of the worker.
+Goes to:     ``Admin.workers()``, and so the command line and other users.
 Thread:      any; values.
 
-The text is JSON of ASCII characters, so that every server takes it. It may have been written by another
-version, or by a stranger: a field that is missing, or is not what it should be, is left at its default, and
-what the record says is believed before it.
+The text is ASCII JSON, so that every server accepts it. It may have been written by another version, or by
+somebody else: a missing or invalid field gets its default, and the broker's record takes precedence.
 """
 
 import json
@@ -15,23 +14,23 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 STARTING = "starting"
-"""It has registered, and has not looked for messages yet."""
+"""It has registered, and has not fetched messages yet."""
 IDLE = "idle"
 WORKING = "working"
 STOPPING = "stopping"
-"""It takes nothing new, and ends."""
+"""It takes nothing new, and stops."""
 
 MAX_RUNNING = 100
-"""So many running tasks are named."""
+"""Maximum number of running tasks listed."""
 MAX_WORD = 255
-"""Characters of an id or a name that are told."""
+"""Maximum characters of an id or a name."""
 MAX_TEXT = 4 * 1024**2
-"""Characters of a text that is read: so many tasks with such names, and their worker, take a fourth."""
+"""Maximum characters of a text that is read: that many tasks with long names take a fourth."""
 
 
 class RunningTask(NamedTuple):
-    """A task that a worker is running. started: epoch seconds. pid: of the process that runs it; 0 when that
-    is not known. queue: that it came from; "" when that is not known."""
+    """A running task of a worker. started: epoch seconds. pid: of its process; 0 if unknown. queue: of its
+    message; "" if unknown."""
 
     id: str
     name: str
@@ -46,21 +45,21 @@ _NO_TOTALS: Mapping[str, int] = {}
 class Presence(NamedTuple):
     """A live worker.
 
-    - name: of the node, as ``celery@host``. host, pid: where it is; "" when the host is not known.
-    - queues, concurrency: what it consumes, and how many tasks it runs at once.
+    - name: of the node, such as ``celery@host``. host, pid: of its process; "" if the host is unknown.
+    - queues, concurrency: the queues it consumes, and how many tasks it runs at once.
     - started: epoch seconds of its registration.
-    - status: one of the constants of this module; "" when it has told nothing.
-    - pool: process ids of its children; () where tasks run in threads.
+    - status: one of the constants of this module; "" if unknown.
+    - pool: process ids of its children; () if tasks run in threads.
     - restarts: how many of them were replaced: dead, killed or recycled.
-    - waiting: tasks that it has received and that wait for a free place.
-    - scheduled: tasks that it has received and that wait for their time.
-    - unsettled: tasks that have ended, of which the broker is still to be told.
-    - busy: how many tasks it is running. running: the first MAX_RUNNING of them, the oldest first.
-    - totals: how many messages were "finished", "returned" and "dead_lettered".
-    - seen: epoch seconds, on its clock, at which it told this.
-    - version, python: of its qworker, and of its Python; "" when it has not said.
-    - memory: resident bytes of its main process, as it told last; 0 when that is not known. pool_memory: the
-      same of each process in *pool*, in its order. Pages that they share count for each.
+    - waiting: received tasks that wait for a slot.
+    - scheduled: received tasks that wait for their due time.
+    - unsettled: ended tasks that were not settled yet.
+    - busy: number of running tasks. running: the first MAX_RUNNING of them, oldest first.
+    - totals: numbers of messages that were "finished", "returned" and "dead_lettered".
+    - seen: epoch seconds of this status, on its clock.
+    - version, python: of its qworker, and of its Python; "" if unknown.
+    - memory: resident bytes of its main process at that time; 0 if unknown. pool_memory: the same for each
+      process in *pool*, in order. Shared pages count for each.
     """
 
     name: str
@@ -85,7 +84,7 @@ class Presence(NamedTuple):
     pool_memory: tuple[int, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """All fields by name, as JSON has them."""
+        """Return all fields by name, as JSON values."""
         return {
             **self._asdict(),
             "queues": list(self.queues),
@@ -97,7 +96,8 @@ class Presence(NamedTuple):
 
 
 def held_seconds(worker: Presence, now: float) -> float:
-    """For how many seconds each slot of *worker* has been running the same task; 0.0 when one is free."""
+    """Return for how many seconds each slot of *worker* has been running the same task; 0.0 when one is
+    free."""
     slots = min(worker.concurrency, MAX_RUNNING)
     if slots < 1 or worker.busy < worker.concurrency or len(worker.running) < slots:
         return 0.0
@@ -105,7 +105,7 @@ def held_seconds(worker: Presence, now: float) -> float:
 
 
 def to_text(presence: Presence) -> str:
-    """What a worker gives its broker: what the broker's record of it does not say."""
+    """Return the text for the broker: everything that its record does not contain."""
     told = {name: value for name, value in presence.plain().items() if name in READERS}
     told["running"] = [
         task._replace(id=task.id[:MAX_WORD], name=task.name[:MAX_WORD], queue=task.queue[:MAX_WORD])._asdict()
@@ -115,7 +115,7 @@ def to_text(presence: Presence) -> str:
 
 
 def from_text(text: str, record: Presence) -> Presence:
-    """The worker of which the broker keeps *record* and has been given *text* ('': nothing). Never fails."""
+    """Return the worker with this *record* and *text* ('': none) in the broker. Never fails."""
     told: dict[str, Any] = {"seen": record.started}
     for name, value in _parsed(text).items():
         reader = READERS.get(name)
@@ -132,7 +132,7 @@ def from_text(text: str, record: Presence) -> Presence:
 
 
 RECORDED = ("name", "pid", "queues", "concurrency", "started")
-"""What every broker's record of a worker says."""
+"""The fields of every broker's record."""
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -195,4 +195,4 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "memory": _count,
     "pool_memory": _counts,
 }
-"""What the text tells, each with what makes a value of what JSON has for it, or raises."""
+"""The fields of the text, each with a function that converts its JSON value, or raises."""

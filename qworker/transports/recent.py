@@ -1,8 +1,8 @@
-"""What was done lately, in case that the other side forgets it.
+"""Recent operations, in case the other side loses them.
 
 Comes from:  holders, after each batch of settlements.
-Goes to:     back to them, when a connection was lost: what it took with it is found here.
-Thread:      that of who made it.
+Goes to:     the holders again, after a lost connection: to find what was lost with it.
+Thread:      the owner's.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 class Recent(Generic[T]):
-    """Batches of things that were done. seconds: for how long they are kept, counted back from the newest.
-    most: how many things are kept at the least, if there are so many."""
+    """Batches of recent operations. seconds: how long they are kept, counted back from the newest.
+    most: how many are kept at least, if there are so many."""
 
     def __init__(self, seconds: float, most: int = 2**63, now: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -27,7 +27,7 @@ class Recent(Generic[T]):
         self._count = 0
 
     def add(self, batch: Sequence[T]) -> None:
-        """Note what was done just now."""
+        """Add operations done just now."""
         self._batches.append((self._now(), batch))
         self._count += len(batch)
         self.forget_before(self._now() - self._seconds)
@@ -35,7 +35,7 @@ class Recent(Generic[T]):
             self._forget_first()
 
     def undo(self) -> None:
-        """Forget the newest batch: it was not done after all."""
+        """Remove the newest batch: it was not done."""
         if self._batches:
             self._count -= len(self._batches.pop()[1])
 
@@ -47,5 +47,5 @@ class Recent(Generic[T]):
         self._count -= len(self._batches.popleft()[1])
 
     def __iter__(self) -> Iterator[Sequence[T]]:
-        """The batches, the oldest first."""
+        """Yield the batches, oldest first."""
         return iter([batch for _, batch in self._batches])

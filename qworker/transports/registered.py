@@ -1,10 +1,10 @@
-"""Brokers of others: packages that are installed beside us register them, and a URL's scheme finds them.
+"""Brokers of other packages: installed packages register them, and a URL's scheme finds them.
 
-Comes from:  ``transports/__init__.py``, ``capabilities.py``, with a scheme that is none of ours.
+Comes from:  ``transports/__init__.py``, ``capabilities.py``, with an unknown scheme.
 Goes to:     the entry points of installed packages, in the group ``qworker.brokers``.
-Thread:      any; pure but for the imports.
+Thread:      any; pure except for imports.
 
-An entry point is called as its scheme, and names the function that opens the broker::
+An entry point is named like its scheme, and names the function that opens the broker::
 
     [project.entry-points."qworker.brokers"]
     nats = "qworker.transports.nats.broker:open_broker"
@@ -27,14 +27,14 @@ GROUP = "qworker.brokers"
 
 
 def _points(**wanted: Any) -> Iterable[EntryPoint]:
-    # It loads some twenty modules, which who uses a broker of ours has no use for.
+    # It loads about twenty modules, which our own brokers do not need.
     from importlib.metadata import entry_points
 
     return entry_points(group=GROUP, **wanted)
 
 
 def registered(scheme: str) -> EntryPoint | None:
-    """The entry point for *scheme*; None when nobody has registered one. ConfigurationError when two have."""
+    """Return the entry point for *scheme*; None when there is none. ConfigurationError when there are two."""
     found = {point.value: point for point in _points(name=scheme)}
     if len(found) > 1:
         raise ConfigurationError(
@@ -46,11 +46,11 @@ def registered(scheme: str) -> EntryPoint | None:
 
 
 def load(point: EntryPoint) -> Any:
-    """The function that *point* names. ConfigurationError when there is none, or its module fails."""
+    """Return the function named by *point*. ConfigurationError when it is missing, or its module fails."""
     try:
         function = point.load()
     except ConfigurationError:
-        raise  # it says itself what is missing
+        raise  # it names what is missing
     except Exception as error:
         raise _failed(point, f"cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(function):
@@ -59,7 +59,7 @@ def load(point: EntryPoint) -> Any:
 
 
 def row(scheme: str) -> Any:
-    """``CAPABILITIES`` of the module that *scheme* is registered with; None where there is neither."""
+    """Return ``CAPABILITIES`` of the module registered for *scheme*; None if either is missing."""
     point = registered(scheme)
     if point is None:
         return None
@@ -68,18 +68,18 @@ def row(scheme: str) -> Any:
 
 
 def names() -> list[str]:
-    """All schemes that somebody has registered a broker for."""
+    """Return all registered schemes."""
     return sorted({point.name for point in _points()})
 
 
 def rows() -> list[Any]:
-    """``CAPABILITIES`` of every registered module, each once."""
+    """Return ``CAPABILITIES`` of every registered module, each once."""
     found = [row(scheme) for scheme in names()]
     return list({one.name: one for one in found if one is not None}.values())
 
 
 def check(point: EntryPoint, store: Any, kind: type) -> None:
-    """ConfigurationError unless what *point* opened is of *kind*."""
+    """ConfigurationError unless the object opened by *point* is of *kind*."""
     if not isinstance(store, kind):
         raise _failed(point, f"returned {type(store).__name__}, which is not a {kind.__name__}")
 

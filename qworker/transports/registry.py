@@ -1,8 +1,8 @@
-"""Registry: a few texts that a store keeps beside its messages, each until it lapses.
+"""Registry: short texts with an expiry that a store keeps with its messages.
 
-Comes from:  ``transports/as_kombu/exchanges.py``, which keeps queues and bindings so; qworker itself names
-             its queues and needs none of this.
-Goes to:     the stores that keep one (``Broker.registry``): a module each in their packages.
+Comes from:  ``transports/as_kombu/exchanges.py``, which stores queues and bindings; qworker itself does not
+             need it.
+Goes to:     the stores that have one (``Broker.registry``): one module each in their packages.
 Thread:      any.
 """
 
@@ -13,24 +13,24 @@ from collections.abc import Iterable, Mapping
 
 
 class Registry(ABC):
-    """All of it is read at once, so it is for some thousand entries."""
+    """It is always read completely, so it is meant for some thousand entries."""
 
     @abstractmethod
     def entries(self) -> dict[str, float | None]:
-        """All entries, each with the epoch second at which it lapses (None: never). One that has lapsed is
-        still there until somebody drops it. Raises BrokerUnavailable, as the others do."""
+        """Return all entries, each with the epoch second when it expires (None: never). An expired one is
+        there until it is dropped. Raises BrokerUnavailable, like the other methods."""
 
     @abstractmethod
     def put(self, entries: Mapping[str, float | None]) -> None:
-        """Keep *entries*, in the place of their like."""
+        """Store *entries*, replacing equal ones."""
 
     @abstractmethod
     def drop(self, entries: Iterable[str]) -> None:
-        """Forget *entries*; those that are not there do not matter."""
+        """Delete *entries*; missing ones are ignored."""
 
 
 class LocalRegistry(Registry):
-    """That of one connection, where the store keeps none. Owner: the thread that declares queues."""
+    """The registry of one connection, if the store has none. Owner: the thread that declares queues."""
 
     def __init__(self) -> None:
         self._entries: dict[str, float | None] = {}

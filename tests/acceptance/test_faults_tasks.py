@@ -246,7 +246,7 @@ def test_children_that_cannot_import(site: Site) -> None:
     )
     worker = site.start("--start-method", "spawn", app="once_only:app", ready=False)
     assert worker.wait() == 1
-    assert "died at birth" in worker.log
+    assert "died while starting" in worker.log
     assert "a module is missing" in worker.log
 
 

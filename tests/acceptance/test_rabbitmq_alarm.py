@@ -26,7 +26,7 @@ def test_work_goes_on_though_what_a_death_puts_back_cannot_be_sent(tmp_path: Pat
         (record,) = site.records(dying, STARTED)
         kill(record.pid, signal.SIGKILL)
         # All of them end, during the alarm: before, nothing was acknowledged for its length.
-        site.until(lambda: "takes no messages" in worker.log, "the alarm to be noticed")
+        site.until(lambda: "accepts no messages" in worker.log, "the alarm to be noticed")
         site.ended(*ids)
         assert len(site.records(dying, STARTED)) == 1, "what died cannot come back yet"
         server.do("set_vm_memory_high_watermark", "absolute", "1GB")

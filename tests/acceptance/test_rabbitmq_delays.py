@@ -177,7 +177,7 @@ def test_what_the_user_may_not_make_is_said(broken: Broken, open_: Open) -> None
     store = AMQPBroker(broken.direct.replace("guest:guest", "sender:secret"))
     try:
         with pytest.raises(
-            BrokerUnavailable, match=r"makes no queues for delayed.*qworker\.delay\.nowhere.*3\.10"
+            BrokerUnavailable, match=r"does not create queues for delayed.*qworker\.delay\.nowhere.*3\.10"
         ):
             store.sender.push([envelope("a", due=time.time() + 5.0)])
         store.sender.push([envelope("b")])

@@ -125,7 +125,7 @@ def test_a_module_that_cannot_be_imported_is_told_and_the_others_are(spooler: Sp
     with spooler.running("--spooler-python-import", "no_such_module"):
         write(spooler, 1)
         spooler.await_notes(1)
-    told = "the spooler goes on without no_such_module: there is no module 'no_such_module' in "
+    told = "the spooler continues without no_such_module: there is no module 'no_such_module' in "
     assert told in spooler.said()
 
 

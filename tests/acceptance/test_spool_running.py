@@ -282,8 +282,8 @@ def test_a_spooler_without_its_module_says_so(spool: SpoolSite, command: tuple[s
     spool.until(lambda: log.exists() and f"job {name} waits: {advice}" in log.read_text(), "it to be told")
     worker.stop()
     told = log.read_text()
-    assert (f"spool directories {spool.place}, beside the queues" in told) == (command == ("start",))
-    assert f"the spooler goes on without {module}: cannot import {module}" in told
+    assert (f"spool directories {spool.place}, in addition to the queues" in told) == (command == ("start",))
+    assert f"the spooler continues without {module}: cannot import {module}" in told
     assert f"WARNING/MainProcess] {advice}" in told
     assert "--spooler-python-import" not in told
     assert spool.files() == [name]

@@ -28,10 +28,10 @@ from tests.certificates import Certificates
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
-STRANGE = "its certificate is signed by no authority that we know"
-OTHER_NAME = "its certificate is made for another name"
-NO_TLS = "it speaks no TLS there"
-NO_HOST = "nobody knows this host name"
+STRANGE = "its certificate is not signed by a known authority"
+OTHER_NAME = "its certificate is for another name"
+NO_TLS = "it does not use TLS on that port"
+NO_HOST = "the host name is unknown"
 
 
 @pytest.fixture(scope="module")
@@ -193,12 +193,9 @@ def test_a_file_that_is_not_there(server: Secure, tmp_path: Path) -> None:
 def test_a_port_without_tls(server: Secure) -> None:
     said = refusal(server.unencrypted(), broker_connection_timeout=1)
     if server.binary == "redis-server":  # which takes our greeting for the beginning of a command
-        assert (
-            "it does not answer by TLS: if it runs, write the port on which it speaks TLS, or redis://"
-            in said
-        )
+        assert "it does not answer with TLS: if it is running, use its TLS port, or redis://" in said
     else:
-        assert f"{NO_TLS}: write the port on which it does, or amqp://" in said
+        assert f"{NO_TLS}: use its TLS port, or amqp://" in said
 
 
 @pytest.mark.parametrize("server", ["redis", "rabbitmq"], indirect=True)
@@ -206,7 +203,7 @@ def test_a_url_without_tls_for_a_port_with_it(server: Secure) -> None:
     url = server.tls_url().partition("?")[0].replace("rediss://", "redis://").replace("amqps://", "amqp://")
     said = refusal(url)
     wanted = "rediss://" if server.binary == "redis-server" else "amqps://"
-    assert f"it hung up at our first words: if it wants TLS, write {wanted}" in said
+    assert f"it closed the connection at the first message: if it requires TLS, write {wanted}" in said
 
 
 @postgresql_only
@@ -260,11 +257,12 @@ def test_a_server_that_wants_a_certificate_of_ours(
         # In TLS 1.3 the reason comes after the handshake, and may get lost when we write before we read it.
         said = refusal(server.tls_url())
         assert re.search(
-            "it (wants|may want) a certificate of ours.* in ssl_certfile and ssl_keyfile", said
+            r"it (requires a client|may require a .different.) certificate.* in ssl_certfile and ssl_keyfile",
+            said,
         ), said
         said = refusal(server.tls_url(**bad))
         assert re.search(
-            "(refuses our certificate: |or another one, in )ssl_certfile and ssl_keyfile", said
+            r"(refuses our certificate: |\(different\) certificate in )ssl_certfile and ssl_keyfile", said
         ), said
         with site_of(tmp_path, server, server.tls_url(**own)) as site:
             worker = site.start()

@@ -137,7 +137,7 @@ def test_list_shows_every_entry_and_that_nobody_leads(entries, run):
     assert "tasks.add  at 04:00 every day" in lines["nightly"]
     assert lines["bad"].endswith("0  wrong   settings")
     assert "entry 'bad': 'no' is not a crontab" in result.stderr
-    assert "Nobody looks after the schedules now." in result.stderr
+    assert "No scheduler is running." in result.stderr
 
 
 def test_list_as_json_has_all_keys(entries, beat):
@@ -172,11 +172,11 @@ def test_list_says_who_leads(entries, run, leader):
     service = leader(find_app("tasks").app)
     result = run("beat", "list", "-A", "tasks")
     holder = find_app("tasks").app.schedules.leader().holder
-    assert f"{holder} looks after the schedules." in result.stderr
+    assert f"{holder} is the leader of the schedulers." in result.stderr
     assert json.loads(run("beat", "list", "--json").stdout)["leader"] == holder
     service.stop()
     assert service.join(SLOW)
-    assert "Nobody looks after" in run("beat", "list").stderr
+    assert "No scheduler is running" in run("beat", "list").stderr
 
 
 def test_a_leader_that_has_died_does_not_lead(entries):
@@ -352,7 +352,7 @@ def test_preview_by_the_sun(tasks, beat):
 def test_preview_of_what_never_comes_again(tasks, run):
     result = run("beat", "preview", "--at", "2020-01-01T00:00Z")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert "It never comes again." in result.stderr
+    assert "It will not be due again." in result.stderr
 
 
 # -- changing --
@@ -400,7 +400,7 @@ def test_add_answers_in_json(entries, beat):
 def test_add_warns_of_what_is_doubtful(entries, run):
     result = run("beat", "add", "x", "tasks.ad", "--every", "5")
     assert result.exit_code == 0
-    assert "Warning: this app knows no task 'tasks.ad'. Did you mean 'tasks.add'?" in result.stderr
+    assert "Warning: this app does not know the task 'tasks.ad'. Did you mean 'tasks.add'?" in result.stderr
     result = run("beat", "add", "y", "tasks.add", "--every", "5", "-k", '{"z": 1}')
     assert result.exit_code == 0
     assert "Warning: it cannot be called: " in result.stderr
@@ -412,7 +412,7 @@ def test_add_warns_of_what_is_doubtful(entries, run):
     ["--at 2020-01-01", "--every 60 --start 2097-01-02 --end 2097-01-01", "--every 60 --end 2020-01-01"],
 )
 def test_add_and_set_warn_of_what_is_never_due(entries, run, schedule):
-    warning = "Warning: it is never due: its time is over"
+    warning = "Warning: it will never be due: its time is over"
     assert warning in run("beat", "add", "x", "tasks.add", *schedule.split(), "-a", "[1, 2]").stderr
     assert warning in run("beat", "set", "hourly", *schedule.split()).stderr
 
@@ -430,7 +430,7 @@ def test_set_lies_over_the_settings_until_reset(entries, beat, entry):
     assert entry("hourly")["fields"]["options"] == {"priority": 5}
     beat("set", "hourly", "--max-runs", "none", "--task", "tasks.add")
     assert entry("hourly")["fields"]["max_runs"] is None
-    assert beat("reset", "hourly") == "hourly is as settings and code say.\n"
+    assert beat("reset", "hourly") == "hourly is as in settings and code.\n"
     assert entry("hourly")["changed"] == []
 
 
@@ -472,7 +472,7 @@ def test_run_calls_it_now(entries, beat, run):
     assert result.exit_code == 0
     found = json.loads(result.stdout)
     assert (found["name"], found["task"]) == ("hourly", "tasks.add")
-    assert "No worker works on queue 'slow' now." in result.stderr
+    assert "No worker consumes queue 'slow' now." in result.stderr
     assert {info.queue: info.ready for info in find_app("tasks").app.broker.admin.queues()} == {"slow": 1}
     assert len(beat("run", "nightly").strip()) == 36
     assert run("beat", "run", "bad").exit_code == 1
@@ -497,7 +497,7 @@ def test_where_nobody_would_see_a_change(entries, run, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["add", "x", "tasks.add"], 2, "Say when: --every"),
+        (["add", "x", "tasks.add"], 2, "Give a schedule: --every"),
         (["add", "x", "tasks.add", "--every", "5", "--cron", "@daily"], 2, "One schedule at a time"),
         (["add", "x", "tasks.add", "--every", "soon"], 2, "'soon'"),
         (["add", "x", "tasks.add", "--every", "0"], 1, "is not an interval"),
@@ -539,7 +539,7 @@ def test_where_nobody_would_see_a_change(entries, run, monkeypatch):
         (["add", "x", "", "--every", "5"], 1, "task=''"),
         (["show", "a\0b"], 2, "is not a name of an entry"),
         (["show", "\x1b[2J\n"], 1, "there is no entry '\\x1b[2J\\n'"),
-        (["set", "nightly"], 2, "Say what is to be changed"),
+        (["set", "nightly"], 2, "Say what to change"),
         (["set", "nightly", "--every", "5", "--at", "2027-01-01"], 2, "One schedule at a time"),
         (["set", "bad", "--every", "5"], 1, "is not a crontab"),
         (["preview"], 2, "Name an entry, or give a schedule"),
@@ -608,7 +608,7 @@ def test_it_calls_what_is_due_and_stops_when_told(tasks, project, start, run, nu
     assert process.stop(number) == 0
     process.says("stopped: ")
     assert "Traceback" not in "\n".join(process.lines)
-    assert "Nobody looks after" in run("beat", "list").stderr
+    assert "No scheduler is running" in run("beat", "list").stderr
     assert json.loads(run("beat", "show", "tasks.tick", "--json").stdout)["runs"] >= 2
 
 
@@ -783,7 +783,7 @@ def test_an_entry_that_will_fail_is_shown(project, tasks, run, entry, severity, 
     )
     listed = run("beat", "list")
     assert f"  active{', ' * bool(words)}{words}  settings" in listed.stdout
-    assert ("More about what is wrong: qworker beat show NAME" in listed.stderr) == bool(words)
+    assert ("Details of problems: qworker beat show NAME" in listed.stderr) == bool(words)
     found = json.loads(run("beat", "show", "each", "--json").stdout)["troubles"]
     assert [(each["severity"], each["words"], each["what"]) for each in found] == (
         [(severity, words, what)] if severity else []

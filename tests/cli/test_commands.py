@@ -25,7 +25,7 @@ def test_call_sends_a_task_and_prints_its_id(tasks, run):
     assert json.loads(leased.headers)["id"] == result.stdout.strip()
     assert json.loads(leased.body)[0] == [2, 3]
     assert "Using tasks:app: tasks.py" in result.stderr
-    assert "No worker works on queue 'celery' now. Start one with: qworker start\n" in result.stderr
+    assert "No worker consumes queue 'celery' now. Start one with: qworker start\n" in result.stderr
 
 
 def sent(queue="celery"):
@@ -279,7 +279,7 @@ def test_a_broker_that_does_not_tell_of_workers_says_so(tasks, run):
     Path("plain.py").write_text(
         "from qworker import QWorker\napp = QWorker('plain', broker_url='memory://')\n"
     )
-    assert "does not tell which workers there are" in run("workers", "-A", "plain").stdout
+    assert "does not report its workers" in run("workers", "-A", "plain").stdout
 
 
 def test_what_a_broker_does_not_tell_of_queues_is_left_empty(tasks, run):
@@ -290,8 +290,8 @@ def test_what_a_broker_does_not_tell_of_queues_is_left_empty(tasks, run):
         f"app = QWorker('plain', broker_url='filesystem://', broker_transport_options={folders})\n"
     )
     assert run("queues", "-A", "plain").stdout == (
-        "No message is ready in any queue of filesystem://. This broker does not tell what is delayed or "
-        "being run.\n"
+        "No message is ready in any queue of filesystem://. This broker does not report delayed or "
+        "running messages.\n"
     )
     assert run("call", "-A", "plain", "--by-name", "anything").exit_code == 0
     (info,) = json.loads(run("queues", "-A", "plain", "--json").stdout)
@@ -303,7 +303,7 @@ def test_purge_needs_a_yes(tasks, run):
     run("call", "add", "1", "2")
     run("call", "add", "1", "2", "--queue", "other")
     refused = run("purge")
-    assert (refused.exit_code, "give --yes" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "use --yes" in refused.stderr) == (2, True)
     assert run("purge", "-Q", "other", "--yes").stdout == "Removed 1 message.\n"
     assert run("purge", "-X", "celery", "-f").stdout == "There is nothing to remove.\n"
     assert run("purge", "--yes").stdout == "Removed 1 message.\n"
@@ -519,7 +519,7 @@ def test_config_check_tells_everything_at_once(project, run):
 
 def test_config_check_when_all_is_well(tasks, run):
     result = run("config", "check")
-    assert (result.exit_code, result.stdout) == (0, "The settings are in order.\n")
+    assert (result.exit_code, result.stdout) == (0, "The settings are valid.\n")
 
 
 def test_any_command_tells_all_wrong_settings(project, run):
@@ -613,7 +613,7 @@ def test_a_result_that_nobody_knows_is_said_to_be_so(tasks, run, succeed):
     result = run("result", "unknown")
     assert (result.exit_code, result.stdout) == (3, "PENDING\n")
     assert (
-        "Nothing is stored of 'unknown': it waits or runs, its result was ignored or has expired"
+        "Nothing is stored for 'unknown': it waits or runs, its result was ignored or has expired"
         in result.stderr
     )
     known = run("result", "known", "--json")

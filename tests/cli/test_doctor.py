@@ -56,12 +56,12 @@ def test_a_project_in_order(tasks, run, worker):
 def test_no_worker_at_all_is_a_warning_until_messages_wait(tasks, run):
     result = run("doctor", "--json")
     assert result.exit_code == 0
-    assert any("no worker works on queue 'celery'" in warning for warning in what(result, "warning"))
+    assert any("no worker consumes queue 'celery'" in warning for warning in what(result, "warning"))
     assert run("doctor", "--strict").exit_code == 1
     run("call", "add", "1", "2")
     result = run("doctor", "--json")
     assert result.exit_code == 1
-    assert what(result) == ["no worker works on queue 'celery' (the default), where 1 message waits"]
+    assert what(result) == ["no worker consumes queue 'celery' (the default), where 1 message waits"]
     assert "start one: qworker start\n" in run("doctor").stdout
 
 
@@ -85,7 +85,7 @@ def test_a_queue_without_worker_beside_others_is_an_error(project, tasks, run, w
 def test_messages_in_a_queue_nobody_names(tasks, run, worker):
     worker("celery")
     run("call", "add", "1", "2", "-Q", "forgotten")
-    assert what(run("doctor", "--json")) == ["no worker works on queue 'forgotten', where 1 message waits"]
+    assert what(run("doctor", "--json")) == ["no worker consumes queue 'forgotten', where 1 message waits"]
 
 
 @pytest.mark.parametrize(
@@ -326,8 +326,8 @@ def test_a_package_of_a_stranger_in_our_place(tasks, run, tmp_path, monkeypatch)
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: qworker\nVersion: 2.0.7\n")
     monkeypatch.syspath_prepend(other.parent)
-    (text,) = [text for text in what(run("doctor", "--json")) if "another project's" in text]
-    assert text.startswith("the package qworker 2.0.7 is installed")
+    (text,) = [text for text in what(run("doctor", "--json")) if "another project" in text]
+    assert text.startswith("the package qworker 2.0.7 of another project is installed")
 
 
 # -- schedules --
@@ -357,7 +357,7 @@ def test_schedules_that_nobody_looks_after(scheduled, run):
     result = run("doctor", "--json")
     assert result.exit_code == 0
     (text,) = what(result, "warning")
-    assert text.startswith("nobody looks after the schedules (1 entry, kept in sqlite:///")
+    assert text.startswith("no scheduler is running (1 entry, kept in sqlite:///")
     assert "start one: qworker beat, or a worker with --beat" in run("doctor").stdout
     run("beat", "pause", "nightly")
     assert what(run("doctor", "--json"), "warning") == []
@@ -369,13 +369,15 @@ def test_who_looks_after_the_schedules(scheduled, run, leader):
     result = run("doctor", "--json")
     assert what(result, "warning") == []
     holder = service.leadership.lease.holder
-    assert any(text.startswith(f"{holder} looks after the schedules (1 entry") for text in what(result, "ok"))
+    assert any(
+        text.startswith(f"{holder} is the leader of the schedulers (1 entry") for text in what(result, "ok")
+    )
 
 
 @pytest.mark.parametrize(
     ("about", "words"),
     [
-        ('{"qworker": "0.0.1", "entries": ""}', ["leads the schedules with qworker 0.0.1, and this is"]),
+        ('{"qworker": "0.0.1", "entries": ""}', ["leads the schedulers with qworker 0.0.1, and this is"]),
         (
             json.dumps({"qworker": __version__, "entries": "x"}),
             ["has other entries in its settings and code"],
@@ -413,7 +415,10 @@ def test_entries_that_are_wrong(scheduled, run, leader):
 
 @pytest.mark.parametrize(
     ("store", "severity", "words"),
-    [("mongodb://x", "error", "cannot be kept by mongodb"), ("memory://", "warning", "kept in no store")],
+    [
+        ("mongodb://x", "error", "cannot be kept by mongodb"),
+        ("memory://", "warning", "kept in no shared store"),
+    ],
 )
 def test_stores_that_keep_no_schedules(scheduled, run, monkeypatch, store, severity, words):
     monkeypatch.setenv("QWORKER_BEAT_STORE", store)

@@ -149,7 +149,7 @@ def test_an_unknown_id_is_one_sentence(begun, run):
     result = run("graph", "nobody")
     assert (result.exit_code, result.stdout) == (3, "")
     assert result.stderr.splitlines()[-1] == (
-        "Error: nothing is stored of 'nobody': it waits or runs, its result was ignored or has expired, "
+        "Error: nothing is stored for 'nobody': it waits or runs, its result was ignored or has expired, "
         "its message is a dead letter (see qworker dead list), or the id is wrong"
     )
 
@@ -211,7 +211,7 @@ def test_watching_what_is_not_stored_yet_waits_for_it(tasks, succeed, environmen
     command = [sys.executable, "-m", "qworker", "graph", "--watch", "late"]
     with subprocess.Popen(command, env=environment, cwd=tasks, stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
-        assert watching.stdout.readline() == "nothing is stored of 'late' yet\n"
+        assert watching.stdout.readline() == "nothing is stored for 'late' yet\n"
         succeed("late", status="SUCCESS", result=1)
         assert watching.stdout.read() == "\ntask  late  SUCCESS\n"
     assert watching.returncode == 0

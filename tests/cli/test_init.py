@@ -220,7 +220,7 @@ def test_secrets_are_named_and_not_written(tasks, run, monkeypatch, kind):
     monkeypatch.setenv("QWORKER_WORKER_CONCURRENCY", "3")
     result = run("init", kind)
     assert "hunter2" not in result.stdout + result.stderr
-    assert "not written into the file: QWORKER_BROKER_URL, QWORKER_SECURITY_KEY." in result.stderr
+    assert "not written to the file: QWORKER_BROKER_URL, QWORKER_SECURITY_KEY." in result.stderr
     assert "QWORKER_SECURITY_KEY" in result.stdout
     assert re.search("QWORKER_WORKER_CONCURRENCY\\b.*?3", result.stdout, re.DOTALL)
 
@@ -263,7 +263,7 @@ def test_kubernetes_shows_where_the_password_of_a_url_in_the_code_belongs(tasks,
 
 def test_what_supervisord_cannot_read_is_left_out(tasks, run, monkeypatch):
     monkeypatch.setenv("QWORKER_WORKER_LOG_FORMAT", "it's")
-    assert "not written into the file: QWORKER_WORKER_LOG_FORMAT." in run("init", "supervisor").stderr
+    assert "not written to the file: QWORKER_WORKER_LOG_FORMAT." in run("init", "supervisor").stderr
     supervised(written(run, "supervisor"))
 
 

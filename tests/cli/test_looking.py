@@ -89,7 +89,7 @@ def test_a_broker_that_does_not_show_tasks_says_so(tasks, run):
     )
     result = run("tasks", "-A", "plain", "-Q", "celery")
     assert (result.exit_code, result.stdout) == (1, "")
-    said = "this broker shows no message without giving it out; `qworker queues` says how many there are"
+    said = "this broker cannot show messages without delivering them; `qworker queues` counts them"
     assert result.stderr == f"Error: {said}\n"
 
 
@@ -185,7 +185,7 @@ def test_where_messages_cannot_be_looked_at_what_runs_is_shown(project, run):
         broker.consumer.register("w@far", ["celery"], 1)
         _, row, _, told = run("tasks").stdout.splitlines()
         assert row.split()[:3] == ["running", "shop.invoice", "5c0e"]
-        assert "`qworker queues` says how many there are" in told
+        assert "`qworker queues` shows how many there are" in told
         (found,) = json.loads(run("tasks", "--json").stdout)
         assert (found["id"], found["worker"]) == ("5c0e", "w@far")
         assert "`qworker queues`" not in run("tasks", "--state", "running").stdout

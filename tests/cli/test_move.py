@@ -106,7 +106,7 @@ def test_running_workers_are_told(old, run):
     worker.consumer.lease(["celery"], 1)
     result = run(*MOVE, "--yes")
     assert "Warning: 1 worker is running on the old broker (w1@here)" in result.stderr
-    assert "Left in queue 'celery': 0 ready, 0 delayed, 1 being run." in result.stderr
+    assert "Left in queue 'celery': 0 ready, 0 delayed, 1 running." in result.stderr
     assert "Moved 2 messages." in result.stdout
     worker.close()
 
@@ -139,7 +139,7 @@ def test_delayed_flush(begun, run):
     run("call", "add", "1", "2", "--countdown", "2h")
     run("call", "add", "1", "2", "--countdown", "2h", "-Q", "other")
     assert run("delayed", "flush").exit_code == 2
-    assert run("delayed", "flush", "-Q", "other", "--yes").stdout == "Handed 1 message back.\n"
+    assert run("delayed", "flush", "-Q", "other", "--yes").stdout == "Moved 1 message.\n"
     broker = find_app("tasks").app.broker
     assert {info.queue: (info.ready, info.delayed) for info in broker.admin.queues()} == {
         "celery": (0, 1),

@@ -1,4 +1,4 @@
-"""A place that is not there: what looks at it makes nothing, and says that nothing was ever sent there."""
+"""A place that is not there: what looks at it makes nothing, and says that nothing was sent there yet."""
 
 from __future__ import annotations
 
@@ -175,8 +175,8 @@ def test_the_sentence_says_where_and_what_to_do(at, run, place):
     path = directory / {"default": ".qworker/qworker.db", "sqlite": "no/such/q.db", "spool": "queues"}[place]
     source = "QWorker(…)" if settings else "default"
     assert run("queues", "--json").stderr.splitlines()[-1] == (
-        f"Error: there is no {path}: nothing was ever sent there. If something was, correct broker_url "
-        f"({source}); the first task that is sent makes it"
+        f"Error: there is no {path}: nothing was sent there yet. If something was, correct broker_url "
+        f"({source}); sending the first task creates it"
     )
 
 
@@ -184,7 +184,7 @@ def test_a_result_where_none_was_ever_kept(at, run):
     directory, _ = at("files")
     said = run("result", "some-id")
     assert (said.exit_code, said.stdout) == (1, "")
-    assert f"there is no {directory}/results: no result was ever kept there" in said.stderr
+    assert f"there is no {directory}/results: no result was stored there yet" in said.stderr
     assert "correct result_backend (QWorker(…))" in said.stderr
 
 
@@ -196,8 +196,8 @@ def test_doctor_says_it_once_as_a_warning(at, run):
     assert found == [
         {
             "severity": "warning",
-            "what": f"there is no {directory}/no/such/q.db: nothing was ever sent there",
-            "advice": "correct broker_url (QWorker(…)), unless this is the beginning",
+            "what": f"there is no {directory}/no/such/q.db: nothing was sent there yet",
+            "advice": "correct broker_url (QWorker(…)), unless nothing was sent yet",
         }
     ]
 
@@ -209,7 +209,7 @@ def test_doctor_finds_a_place_that_cannot_be_made(project, run):
     result = run("doctor", "--json")
     assert result.exit_code == 1
     errors = [each["what"] for each in json.loads(result.stdout) if each["severity"] == "error"]
-    assert errors == [f"there is no {directory}/wall/queues, and it cannot be made"]
+    assert errors == [f"there is no {directory}/wall/queues, and it cannot be created"]
 
 
 def test_programs_find_nothing_and_make_nothing(at):

@@ -75,7 +75,7 @@ def test_doctor_says_what_to_do_when_nobody_listens(
         for step in (
             "start the server",
             "Is it running?",
-            "look whether the server runs",
+            "check whether the server is running",
             "speaks TLS",
             "no sentinel",
             "slip in",

@@ -79,7 +79,7 @@ def waiting(tasks) -> None:
 def test_a_queue_with_a_slip_in_it_is_told(waiting, run, command):
     result = run(*command.split())
     assert result.exit_code == 0
-    assert "Nobody knows a queue 'reprots'. Did you mean 'reports'?\n" in result.stderr
+    assert "There is no queue 'reprots'. Did you mean 'reports'?\n" in result.stderr
     right = run(*command.replace("reprots", "reports").split())
     assert "Nobody knows" not in right.stderr
     assert "Nobody knows" not in run(*command.replace("reprots", "zzz").split()).stderr
@@ -88,7 +88,7 @@ def test_a_queue_with_a_slip_in_it_is_told(waiting, run, command):
 def test_move_of_a_queue_with_a_slip_in_it_is_told(waiting, run):
     result = run("move", "sqlite:///.qworker/qworker.db", "sqlite:///other.db", "-Q", "reprots", "--yes")
     assert result.stdout == "There is nothing to move.\n"
-    assert "Nobody knows a queue 'reprots'. Did you mean 'reports'?\n" in result.stderr
+    assert "There is no queue 'reprots'. Did you mean 'reports'?\n" in result.stderr
     assert not Path("other.db").exists()
 
 
@@ -186,10 +186,10 @@ def test_ctrl_c_while_waiting_says_how_to_ask_later(tasks, environment):
     with subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, text=True) as waiting:
         assert waiting.stderr is not None
         told = waiting.stderr.readline() + waiting.stderr.readline()
-        assert "No worker works on queue" in told
+        assert "No worker consumes queue" in told
         waiting.send_signal(signal.SIGINT)
         assert waiting.stderr.read() == (
-            "\nThe task goes on; ask later: qworker result mine\n\nInterrupted.\n"
+            "\nThe task continues; ask later: qworker result mine\n\nInterrupted.\n"
         )
         assert waiting.wait(PATIENCE) == 130
 
@@ -267,7 +267,7 @@ def test_settings_whose_names_end_alike_are_two_problems(project, run):
 
 def test_report_counts_the_tasks_that_are_somebodys(tasks, run):
     told = run("report").stdout
-    assert "makes an app), 2 tasks\nsettings: as by default\nproblems: none\n" in told
+    assert "makes an app), 2 tasks\nsettings: default\nproblems: none\n" in told
 
 
 def test_call_to_a_queue_that_no_worker_is_on_names_the_one_that_is_meant(tasks, run):
@@ -302,7 +302,7 @@ def test_purge_finds_a_queue_that_only_the_server_knows(project, run):
 def test_graph_of_results_that_only_the_caller_gets_says_so(project, run):
     project(**{"tasks.py": 'from qworker import QWorker\napp = QWorker("tasks", broker="amqp://h")\n'})
     result = run("graph", "x")
-    assert (result.exit_code, "in the process that called" in result.stderr) == (1, True)
+    assert (result.exit_code, "in the calling process" in result.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("setting", ["imports", "include"])

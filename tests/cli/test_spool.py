@@ -358,7 +358,7 @@ def test_when_a_job_is_due(run, place):
     [
         (["a"], "KEY=VALUE", 2),
         (["=b"], "KEY=VALUE", 2),
-        (["a=1", "a=2"], "there twice", 2),
+        (["a=1", "a=2"], "given twice", 2),
         ([], "KEY=VALUE", 2),
         (["a=b", "--at", "1", "--in", "1"], "not both", 2),
         (["a=b", "--at", "tomorrow"], "ISO 8601", 2),

@@ -48,7 +48,7 @@ def test_a_worker_runs_tasks_and_stops_when_told(tasks, start, run):
     assert any("2 tasks: tasks.add, tasks.fail" in line for line in worker.lines)
     result = run("call", "add", "2", "3", "--wait")
     assert (result.exit_code, result.stdout) == (0, "5\n")
-    assert "No worker works" not in result.stderr
+    assert "No worker consumes" not in result.stderr
     failed = run("call", "fail", "-w", "--json")
     assert failed.exit_code == 1
     assert json.loads(failed.stdout)["result"] == {"type": "ValueError", "message": "no luck"}

@@ -197,7 +197,7 @@ def test_what_kills_its_process_and_what_is_refused_is_given_up(project: Project
     project.until(lambda: project.count("dead") == 2)
     assert [entry["count"] for entry in project.ledger("deadly")] == [0, 1, 2]
     reasons = {dead.reason for dead in project.ours.broker.admin.dead(QUEUE)}
-    assert reasons == {"delivered 3 times in vain", "rejected by its consumer"}
+    assert reasons == {"delivered 3 times without success", "rejected by its consumer"}
 
 
 @pytest.mark.parametrize(

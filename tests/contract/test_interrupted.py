@@ -120,7 +120,7 @@ class Shop:
             try:
                 step()
             except Exception as error:
-                raise AssertionError(f"after {what}, {thread} cannot go on: {error!r}") from error
+                raise AssertionError(f"after {what}, {thread} cannot continue: {error!r}") from error
         assert time.monotonic() - began < PATIENCE
 
     def check_queue(self) -> None:

@@ -334,7 +334,7 @@ def test_headers_that_no_frame_holds_are_refused_when_they_are_published(open_: 
     too_large = envelope("large", headers={"large": "é" * (FRAME_MAX // 2)})
     for batch in ([too_large], [fits, too_large], [too_large._replace(due=time.time() + 60)]):
         with pytest.raises(
-            PublishError, match=r"have 131\d{3} bytes, RabbitMQ takes 126968: nothing was published"
+            PublishError, match=r"have 131\d{3} bytes, RabbitMQ accepts 126968: nothing was published"
         ):
             store.sender.push(batch)
     store.sender.push([fits])

@@ -253,7 +253,7 @@ def test_no_process_is_forked_beside_threads(program: Program, thread: str) -> N
         return
     other = threading.Thread(target=program.let_go.wait, name="of the program")
     other.start()
-    with pytest.raises(ConfigurationError, match=r"other threads \(.*of the program.*\).*say pool='threads'"):
+    with pytest.raises(ConfigurationError, match=r"other threads \(.*of the program.*\).*use pool='threads'"):
         worker.start()
     program.let_go.set()
     other.join()

@@ -478,7 +478,7 @@ def test_https_with_an_authority_of_ones_own(
     assert secure.size("project", "q") == 0
 
 
-STRANGE = "its certificate is signed by no authority that we know: .* ssl_ca_certs"
+STRANGE = "its certificate is not signed by a known authority: .* ssl_ca_certs"
 
 
 @pytest.mark.parametrize(
@@ -486,7 +486,7 @@ STRANGE = "its certificate is signed by no authority that we know: .* ssl_ca_cer
     [
         ("localhost", "stranger", STRANGE),
         ("localhost", None, STRANGE),
-        ("127.0.0.1", "authority", "its certificate is made for another name"),
+        ("127.0.0.1", "authority", "its certificate is for another name"),
     ],
 )
 def test_who_is_not_trusted_is_one_clear_line(
@@ -505,7 +505,7 @@ def test_who_is_not_trusted_is_one_clear_line(
 def test_tls_where_there_is_none(server: IronMQ) -> None:
     with (
         closing(opened(https(server))) as store,
-        pytest.raises(BrokerUnavailable, match="it speaks no TLS there"),
+        pytest.raises(BrokerUnavailable, match="it does not use TLS on that port"),
     ):
         store.sender.push([envelope("a", "q")])
 

@@ -238,7 +238,7 @@ def test_by_tls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         other = f"tls://localhost:{server.port}?ssl_ca_certs={certificates.stranger}"
         with closing(open_broker(other, Settings({}))) as broker:
             for ask in (broker.admin.queues, lambda: broker.sender.push([envelope("a", "q")])):
-                with pytest.raises(BrokerUnavailable, match="by no authority that we know"):
+                with pytest.raises(BrokerUnavailable, match="by a known authority"):
                     ask()
 
 
@@ -252,7 +252,7 @@ def test_what_is_to_be_encrypted_goes_to_nobody_unencrypted() -> None:
         url = f"tls://qworker:s3cr3t@127.0.0.1:{port}"
         with closing(open_broker(url, Settings({}))) as broker:
             for ask in (broker.admin.queues, lambda: broker.sender.push([envelope("a", "q")])):
-                with pytest.raises(BrokerUnavailable, match="it speaks no TLS there"):
+                with pytest.raises(BrokerUnavailable, match="it does not use TLS on that port"):
                     ask()
     assert heard
     assert not [words for words in heard if b"CONNECT" in words or b"s3cr3t" in words]

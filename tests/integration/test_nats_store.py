@@ -486,7 +486,7 @@ def test_a_stream_that_was_deleted(open_: Open, place: NatsPlace) -> None:
 
 def test_nobody_is_there(open_: Open, place: NatsPlace) -> None:
     port = free_port()
-    with pytest.raises(BrokerUnavailable, match=f"{port}: nobody listens there") as away:
+    with pytest.raises(BrokerUnavailable, match=f"{port}: nothing listens there") as away:
         open_(at(place.url, port)).consumer.register("w", ["q"], 1)
     assert "\n" not in str(away.value)
 

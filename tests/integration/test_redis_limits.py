@@ -1,4 +1,4 @@
-"""A Redis that takes values of up to so many bytes: what is larger is refused before it hangs up."""
+"""A Redis that accepts values of up to so many bytes: what is larger is refused before it hangs up."""
 
 from __future__ import annotations
 

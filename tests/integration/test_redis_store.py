@@ -301,7 +301,7 @@ def test_a_missing_password_is_named_though_the_server_speaks_of_lengths(
 ) -> None:
     private = server()
     private.do("CONFIG", "SET", "requirepass", "right")
-    wanted = r"wants a password and got none: write it into the URL, as in redis://:PASSWORD@HOST"
+    wanted = r"requires a password and got none: add it to the URL, as in redis://:PASSWORD@HOST"
     with opened(private) as nobody:
         with pytest.raises(BrokerUnavailable, match=wanted):
             nobody.sender.push([message(str(number)) for number in range(20)])  # many arguments

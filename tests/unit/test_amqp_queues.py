@@ -55,7 +55,7 @@ def test_a_queue_that_is_not_there_is_made() -> None:
 @pytest.mark.parametrize("what", ["look", "declare"])
 def test_one_that_is_there_and_not_served_is_no_missing_one(what: str) -> None:
     """Nor a mistake in the configuration, which would end a worker that starts beside its server."""
-    with pytest.raises(NotServed, match=r"'x\.q' and does not serve it .*home node") as raised:
+    with pytest.raises(NotServed, match=r"'x\.q' but does not serve it .*home node") as raised:
         getattr(Queues(prefix="x."), what)(link(NotFound(DOWN)), "q")
     assert isinstance(raised.value, BrokerUnavailable)
 
@@ -66,5 +66,5 @@ def test_one_that_stops_being_served_meanwhile() -> None:
 
 
 def test_one_that_cannot_be_made_is_a_mistake() -> None:
-    with pytest.raises(ConfigurationError, match="cannot be made"):
+    with pytest.raises(ConfigurationError, match="cannot be created"):
         Queues().declare(link(NotFound(NONE), PreconditionFailed("PRECONDITION_FAILED - invalid arg")), "q")

@@ -53,7 +53,7 @@ def test_a_connection_may_go_on_to_the_next_of_several() -> None:
 
 
 def test_rabbitmq_needs_none_of_us() -> None:
-    with pytest.raises(ConfigurationError, match="kombu itself speaks to RabbitMQ"):
+    with pytest.raises(ConfigurationError, match="kombu itself supports RabbitMQ"):
         url_of(Connection("qworker+amqp://host//"))
 
 
@@ -122,7 +122,7 @@ def test_an_option_that_nobody_looks_at_is_told_once(
         settings_of(Connection(f"qworker+{url}", transport_options=options), url)
     (said,) = caplog.messages
     scheme = url.partition("://")[0]
-    assert said.startswith(f"broker_transport_options: {scheme}:// does not look at lease_secs; it has ")
+    assert said.startswith(f"broker_transport_options: {scheme}:// does not use lease_secs; it has ")
     assert has in said
 
 
@@ -147,7 +147,7 @@ def test_options_of_redis_are_those_that_it_looks_at() -> None:
 @pytest.mark.parametrize("given", ["three", -1, 2.5])
 def test_a_bound_that_is_none_is_refused(given: object) -> None:
     options = {"max_deliveries": given}
-    with pytest.raises(ConfigurationError, match="max_deliveries is a whole number"):
+    with pytest.raises(ConfigurationError, match="max_deliveries must be a whole number"):
         max_deliveries_of(Connection("qworker+redis://host", transport_options=options))
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from qworker.transports.connect_errors import MYSQL, POSTGRESQL, RABBITMQ, REDIS, Spelling, explained
 
-MISSING = "it wants a password and got none: write it into the URL, as in"
-WRONG = "the user name or password is wrong: both stand in the URL, as in"
+MISSING = "it requires a password and got none: add it to the URL, as in"
+WRONG = "the user name or password is wrong: both are in the URL, as in"
 NOWHERE = "there is no such database for this user"
 
 
@@ -54,7 +54,7 @@ def test_a_refused_login_says_what_to_write_where(said: str, spelling: Spelling,
         ("Timeout connecting to server", "firewall"),
         ("connection timeout expired", "firewall"),
         ("[Errno 113] No route to host", "firewall"),
-        ("Error -2 connecting to x:6379. Name or service not known.", "slip in the URL"),
+        ("Error -2 connecting to x:6379. Name or service not known.", "check the URL for mistakes"),
     ],
 )
 def test_a_server_that_cannot_be_reached_comes_with_the_next_step(said: str, meant: str) -> None:

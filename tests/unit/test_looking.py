@@ -159,7 +159,7 @@ class Silent(MemoryStore):
 
 
 def test_a_broker_that_shows_nothing_says_so() -> None:
-    with pytest.raises(NotSupported, match="shows no message without giving it out"):
+    with pytest.raises(NotSupported, match="cannot show messages without delivering them"):
         Scene(Silent).app.peek("celery")
 
 

@@ -89,8 +89,8 @@ def test_places_that_cannot_be_trusted_are_refused(path, tmp_path):
         (tmp_path / "missing" / "x.pid", "No such file"),
         (tmp_path, "Is a directory"),
         (tmp_path / "link", "symbolic link"),
-        (tmp_path / "open" / "x.pid", "everybody may write"),
-        (tmp_path / "fifo", "no ordinary file"),
+        (tmp_path / "open" / "x.pid", "writable by everybody"),
+        (tmp_path / "fifo", "not an ordinary file"),
     ):
         with pytest.raises(ConfigurationError, match=why), PidFile(str(place)):
             pass

@@ -85,8 +85,8 @@ def test_a_result_store_that_was_given_made_is_asked_nothing() -> None:
     [
         ({"broker": "sqlite:///q.db"}, "beside the messages"),
         ({"broker": "redis://h/0"}, "beside the messages"),
-        ({"broker": "amqp://h"}, "sent to who called (rpc://)"),
-        ({"broker": "amqp://h", "backend": "rpc://"}, "sent to who called (rpc://)"),
+        ({"broker": "amqp://h"}, "sent to the caller (rpc://)"),
+        ({"broker": "amqp://h", "backend": "rpc://"}, "sent to the caller (rpc://)"),
         ({"broker": "amqp://h", "backend": "redis://:secret@h/1"}, "redis://:********@h/1"),
         ({"broker": "amqp://h", "backend": "disabled://"}, "not kept"),
         ({"broker": "nats://h"}, "not kept"),

@@ -214,10 +214,13 @@ def test_kombu_is_asked_for_the_same(certificates: Certificates) -> None:
             "refuses our certificate",
         ),
         ("[SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca", "refuses our certificate"),
-        ("[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert certificate required", "certificate of ours"),
-        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "speaks no TLS"),
-        ("Error -2 connecting to a:1. Name or service not known.", "nobody knows"),
-        ("failed to resolve host 'a': [Errno -3] Temporary failure in name resolution", "nobody knows"),
+        ("[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert certificate required", "client certificate"),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "does not use TLS"),
+        ("Error -2 connecting to a:1. Name or service not known.", "host name is unknown"),
+        (
+            "failed to resolve host 'a': [Errno -3] Temporary failure in name resolution",
+            "host name is unknown",
+        ),
     ],
 )
 def test_what_drivers_say_is_explained(text: str, meaning: str) -> None:
@@ -236,22 +239,22 @@ def test_what_nobody_explains_is_told_on_one_line() -> None:
         (
             "Error while reading from a:1 : (104, 'Connection reset by peer')",
             False,
-            "if it wants TLS, write rediss://",
+            "if it requires TLS, write rediss://",
         ),
-        ("Connection closed by server.", False, "if it wants TLS, write rediss://"),
+        ("Connection closed by server.", False, "if it requires TLS, write rediss://"),
         (
             "Error 8 while writing to socket. EOF occurred in violation of protocol",
             True,
             "in ssl_certfile and ssl_keyfile",
         ),
-        ("Timeout connecting to server", True, "it does not answer by TLS"),
+        ("Timeout connecting to server", True, "it does not answer with TLS"),
         (
             "tlsv13 alert certificate required; Connection closed by server.",
             True,
-            "it wants a certificate of ours",
+            "it requires a client certificate",
         ),
-        ("Timeout connecting to server", False, "look whether the server runs"),
-        ("Error 111 connecting to a:1. Connection refused.", True, "nobody listens there"),
+        ("Timeout connecting to server", False, "check whether the server is running"),
+        ("Error 111 connecting to a:1. Connection refused.", True, "nothing listens there"),
         ("LOADING Redis is loading the dataset in memory", True, ""),
     ],
 )

@@ -75,9 +75,9 @@ def test_a_broker_that_is_away_is_told_of_once_and_waited_for(
     out, err = capsys.readouterr()
     assert out.splitlines() == ["12:00:00", "name", "a", "12:00:02", "name", "b"]
     away, back = err.splitlines()
-    assert away.startswith("There is no answer since 12:00:01; waiting for one: ")
+    assert away.startswith("No answer since 12:00:01; waiting: ")
     assert "secret" not in away
-    assert back == "There are answers again; there were none since 12:00:01."
+    assert back == "The server answers again; it did not since 12:00:01."
 
 
 def test_a_broker_that_is_away_at_first_is_an_error() -> None:
@@ -94,8 +94,8 @@ def test_a_terminal_is_drawn_anew(
     watch([picture("a"), AWAY, picture("x" * 99), rows], is_drawn=True)
     first, away, back, long = capsys.readouterr().out.split(CLEAR)[1:]
     assert first == "name\na\n\n12:00:00  every 2.5 s; Ctrl-C ends"
-    assert away == "name\na\n\n12:00:02  There is no answer since 12:00:01: redis://:*****"
-    assert back == f"name\n{'x' * 59}\n\nThere are answers again; there were none since 12:00:01."
+    assert away == "name\na\n\n12:00:02  No answer since 12:00:01: redis://:********@h/0 r"
+    assert back == f"name\n{'x' * 59}\n\nThe server answers again; it did not since 12:00:01."
     assert long.splitlines() == [
         "row 0", "row 1", "row 2", "row 3", "… 6 more lines", "", "12:00:03  every 2.5 s; Ctrl-C ends",
     ]  # fmt: skip

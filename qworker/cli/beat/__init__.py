@@ -1,5 +1,5 @@
 """`qworker beat`: runs the scheduler, and shows and changes its entries.
 
 Modules, in reading order: ``commands``, ``options`` (the fields of an entry), ``shown`` (entries as text and
-JSON), ``examined`` (what is wrong with entries), ``process`` (the scheduler as a process).
+JSON), ``examined`` (problems of entries), ``process`` (the scheduler as a process).
 """

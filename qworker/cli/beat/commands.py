@@ -1,7 +1,7 @@
-"""`qworker beat`: looks after the schedules; and looks at them, and changes them.
+"""`qworker beat`: runs the scheduler; shows and changes entries.
 
-Comes from:  people and init systems.
-Goes to:     ``process`` runs; ``app.schedules`` keeps what is changed; ``shown`` prints.
+Comes from:  users and init systems.
+Goes to:     ``process`` runs; ``app.schedules`` stores changes; ``shown`` prints.
 Thread:      main.
 """
 
@@ -58,16 +58,16 @@ _MOST_DUES = 1000
 @click.group(
     cls=SuggestingGroup,
     invoke_without_command=True,
-    epilog="One TERM or INT stops it; a second one does not wait. Any number may run at once where the store "
-    "is shared: one leads, and another takes over when it dies. Exit codes: 0 stopped; 1 could not start, or "
-    "failed.",
+    epilog="One TERM or INT stops it; a second one does not wait. Any number may run at once with a shared "
+    "store: one leads, and another takes over when it dies. Exit codes: 0 stopped; 1 could not "
+    "start, or failed.",
 )
 @app_option
 @process_options
 @celery_options(BEAT_OPTIONS_WITHOUT_EFFECT, BEAT_OPTIONS)
 @click.pass_context
 def beat(context: click.Context, /, app: str | None, **options: Any) -> int | None:
-    """Look after the schedules: call what is due, until told to stop. The commands show and change them."""
+    """Run the schedules: call what is due, until told to stop. The commands show and change them."""
     if context.invoked_subcommand is None:
         return run_until_told(app, **options)
     for option in context.command.params:
@@ -86,13 +86,13 @@ def beat(context: click.Context, /, app: str | None, **options: Any) -> int | No
 @app_option
 @json_option
 def list_(app: str | None, as_json: bool) -> None:
-    """List the entries: what is called, when, when next, and whether that is in order.
+    """List the entries: what is called, when, when next, and problems.
 
-    With --json: `leader` (null: nobody leads), `shared` (whether other processes see the store), `store` (its
-    URL) and `entries`, each with `name`, `task`, `when` (in words), `state` (active, paused, wrong, removed
-    or over), `source` (settings, code, task or hand), `changed` (the fields that were changed by hand),
-    `next_due`, `last_due`, `last_run` (times in ISO 8601, or null), `runs`, `error` (null: none) and
-    `troubles` (what will go wrong when it is called, each with `severity`, `words`, `what` and `advice`).
+    With --json: `leader` (null: none), `shared` (whether other processes see the store), `store` (its URL)
+    and `entries`, each with `name`, `task`, `when` (in words), `state` (active, paused, wrong, removed or
+    over), `source` (settings, code, task or hand), `changed` (fields changed by hand), `next_due`,
+    `last_due`, `last_run` (times in ISO 8601, or null), `runs`, `error` (null: none) and `troubles` (problems
+    of its next call, each with `severity`, `words`, `what` and `advice`).
     """
     application = open_app(app).app
     entries = application.schedules.entries()
@@ -111,10 +111,10 @@ def list_(app: str | None, as_json: bool) -> None:
 @app_option
 @json_option
 def show(name: str, app: str | None, as_json: bool) -> None:
-    """Show one entry whole: its fields, what was changed by hand, its last runs, its next due times.
+    """Show one entry in full: its fields, manual changes, its last runs, its next due times.
 
-    With --json: what `list` has of an entry; `fields` (as `qworker beat set` changes them), `task_id` (of the
-    last call), `next` (times), and `last`, each with `due`, `at`, `task_id` and `outcome` (sent or pending).
+    With --json: the keys of `list`; `fields` (as `qworker beat set` changes them), `task_id` (of the last
+    call), `next` (times), and `last`, each with `due`, `at`, `task_id` and `outcome` (sent or pending).
     """
     application = open_app(app).app
     found = application.schedules.get(name)
@@ -141,8 +141,8 @@ def show(name: str, app: str | None, as_json: bool) -> None:
 def preview(
     name: str | None, count: int, after: datetime | None, app: str | None, as_json: bool, **given: Any
 ) -> None:
-    """Show the next due times of the entry NAME, or of a schedule that is given here:
-    `qworker beat preview --cron "0 4 * * mon-fri" --tz Europe/Berlin`.
+    """Show the next due times of the entry NAME, or of a schedule given here: `qworker beat preview --cron "0
+    4 * * mon-fri" --tz Europe/Berlin`.
 
     With --json: `name` (or null), `when` (in words) and `next` (times in ISO 8601).
     """
@@ -151,7 +151,7 @@ def preview(
     after = after and placed(after, zone)
     if name is not None:
         if any(value is not None for value in given.values()):
-            raise click.UsageError("Name an entry, or give a schedule; not both.")
+            raise click.UsageError("Name an entry, or give a schedule, not both.")
         schedule = application.schedules.entry(name).schedule
         dues = application.schedules.preview(name, count, after)
     else:
@@ -171,7 +171,7 @@ def preview(
     for due in dues:
         click.echo(in_zone(due, due.tzinfo or zone))
     if not dues:
-        click.echo("It never comes again.", err=True)
+        click.echo("It will not be due again.", err=True)
 
 
 # -- changing --
@@ -185,15 +185,15 @@ def preview(
 @app_option
 @json_option
 def add(name: str, task: str, app: str | None, as_json: bool, **given: Any) -> None:
-    """Add the entry NAME, which calls TASK when its schedule says.
+    """Add the entry NAME, which calls TASK on its schedule.
 
-    With --json: what `list` has of it.
+    With --json: its keys of `list`.
     """
     application = open_app(app).app
     task = likely_task(application, task)
     schedule = read_schedule_options(application, given, None)
     if schedule is None:
-        raise click.UsageError("Say when: --every, --cron, --at, --rrule or --sun.")
+        raise click.UsageError("Give a schedule: --every, --cron, --at, --rrule or --sun.")
     fields = read_field_options(application, given, {})
     _check_options(application, task, fields.get("options", {}))
     _tell(application, application.schedules.add(name, task, schedule, **fields).name, "Added", as_json)
@@ -207,12 +207,12 @@ def add(name: str, task: str, app: str | None, as_json: bool, **given: Any) -> N
 @app_option
 @json_option
 def set_(name: str, app: str | None, as_json: bool, **given: Any) -> None:
-    """Change the entry NAME. What is changed lies over settings and code, until `qworker beat reset`.
+    """Change the entry NAME. Changes override settings and code, until `qworker beat reset`.
 
-    With --json: what `list` has of it.
+    With --json: its keys of `list`.
     """
     if all(value is None or value == () for value in given.values()):
-        raise click.UsageError("Say what is to be changed; see `qworker beat set --help`.")
+        raise click.UsageError("Say what to change; see `qworker beat set --help`.")
     application = open_app(app).app
     before = application.schedules.entry(name)
     schedule = read_schedule_options(application, given, before.schedule)
@@ -230,7 +230,7 @@ def set_(name: str, app: str | None, as_json: bool, **given: Any) -> None:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, type=_NAME)
 @app_option
 def pause(names: tuple[str, ...], app: str | None) -> None:
-    """Have entries not called until `qworker beat resume`."""
+    """Stop calling entries, until `qworker beat resume`."""
     schedules = open_app(app).app.schedules
     for name in _existing(schedules.entry, names):
         schedules.pause(name)
@@ -241,7 +241,7 @@ def pause(names: tuple[str, ...], app: str | None) -> None:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, type=_NAME)
 @app_option
 def resume(names: tuple[str, ...], app: str | None) -> None:
-    """Have paused entries called again."""
+    """Call paused entries again."""
     schedules = open_app(app).app.schedules
     for name in _existing(schedules.entry, names):
         schedules.resume(name)
@@ -252,9 +252,9 @@ def resume(names: tuple[str, ...], app: str | None) -> None:
 @click.argument("name", type=_NAME)
 @app_option
 def reset(name: str, app: str | None) -> None:
-    """Forget what was changed of the entry NAME by hand, or that it was removed."""
+    """Discard manual changes of the entry NAME, or its removal."""
     open_app(app).app.schedules.reset(name)
-    click.echo(f"{visible(name)} is as settings and code say.")
+    click.echo(f"{visible(name)} is as in settings and code.")
 
 
 @beat.command()
@@ -272,10 +272,10 @@ def remove(name: str, app: str | None) -> None:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @app_option
 def sign(names: tuple[str, ...], everything: bool, yes: bool, app: str | None) -> None:
-    """Sign what was changed by hand with the first security_key; show first what is not signed with a key.
+    """Sign manual changes with the first security_key; first show those that are not signed.
 
-    With a security_key entries that were changed or added by hand before are not called until they are
-    signed. Whoever can write to the schedule store can have put them there: look at them.
+    With a security_key, entries changed or added by hand before are not called until they are signed. Anyone
+    who can write to the schedule store could have added them, so check them.
     """
     if bool(names) == everything:
         raise click.UsageError("Name entries, or use --all.")
@@ -294,7 +294,7 @@ def sign(names: tuple[str, ...], everything: bool, yes: bool, app: str | None) -
 @app_option
 @json_option
 def run(name: str, app: str | None, as_json: bool) -> None:
-    """Call the entry NAME now, whatever its schedule says."""
+    """Call the entry NAME now, regardless of its schedule."""
     application = open_app(app).app
     entry = application.schedules.entry(name)
     try:
@@ -306,20 +306,20 @@ def run(name: str, app: str | None, as_json: bool) -> None:
 
 
 def _existing(find: Any, names: tuple[str, ...]) -> list[str]:
-    """Return the names, each once. Raises NoSuchEntry before anything is done."""
+    """Return the names without duplicates. Raises NoSuchEntry before anything is done."""
     for name in names:
         find(name)
     return list(dict.fromkeys(names))
 
 
 def _check_options(app: QWorker, task: str, options: Mapping[str, Any]) -> None:
-    """Raise PublishError for options of the call that would be refused each time it is due."""
+    """Raise PublishError for options of the call that would be refused when it is due."""
     check_options(app, task, options)
     check_priority(task, options, app.conf.task_queue_max_priority)
 
 
 def _tell(app: QWorker, name: str, done: str, as_json: bool) -> None:
-    """Say what became of an entry, and what will go wrong when it is called."""
+    """Print what was done to an entry, and problems of its next call."""
     found = app.schedules.get(name)
     entry = found.entry
     shown = brief(app, found)
@@ -331,7 +331,7 @@ def _tell(app: QWorker, name: str, done: str, as_json: bool) -> None:
     if entry is None:
         return
     if shown["state"] == OVER:
-        click.echo("Warning: it is never due: its time is over, or it has had all its runs.", err=True)
+        click.echo("Warning: it will never be due: its time is over, or it has had all its runs.", err=True)
     if entry.task not in app.tasks:
         click.echo(f"Warning: {doubt_task(app, entry.task)}", err=True)
         return

@@ -1,7 +1,7 @@
-"""What is wrong with schedules: entries, where they are kept, who looks after them.
+"""Problems of schedules: entries, their store, and the scheduler.
 
 Comes from:  `qworker config check` (problems), `qworker doctor` (facts), `qworker beat` (troubles).
-Goes to:     the settings and tasks of the app; facts() asks the schedule store too.
+Goes to:     the settings and tasks of the app; facts() also queries the schedule store.
 Thread:      main. Nothing is changed.
 """
 
@@ -30,24 +30,24 @@ from qworker.errors import ConfigurationError, InvalidSchedule, PublishError, QW
 from qworker.publishing.call import check_options
 
 _START = "start one: qworker beat, or a worker with --beat"
-_SHARE = "set beat_store, as to redis://… or postgresql://…"
+_SHARE = "set beat_store, for example to redis://… or postgresql://…"
 CANNOT_BE_CALLED = "cannot be called"
-_ALONE = "schedules are kept in no store that others see: two schedulers would call everything twice"
+_ALONE = "schedules are kept in no shared store: two schedulers would call everything twice"
 
 
 def problems(choice: AppChoice) -> Iterator[Problem]:
-    """What settings and code say alone; nothing is connected to."""
+    """Return the problems of settings and code, without connecting."""
     app = choice.app
     source = app.conf.source("beat_store")
     entries = list(catalog(base_of(app), ()).values())
     try:
         shared = open_store(app).shared
     except ConfigurationError as error:
-        if error.setting == "beat_store":  # another one has been told
+        if error.setting == "beat_store":  # another one was reported
             yield Problem("beat_store", str(error), source, "error")
     else:
         if entries and not shared:
-            # Who has set memory:// knows.
+            # memory:// is deliberate.
             severity = "warning" if app.conf.beat_store is None else "note"
             yield Problem("beat_store", f"{_ALONE}; {_SHARE}", source, severity)
     whence = app.conf.source("beat_schedule")
@@ -57,8 +57,8 @@ def problems(choice: AppChoice) -> Iterator[Problem]:
 
 
 def facts(choice: AppChoice) -> Iterator[Fact]:
-    """All entries, also those that were added by hand, and who looks after them. Raises QWorkerError when the
-    store does not answer though there are entries."""
+    """Return all entries, including those added by hand, and the leader. Raises QWorkerError when the store
+    is unavailable although there are entries."""
     app = choice.app
     base = base_of(app)
     schedules = app.schedules
@@ -73,7 +73,7 @@ def facts(choice: AppChoice) -> Iterator[Fact]:
         if base:
             entries = schedules.entries()
         else:
-            with suppress(QWorkerError):  # who has no schedules need not know that they cannot be kept
+            with suppress(QWorkerError):  # without schedules the missing store does not matter
                 entries = schedules.entries()
         yield from _entries(app, entries)
         called = [each for each in entries if each.entry is not None and each.entry.enabled]
@@ -88,14 +88,14 @@ def facts(choice: AppChoice) -> Iterator[Fact]:
     number = count(len(called), "entry").replace("entrys", "entries")
     where = mask_urls(store_url(app) or "")
     if lease is None:
-        yield Fact("warning", f"nobody looks after the schedules ({number}, kept in {where})", _START)
+        yield Fact("warning", f"no scheduler is running ({number}, kept in {where})", _START)
         return
-    yield Fact("ok", f"{lease.holder} looks after the schedules ({number}, kept in {where})")
+    yield Fact("ok", f"{lease.holder} is the leader of the schedulers ({number}, kept in {where})")
     yield from _differences(lease, about(catalog(base, ())))
 
 
 def _entries(app: QWorker, entries: Sequence[Listed]) -> Iterator[Fact]:
-    """What is wrong with entries."""
+    """Return the problems of entries."""
     for each in entries:
         if each.error is not None:
             yield Fact("error", each.error, "until then it is not called")
@@ -106,8 +106,8 @@ def _entries(app: QWorker, entries: Sequence[Listed]) -> Iterator[Fact]:
             if each.entry.next(now) is None and each.entry.previous(now) is None:
                 yield Fact(
                     "error",
-                    f"the entry {each.name!r:.200} is never due",
-                    "look at its start, its end and its schedule, or remove it",
+                    f"the entry {each.name!r:.200} will never be due",
+                    "check its start, its end and its schedule, or remove it",
                 )
         except InvalidSchedule as error:
             yield Fact("error", str(error), "until then it is not called")
@@ -123,7 +123,7 @@ def _entries(app: QWorker, entries: Sequence[Listed]) -> Iterator[Fact]:
 
 
 class Trouble(NamedTuple):
-    """What is wrong with the call of an entry. words: in a few. what: goes on from "the entry 'x'"."""
+    """A problem of an entry's call. words: short. what: continues "the entry 'x'"."""
 
     severity: str
     words: str
@@ -132,17 +132,18 @@ class Trouble(NamedTuple):
 
 
 def troubles(app: QWorker, entry: Entry) -> Iterator[Trouble]:
-    """What would go wrong when *entry* is due, as far as settings and code tell. Nothing is connected to."""
+    """Return problems that *entry* will have when it is due, as far as settings and code show. Connects to
+    nothing."""
     task = app.tasks.get(entry.task)
     if task is None:
         yield Trouble(
             "warning",
             "unknown task",
             f"calls {entry.task!r:.200}, which is not a task of this app",
-            "correct its name, or import the module that has it; where only workers have it, all is well",
+            "correct its name, or import its module; if only workers have it, ignore this",
         )
     if why := hindrance(app, entry):
-        yield Trouble("error", "overlap ignored", f"is called as with overlap='allow', since {why}")
+        yield Trouble("error", "overlap ignored", f"is called as with overlap='allow', because {why}")
     try:
         check_options(app, entry.task, entry.options)
         if task is not None and task.typing and task.check_arguments is not None:
@@ -152,7 +153,7 @@ def troubles(app: QWorker, entry: Entry) -> Iterator[Trouble]:
 
 
 def _differences(lease: Lease, ours: str) -> Iterator[Fact]:
-    """Whether who leads runs another version of qworker, or of the project, than we do."""
+    """Return whether the leader runs another version of qworker, or of the project."""
     theirs, here = _read(lease.about), _read(ours)
     if not theirs:
         return
@@ -160,19 +161,19 @@ def _differences(lease: Lease, ours: str) -> Iterator[Fact]:
     if version != here["qworker"]:
         yield Fact(
             "warning",
-            f"{lease.holder} leads the schedules with qworker {version!s:.40}, and this is {__version__}",
+            f"{lease.holder} leads the schedulers with qworker {version!s:.40}, and this is {__version__}",
             "run the same version everywhere",
         )
     elif theirs.get("entries") != here["entries"]:
         yield Fact(
             "warning",
             f"{lease.holder} has other entries in its settings and code than this app",
-            "start it again with the present version of the project",
+            "restart it with the current version of the project",
         )
 
 
 def _read(text: str) -> dict[str, Any]:
-    """What a scheduler says of itself; {} for what is none of ours."""
+    """Return a scheduler's description of itself; {} if it is not ours."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

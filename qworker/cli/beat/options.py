@@ -1,4 +1,4 @@
-"""What `qworker beat add` and `qworker beat set` take: a schedule, and the other fields of an entry.
+"""The options of `qworker beat add` and `qworker beat set`: a schedule, and the other fields of an entry.
 
 Comes from:  the command line.
 Goes to:     ``app.schedules``, as keyword arguments.
@@ -26,18 +26,18 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 KINDS = ("every", "cron", "at", "rrule", "sun")
 _ZONED = ("crontab", "rrule", "solar")
-"""The kinds of written schedules that have a time zone."""
+"""The stored kinds of schedules that have a time zone."""
 
 
 class _Nothing:
-    """What "none" stands for, as click takes None for an option that was not given."""
+    """Represents "none", because click uses None for a missing option."""
 
 
 NOTHING = _Nothing()
 
 
 class EntryName(ParamType):
-    """The name of an entry, which a store can be asked for. (Whether it is a good one is told by `add`.)"""
+    """The name of an entry that a store can look up. (`add` checks whether it is valid for a new one.)"""
 
     name = "name"
 
@@ -49,13 +49,15 @@ class EntryName(ParamType):
             self.fail(f"{text[:80]!r} is not UTF-8 text", param, ctx)
         if not text or "\0" in text or len(text) > LONGEST_NAME:
             self.fail(
-                f"{text[:80]!r} is not a name of an entry: it has 1 to {LONGEST_NAME} characters", param, ctx
+                f"{text[:80]!r} is not a name of an entry: it must have 1 to {LONGEST_NAME} characters",
+                param,
+                ctx,
             )
         return text
 
 
 class _Or(ParamType):
-    """What another type takes, or one of some words. "none" is NOTHING."""
+    """Accepts the values of another type, or one of some words. "none" is NOTHING."""
 
     def __init__(self, inner: ParamType, *words: str) -> None:
         self.name = inner.name
@@ -90,7 +92,7 @@ class _Place(ParamType):
 
 
 class _CallOption(ParamType):
-    """NAME=JSON. What is no JSON is text."""
+    """NAME=JSON. Anything but JSON is text."""
 
     name = "name=json"
 
@@ -107,7 +109,7 @@ _DURATION = SettingValue("worker_shutdown_timeout")
 _INSTANT = Instant()
 
 _SCHEDULES = (
-    click.option("--every", type=_DURATION, metavar="DURATION", help="Every so often (30, 90s, 1h30m)."),
+    click.option("--every", type=_DURATION, metavar="DURATION", help="At an interval (30, 90s, 1h30m)."),
     click.option("--cron", metavar="TEXT", help='A crontab: "0 4 * * mon-fri", "@daily".'),
     click.option("--at", type=_INSTANT, help="Once, at this time (2027-01-31T08:00:00+01:00)."),
     click.option("--rrule", metavar="TEXT", help='A rule of RFC 5545: "FREQ=WEEKLY;BYDAY=MO;BYHOUR=9".'),
@@ -115,7 +117,7 @@ _SCHEDULES = (
     click.option(
         "--tz",
         metavar="ZONE",
-        help="The time zone whose clocks count (Europe/Berlin); default: the setting timezone.",
+        help="The time zone of local times (Europe/Berlin); default: the setting timezone.",
     ),
 )
 _FIELDS = (
@@ -133,27 +135,27 @@ _FIELDS = (
         "options",
         type=_CallOption(),
         multiple=True,
-        help="An option of the call, as queue=slow or priority=5; again for more; null takes one away.",
+        help="An option of the call, such as queue=slow or priority=5; may be repeated; null removes one.",
     ),
-    click.option("--start", type=_Or(_INSTANT, "none"), help="Due times before this one do not count."),
-    click.option("--end", type=_Or(_INSTANT, "none"), help="Due times after this one do not count."),
-    click.option("--max-runs", type=_Or(Number(min=1), "none"), help="Call it so often in all, or `none`."),
+    click.option("--start", type=_Or(_INSTANT, "none"), help="Ignore due times before this one."),
+    click.option("--end", type=_Or(_INSTANT, "none"), help="Ignore due times after this one."),
+    click.option("--max-runs", type=_Or(Number(min=1), "none"), help="Maximum number of calls, or `none`."),
     click.option(
         "--expires",
         type=_Or(_DURATION, "none"),
-        help="A call that no worker has begun so long after its due time is not run; or `none`.",
+        help="A call that has not started this long after its due time does not run; or `none`.",
     ),
-    click.option("--jitter", type=_DURATION, help="Call it so much later at most, each time otherwise."),
+    click.option("--jitter", type=_DURATION, help="Maximum random delay of each call."),
     click.option(
         "--catch-up",
         type=_Or(Number(min=1), "latest", "skip"),
         metavar="latest/skip/NUMBER",
-        help="What becomes of due times that were missed: one call, none, or so many of the last.",
+        help="Calls for missed due times: one, none, or up to this many of the last.",
     ),
     click.option(
         "--overlap",
         type=click.Choice(list(OVERLAPS)),
-        help="What becomes of a due time while the call before has not ended.",
+        help="What happens at a due time while the previous call has not ended.",
     ),
     click.option("--enabled/--disabled", default=None, help="Whether it is called, or paused."),
 )
@@ -165,7 +167,7 @@ def schedule_options(command: _F) -> _F:
 
 
 def field_options(command: _F) -> _F:
-    """Add the options for all other fields of an entry."""
+    """Add the options for the other fields of an entry."""
     return _with(command, _FIELDS)
 
 
@@ -176,19 +178,20 @@ def _with(command: _F, options: tuple[Callable[[_F], _F], ...]) -> _F:
 
 
 def zone_of_app(app: QWorker) -> tzinfo:
-    """The time zone of an app's setting."""
+    """Return the time zone of an app's setting."""
     return UTC if app.conf.timezone == "UTC" else ZoneInfo(app.conf.timezone)
 
 
 def placed(instant: datetime, zone: tzinfo) -> datetime:
-    """*instant*, in *zone* when it names none."""
+    """Return *instant*, in *zone* if it is naive."""
     return instant if instant.tzinfo is not None else instant.replace(tzinfo=zone)
 
 
 def read_schedule_options(app: QWorker, given: Mapping[str, Any], now: Schedule | None) -> Schedule | None:
-    """Return the schedule that the options say; None when none of them was given.
+    """Return the schedule given by options; None if there is none.
 
-    now: what it is so far, for --tz alone. Raises click.UsageError for more than one, and InvalidSchedule.
+    now: the current schedule, for --tz alone. Raises click.UsageError for several schedules, and
+    InvalidSchedule.
     """
     kinds = [kind for kind in KINDS if given[kind] is not None]
     zone_name = given["tz"]
@@ -199,7 +202,7 @@ def read_schedule_options(app: QWorker, given: Mapping[str, Any], now: Schedule 
     value = given[kinds[0]]
     if kinds == ["every"]:
         if zone_name is not None:
-            raise click.UsageError("--tz does not go with --every, which looks at no clock on the wall.")
+            raise click.UsageError("--tz does not go with --every, which does not depend on local time.")
         return schedule(_interval(value))
     if kinds == ["at"]:
         return clocked(placed(value, zone_of(zone_name) or zone_of_app(app)))
@@ -222,7 +225,7 @@ def _moved(now: Schedule | None, zone_name: str) -> Schedule:
     written = {} if now is None else write_schedule(now)
     if not any(kind in written for kind in _ZONED):
         raise click.UsageError(
-            "--tz goes with --cron, --at, --rrule or --sun, or an entry that has such a one."
+            "--tz goes with --cron, --at, --rrule or --sun, or an entry with such a schedule."
         )
     return read_schedule({**written, "tz": zone_name})
 
@@ -230,8 +233,8 @@ def _moved(now: Schedule | None, zone_name: str) -> Schedule:
 def read_field_options(
     app: QWorker, given: Mapping[str, Any], options_before: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the other fields that were given, for ``app.schedules``. options_before: those of the call so
-    far, which --option adds to."""
+    """Return the other given fields for ``app.schedules``. options_before: the current options of the call,
+    which --option extends."""
     zone = zone_of(given["tz"]) or zone_of_app(app)
     fields: dict[str, Any] = {}
     for name, value in given.items():

@@ -1,8 +1,8 @@
-"""The process `qworker beat`: looks after the schedules until it is told to stop.
+"""The process `qworker beat`: runs the schedules until it is told to stop.
 
 Comes from:  `qworker beat` without a command.
 Goes to:     ``beat.service``.
-Thread:      main, which rests until a signal comes or the scheduler fails; the scheduler has its own. Signal
+Thread:      main, which waits for a signal or a failure of the scheduler; the scheduler has its own. Signal
              handlers set a flag and write one byte.
 """
 
@@ -28,16 +28,16 @@ from qworker.naming import node_name
 logger = logging.getLogger(__name__)
 
 END_SECONDS = 10.0
-"""So long a stop waits for the scheduler's present turn."""
+"""How long a stop waits for the scheduler's current turn."""
 LOOK_SECONDS = 1.0
 
 
 def run_until_told(
     app: str | None, loglevel: int, logfile: str | None, log_json: bool | None, pidfile: str | None
 ) -> int:
-    """Look after the schedules of *app*; return the exit code: 0 stopped, 1 failed.
+    """Run the schedules of *app*; return the exit code: 0 stopped, 1 failed.
 
-    Raises ConfigurationError for everything that can be known to be wrong before it runs.
+    Raises ConfigurationError for everything that is known to be wrong beforehand.
     """
     choice = open_app(app, tasks=False)
     conf = choice.app.conf
@@ -80,7 +80,7 @@ def _run(choice: AppChoice, node: str) -> int:
         service.stop()
         if not _ended(service, requests, choice):
             logger.warning(
-                "the scheduler has not ended; whoever takes over waits for its lease to run out",
+                "the scheduler has not ended; another one takes over when its lease expires",
                 extra={"event": "beat-left"},
             )
         logger.info("stopped: %s sent", count(service.fired, "call"), extra={"event": "beat-stopped"})
@@ -90,7 +90,7 @@ def _run(choice: AppChoice, node: str) -> int:
 
 
 def _ended(service: Beat, requests: ShutdownRequests, choice: AppChoice) -> bool:
-    """Wait for the scheduler's thread; a second signal ends that at once."""
+    """Wait for the scheduler's thread; a second signal ends the wait."""
     clock, asked = choice.app.clock, len(requests)
     until = clock.monotonic() + END_SECONDS
     while not service.join(0.1):
@@ -100,8 +100,8 @@ def _ended(service: Beat, requests: ShutdownRequests, choice: AppChoice) -> bool
 
 
 def _tell(choice: AppChoice, node: str, service: Beat) -> None:
-    """Log what is about to be looked after. Entries that were added by hand are not counted: the store has
-    them, and to read all of it takes as long again."""
+    """Log the configuration. Entries added by hand are not counted: reading them from the store would take as
+    long again."""
     app, shared = choice.app, service.store.shared
     logger.info("qworker %s, %s, process %d", __version__, node, os.getpid())
     url = store_url(app) if shared else None
@@ -122,16 +122,16 @@ def _tell(choice: AppChoice, node: str, service: Beat) -> None:
         )
     if not shared:
         logger.warning(
-            "the schedule store is not shared: run one `qworker beat` and no more, as two would call "
-            "everything twice; and what is missed while none runs is not called. Set beat_store, as to "
+            "the schedule store is not shared: run only one `qworker beat`, because two would call "
+            "everything twice; due times while none runs are lost. Set beat_store, for example to "
             "redis://… or postgresql://…",
             extra={"event": "beat-alone"},
         )
 
 
 def _has_rows(service: Beat) -> bool:
-    """Whether entries may have been added by hand."""
+    """Tell whether there may be entries added by hand."""
     try:
         return bool(service.store.rows())
-    except BackendError:  # as the service will say
+    except BackendError:  # the service reports it
         return True

@@ -1,4 +1,4 @@
-"""Entries as they are shown: as rows, as fields, as JSON.
+"""Entries for display: as rows, as fields, as JSON.
 
 Comes from:  `qworker beat` and its commands.
 Goes to:     standard output.
@@ -35,7 +35,7 @@ DUES_SHOWN = 5
 
 
 def state_of(found: Listed, due: datetime | None) -> str:
-    """ACTIVE, PAUSED, WRONG (and never called), REMOVED, or OVER: it never comes again."""
+    """Return ACTIVE, PAUSED, WRONG (never called), REMOVED, or OVER: it will not be due again."""
     if found.removed:
         return REMOVED
     if found.entry is None:
@@ -46,7 +46,7 @@ def state_of(found: Listed, due: datetime | None) -> str:
 
 
 def when(schedule: Schedule) -> str:
-    """A schedule in words, with its time zone; one of your own may have none."""
+    """Return a schedule in words, with its time zone; a custom one may have none."""
     try:
         text = schedule.words() if isinstance(schedule, Schedule) else safe_repr(schedule)
     except Exception:  # noqa: BLE001 - it may be anybody's code
@@ -56,7 +56,7 @@ def when(schedule: Schedule) -> str:
 
 
 def told_whole(found: Listed) -> str:
-    """All that an entry says, in one line; of one that is wrong why."""
+    """Return all fields of an entry in one line; for an invalid one its error."""
     if found.removed:
         return "removed"
     if found.entry is None:
@@ -65,7 +65,7 @@ def told_whole(found: Listed) -> str:
 
 
 def brief(app: QWorker, found: Listed) -> dict[str, Any]:
-    """An entry for --json. The help of `list` tells of each key."""
+    """Return an entry for --json. The help of `list` documents the keys."""
     entry, state = found.entry, found.state or State()
     try:
         due = app.schedules.next(found)
@@ -91,7 +91,8 @@ def brief(app: QWorker, found: Listed) -> dict[str, Any]:
 
 
 def whole(app: QWorker, found: Listed) -> dict[str, Any]:
-    """An entry for `show --json`: all of brief(), its fields, its last runs and next due times."""
+    """Return an entry for `show --json`: the keys of brief(), its fields, its last runs and next due
+    times."""
     shown = brief(app, found)
     dues = app.schedules.preview(found.name, DUES_SHOWN) if shown["state"] == ACTIVE else []
     last = app.schedules.runs(found.name, RUNS_SHOWN)
@@ -109,7 +110,7 @@ def _fields(found: Listed) -> dict[str, Any]:
         return {}
     try:
         return as_data(found.entry)
-    except InvalidSchedule:  # a schedule of your own, which cannot be written down
+    except InvalidSchedule:  # a custom schedule, which cannot be stored
         plain = {name: getattr(found.entry, name) for name in ("task", "args", "kwargs", "options")}
         return {
             **plain,
@@ -128,7 +129,7 @@ def _slot(app: QWorker, slot: Slot) -> dict[str, Any]:
 
 
 def leader(app: QWorker) -> dict[str, Any]:
-    """Who leads, for --json. shared: whether others can see who leads and what is changed."""
+    """Return the leader for --json. shared: whether other processes see the leader and changes."""
     schedules = app.schedules
     if not schedules.store.shared:
         return {"leader": None, "shared": False, "store": "memory://"}
@@ -144,7 +145,7 @@ def leader(app: QWorker) -> dict[str, Any]:
 
 
 def print_entries(app: QWorker, entries: Sequence[Listed]) -> None:
-    """A table of entries, what is wrong with them, and who looks after them."""
+    """Print a table of entries, their problems, and the leader."""
     shown = [brief(app, each) for each in entries]
     rows = [
         (
@@ -165,23 +166,23 @@ def print_entries(app: QWorker, entries: Sequence[Listed]) -> None:
             whose = "" if repr(each["name"]) in each["error"] else f"{each['name']}: "
             click.echo(visible(f"{whose}{each['error']}"), err=True)
     if any(each["troubles"] for each in shown):
-        click.echo("More about what is wrong: qworker beat show NAME", err=True)
+        click.echo("Details of problems: qworker beat show NAME", err=True)
 
 
 def print_leader(app: QWorker) -> None:
-    """One line on standard error: who leads, or that nobody does."""
+    """Print the leader on standard error, in one line."""
     found = leader(app)
     if not found["shared"]:
-        text = "Schedules are kept in no store: each `qworker beat` looks after them for itself."
+        text = "Schedules are kept in no store: each `qworker beat` runs them separately."
     elif found["leader"] is None:
-        text = "Nobody looks after the schedules now. Start: qworker beat, or a worker with --beat."
+        text = "No scheduler is running. Start one: qworker beat, or a worker with --beat."
     else:
-        text = f"{visible(found['leader'])} looks after the schedules."
+        text = f"{visible(found['leader'])} is the leader of the schedulers."
     click.echo(text, err=True)
 
 
 def print_entry(app: QWorker, found: Listed) -> None:
-    """All of an entry, a line for each thing."""
+    """Print all of an entry, one line for each field."""
     shown = whole(app, found)
     fields, dues, runs = shown.pop("fields"), shown.pop("next"), shown.pop("last")
     shown["state"] = _state_words(shown)
@@ -223,21 +224,21 @@ def _state_words(shown: dict[str, Any]) -> str:
 
 
 def shown_time(app: QWorker, text: str | None) -> str:
-    """An instant on the clock of the app's time zone; "" for None."""
+    """Return an instant in the app's time zone; "" for None."""
     if text is None:
         return ""
     return in_zone(datetime.fromisoformat(text), zone_of_app(app))
 
 
 def in_zone(instant: datetime, zone: tzinfo) -> str:
-    """As 2027-01-31 08:00:00 CET; with a fraction of a second where there is one."""
+    """Such as 2027-01-31 08:00:00 CET; with a fraction of a second if there is one."""
     there = instant.astimezone(zone)
     thousandths = there.microsecond // 1000
     return f"{there:%Y-%m-%d %H:%M:%S}{f'.{thousandths:03}' if thousandths else ''} {there:%Z}"
 
 
 def _iso(app: QWorker, seconds: float | None) -> str | None:
-    """An epoch second in the app's time zone; None for None, and for what is no time."""
+    """Return an epoch second in the app's time zone; None for None, and for an invalid time."""
     if seconds is None:
         return None
     try:

@@ -1,12 +1,11 @@
-"""The demo behind ``qworker start --demo``: real tasks on real files, with nothing configured and nothing to
-install.
+"""The demo of ``qworker start --demo``: real tasks on real files, without configuration or installation.
 
 Comes from:  the command line, or ``qworker.cli.demo.run()``.
-Goes to:     a worker in a process of its own, a table on the terminal, an HTML file.
+Goes to:     a worker in a separate process, a table on the terminal, an HTML file.
 Thread:      main.
 
-Modules, in reading order: ``driver`` (runs it), ``tasks``, ``analysis`` (what the tasks compute), ``screen``
-(the terminal), ``report`` and ``page`` (what came of it).
+Modules, in reading order: ``driver`` (runs it), ``tasks``, ``analysis`` (the computations), ``screen`` (the
+terminal), ``report`` and ``page`` (the results).
 """
 
 from qworker.cli.demo.driver import run

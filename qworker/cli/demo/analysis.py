@@ -1,5 +1,4 @@
-"""What the demo's tasks compute: which files to read, and what is in one of them. Pure functions, no tasks
-here.
+"""The computations of the demo's tasks: which files to read, and what one contains. Pure functions.
 
 Comes from:  driver (which files), tasks (one file).
 Goes to:     report, as plain dictionaries that survive JSON.
@@ -18,10 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
-# Under fifteen seconds of two cores; a plain installation has less than this.
+# Less than fifteen seconds on two cores; a plain installation has less than this.
 BYTES_TO_READ = 40_000_000
 
-# Tests hold odd files by the hundred, and lib2to3 is a grave of Python 2: a few of theirs are read on purpose
+# Tests contain hundreds of odd files, and lib2to3 a lot of Python 2: a few of them are included deliberately
 # below.
 LEFT_OUT = {
     "test",
@@ -60,10 +59,11 @@ class Analysis(TypedDict):
 
 
 def choose_files(budget: int = BYTES_TO_READ) -> list[Path]:
-    """Modules of this installation, up to *budget* bytes: the standard library first, then what is installed.
+    """Return modules of this installation, up to *budget* bytes: the standard library first, then installed
+    packages.
 
-    Large and small are mixed, the same way each time, so that progress is even. A few files that are known to
-    be broken come on top, where the installation has them.
+    Large and small files are mixed, always in the same way, so that progress is even. A few files known to be
+    invalid are added, if the installation has them.
     """
     paths = sysconfig.get_paths()
     library = Path(paths["stdlib"])
@@ -87,7 +87,7 @@ def _modules(root: Path) -> Iterator[Path]:
 
 
 def write_samples(directory: Path) -> list[Path]:
-    """Two files that are broken in every installation: one that is not UTF-8, one that is Python 2."""
+    """Write two invalid files: one that is not UTF-8, one that is Python 2."""
     undecodable = directory / "sample_latin1.py"
     undecodable.write_bytes('name = "Zo\xeb"\n'.encode("latin-1"))
     python2 = directory / "sample_python2.py"
@@ -96,7 +96,7 @@ def write_samples(directory: Path) -> list[Path]:
 
 
 def package_of(path: Path) -> str:
-    """The top-level package or module that *path* belongs to: 'asyncio' for .../asyncio/tasks.py."""
+    """Return the top-level package or module of *path*: 'asyncio' for .../asyncio/tasks.py."""
     paths = sysconfig.get_paths()
     for root in (paths["purelib"], paths["platlib"], paths["stdlib"]):
         if path.is_relative_to(root):
@@ -105,11 +105,11 @@ def package_of(path: Path) -> str:
 
 
 def analyse_file(path: str, encoding: str | None = None) -> Analysis:
-    """Count what is in one file.
+    """Count the contents of one file.
 
-    encoding: None finds it as Python does, from the byte-order mark or the coding comment. Raises
-    UnicodeError or LookupError when it cannot be read as text so (try another encoding), NotPython when the
-    text is no Python of this version, OSError when it cannot be read at all.
+    encoding: None finds it like Python, from the byte-order mark or the coding comment. Raises UnicodeError
+    or LookupError when it cannot be decoded (try another encoding), NotPython when the text is not Python of
+    this version, OSError when it cannot be read.
     """
     file = Path(path)
     data = file.read_bytes()

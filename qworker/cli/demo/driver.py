@@ -1,8 +1,8 @@
-"""Runs the demo: a worker in its own process and directory, tasks published, results gathered, everything
+"""Runs the demo: a worker in its own process and directory, tasks published, results collected, everything
 cleaned up.
 
 Comes from:  ``qworker start --demo``.
-Goes to:     tasks (published), report and page (what came back).
+Goes to:     tasks (published), report and page (results).
 Thread:      main.
 """
 
@@ -52,13 +52,13 @@ Results = dict[str, list[AsyncResult[Any]]]
 
 
 class DemoFailed(Exception):
-    """The demo could not go on; the text is for the person who ran it."""
+    """The demo could not continue; the text is for the user."""
 
 
 def run(
     concurrency: int | None = None, out: str | os.PathLike[str] | None = None, stream: TextIO | None = None
 ) -> int:
-    """Run the whole demo and return a process exit code: 0 when everything ended as it should.
+    """Run the whole demo and return a process exit code: 0 when everything ended as expected.
 
     concurrency: children of the worker; None is one for each core. out:         the directory for
     report.html, or a file name that ends in .html; None is ``.qworker/demo`` here, or the temporary directory
@@ -118,7 +118,7 @@ def _show(screen: Screen, directory: Path, children: int) -> Report:
 
 
 def publish(files: Sequence[Path], directory: Path, due: float) -> Results:
-    """Everything is published at once: the worker decides what runs when."""
+    """Publish everything at once: the worker decides what runs when."""
     return {
         "appointment": [tasks.appointment.apply_async((due,), eta=datetime.fromtimestamp(due, UTC))],
         "die_once": [tasks.die_once.apply_async((str(directory / "died"),), countdown=CRASH_SECONDS)],
@@ -132,7 +132,7 @@ def publish(files: Sequence[Path], directory: Path, due: float) -> Results:
 def _gather(
     screen: Screen, process: subprocess.Popen[bytes], published: Results, directory: Path
 ) -> dict[str, Mapping[str, Any]]:
-    """Wait until each task has an end, drawing progress meanwhile. Returns what is stored, by task id."""
+    """Wait until each task has ended, drawing progress meanwhile. Return the stored metadata by task id."""
     waiting = {result.id for results in published.values() for result in results}
     watched = {words: {result.id for result in published[part]} for words, part in WATCHED.items()}
     total = len(waiting)
@@ -154,12 +154,12 @@ def _gather(
         if ready and waiting:
             time.sleep(
                 0.05
-            )  # results come by the hundred: looking at each alone would take time from the work
+            )  # results arrive by the hundred: reading each alone would take time from the work
     return metas
 
 
 def parts_of(published: Results, metas: Mapping[str, Mapping[str, Any]]) -> list[Part]:
-    """What came of it: metas is what is stored for each of *published*, by task id."""
+    """Return the parts of the report. metas: the stored metadata of each of *published*, by task id."""
     parts = []
     for name, title in TITLES.items():
         runs = [_run(name, metas[result.id]) for result in published[name]]
@@ -178,7 +178,7 @@ def _run(part: str, meta: Mapping[str, Any]) -> Run:
 
 
 def _note(part: Part) -> str:
-    """What this part shows, with the figure that proves it."""
+    """Describe what this part demonstrates, with a figure that proves it."""
     values = [run.value for run in part.runs if run.ok]
     if not values:
         return "none ended well"
@@ -199,13 +199,12 @@ def _note(part: Part) -> str:
 
 
 def _rate(part: Part) -> float:
-    """Runs a second between the first and the last; 0.0 when that cannot be said."""
+    """Return runs per second between the first and the last; 0.0 if undefined."""
     return (part.ok - 1) / part.seconds if part.ok > 1 and part.seconds > 0 else 0.0
 
 
 def surprises(parts: Sequence[Part], late_seconds: float = LATE_SECONDS) -> list[str]:
-    """What a working worker would never show; each a sentence. late_seconds: which an appointment is never
-    late."""
+    """Return unexpected results as sentences. late_seconds: the limit for the delay of an appointment."""
     wrong = []
     for part in parts:
         failed = len(part.runs) - part.ok
@@ -227,8 +226,7 @@ def surprises(parts: Sequence[Part], late_seconds: float = LATE_SECONDS) -> list
 
 @contextlib.contextmanager
 def _own_settings(directory: Path) -> Iterator[None]:
-    """Nothing of the user's project reaches the demo, and nothing of the demo stays: own directory, own
-    variables."""
+    """Isolate the demo from the user's project: own directory, own variables."""
     kept = {name: value for name, value in os.environ.items() if name.startswith("QWORKER_")}
     for name in kept:
         del os.environ[name]
@@ -244,10 +242,10 @@ def _own_settings(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _worker(directory: Path, children: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker as anybody starts one; stopped, gently first, when the block ends."""
+    """Run a worker as usual; stop it, gently first, when the block ends."""
     command = [sys.executable, "-m", "qworker", "start", "-A", "qworker.cli.demo.tasks:app"]
     command += ["--concurrency", str(children), "--loglevel", "INFO"]
-    # The package may be a checkout that is importable only from where the demo was started.
+    # The package may be a checkout that is only importable from where the demo was started.
     home = str(Path(page.__file__).parents[3])
     environment = {
         **os.environ,
@@ -272,7 +270,7 @@ def _last_lines(directory: Path, count: int = 15) -> str:
 
 
 def _report_path(out: str | os.PathLike[str] | None) -> Path:
-    """An absolute path whose directory exists and can be written."""
+    """Return an absolute path whose directory exists and is writable."""
     if out is not None:
         path = Path(out).absolute()
         path = path if path.suffix == ".html" else path / "report.html"

@@ -1,9 +1,8 @@
-"""Writes the demo's report as one HTML file that needs nothing else: no script, no network, both colour
-schemes.
+"""Writes the demo's report as one self-contained HTML file: no script, no network, both colour schemes.
 
 Comes from:  driver, a Report.
 Goes to:     a file.
-Thread:      main; pure but for write().
+Thread:      main; pure except for write().
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 
 
 def write(report: Report, path: Path) -> None:
-    """Write the page to *path*, replacing what was there."""
+    """Write the page to *path*, replacing an existing file."""
     path.write_text(page(report), encoding="utf-8")
 
 
@@ -124,7 +123,7 @@ def key() -> str:
 
 
 def timeline(report: Report) -> str:
-    """A lane for each child: modules above, async tasks below, calls and single events as marks."""
+    """A row for each child: modules above, async tasks below, calls and single events as marks."""
     runs = [(run.part, run.value) for part in report.parts for run in part.runs if run.ok]
     if not runs:
         return "<p>Nothing ended well.</p>"
@@ -134,13 +133,13 @@ def timeline(report: Report) -> str:
     begin: float = min([*(value["started"] for _, value in runs), *killed.values()])
     span: float = max(max(value["ended"] for _, value in runs) - begin, 0.001)
     scale = (WIDTH - LABEL - 20) / span
-    first = killed.copy()  # a child that was killed may have ended nothing
+    first = killed.copy()  # a killed child may have ended nothing
     for _, value in runs:
         first[value["pid"]] = min(value["started"], first.get(value["pid"], value["started"]))
     lanes = {pid: index for index, pid in enumerate(sorted(first, key=lambda pid: first[pid]))}
     height = len(lanes) * LANE + 24
 
-    def x(epoch: float) -> float:  # pixels
+    def x(epoch: float) -> float:  # in pixels
         return LABEL + (epoch - begin) * scale
 
     drawn = [*grid(span, scale, height - 24)]

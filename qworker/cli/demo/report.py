@@ -1,4 +1,4 @@
-"""Joins the demo's results into one report, and writes it as text.
+"""Combines the demo's results into one report, and writes it as text.
 
 Comes from:  driver, one Run for each task.
 Goes to:     the terminal (text), and page (HTML).
@@ -23,7 +23,7 @@ BAR_WIDTH = 32
 
 @dataclass(frozen=True)
 class Run:
-    """One task that ended. value: what it returned, or the text of its error when it failed."""
+    """One task that ended. value: its return value, or the text of its error."""
 
     part: str
     ok: bool
@@ -33,8 +33,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Part:
-    """A line of the table: what was asked, and a sentence about what came of it, made once all of it is
-    there."""
+    """A row of the table: the purpose, and a sentence about the result, made once all tasks have ended."""
 
     name: str
     title: str
@@ -65,7 +64,7 @@ class Part:
 
 @dataclass
 class Package:
-    """Totals of the files that belong to one top-level package or module."""
+    """Totals of one top-level package or module."""
 
     name: str
     files: int = 0
@@ -84,7 +83,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything the two faces of the report show."""
+    """The data of both forms of the report."""
 
     parts: Sequence[Part]
     packages: Sequence[Package]
@@ -97,7 +96,7 @@ class Report:
 
 
 def join(parts: Sequence[Part], analysed: Iterable[Run], seconds: float, facts: dict[str, str]) -> Report:
-    """Fold the analyses into packages and counts. seconds: wall time from the first publish to the last
+    """Combine the analyses into packages and counts. seconds: wall time from the first publish to the last
     result."""
     packages: dict[str, Package] = {}
     imports: Counter[str] = Counter()
@@ -143,7 +142,7 @@ PARTS_HEADINGS = ("what ran", "tasks", "ok", "failed", "retried", "took", "")
 
 
 def text(report: Report, *, ascii_only: bool = False) -> list[str]:
-    """The report as lines for a terminal."""
+    """Return the report as lines for a terminal."""
     lines = [*table(PARTS_HEADINGS, parts_rows(report)), ""]
     total = report.total
     lines.append(
@@ -176,6 +175,6 @@ def text(report: Report, *, ascii_only: bool = False) -> list[str]:
 
 
 def short_path(failure: str) -> str:
-    """The error's text with the path in front cut to its last two parts."""
+    """Return the error's text with its path shortened to the last two parts."""
     path, separator, message = failure.partition(": ")
     return "/".join(Path(path).parts[-2:]) + separator + message

@@ -1,5 +1,5 @@
-"""The demo's words on the terminal: one line that is redrawn while work runs, or plain lines where nobody
-watches.
+"""The demo's terminal output: one line that is redrawn while work runs, or plain lines if there is no
+terminal.
 
 Comes from:  driver.
 Goes to:     a text stream.
@@ -18,7 +18,7 @@ PLAIN_STEPS = 4
 
 
 def bar(fraction: float, width: int, *, ascii_only: bool = False) -> str:
-    """A bar of *width* characters, *fraction* (0 to 1) of it filled, to an eighth of a character."""
+    """Return a bar of *width* characters, *fraction* (0 to 1) of it filled, to an eighth of a character."""
     fraction = min(max(fraction, 0.0), 1.0)
     if ascii_only:
         return ("#" * round(fraction * width)).ljust(width)
@@ -28,7 +28,7 @@ def bar(fraction: float, width: int, *, ascii_only: bool = False) -> str:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table; columns whose cells all look like numbers are right-aligned."""
+    """Return the lines of a table; columns of numbers are right-aligned."""
     columns = list(zip(headings, *rows, strict=True))
     widths = [max(len(cell) for cell in column) for column in columns]
     right = [all(cell[:1].isdigit() or cell in ("", "–") for cell in column[1:]) for column in columns]
@@ -44,7 +44,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 class Screen:
-    """Writes to *stream*; knows whether a person is looking, and whether the stream can show blocks."""
+    """Writes to *stream*; knows whether it is a terminal, and whether it can show blocks."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -55,7 +55,7 @@ class Screen:
         self._step = 0
 
     def say(self, text: str = "") -> None:
-        """One line that stays."""
+        """Print a permanent line."""
         self._clear()
         if self.ascii_only:
             text = (
@@ -65,7 +65,7 @@ class Screen:
         self.stream.flush()
 
     def progress(self, done: int, total: int, note: str) -> None:
-        """Redraw the progress line, or, where nobody watches, print it at each quarter."""
+        """Redraw the progress line, or, without a terminal, print it at each quarter."""
         fraction = done / total if total else 1.0
         if self.live:
             drawn = bar(fraction, BAR_WIDTH, ascii_only=self.ascii_only)

@@ -1,6 +1,6 @@
-"""The demo's tasks, each showing one thing a worker does.
+"""The demo's tasks, each showing one capability of a worker.
 
-Comes from:  the driver, through the broker, as any task does.
+Comes from:  the driver, through the broker, like any task.
 Goes to:     analysis for the work; results to the driver.
 Thread:      runs in the children of the worker that the driver starts.
 """
@@ -28,7 +28,7 @@ FAILURES_OF_THE_FLAKY_READER = 2
 
 @app.task(name="demo.analyse", bind=True, throws=(NotPython,), max_retries=1)
 def analyse(self: Task[..., Any], path: str, encoding: str | None = None) -> dict[str, Any]:
-    """Count what is in one file; a file that is not what it says it is gets a second try as Latin-1."""
+    """Count the contents of one file; a file that is not what it declares is retried as Latin-1."""
     started = time.time()
     try:
         found = analyse_file(path, encoding)
@@ -39,7 +39,7 @@ def analyse(self: Task[..., Any], path: str, encoding: str | None = None) -> dic
 
 @app.task(name="demo.read_flaky", bind=True, autoretry_for=(OSError,), max_retries=5, default_retry_delay=0.3)
 def read_flaky(self: Task[..., Any], path: str) -> dict[str, Any]:
-    """Read a file from a disk that fails the first times, as network disks do."""
+    """Read a file from a disk that fails the first times, like a network disk."""
     started = time.time()
     if self.request.retries < FAILURES_OF_THE_FLAKY_READER:
         raise OSError(f"the disk is tired (attempt {self.request.retries + 1})")
@@ -48,8 +48,7 @@ def read_flaky(self: Task[..., Any], path: str) -> dict[str, Any]:
 
 @app.task(name="demo.digest", bind=True)
 async def digest(self: Task[..., Any], number: int) -> dict[str, Any]:
-    """Wait for something slow, as one does for a network, then hash and compress; hundreds of these wait at
-    once."""
+    """Wait for something slow, such as a network, then hash and compress; hundreds of these wait at once."""
     started = time.time()
     await asyncio.sleep(WAIT_SECONDS)
     block = hashlib.sha256(str(number).encode()).digest() * 64
@@ -69,13 +68,13 @@ def appointment(self: Task[..., Any], due: float) -> dict[str, Any]:
 
 @app.task(name="demo.notify", bind=True, rate_limit=f"{RATE_A_SECOND}/s")
 def notify(self: Task[..., Any], number: int) -> dict[str, Any]:
-    """Call a service that allows so many calls a second and no more."""
+    """Call a service with a limit of calls per second."""
     return {"number": number, **_run(self, time.time())}
 
 
 @app.task(name="demo.die_once", bind=True)
 def die_once(self: Task[..., Any], marker: str) -> dict[str, Any]:
-    """Kill the process it runs in, the hard way, the first time; the worker must notice and run it again."""
+    """Kill its own process the first time; the worker must notice and run it again."""
     started = time.time()
     try:
         with Path(marker).open("x") as note:
@@ -88,5 +87,5 @@ def die_once(self: Task[..., Any], marker: str) -> dict[str, Any]:
 
 
 def _run(task: Task[..., Any], started: float) -> dict[str, Any]:
-    """Where and when this run took place, for the report's timeline."""
+    """Return where and when this run took place, for the report's timeline."""
     return {"pid": os.getpid(), "started": started, "ended": time.time(), "retries": task.request.retries}

@@ -1,5 +1,5 @@
-"""`qworker doctor` and `qworker config check`: what is wrong, and what to do about it.
+"""`qworker doctor` and `qworker config check`: problems, and what to do about them.
 
-Modules, in reading order: ``commands``, ``examinations`` (one function each), ``suitability`` (what the app
-uses against what its broker can do).
+Modules, in reading order: ``commands``, ``examinations`` (one function each), ``suitability`` (the app's
+needs and the broker's capabilities).
 """

@@ -1,7 +1,7 @@
-"""`qworker doctor`: looks at everything that usually goes wrong, and says what to do.
+"""`qworker doctor`: checks common problems, and says what to do.
 
-Comes from:  people whose tasks do not run; deployments, which stop when the exit code is not 0.
-Goes to:     `examinations`, one function for each thing that is looked at.
+Comes from:  users whose tasks do not run; deployments, which stop when the exit code is not 0.
+Goes to:     `examinations`, one function for each check.
 Thread:      main.
 """
 
@@ -28,12 +28,12 @@ _COLORS = {"error": "red", "warning": "yellow", "ok": "green"}
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings too.")
 @json_option
 def doctor(app: str | None, strict: bool, as_json: bool) -> int:
-    """Look for what is wrong, and say what to do."""
+    """Look for problems, and say what to do."""
     choice = open_app(app, tasks=False)
     findings: list[Finding] = []
     for examination in EXAMINATIONS:
         findings += _examine(examination, choice)
-    # A broker that cannot be opened is told once, not by each that tried.
+    # A broker that cannot be opened is reported once, not by each check.
     findings = list(dict.fromkeys(findings))
     if as_json:
         print_json([finding._asdict() for finding in findings])

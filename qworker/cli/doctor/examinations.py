@@ -1,8 +1,8 @@
-"""Examinations: what `qworker doctor` looks at, each a function from the found app to findings.
+"""Examinations: the checks of `qworker doctor`, each a function from the app to findings.
 
 Comes from:  doctor.
 Goes to:     the settings, the broker, the result store, the tasks, the machine.
-Thread:      main. Nothing is changed, but for a small file that is written beside the broker and removed.
+Thread:      main. Nothing is changed, except for a small file that is written beside the broker and removed.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _HELD = 10.0  # seconds
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at.
+    """The result of a check.
 
     - severity: "error", "warning" or "ok".
-    - what: what was found.
+    - what: the finding.
     - advice: what to do; "" for nothing.
     """
 
@@ -59,7 +59,7 @@ class Finding(NamedTuple):
 
 
 def interpreter(choice: AppChoice) -> Iterator[Finding]:
-    """Python, SQLite, and what the system lets a process do."""
+    """Check Python, SQLite, and limits of the system."""
     yield Finding("ok", f"app {choice.target}: {choice.how}")
     version = ".".join(map(str, sys.version_info[:3]))
     if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
@@ -80,20 +80,20 @@ def interpreter(choice: AppChoice) -> Iterator[Finding]:
 
 
 def installation(choice: AppChoice) -> Iterator[Finding]:
-    """Whether another project's package, which has our import name for its own, lies where we do."""
+    """Check whether another project's package with the same import name is installed in the same place."""
     try:
         theirs = version("qworker")
     except PackageNotFoundError:
         return
     yield Finding(
         "error",
-        f"the package qworker {theirs} is installed, which is another project's and has files where ours are",
+        f"the package qworker {theirs} of another project is installed, in the same directory as ours",
         f"pip uninstall qworker {DISTRIBUTION}, then install {DISTRIBUTION} again",
     )
 
 
 def settings(choice: AppChoice) -> Iterator[Finding]:
-    """The settings, all problems at once."""
+    """Check the settings, all problems at once."""
     problems = choice.app.conf.problems()
     for problem in problems:
         yield Finding("ok" if problem.severity == "note" else problem.severity, str(problem), "")
@@ -102,12 +102,12 @@ def settings(choice: AppChoice) -> Iterator[Finding]:
 
 
 def tasks(choice: AppChoice) -> Iterator[Finding]:
-    """Whether there are tasks, and whether what they return can be stored."""
+    """Check whether there are tasks, and whether their results can be stored."""
     load_tasks(choice.app)
     own = {name: choice.app.tasks[name] for name in own_tasks(choice.app.tasks)}
     if DJANGO_PACKAGES in choice.app.tasks:
         besides = f"; {count(len(own), 'task')} of other kinds" if own else ""
-        yield Finding("ok", f"functions of the project are called as async_task() names them{besides}")
+        yield Finding("ok", f"functions of the project are called by name with async_task(){besides}")
     elif not own:
         yield Finding(
             "warning",
@@ -130,12 +130,12 @@ def tasks(choice: AppChoice) -> Iterator[Finding]:
 
 
 def broker(choice: AppChoice) -> Iterator[Finding]:
-    """Whether the broker can be used, what is in it, and who works on it."""
+    """Check whether the broker is available, its contents, and its workers."""
     store = choice.app.broker
     now = choice.app.clock.now()
     infos = {info.queue: info for info in store.admin.queues()}
     if store.missing:
-        yield from _not_there(store.missing, "nothing was ever sent there", "broker_url", choice)
+        yield from _not_there(store.missing, "nothing was sent there yet", "broker_url", choice)
     else:
         ready = sum(info.ready for info in infos.values())
         yield Finding("ok", f"broker {store.url}: {count(ready, 'message')} ready")
@@ -147,7 +147,7 @@ def broker(choice: AppChoice) -> Iterator[Finding]:
         )
     yield from _held(choice, workers, infos, now)
     if "workers" in store.lacks:
-        yield Finding("ok", "this broker does not tell which workers there are")
+        yield Finding("ok", "this broker does not report its workers")
         worked_on |= {*queues_in_use(choice.app), *infos}
     for queue, senders in sorted(queues_in_use(choice.app).items()):
         if queue in worked_on:
@@ -178,7 +178,7 @@ def broker(choice: AppChoice) -> Iterator[Finding]:
 def _held(
     choice: AppChoice, workers: Sequence[Presence], infos: Mapping[str, QueueInfo], now: float
 ) -> Iterator[Finding]:
-    """Workers whose slots have all been taken for long, while messages wait for them."""
+    """Find workers whose slots have been occupied for long, while messages wait for them."""
     for worker in workers:
         seconds = held_seconds(worker, now)
         waiting = worker.waiting + sum(infos[queue].ready for queue in worker.queues if queue in infos)
@@ -187,7 +187,7 @@ def _held(
         task = worker.running[0]
         known = choice.app.tasks.get(task.name)
         limited = choice.app.conf.task_time_limit or (known is not None and known.time_limit)
-        # Without processes of its own the worker runs its tasks in threads, which cannot be ended.
+        # Without processes of its own the worker runs tasks in threads, which cannot be ended.
         end, later = (
             (f"end it with: qworker revoke {task.id} --terminate", "set time_limit for tasks that may hang")
             if worker.pool
@@ -206,15 +206,15 @@ def _held(
 
 
 def _not_there(path: str, what: str, setting: str, choice: AppChoice) -> Iterator[Finding]:
-    """A file, directory or table that the first task makes, if it can be made."""
+    """Report a file, directory or table that the first task creates, if possible."""
     where = Path(path)
     above = next(each for each in where.absolute().parents if each.exists())
     if not where.is_absolute() or (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
-        advice = f"correct {setting} ({choice.app.conf.source(setting)}), unless this is the beginning"
+        advice = f"correct {setting} ({choice.app.conf.source(setting)}), unless nothing was sent yet"
         yield Finding("warning", f"there is no {path}: {what}", advice)
     else:
         advice = f"give {above} to the user that runs this, or correct {setting}"
-        yield Finding("error", f"there is no {path}, and it cannot be made", advice)
+        yield Finding("error", f"there is no {path}, and it cannot be created", advice)
 
 
 _SET_CLOCKS = "set the clocks of all machines by NTP; times of ETAs, expiry and leases depend on them"
@@ -227,25 +227,24 @@ def _unattended(choice: AppChoice, queue: str, ready: int, senders: str, others:
         start = f"start one: python manage.py qcluster{name}"
     whose = f" ({senders})" if senders else ""
     if ready:
-        what = f"no worker works on queue {queue!r}{whose}, where {count(ready, 'message')} waits"
+        what = f"no worker consumes queue {queue!r}{whose}, where {count(ready, 'message')} waits"
         yield Finding("error", what.replace("messages waits", "messages wait"), start)
     elif others:
-        yield Finding("error", f"there are workers, but none works on queue {queue!r}{whose}", start)
+        yield Finding("error", f"there are workers, but none consumes queue {queue!r}{whose}", start)
     else:
-        yield Finding("warning", f"no worker works on queue {queue!r}{whose}", start)
+        yield Finding("warning", f"no worker consumes queue {queue!r}{whose}", start)
 
 
 def suits(choice: AppChoice) -> Iterator[Finding]:
-    """What the app uses, against what its broker promises. (Stores that cannot be opened are told when they
-    are.)"""
+    """Compare the app's needs with the broker's capabilities. (Stores that cannot be opened are reported
+    elsewhere.)"""
     for problem in suitability.problems(choice):
         if problem.severity == "warning":
             yield Finding("warning", str(problem))
 
 
 def servers(choice: AppChoice) -> Iterator[Finding]:
-    """What the servers say of themselves: version, clock, disk. (Whether they answer is told by those who use
-    them.)"""
+    """Check servers: version, clock, disk. (Unavailable ones are reported elsewhere.)"""
     conf = choice.app.conf
     urls = [("broker_url", url) for url in broker_urls(conf.broker_url)]
     if conf.result_backend is not None:
@@ -256,14 +255,14 @@ def servers(choice: AppChoice) -> Iterator[Finding]:
 
 
 def database_directory(choice: AppChoice) -> Iterator[Finding]:
-    """The directory of the embedded broker: free space, rights, clock. Network file systems are refused when
-    it is opened."""
+    """Check the directory of the embedded broker: free space, permissions, clock. Network file systems are
+    refused when it is opened."""
     url = choice.app.broker.url
     if not url.startswith("sqlite:"):
         return
     directory = database_path(url).parent
     if not directory.is_dir():
-        return  # the first task makes it; that it cannot be made has been told
+        return  # created by the first task; whether that is possible was reported
     free = shutil.disk_usage(directory).free
     if free < _SCARCE_DISK:
         severity = "error" if free < _SCARCE_DISK // 10 else "warning"
@@ -273,7 +272,7 @@ def database_directory(choice: AppChoice) -> Iterator[Finding]:
 
 
 def writable(directory: Path, clock: Clock) -> Iterator[Finding]:
-    """Whether a directory can be written to, and whether its times are those of this machine."""
+    """Check whether a directory is writable, and whether its clock agrees with this machine's."""
     try:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".doctor-") as file:
             skew = os.fstat(file.fileno()).st_mtime - clock.now()
@@ -287,23 +286,23 @@ def writable(directory: Path, clock: Clock) -> Iterator[Finding]:
 
 
 def results(choice: AppChoice) -> Iterator[Finding]:
-    """Whether the result store can be used. The error names the extra to install, or is the broker's, from
-    which follows where results are."""
+    """Check whether the result store is available. The error names the extra to install, or is the broker's,
+    which determines where results are."""
     conf, place = choice.app.conf, choice.app.stores.place
     if conf.result_backend is None:
-        _ = choice.app.broker  # raises what is then told once
+        _ = choice.app.broker  # raises an error that is then reported once
     if DJANGO_PACKAGES in choice.app.tasks:
         choice.app.backend.get("doctor-looks-for-nothing")
         yield Finding("ok", "results of async_task() are in the project's database, or its cache")
         return
     if place.why_none and conf.result_backend is None and not conf.task_ignore_result:
         what, _, advice = place.why_none.partition(": ")
-        yield Finding("warning", what, f"{advice}; or task_ignore_result = True if nobody asks for any")
+        yield Finding("warning", what, f"{advice}; or task_ignore_result = True if results are not needed")
     elif place.why_none:
         yield Finding("ok", "no results are kept")
     elif place.replies:
         choice.app.backend.reply_to()
-        yield Finding("ok", "results are sent to who called (rpc://), and nobody else can ask for them")
+        yield Finding("ok", "results are sent to the caller (rpc://), and no other process can read them")
     else:
         choice.app.backend.get("doctor-looks-for-nothing")
         path = None if place.beside else choice.app.stores.missing_results
@@ -311,11 +310,11 @@ def results(choice: AppChoice) -> Iterator[Finding]:
         if path is None:
             yield Finding("ok", f"results are kept {where}")
         else:
-            yield from _not_there(path, "no result was ever kept there", "result_backend", choice)
+            yield from _not_there(path, "no result was stored there yet", "result_backend", choice)
 
 
 def schedules(choice: AppChoice) -> Iterator[Finding]:
-    """Entries, where they are kept, and whether somebody looks after them."""
+    """Check entries, where they are stored, and whether a scheduler is running."""
     yield from (Finding(*fact) for fact in examined.facts(choice))
 
 
@@ -336,27 +335,27 @@ EXAMINATIONS: tuple[Examination, ...] = (
 
 
 # -- Return types: whether what a task says it returns can be stored as JSON --
-# Thread: pure, but for the user's annotations, which are evaluated.
+# Thread: pure, except for the user's annotations, which are evaluated.
 
 FORMS = Forms(exact=False)
-"""Of what a task may return since it is dumped by its annotation."""
+"""Conversions of results by annotation."""
 _PLAIN = (str, int, float, list, tuple, dict, bytes, types.NoneType)
 _CONTAINERS = frozenset({list, tuple, dict})
 
 
 def unserialisable(function: Callable[..., Any]) -> str | None:
-    """Return the type in a function's return annotation that JSON does not keep; None when there is none, or
-    it is not known."""
+    """Return the type in a function's return annotation that JSON does not support; None when there is none,
+    or it is unknown."""
     try:
         hints = get_type_hints(function)
     except Exception:  # noqa: BLE001
-        # Annotations are the user's code, and may name what only type checkers see.
+        # Annotations are user code, and may use names known only to type checkers.
         return None
     return _first_bad(hints.get("return", Any))
 
 
 def _first_bad(annotation: Any, beside: bool = False) -> str | None:
-    """beside: it is one of several, of which a worker cannot tell which one a value is."""
+    """beside: it is one of several types, and a worker cannot tell which one a value has."""
     if not beside and FORMS.of(annotation).typed:
         return None
     origin, parts = get_origin(annotation), get_args(annotation)
@@ -370,7 +369,7 @@ def _first_bad(annotation: Any, beside: bool = False) -> str | None:
 
 
 def _storable(kind: type) -> bool:
-    """Whether values of a class are, or may be, what the JSON encoder takes."""
+    """Tell whether the JSON encoder accepts, or may accept, values of a class."""
     if kind is object or kind is Any or hasattr(kind, "__json__") or issubclass(kind, _PLAIN):
         return True
     if Protocol in kind.__mro__ or getattr(kind, "_is_protocol", False):

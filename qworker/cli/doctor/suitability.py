@@ -1,8 +1,8 @@
-"""Suitability: what the app uses, held against what its broker promises.
+"""Suitability: compares the app's needs with the broker's capabilities.
 
 Comes from:  `qworker config check`, `qworker doctor`.
-Goes to:     Problems, as those of the settings.
-Thread:      main. Nothing is connected to.
+Goes to:     Problems, like those of the settings.
+Thread:      main. Connects to nothing.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _REDIS = ("redis", "rediss", "valkey", "valkeys", "sentinel", "unix")
 
 
 def problems(choice: AppChoice) -> list[Problem]:
-    """What does not go together, the worst first."""
+    """Return incompatibilities, most severe first."""
     conf = choice.app.conf
     capabilities = capabilities_of(conf.broker_url)
     stores = list(_stores(choice))
     if any(problem.setting == "broker_url" for problem in stores):
-        return stores  # what a broker would promise that is none helps nobody
+        return stores  # without a broker its capabilities do not matter
     checks = (
         iter(stores),
         _features(choice, capabilities),
@@ -59,7 +59,7 @@ def problems(choice: AppChoice) -> list[Problem]:
 
 
 def _stores(choice: AppChoice) -> Iterator[Problem]:
-    """Whether there are stores for the URLs, and what they need is installed."""
+    """Check whether there are stores for the URLs, and their requirements are installed."""
     opened: tuple[tuple[str, Callable[[], object]], ...] = (
         ("broker_url", lambda: choice.app.broker),
         ("result_backend", lambda: choice.app.backend),
@@ -69,11 +69,11 @@ def _stores(choice: AppChoice) -> Iterator[Problem]:
             open_()
         except ConfigurationError as error:
             yield Problem(setting, str(error), choice.app.conf.source(setting), "error")
-            return  # results are kept beside the messages where nothing else is said
+            return  # results are kept with the messages by default
 
 
 def _features(choice: AppChoice, capabilities: Capabilities) -> Iterator[Problem]:
-    """The features that are used and that the broker has not."""
+    """Return the features that are used and that the broker does not have."""
     source = choice.app.conf.source("broker_url")
     used = {PRIORITY: _with_priority(choice), ETA: _with_retries(choice), DELIVERY_COUNT: _acked_late(choice)}
     for lack, words in (
@@ -87,7 +87,7 @@ def _features(choice: AppChoice, capabilities: Capabilities) -> Iterator[Problem
             continue
         users = used.get(lack)
         if users:
-            message = f"{_USES[lack]} ({users}), which {capabilities.name} has like this: {words}"
+            message = f"{_USES[lack]} ({users}), which {capabilities.name} supports only in part: {words}"
             yield Problem("broker_url", message, source, "note" if lack == DELIVERY_COUNT else "warning")
         else:
             yield Problem(
@@ -98,7 +98,7 @@ def _features(choice: AppChoice, capabilities: Capabilities) -> Iterator[Problem
 _USES = {
     PRIORITY: "priorities are used",
     ETA: "retries are used, and each has a countdown",
-    DELIVERY_COUNT: "deliveries are to be counted",
+    DELIVERY_COUNT: "deliveries must be counted",
 }
 _NAMES = {
     PRIORITY: "priorities",
@@ -110,13 +110,13 @@ _NAMES = {
 
 
 def _queues_with_priority(choice: AppChoice) -> Iterator[Problem]:
-    """RabbitMQ gives priorities to queues that are declared with them, and forgets them in others."""
+    """RabbitMQ only supports priorities in queues declared with them, and ignores them in others."""
     conf = choice.app.conf
     users = _with_priority(choice)
     if users and _scheme(conf.broker_url) in _RABBITMQ and conf.source("task_queue_max_priority") == _DEFAULT:
         message = (
             f"priorities are used ({users}), and RabbitMQ's queues are declared without: set "
-            "task_queue_max_priority = 9, and delete queues that there are already, which cannot be changed"
+            "task_queue_max_priority = 9, and delete existing queues, which cannot be changed"
         )
         yield Problem("task_queue_max_priority", message, _DEFAULT, "warning")
 
@@ -154,26 +154,26 @@ def _results(choice: AppChoice) -> Iterator[Problem]:
     conf = choice.app.conf
     why = choice.app.stores.place.why_none
     if why and conf.result_backend is None and not conf.task_ignore_result:
-        message = f"{why}; or set task_ignore_result = True if nobody asks"
+        message = f"{why}; or set task_ignore_result = True if results are not needed"
         yield Problem("result_backend", message, conf.source("result_backend"), "note")
     elif choice.app.stores.place.replies and not conf.task_ignore_result:
         message = (
-            "results are sent to the process that called (rpc://): no other process can ask for them, and "
-            "chords and graphs are refused. If you need these, or pages that ask for a result by its id, set "
+            "results are sent to the calling process (rpc://): no other process can read them, and chords "
+            "and graphs are refused. If you need these, or pages that read a result by its id, set "
             "result_backend to a store such as redis:// or postgresql://"
         )
         yield Problem("result_backend", message, conf.source("result_backend"), "note")
 
 
 def _options(conf: Any) -> Iterator[Problem]:
-    """Transport options that nobody looks at."""
+    """Return transport options that have no effect."""
     if said := without_effect(conf.broker_url, conf.broker_transport_options):
         source = conf.source("broker_transport_options")
         yield Problem("broker_transport_options", said, source, "warning")
 
 
 def _redis(choice: AppChoice) -> Iterator[Problem]:
-    """A visibility timeout holds for the Celery workers beside ours."""
+    """A visibility timeout applies to Celery workers on the same queues."""
     conf = choice.app.conf
     if _scheme(conf.broker_url) not in _REDIS:
         return
@@ -183,9 +183,9 @@ def _redis(choice: AppChoice) -> Iterator[Problem]:
     longest = max((limit for limit in limits if limit is not None), default=None)
     if isinstance(timeout, (int, float)) and longest is not None and timeout < longest:
         message = (
-            f"visibility_timeout is {timeout:g} s and a task may run for {longest:g} s: what a Celery worker "
-            "on these queues runs for longer is given to another as well. Make it longer than the longest "
-            "task"
+            f"visibility_timeout is {timeout:g} s and a task may run for {longest:g} s: a task that a "
+            "Celery worker on these queues runs for longer is delivered to another one as well. Make it "
+            "longer than the longest task"
         )
         yield Problem("broker_transport_options", message, conf.source("broker_transport_options"), "warning")
     if options.get("allow_eviction"):
@@ -194,31 +194,31 @@ def _redis(choice: AppChoice) -> Iterator[Problem]:
 
 
 def _rabbitmq(choice: AppChoice) -> Iterator[Problem]:
-    """The directory by which the deaths of whole workers are counted."""
+    """Check the directory that is needed to count deaths of whole workers."""
     conf = choice.app.conf
     if _scheme(conf.broker_url) not in _RABBITMQ:
         return
     directory = runtime_directory()
     if directory is None:
-        why = "there is no directory for that which this user may write to"
+        why = "there is no directory for it that this user can write to"
         severity = "warning"
     elif os.environ.get("XDG_RUNTIME_DIR"):
         return
     else:
         why = (
-            f"the next start looks for what the dead one ran in {directory}, which systemd's PrivateTmp "
-            "and a new container make anew"
+            f"the next start looks for the dead worker's tasks in {directory}, which systemd's PrivateTmp "
+            "and a new container create anew"
         )
         severity = "note"
     message = (
         f"RabbitMQ does not count how often a task killed its whole worker, and {why}: set XDG_RUNTIME_DIR "
-        "to a directory that stays, as the unit of `qworker init systemd` does"
+        "to a persistent directory, like the unit of `qworker init systemd`"
     )
     yield Problem("task_max_deliveries", message, conf.source("task_max_deliveries"), severity)
 
 
 def _tls(conf: Any) -> Iterator[Problem]:
-    """Connections that are encrypted, to nobody knows whom; passwords that are not encrypted."""
+    """Report encrypted connections without verification, and unencrypted passwords."""
     for setting, option in (("broker_url", "broker_use_ssl"), ("result_backend", "redis_backend_use_ssl")):
         url = getattr(conf, setting)
         if not url or _scheme(url) == "sqlite":
@@ -238,13 +238,13 @@ def _tls(conf: Any) -> Iterator[Problem]:
         )
         if verification.upper().removeprefix("VERIFYMODE.").removeprefix("CERT_") in ("NONE", "0"):
             message = (
-                f"{setting} is reached by TLS without a look at the certificate (ssl_cert_reqs): anybody in "
-                "between can read and change messages. Give ssl_ca_certs, and require the certificate"
+                f"{setting} uses TLS without verifying the certificate (ssl_cert_reqs): anybody in between "
+                "can read and change messages. Set ssl_ca_certs, and require the certificate"
             )
             yield Problem(setting, message, conf.source(setting), "warning")
         if plain and password and host not in (None, "localhost", "127.0.0.1", "::1"):
             message = (
-                f"{setting} sends its password to {host} unencrypted; use rediss:// or amqps:// where the "
+                f"{setting} sends its password to {host} unencrypted; use rediss:// or amqps:// if the "
                 "network is shared"
             )
             yield Problem(setting, message, conf.source(setting), "note")

@@ -1,7 +1,7 @@
 """`qworker init`: files to run this project with.
 
-Comes from:  people who deploy.
-Goes to:     standard output, or files of the project; texts are in `templates`, values from `deployment`.
+Comes from:  users who deploy.
+Goes to:     standard output, or files of the project; texts are in `templates`, values in `deployment`.
 Thread:      main.
 """
 
@@ -25,7 +25,7 @@ from qworker.naming import near
 
 
 class _Kind(click.Choice):  # type: ignore[type-arg] # takes no parameter in older releases
-    """The kind of a file; other names of one are taken, and not listed."""
+    """The kind of a file; aliases are accepted, but not listed."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         kind = ALIASES.get(value, value)
@@ -41,10 +41,10 @@ class _Kind(click.Choice):  # type: ignore[type-arg] # takes no parameter in old
 @app_option
 @click.option("-w", "--write", is_flag=True, help="Write the file into the working directory.")
 @click.option(
-    "--force", cls=Beside, beside="write", is_flag=True, help="With --write: replace a file that is there."
+    "--force", cls=Beside, beside="write", is_flag=True, help="With --write: replace an existing file."
 )
 def init(kind: str | None, app: str | None, write: bool, force: bool) -> None:
-    """Print files to run this project, by what its broker needs: systemd, docker, k8s, …"""
+    """Print files to run this project, suitable for its broker: systemd, docker, k8s, …"""
     if kind is None:
         rows = [(name, _file(example), example.what) for name, example in TEMPLATES.items()]
         print_table(("kind", "file", "what"), rows)
@@ -56,7 +56,7 @@ def init(kind: str | None, app: str | None, write: bool, force: bool) -> None:
     if example.needs_app and kept_out:
         says_how = example.variables is not None and example.variables.how
         advice = "The file says how to set them." if says_how else "Set them where it runs."
-        click.echo(f"Set here, and not written into the file: {', '.join(kept_out)}. {advice}", err=True)
+        click.echo(f"Set here, and not written to the file: {', '.join(kept_out)}. {advice}", err=True)
     if write:
         _write(Path(_file(example)), text, force)
     else:
@@ -68,25 +68,25 @@ def _file(example: Example) -> str:
 
 
 def _app(app: str | None) -> tuple[str, Settings]:
-    """What -A is to say, and the settings of that app; both have defaults where there is none yet."""
+    """Return the value of -A, and the settings of that app; both have defaults if there is none yet."""
     try:
         choice = open_app(app, tasks=False)
     except NoApp:
-        click.echo("No app here yet, so the file says -A tasks.", err=True)
+        click.echo("No app here yet, so the file uses -A tasks.", err=True)
         return "tasks", Settings()
     return choice.target, choice.app.conf
 
 
 def _write(path: Path, text: str, force: bool) -> None:
     if path.exists() and not force:
-        raise ConfigurationError(f"{path} is there already; look at it first, then use --force")
+        raise ConfigurationError(f"{path} exists already; check it first, then use --force")
     is_new = not path.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         if is_new:
-            with suppress(OSError):  # half a file, which would be in the way next time
+            with suppress(OSError):  # an incomplete file would be in the way next time
                 path.unlink(missing_ok=True)
         raise ConfigurationError(f"cannot write {path.absolute()}: {error.strerror}") from None
     click.echo(f"Wrote {path}.")

@@ -1,4 +1,4 @@
-"""Deployment: what is put into a file of `qworker init`, by what the app's broker needs.
+"""Deployment: values for the files of `qworker init`, suitable for the app's broker.
 
 Comes from:  the app's settings, the environment, the working directory.
 Goes to:     init.
@@ -31,33 +31,33 @@ from qworker.transports import broker_urls
 from qworker.transports.sqlite.path import database_path
 
 USER_ID = 10001
-"""The user in containers. A number, because only of a number Kubernetes knows that it is not root."""
+"""The user in containers. A number, because only then Kubernetes knows that it is not root."""
 PORT = "9631"
-"""Where workers in containers tell of their health, unless worker_http_address names a port."""
+"""The status port of workers in containers, unless worker_http_address names one."""
 _IMAGE = Path("/app")
-"""Where the project is in an image."""
+"""The directory of the project in an image."""
 
 
 class Volume(NamedTuple):
-    """Where in a container the messages are, and the variables that put them there."""
+    """The location of messages in a container, and the variables that set it."""
 
     directory: Path
     variables: Mapping[str, str] = {}
 
 
 def fill_in(kind: str, target: str, conf: Settings) -> tuple[str, list[str]]:
-    """Return the text of a file, and the environment variables of ours that it should have had and has not.
+    """Return the text of a file, and our environment variables that are missing in it.
 
     - kind (text): see TEMPLATES.
-    - target (text): what -A is to say.
+    - target (text): the value of -A.
     - conf: the app's settings.
 
-    Raises ConfigurationError for a Django project and a file of containers.
+    Raises ConfigurationError for a file of containers in a Django project.
     """
     example, volume = TEMPLATES[kind], broker_volume(conf)
     given = dict(_environment())
     if example.in_container:
-        given.pop(f"{ENVIRONMENT_PREFIX}WORKER_HTTP_ADDRESS", None)  # the file has one of its own
+        given.pop(f"{ENVIRONMENT_PREFIX}WORKER_HTTP_ADDRESS", None)  # the file has its own
         given |= volume.variables if volume else {}
     environment, kept_out = _set(example.variables, given)
     sections = {"file"} if volume else {"server"}
@@ -67,8 +67,8 @@ def fill_in(kind: str, target: str, conf: Settings) -> tuple[str, list[str]]:
     if target == DJANGO_APP:
         if example.in_container:
             raise ConfigurationError(
-                "this is a Django project: `manage.py qcluster` runs its tasks and its schedules. "
-                "docs/how-to/django-production.md says how in a container"
+                "this is a Django project: `manage.py qcluster` runs its tasks and its schedules. For "
+                "containers see docs/how-to/django-production.md"
             )
         text = text.replace("$qworker start -A $app", "$interpreter manage.py qcluster")
         text = text.replace("qworker start -A $app", "python manage.py qcluster")
@@ -91,7 +91,7 @@ def fill_in(kind: str, target: str, conf: Settings) -> tuple[str, list[str]]:
 
 
 def broker_volume(conf: Settings) -> Volume | None:
-    """What has to outlive a container: where a broker that is a file keeps it; None for servers."""
+    """Return what must outlive a container: the location of a broker that is a file; None for servers."""
     for url in broker_urls(conf.broker_url) or ["sqlite://"]:
         scheme = url.partition(":")[0]
         if scheme == "spool":
@@ -109,13 +109,13 @@ def broker_volume(conf: Settings) -> Volume | None:
 
 
 def _in_image(path: Path) -> Path:
-    """Where a path is in an image: the working directory is there under another name."""
+    """Return a path in an image, where the working directory has another name."""
     absolute = path.absolute()
     return _IMAGE / absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute
 
 
 def _environment() -> Iterator[tuple[str, str]]:
-    """The variables of this process that settings of the app come from."""
+    """Return the variables of this process that settings of the app come from."""
     for variable, value in sorted(os.environ.items()):
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
         if variable == "DJANGO_SETTINGS_MODULE" or (
@@ -125,7 +125,8 @@ def _environment() -> Iterator[tuple[str, str]]:
 
 
 def _set(variables: Variables | None, given: Mapping[str, str]) -> tuple[str, list[str]]:
-    """The lines that set the given variables, and those that are left to the reader: secrets, above all."""
+    """Return the lines that set the given variables, and the names of those left to the reader, above all
+    secrets."""
     if variables is None:
         return "", list(given)
     lines, kept_out = [variables.heading] if given else [], []
@@ -145,7 +146,7 @@ def _set(variables: Variables | None, given: Mapping[str, str]) -> tuple[str, li
 
 
 def project_name() -> str:
-    """The name of the working directory, as services may be named."""
+    """Return the name of the working directory, in a form valid for services."""
     name = Path.cwd().name.lower()
     return (
         "".join(char if char.isascii() and char.isalnum() else "-" for char in name).strip("-") or "project"
@@ -153,14 +154,15 @@ def project_name() -> str:
 
 
 def longest_stop(conf: Settings) -> float:
-    """Seconds that a worker may take to stop; an init system that waits less kills what would be put back."""
+    """Return the maximum seconds for a worker to stop; an init system that waits less kills tasks that would
+    be put back."""
     running = conf.worker_shutdown_timeout + max(conf.worker_soft_shutdown_timeout, INTERRUPTED_SECONDS)
     storing = conf.result_store_patience if conf.result_backend else 0.0
     return running + KILL_SECONDS + storing + KILL_SECONDS  # the first to kill, the last to tell the broker
 
 
 def _command() -> str:
-    """The command `qworker` by its whole path, because init systems have a path of their own."""
+    """Return the full path of the command `qworker`, because init systems have their own search path."""
     beside = Path(sys.executable).with_name("qworker")
     if os.access(beside, os.X_OK):
         return shlex.quote(str(beside))

@@ -17,10 +17,9 @@ from typing import NamedTuple
 
 
 class Variables(NamedTuple):
-    """How a file sets environment variables: the text for each, from $variable and $value, and for one that
-    must not stand in the file. quote: makes the value fit between the quotes of `plain`; None if it
-    cannot. heading: goes before them all. how: says how to set those that do not stand there, from
-    $literals."""
+    """How a file sets environment variables: the text for each, with $variable and $value, and for one that
+    must not be in the file. quote: escapes a value for the quotes of `plain`; None if that is impossible.
+    heading: precedes them all. how: explains how to set the missing ones, with $literals."""
 
     plain: str
     kept_out: str
@@ -33,10 +32,10 @@ class Example(NamedTuple):
     """One file.
 
     - file: its usual name; $name is the project's.
-    - what: what it is for.
-    - variables: how it sets environment variables, at $environment; None where it sets none.
+    - what: its purpose.
+    - variables: how it sets environment variables, at $environment; None if it sets none.
     - in_container: whether it is for containers.
-    - needs_app: whether it speaks of the app.
+    - needs_app: whether it mentions the app.
     """
 
     file: str
@@ -63,12 +62,12 @@ def _chosen(lines: list[str], sections: Collection[str]) -> Iterator[str]:
 
 
 def _escaped(value: str) -> str:
-    """A value between double quotes, as JSON, YAML and systemd read them."""
+    """Return a value for double quotes, in the syntax of JSON, YAML and systemd."""
     return json.dumps(value, ensure_ascii=False)[1:-1]
 
 
 def _single_quoted(value: str) -> str | None:
-    """A value between single quotes for supervisord, which knows no escapes and ends a line at a comment."""
+    """Return a value for single quotes in supervisord, which has no escapes and ends a line at a comment."""
     if any(mark in value for mark in ("'", "\n", " ;", " #")):
         return None
     return value.replace("%", "%%")

@@ -1,10 +1,10 @@
 """`qworker spool`: jobs as files in a directory, uWSGI's or ours.
 
-Comes from:  people who look after spool directories.
+Comes from:  users who manage spool directories.
 Goes to:     the spooler's administration, and its writer.
 Thread:      main.
 
-Of several names each is done for itself: one that cannot be done is told of, and the others are done.
+Several names are handled separately: a failure is reported, and the others continue.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ names_argument = click.argument("names", metavar="NAME...", nargs=-1, required=T
 
 @click.group(cls=SuggestingGroup)
 def spool() -> None:
-    """Look after spool directories, uWSGI's or ours: see, add, send, remove, retry and move jobs.
+    """Manage spool directories, uWSGI's or ours: list, add, send, remove, retry and move jobs.
 
-    A job is named as `qworker spool ls` shows it, with its priority before it: 10/uwsgi_spoolfile_on_…
-    Run this as the user of the spooler, which has to read what is added.
+    A job is named as in `qworker spool ls`, with its priority before it: 10/uwsgi_spoolfile_on_… Run this as
+    the user of the spooler, which has to read added files.
     """
 
 
@@ -60,12 +60,12 @@ spool.add_command(send_job)
 
 @spool.command("ls")
 @directory_argument
-@click.option("--all", "everything", is_flag=True, help="Those that were set aside, too.")
+@click.option("--all", "everything", is_flag=True, help="Include those that were set aside.")
 @json_option
 def list_(directory: str, everything: bool, as_json: bool) -> None:
-    """List the jobs that wait, in natural order: size, due time, attempts, and whether somebody runs them.
+    """List the waiting jobs, in natural order: size, due time, attempts, and whether they are running.
 
-    Their locks are asked for, and what they hold is not read.
+    Their locks are checked, but their contents are not read.
     """
     with closing(SpoolAdmin(directory, writable=False)) as admin:
         jobs = list(admin.waiting())
@@ -89,7 +89,7 @@ def list_(directory: str, everything: bool, as_json: bool) -> None:
 def _count_aside(admin: SpoolAdmin) -> int:
     try:
         return len(admin.set_aside_names())
-    except SpoolError:  # who may not read them has not asked for them
+    except SpoolError:  # a user who may not read them has not asked for them
         return 0
 
 
@@ -98,7 +98,7 @@ def _count_aside(admin: SpoolAdmin) -> int:
 @click.argument("name")
 @json_option
 def show(directory: str, name: str, as_json: bool) -> None:
-    """Show one job: its state, its pairs, and how its body begins. Nothing is unpickled."""
+    """Show one job: its state, its pairs, and the beginning of its body. Nothing is unpickled."""
     with closing(SpoolAdmin(directory, writable=False)) as admin:
         found = admin.examine(name)
     now = SYSTEM_CLOCK.now()
@@ -121,7 +121,7 @@ def add(
     body: BinaryIO | None,
     as_json: bool,
 ) -> None:
-    """Write a job as uWSGI reads it, and print its name. It is on the disk then."""
+    """Write a job in uWSGI's format, and print its name. It is on the disk then."""
     when = due(at, delay)
     writer = Writer(existing(directory), sync=Sync.DIRECTORY)
     path = writer.write(read_pairs(pairs), b"" if body is None else body.read(), at=when, priority=priority)
@@ -132,39 +132,39 @@ def add(
         click.echo(visible(name))
 
 
-@spool.command("rm", epilog="Exit code 1: one of them is being run or is not there; the others are removed.")
+@spool.command("rm", epilog="Exit code 1: one of them is running or does not exist; the others are removed.")
 @directory_argument
 @names_argument
 @click.option("--dead", is_flag=True, help="Remove jobs that were set aside, with their notes.")
 def remove(directory: str, names: tuple[str, ...], dead: bool) -> int:
-    """Remove jobs that wait, for good. One that is being run is refused."""
+    """Remove waiting jobs, for good. A running one is refused."""
     with closing(SpoolAdmin(directory)) as admin:
         return _each(names, "Removed", lambda name: admin.remove(name, dead=dead))
 
 
-@spool.command(epilog="Exit code 1: one of them is being run or is not there; the others are retried.")
+@spool.command(epilog="Exit code 1: one of them is running or does not exist; the others are retried.")
 @directory_argument
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All jobs that were set aside.")
 def retry(directory: str, names: tuple[str, ...], everything: bool) -> int:
-    """Have jobs run now, as if they had never been tried: those that were set aside, and those that wait."""
+    """Run jobs now, as if they had never been tried: those that were set aside, and waiting ones."""
     if everything == bool(names):
-        raise click.UsageError("Name jobs as `qworker spool ls --all` shows them, or use --all.")
+        raise click.UsageError("Name jobs as shown by `qworker spool ls --all`, or use --all.")
     with closing(SpoolAdmin(directory)) as admin:
         chosen = tuple(job.name for job in admin.set_aside()) if everything else names
         return _each(chosen, "Put back", admin.retry)
 
 
-@spool.command(epilog="Exit code 1: one of them is being run or is not there; the others are moved.")
+@spool.command(epilog="Exit code 1: one of them is running or does not exist; the others are moved.")
 @directory_argument
 @names_argument
 @click.argument("destination", metavar="DEST")
 def move(directory: str, names: tuple[str, ...], destination: str) -> int:
-    """Move jobs that wait to another spool directory, or to another priority, with due times and attempts.
+    """Move waiting jobs to another spool directory, or to another priority, with due times and attempts.
 
     DEST is a spool directory, in which a job keeps its priority; or a number, another priority in DIR (./10
-    would be a directory); or DIR itself, where it has no priority any more. From one file system to another a
-    job is complete there before it is removed here.
+    would be a directory); or DIR itself, to remove the priority. Between file systems a job is complete there
+    before it is removed here.
     """
     with closing(SpoolAdmin(directory)) as admin:
         if is_priority(destination):
@@ -175,8 +175,8 @@ def move(directory: str, names: tuple[str, ...], destination: str) -> int:
 
 
 def _each(names: tuple[str, ...], done: str, act: Callable[[str], object]) -> int:
-    """Do it with each job, say how many were *done*, and return the exit code. SpoolError, before anything is
-    done, when one of the names is none."""
+    """Call *act* for each job, print how many were *done*, and return the exit code. SpoolError, before
+    anything is done, for an invalid name."""
     chosen = list(dict.fromkeys(map(job_path, names)))
     succeeded = 0
     for name in chosen:

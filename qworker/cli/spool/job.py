@@ -1,4 +1,4 @@
-"""What `qworker spool add` and `qworker spool send` ask about a new job.
+"""The options of `qworker spool add` and `qworker spool send` for a new job.
 
 Comes from:  the command line.
 Goes to:     the two commands.
@@ -58,11 +58,9 @@ def job_options(command: _F) -> _F:
                 "--priority",
                 type=Checked("number", _priority),
                 default="",
-                help="The directory it goes into; spoolers look there with --spooler-ordered only.",
+                help="The directory it goes to; spoolers only use it with --spooler-ordered.",
             ),
-            click.option(
-                "--body", type=click.File("rb"), help="File that has the body; - for standard input."
-            ),
+            click.option("--body", type=click.File("rb"), help="File with the body; - for standard input."),
         )
     ):
         command = option(command)
@@ -70,14 +68,14 @@ def job_options(command: _F) -> _F:
 
 
 def due(at: float | datetime | None, delay: float | None) -> float | datetime | None:
-    """When the job is due; None for now."""
+    """Return when the job is due; None for now."""
     if at is not None and delay is not None:
-        raise click.UsageError("Say with --at or with --in when it is due, not both.")
+        raise click.UsageError("Use --at or --in, not both.")
     return at if delay is None else SYSTEM_CLOCK.now() + delay
 
 
 def read_pairs(words: tuple[str, ...]) -> dict[str | bytes, bytes]:
-    """What the words say, byte for byte."""
+    """Return the pairs in *words*, byte for byte."""
     pairs: dict[str | bytes, bytes] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -85,7 +83,7 @@ def read_pairs(words: tuple[str, ...]) -> dict[str | bytes, bytes]:
             raise click.UsageError(f"Write each pair as KEY=VALUE, not {visible(word[:80])!r}.")
         if os.fsencode(key) in pairs:
             raise click.UsageError(
-                f"The key {visible(key[:80])!r} is there twice: a job has one value of it."
+                f"The key {visible(key[:80])!r} is given twice: a job has one value for it."
             )
         pairs[os.fsencode(key)] = os.fsencode(value)
     return pairs

@@ -1,6 +1,6 @@
-"""`qworker spool run`: works off spool directories, and nothing else.
+"""`qworker spool run`: runs the jobs of spool directories, and nothing else.
 
-Comes from:  people and init systems; uWSGI's options and ini files are understood.
+Comes from:  users and init systems; uWSGI's options and ini files are accepted.
 Goes to:     a worker whose tasks are the jobs of the directories.
 Thread:      main; the worker starts its own.
 """
@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 @click.command(
     "run",
-    epilog="One TERM or INT stops after the running jobs; a second one ends them, and they run again later. "
-    "Exit codes as of `qworker start`.",
+    epilog="One TERM or INT stops after the running jobs; a second one ends them, and they run again "
+    "later. Exit codes as for `qworker start`.",
 )
 @click.argument("directories", metavar="[DIR]...", nargs=-1)
 @app_option
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 @click.option(
     "--shutdown-timeout",
     type=SettingValue("worker_shutdown_timeout"),
-    help="How long running jobs may go on at a stop.",
+    help="How long running jobs may continue at a stop.",
 )
 @process_options
 @spooler_options
@@ -52,10 +52,11 @@ def run(
     pidfile: str | None,
     spooler: SpoolerGiven,
 ) -> int:
-    """Work off spool directories: `qworker spool run DIR -A proj`, `qworker spool run --ini uwsgi.ini`.
+    """Run the jobs of spool directories: `qworker spool run DIR -A proj`, `qworker spool run --ini
+    uwsgi.ini`.
 
     Without -A there is no app: the modules of --spooler-python-import, or of the ini file, set the function
-    that runs jobs, as they do for uWSGI.
+    that runs jobs, as for uWSGI.
     """
     spooler = spooler.with_directories(tuple(map(os.path.realpath, directories)))
     before_application(spooler)
@@ -75,7 +76,7 @@ def run(
         if app is not None:
             logger.info("app %s (%s); what jobs send goes to its broker", choice.target, choice.how)
         if options.harakiri is None:
-            logger.info("no harakiri: a job that hangs keeps its process for ever (see --spooler-harakiri)")
+            logger.info("no harakiri: a job that hangs blocks its process forever (see --spooler-harakiri)")
 
     return run_worker(
         choice,
@@ -88,7 +89,8 @@ def run(
 
 
 def _without_app() -> AppChoice:
-    """An app that has neither tasks nor a broker. What is imported beside it may be here, as with an app."""
+    """Return an app without tasks and broker. Modules in the working directory can be imported, as with an
+    app."""
     import_from_here()
     own = QWorker("spooler", broker="memory://", backend="disabled://")
     return AppChoice(own, "of its own", "-")

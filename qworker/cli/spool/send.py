@@ -1,6 +1,6 @@
 """`qworker spool send`: a job for a spooler that listens on a socket.
 
-Comes from:  people and scripts.
+Comes from:  users and scripts.
 Goes to:     the client of ``spooler/network``.
 Thread:      main.
 """
@@ -22,8 +22,8 @@ from qworker.spooler.network.framing import read_key
 @click.command("send")
 @click.argument("address")
 @job_options
-@click.option("--spooler", default="", metavar="DIR", help="The server's directory, by its whole path.")
-@click.option("--key-file", metavar="FILE", help="File that has the key of the server; signs the job.")
+@click.option("--spooler", default="", metavar="DIR", help="The server's directory, as a full path.")
+@click.option("--key-file", metavar="FILE", help="File with the key of the server; signs the job.")
 @json_option
 def send_job(
     address: str,
@@ -36,10 +36,10 @@ def send_job(
     key_file: str | None,
     as_json: bool,
 ) -> None:
-    """Send a job to a spooler, ours or uWSGI's, and print its name where the server tells it.
+    """Send a job to a spooler, ours or uWSGI's, and print its name if the server returns it.
 
     ADDRESS is host:port, :port on this machine, the path of a UNIX socket, or @name. Without --body and
-    --key-file any uWSGI takes the job, and tells no name.
+    --key-file any uWSGI accepts the job, and returns no name.
     """
     name = send(
         address,

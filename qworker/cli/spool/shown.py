@@ -1,4 +1,4 @@
-"""Jobs of a spool directory as they are shown: as rows, as fields, as JSON.
+"""Jobs of a spool directory for display: as rows, as fields, as JSON.
 
 Comes from:  `qworker spool` and its commands.
 Goes to:     standard output.
@@ -22,7 +22,7 @@ _LONGEST_VALUE = 4096
 
 
 def state_of(job: Waiting, now: float) -> str:
-    """RUNNING, DELAYED (it is due later) or WAITING; UNKNOWN when we may not ask for its lock."""
+    """Return RUNNING, DELAYED (due later) or WAITING; UNKNOWN when its lock must not be checked."""
     if job.running is None:
         return UNKNOWN
     return RUNNING if job.running else DELAYED if job.due > now else WAITING
@@ -53,7 +53,7 @@ def _note_fields(note: Note) -> dict[str, Any]:
 
 
 def examined_fields(found: Examined, now: float) -> dict[str, Any]:
-    """All of a job. Bytes are text, with what is no UTF-8 escaped."""
+    """Return all of a job. Bytes are text, with non-UTF-8 escaped."""
     job, content, note = found
     fields = waiting_fields(job, now)
     if note is not None:
@@ -68,7 +68,7 @@ def examined_fields(found: Examined, now: float) -> dict[str, Any]:
 
 
 def text(value: bytes) -> str:
-    """Bytes as text; what is no UTF-8 is escaped."""
+    """Return bytes as text, with non-UTF-8 escaped."""
     return value.decode("utf-8", "backslashreplace")
 
 
@@ -115,7 +115,7 @@ def due_in(due: float, now: float) -> str:
 
 
 def moment(seconds: float) -> str:
-    """A time of a file. Some lie beyond the calendar; those are shown as seconds."""
+    """Return a time of a file. Times beyond the calendar are shown as seconds."""
     try:
         return from_epoch(seconds).isoformat()
     except (ValueError, OverflowError, OSError):

@@ -1,10 +1,10 @@
-"""What the commands that run a spooler take: uWSGI's options, and ours.
+"""The options of commands that run a spooler: uWSGI's, and ours.
 
 Comes from:  the command line.
-Goes to:     ``SpoolerGiven``, which the settings of the app are merged with.
+Goes to:     ``SpoolerGiven``, which is merged with the settings of the app.
 Thread:      main.
 
-A key for sockets is taken from settings and ini files only: everybody sees the command line of a process.
+A key for sockets is only taken from settings and ini files: everybody can see the command line of a process.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 _PREFIX = "spooler_"
 _ORDER = "qworker.spooler.named"
-"""Where in the context it is kept which directory was named first."""
+"""The context key of the directory that was named first."""
 _HELP = "qworker.spooler.help"
-"""Where in the context it is kept that the help is about the spooler."""
+"""The context key of help about the spooler."""
 
 
 class SpoolerGiven(NamedTuple):
-    """What the command line says. values: fields of SpoolerOptions. ini: None when none was named."""
+    """The values of the command line. values: fields of SpoolerOptions. ini: None if none was named."""
 
     values: Mapping[str, Any]
     ini: IniFile | None
 
     @property
     def names_directories(self) -> bool:
-        """Whether there is something to work off, whatever the settings say."""
+        """Tell whether directories are named, regardless of the settings."""
         ini = {} if self.ini is None else self.ini.values
         return bool(self.values.get("directories") or ini.get("directories"))
 
     def with_directories(self, directories: tuple[str, ...]) -> SpoolerGiven:
-        """The same, with these directories before those of ``--spooler``."""
+        """Return the same, with these directories before those of ``--spooler``."""
         if not directories:
             return self
         named = dict.fromkeys((*directories, *self.values.get("directories", ())))
         return self._replace(values={"default": directories[0], **self.values, "directories": tuple(named)})
 
     def options(self, conf: Settings) -> SpoolerOptions:
-        """All that is said, with what the settings say."""
+        """Return all options, merged with the settings."""
         from qworker.spooler.settings import merge
 
         return merge(conf, self.ini, self.values)
 
 
 def _named(context: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Remembers the first directory: click gives each option its values, and not the order of options."""
+    """Record the first directory: click passes each option its values, without the order of options."""
     if value:
         context.meta.setdefault(_ORDER, value[0][0])
     return value
@@ -70,7 +70,7 @@ def _value(option: str, field: str, text: str, **more: Any) -> Callable[[_F], _F
 
 
 def _list(option: str, field: str, metavar: str, text: str) -> Callable[[_F], _F]:
-    """An option that can be repeated. Each of its values is one that the setting could have."""
+    """Make an option that can be repeated. Each value is one that the setting could have."""
     kept = _named if field in ("directories", "external") else None
     return click.option(
         option,
@@ -84,7 +84,7 @@ def _list(option: str, field: str, metavar: str, text: str) -> Callable[[_F], _F
 
 
 class _One(SettingValue):
-    """One value of a setting that is a list; commas and brackets mean nothing in it."""
+    """One value of a setting that is a list; commas and brackets have no meaning in it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return super().convert([value] if isinstance(value, str) else value, param, ctx)
@@ -96,34 +96,38 @@ def _flag(option: str, field: str, text: str) -> Callable[[_F], _F]:
 
 _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     _list("--spooler", "directories", "DIR", "Run the jobs of this spool directory."),
-    _list("--spooler-external", "external", "DIR", "Write jobs to this directory, which others work off."),
+    _list("--spooler-external", "external", "DIR", "Write jobs to this directory, for other spoolers."),
     _flag(
         "spooler-ordered",
         "ordered",
-        "Run jobs in natural order of names, and those that have a priority, too.",
+        "Run jobs in natural order of names, including those with a priority.",
     ),
     _value("--spooler-chdir", "chdir", "Directory to run jobs in.", metavar="DIR"),
     _value("--spooler-processes", "processes", "Processes for jobs."),
-    _flag("spooler-quiet", "quiet", "No line in the log for each job."),
-    _value("--spooler-max-tasks", "max_tasks", "Replace a process after so many jobs."),
+    _flag("spooler-quiet", "quiet", "Do not log each job."),
+    _value("--spooler-max-tasks", "max_tasks", "Replace a process after this many jobs."),
     _flag("spooler-signal-as-task", "signal_as_task", "Signals count as jobs for --spooler-max-tasks."),
     _value("--spooler-harakiri", "harakiri", "Kill a process whose job takes longer."),
-    _value("--spooler-frequency", "frequency", "How often to read a directory through."),
+    _value("--spooler-frequency", "frequency", "How often to scan a directory."),
     _list("--spooler-python-import", "imports", "MODULE", "Import this module or file in each process."),
-    _list("--spooler-socket", "sockets", "ADDRESS", "Take packets at host:port, or a UNIX socket."),
-    _list("--spooler-socket-allow", "socket_allow", "NETWORK", "Take packets of these peers, too."),
-    _value("--spooler-max-attempts", "max_attempts", "Set a job aside after so many attempts; 0: never."),
-    _value("--spooler-backoff", "backoff", "Wait so long for the second attempt, then twice as long."),
+    _list("--spooler-socket", "sockets", "ADDRESS", "Receive packets at host:port, or a UNIX socket."),
+    _list("--spooler-socket-allow", "socket_allow", "NETWORK", "Also accept packets from these peers."),
+    _value("--spooler-max-attempts", "max_attempts", "Set a job aside after this many attempts; 0: never."),
+    _value(
+        "--spooler-backoff", "backoff", "Wait this long for the second attempt, then twice as long each time."
+    ),
     _value("--spooler-backoff-max", "backoff_max", "…but never longer."),
     _flag("spooler-allow-pickle", "allow_pickle", "Unpickle arguments of uWSGI's decorators."),
-    _value("--spooler-bridge", "bridge", "Send the tasks that this function makes of jobs.", metavar="M:F"),
-    _flag("spooler-results", "results", "Store what jobs return."),
+    _value(
+        "--spooler-bridge", "bridge", "Send the tasks that this function returns for jobs.", metavar="M:F"
+    ),
+    _flag("spooler-results", "results", "Store the return values of jobs."),
     click.option(
         "--ini",
         _PREFIX + "ini",
         multiple=True,
         metavar="FILE[:SECTION]",
-        help="Take the spooler's options of a uWSGI ini file. Can be repeated.",
+        help="Use the spooler's options of a uWSGI ini file. Can be repeated.",
     ),
 )
 
@@ -144,7 +148,7 @@ def spooler_options(command: _F) -> _F:
 
 
 class SpoolerHelpApart(click.Command):
-    """A command whose --help leaves the options of the spooler to --help-spooler."""
+    """A command whose --help shows the spooler's options only with --help-spooler."""
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
         super().__init__(*args, **attributes)

@@ -1,11 +1,11 @@
-"""Spooling: a worker's app made ready for spool directories.
+"""Spooling: prepares a worker's app for spool directories.
 
-Comes from:  `qworker start --spooler` and `qworker spool run`, with what the command line says.
+Comes from:  `qworker start --spooler` and `qworker spool run`, with the command line's values.
 Goes to:     ``spooler.running.runner``, which attaches the directories to the app.
 Thread:      main, before the worker starts.
 
-What uWSGI's ini says of the application is done first: its variables, paths and directory are there when it
-is imported, and so is the module ``uwsgi``.
+The application's part of uWSGI's ini file is applied first: its variables, paths and directory are set when
+it is imported, and the module ``uwsgi`` exists.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ FORKING = ("zygote", "fork")
 
 
 def before_application(given: SpoolerGiven) -> None:
-    """Do what has to be done before the application is imported. Modules are looked for in the working
-    directory first, as in uWSGI: an installed command does not do that by itself."""
+    """Prepare for the import of the application. The working directory is first on the import path, as in
+    uWSGI, but not by default in an installed command."""
     uwsgi_api.install()
     ini = given.ini
     if ini is not None:
@@ -53,20 +53,20 @@ def before_application(given: SpoolerGiven) -> None:
 
 
 class Spooling(NamedTuple):
-    """besides: make the parts of the worker that run jobs. tell: logs doubts, once there is a log."""
+    """besides: factories of the worker's parts that run jobs. tell: logs warnings, once logging is set up."""
 
     besides: list[MakeComponent]
     tell: Callable[[], None]
 
 
 def spool_in(app: QWorker, given: SpoolerGiven, *, alone: bool) -> Spooling:
-    """Have the worker of *app* work off the directories that are given, by the command line, an ini file or
+    """Have the worker of *app* run the jobs of the given directories, from the command line, an ini file or
     the settings. alone: nothing else."""
     options = given.options(app.conf)
     conf = app.conf
     if conf.worker_pool == "prefork" and conf.worker_start_method not in FORKING:
         raise ConfigurationError(
-            f"the processes of a spooler are forked, so that they know the function that runs jobs: "
+            "the processes of a spooler are forked, so that they have the function that runs jobs: "
             f"worker_start_method cannot be {conf.worker_start_method!r} here",
             setting="worker_start_method",
         )
@@ -77,19 +77,19 @@ def spool_in(app: QWorker, given: SpoolerGiven, *, alone: bool) -> Spooling:
     uwsgi_api.configure(options)
     not_imported = _import_application(options, given.ini)
     attached = attach(app, options, alone=alone)
-    signal.signal(signal.SIGUSR1, lambda *_: attached.rescan())  # as to a spooler of uWSGI's
+    signal.signal(signal.SIGUSR1, lambda *_: attached.rescan())  # like a spooler of uWSGI
 
     def tell() -> None:
         if not alone:
-            logger.info("spool directories %s, beside the queues", ", ".join(options.directories))
+            logger.info("spool directories %s, in addition to the queues", ", ".join(options.directories))
         for sentence in not_imported:
             logger.error("%s", sentence)
         if given.ini is not None:
             _tell_of_ini(given.ini)
         if options.ordered and conf.worker_concurrency != 1 and not alone:
             logger.warning(
-                "spooler-ordered: this worker runs several tasks and jobs at a time, so jobs begin in order "
-                "and may end in another; `qworker spool run` runs one after the other"
+                "spooler-ordered: this worker runs several tasks and jobs at a time, so jobs start in "
+                "order and may end in another; `qworker spool run` runs one at a time"
             )
         if uwsgi_api.spooler is None and options.bridge is None:
             logger.warning("%s", uwsgi_api.no_function())
@@ -106,8 +106,8 @@ def spool_in(app: QWorker, given: SpoolerGiven, *, alone: bool) -> Spooling:
 
 
 def _import_application(options: SpoolerOptions, ini: IniFile | None) -> list[str]:
-    """Import what has the function that runs jobs, and return what to say of the modules that cannot be
-    imported. The spooler goes on without them, as uWSGI's does; the jobs of their functions wait."""
+    """Import the modules with the function that runs jobs, and return descriptions of failed imports. The
+    spooler continues without them, like uWSGI's; the jobs of their functions wait."""
     errors = []
     named = list(options.imports)
     if ini is not None:
@@ -117,7 +117,7 @@ def _import_application(options: SpoolerOptions, ini: IniFile | None) -> list[st
             _import(name.partition(":")[0])
         except Exception as error:  # noqa: BLE001 - the user's module is code: it may raise anything
             uwsgi_api.not_imported.append(name)
-            errors.append(f"the spooler goes on without {name}: {import_story(name, error)}")
+            errors.append(f"the spooler continues without {name}: {import_story(name, error)}")
     return errors
 
 
@@ -141,6 +141,6 @@ def _import(name: str) -> None:
 
 def _tell_of_ini(ini: IniFile) -> None:
     if ini.others:
-        logger.info("not for a spooler, and left alone: %s", ", ".join(ini.others))
+        logger.info("not for a spooler, and ignored: %s", ", ".join(ini.others))
     for sentence in ini.without_effect:
         logger.warning("%s", sentence)

@@ -1,6 +1,6 @@
-"""`qworker spool watch`: spool directories, as they are each second.
+"""`qworker spool watch`: spool directories, refreshed each second.
 
-Comes from:  people who look at them, and programs that read lines of JSON.
+Comes from:  users, and programs that read lines of JSON.
 Goes to:     ``qworker.spooler.administration.census``, and the terminal.
 Thread:      main.
 """
@@ -26,12 +26,12 @@ from qworker.spooler.files.place import existing
 
 _SHORTEST_WAIT = 0.05
 _CLEAR = "\x1b[H\x1b[J"
-"""To the upper left corner, and nothing below it."""
+"""To the upper left corner, and clear the screen below."""
 _HEADS = ("directory", "due", "running", "delayed", "dead", "new/s", "done/s", "oldest", "next")
 
 
 class _Seen(NamedTuple):
-    """One look at one directory. error: why there is no more than that."""
+    """One reading of a directory. error: why it is incomplete."""
 
     path: str
     now: float
@@ -43,20 +43,20 @@ class _Seen(NamedTuple):
 @click.command("watch")
 @click.argument("directories", metavar="DIR...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each directory, each time.")
-@click.option("--count", type=Number(min=1), help="End after so many times.")
+@click.option("--count", type=Number(min=1), help="End after this many times.")
 @click.option(
     "--every",
     type=SettingValue("spooler_frequency"),
     default="1s",
     show_default=True,
-    help="How often to look.",
+    help="How often to refresh.",
 )
 def watch(directories: tuple[str, ...], as_json: bool, count: int | None, every: float) -> None:
-    """Show how many jobs are due, are run, are due later and were set aside, and how many come and go.
+    """Show how many jobs are due, running, due later and set aside, and how many come and go.
 
     Press q to end. "new/s" and "done/s" are files that came and went, whoever wrote and removed them;
-    "oldest" is for how long the oldest job has been due, and "next" when the next delayed one is. "+" says
-    that there may be more. Nothing in the directories is changed; one that vanishes is waited for.
+    "oldest" is how long the oldest job has been due, and "next" when the next delayed one is due. "+" means
+    that there may be more. Nothing in the directories is changed; a missing one is waited for.
     """
     places = list(dict.fromkeys(existing(name, writable=False) for name in directories))
     moving = not as_json and on_screen()
@@ -86,7 +86,7 @@ def _watch(
         done += 1
         if done == count:
             return
-        # A look at a hundred thousand files takes its time; half of ours at most goes into looking.
+        # Reading a hundred thousand files takes long; at most half of the time is spent reading.
         until = max(moment + every, time.monotonic() + (time.monotonic() - moment))
         while (left := until - time.monotonic()) > 0:
             if pressed(censuses, left):
@@ -105,7 +105,7 @@ def _look(census: Census) -> _Seen:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[list[Census], float], bool]]:
-    """A function that waits until something happens, so many seconds at most, and says whether it was "q"."""
+    """Return a function that waits for a key, so many seconds at most, and tells whether it was "q"."""
     keyboard = _keyboard()
     if keyboard < 0:
         yield lambda censuses, seconds: _wait(censuses, -1, seconds)
@@ -122,7 +122,8 @@ def _keys() -> Iterator[Callable[[list[Census], float], bool]]:
 
 
 def _keyboard() -> int:
-    """Where keys come from; -1 when that is no terminal, or one that another program has now."""
+    """Return the descriptor of the keyboard; -1 if it is not a terminal, or belongs to another program
+    now."""
     try:
         file = sys.stdin.fileno()
         return file if os.isatty(file) and os.tcgetpgrp(file) == os.getpgrp() else -1
@@ -162,7 +163,7 @@ def _print_rows(seen: list[_Seen]) -> None:
     print_table(_HEADS, [_row(one) for one in seen], right=" ".join(_HEADS[1:]))
     for one in seen:
         if one.error:
-            click.echo(f"{visible(one.path)} cannot be read: {one.error}. It is waited for.")
+            click.echo(f"{visible(one.path)} cannot be read: {one.error}. Waiting for it.")
     sys.stdout.flush()
 
 
@@ -190,7 +191,7 @@ def _rate(jobs: int, flow: Flow) -> str:
 
 
 def _fields(one: _Seen) -> dict[str, Any]:
-    """One look as JSON has it. What is not known is null."""
+    """Return one reading as JSON. Unknown values are null."""
     counts, flow = one.counts, one.flow
     fields: dict[str, Any] = {"time": round(one.now, 3), "directory": one.path}
     if counts is None:

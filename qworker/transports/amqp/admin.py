@@ -1,4 +1,4 @@
-"""What people and tools ask of RabbitMQ.
+"""Administration of RabbitMQ.
 
 Comes from:  the command line, the worker's status.
 Goes to:     the server, over a link for each question.
@@ -21,8 +21,8 @@ from qworker.transports.presence import Presence
 
 
 class AMQPAdmin(Admin):
-    """publisher, consumer: of this process. RabbitMQ does not tell what queues it has: those are asked after
-    that the settings name, and that these two use."""
+    """publisher, consumer: of this process. RabbitMQ does not list its queues, so those in the settings, and
+    those that these two use, are queried."""
 
     def __init__(self, server: Server, publisher: Publisher, consumer: AMQPConsumer) -> None:
         self._server = server
@@ -38,7 +38,7 @@ class AMQPAdmin(Admin):
         return sorted(info for info in found if info.ready or info.dead)
 
     def next_due(self, queues: Sequence[str]) -> float | None:
-        """Always None: RabbitMQ does not tell (it lacks COUNTS)."""
+        """Return None: RabbitMQ does not report it (it lacks COUNTS)."""
         return None
 
     def depths(self, queues: Sequence[str]) -> list[QueueInfo]:

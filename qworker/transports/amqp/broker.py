@@ -1,10 +1,11 @@
 """RabbitMQ: a Broker whose leases are unacknowledged deliveries.
 
 Comes from:  ``broker_url`` ``amqp://``, ``amqps://`` or ``pyamqp://``.
-Goes to:     ``broker.py``, ``consumer.py`` and ``admin.py``, which it is made of.
-Thread:      as Broker; one connection publishes, one belongs to the listener; neither crosses a fork.
+Goes to:     ``publisher.py``, ``consumer.py`` and ``admin.py``, which it consists of.
+Thread:      as Broker; one connection publishes, one belongs to the listener; neither is shared across a
+         fork.
 
-Messages are Celery's as Celery sends them over AMQP, so its workers and ours may share a queue.
+Messages have Celery's AMQP format, so its workers and ours may share a queue.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ if TYPE_CHECKING:
     from qworker.conf import Settings
 
 ANSWER_SECONDS = 10.0
-"""A busy server has at least so long for an answer."""
+"""Minimum time for an answer of a busy server."""
 
 _brokers = forgetful()
 
 
 class AMQPBroker(Broker):
-    """RabbitMQ at *url*. Connects at the first use, not before.
+    """RabbitMQ at *url*. Connects on first use.
 
-    queues: how queues are made. confirms: push waits for the server's word. timeout: seconds for connecting.
+    queues: how queues are created. confirms: push waits for publisher confirms. timeout: seconds for
+    connecting.
     heartbeat: seconds after which a silent connection is dead. use_ssl: as broker_use_ssl.
     """
 
@@ -66,7 +68,7 @@ class AMQPBroker(Broker):
             timeout=max(ANSWER_SECONDS, timeout),
             heartbeat=heartbeat,
         )
-        # RabbitMQ waits for twice that, but also for who was silent before.
+        # RabbitMQ waits for twice that, but another worker may have been silent before.
         self.silent_seconds = server.silent_seconds
         self._publisher = Publisher(server, confirms)
         consumer = AMQPConsumer(server, self._publisher)
@@ -80,7 +82,7 @@ class AMQPBroker(Broker):
         _brokers.add(self)
 
     def _after_fork(self) -> None:
-        """In a forked child: the parent's connections and leases are not ours."""
+        """In a forked child: the connections and leases belong to the parent."""
         self._publisher.after_fork()
         self.consumer.after_fork()
 
@@ -92,9 +94,9 @@ class AMQPBroker(Broker):
 
 
 def open_broker(url: str | None, conf: Settings) -> AMQPBroker:
-    """RabbitMQ at *url* with the settings *conf*; it is connected to at the first use."""
+    """Return RabbitMQ at *url* with the settings *conf*; it connects on first use."""
     options = conf.broker_transport_options
-    # By default queues are made without priorities, as Celery makes them: who asks for some says so.
+    # By default queues are created without priorities, as in Celery: priorities must be requested.
     given = conf.source("task_queue_max_priority") != DEFAULT_SOURCE
     return AMQPBroker(
         url or "amqp://",

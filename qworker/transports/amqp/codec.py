@@ -1,12 +1,11 @@
 """Messages as AMQP 0-9-1 frames: our three columns to a content header and back.
 
 Comes from:  ``publisher.py``, which writes; ``consumer.py`` and ``letters.py``, which read.
-Goes to:     the frames that ``link.py`` carries.
+Goes to:     the frames sent by ``link.py``.
 Thread:      any; pure.
 
-A message is to look as Celery's do: its headers are the header table, its body is raw. py-amqp would read and
-write the same, an item at a time and through several objects; for messages, which are most of the traffic,
-this is shorter.
+Messages look like Celery's: the headers are the header table, the body is raw. py-amqp would do the same,
+item by item and through several objects; messages are most of the traffic, so this is shorter.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _SHORT, _LONGLONG = Struct(">H"), Struct(">Q")
 _CONTENT = Struct(">HHQH")
 _TAG = Struct(">QB")
 DELIVER = b"\x00\x3c\x00\x3c"
-"""Begins the payload of basic.deliver."""
+"""Start of the payload of basic.deliver."""
 _END = b"\xce"
 BASIC = 60
 
@@ -41,7 +40,7 @@ _TEXTS = (("type", 1 << 5), ("user_id", 1 << 4), ("app_id", 1 << 3), ("cluster_i
 
 
 class Delivery(NamedTuple):
-    """A message as it came. header: the payload of its content header."""
+    """A received message. header: the payload of its content header."""
 
     consumer: str
     exchange: str
@@ -53,9 +52,9 @@ class Delivery(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What a content header says. own: the headers that are apart (``own_headers.py``); text and properties:
-    the two columns. expires: the server drops it from its queue at some time, as what Celery sends with
-    expires."""
+    """A parsed content header. own: the internal headers (``own_headers.py``); text and properties: the two
+    columns. expires: the server will drop it from its queue at some time, like messages that Celery sends
+    with expires."""
 
     text: str
     properties: str | None
@@ -67,14 +66,14 @@ class Content(NamedTuple):
 
 _PLAIN = short(JSON) + short("utf-8")
 _MOST = _CONTENT_TYPE | _ENCODING | _TABLE | _MODE | _CORRELATION | _MESSAGE_ID
-"""What nearly all messages have, and no more."""
+"""The properties of nearly all messages."""
 
 
 # -- writing --
 
 
 def _headers(text: str, more: Mapping[str, Any]) -> tuple[bytes, Any]:
-    """The table of the headers in the JSON *text*, and their id."""
+    """Return the table of the headers in the JSON *text*, and their id."""
     try:
         headers = json.loads(text)
         if type(headers) is dict:
@@ -92,8 +91,8 @@ def content_header(
     priority: int = 0,
     more: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """The payload of a content header: of the columns *text* and *properties*, a body of *size* bytes, and
-    *more* headers. ValueError when *properties* are no JSON object."""
+    """Return the payload of a content header: for the columns *text* and *properties*, a body of *size*
+    bytes, and *more* headers. ValueError when *properties* is not a JSON object."""
     headers, identity = _headers(text, more or {})
     if properties is None and not priority and type(identity) is str:
         one, two = (id.encode("utf-8", "surrogatepass") for id in (identity, message_id))
@@ -136,7 +135,7 @@ def content_header(
 
 
 def publish_method(exchange: str, routing_key: str, mandatory: bool) -> bytes:
-    """The payload of basic.publish."""
+    """Return the payload of basic.publish."""
     return b"\x00\x3c\x00\x28\x00\x00%b%b%c" % (short(exchange), short(routing_key), mandatory)
 
 
@@ -145,12 +144,13 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 def largest_header(frame_max: int) -> int:
-    """How many bytes a content header may have: it goes in one frame, whereas a body may take many."""
+    """Return the maximum size of a content header: it must fit into one frame, while a body may take
+    several."""
     return frame_max - 8
 
 
 def message_frames(channel: int, method: bytes, header: bytes, body: bytes, frame_max: int) -> bytes:
-    """All frames of one message to be published."""
+    """Return all frames of one message to be published."""
     pack, most = _HEAD.pack, frame_max - 8
     parts = [
         pack(1, channel, len(method)), method, b"\xce", pack(2, channel, len(header)), header, b"\xce",
@@ -166,7 +166,7 @@ def ack_frame(channel: int, number: int, multiple: bool) -> bytes:
 
 
 def requeue_frame(channel: int, number: int) -> bytes:
-    """basic.reject with requeue."""
+    """Return basic.reject with requeue."""
     return frame(1, channel, b"\x00\x3c\x00\x5a%b\x01" % _LONGLONG.pack(number))
 
 
@@ -174,7 +174,7 @@ def requeue_frame(channel: int, number: int) -> bytes:
 
 
 def delivery(method: bytes, header: bytes, body: bytes) -> Delivery:
-    """What basic.deliver (its payload is *method*) has brought."""
+    """Return the message of basic.deliver (its payload is *method*)."""
     at = 5 + method[4]
     number, redelivered = _TAG.unpack_from(method, at)
     return Delivery(*_names(method[4:at], method[at + 9 :]), number, redelivered & 1 == 1, header, body)
@@ -182,14 +182,14 @@ def delivery(method: bytes, header: bytes, body: bytes) -> Delivery:
 
 @lru_cache(256)
 def _names(before: bytes, after: bytes) -> tuple[str, str, str]:
-    """Consumer, exchange and routing key, which are the same for most deliveries."""
+    """Return consumer, exchange and routing key, which are the same for most deliveries."""
     exchange, at = read_short(after, 0)
     return read_short(before, 0)[0], exchange, read_short(after, at)[0]
 
 
 def whole_delivery(data: bytes, at: int) -> tuple[Delivery, int] | None:
-    """The message whose three frames begin at *at*, and where they end; None for anything else, or when a
-    part of them is missing."""
+    """Return the message whose three frames begin at *at*, and their end; None for anything else, or when a
+    part is missing."""
     most = len(data)
     if not data.startswith(DELIVER, at + 7) or at + 11 > most:
         return None
@@ -217,8 +217,7 @@ def body_size(header: bytes) -> int:
 
 
 def _read_headers(data: bytes, at: int) -> tuple[str, Any, dict[str, Any], int]:
-    """Of the table at *at*: what the tasks see of it as JSON, the id, the headers that are apart, and where
-    it ends."""
+    """Return for the table at *at*: the tasks' headers as JSON, the id, the internal headers, and its end."""
     end = at + 4 + LONG.unpack_from(data, at)[0]
     try:
         headers = read_table(data, at)[0]
@@ -233,7 +232,7 @@ def _read_headers(data: bytes, at: int) -> tuple[str, Any, dict[str, Any], int]:
 
 
 def read_content(message: Delivery) -> Content:
-    """The columns of *message*. What cannot be read of its header is left out; the worker will say what is
+    """Return the columns of *message*. Unreadable headers are left out; the worker will report what is
     missing."""
     data = message.header
     flags = _SHORT.unpack_from(data, 12)[0]
@@ -278,8 +277,8 @@ def read_content(message: Delivery) -> Content:
 
 
 def tag_of(message: Delivery, content: Content) -> int:
-    """A number of 63 bits for *message*, the same at each delivery: from its message id, which every message
-    of ours has, or else from what it holds."""
+    """Return a number of 63 bits for *message*, the same at each delivery: from its message id, which all our
+    messages have, or else from its contents."""
     if content.message_id:
         digest = blake2b(content.message_id.encode("utf-8", "surrogatepass"), digest_size=8)
     else:

@@ -1,16 +1,15 @@
-"""What a worker asks of RabbitMQ: messages on lease, and what is settled of them.
+"""The consumer for RabbitMQ: leasing and settling messages.
 
 Comes from:  the Listener; the server, which pushes messages.
-Goes to:     ``subscription.py``, which is one connection; ``publisher.py``, for what is sent anew.
-Thread:      the listener's, but for wake().
+Goes to:     ``subscription.py``, which is one connection; ``publisher.py``, for messages sent again.
+Thread:      the listener's, except wake().
 
-The lease is the channel: whatever was delivered on it and not acknowledged goes back when the connection
-falls, at once. A generation is a connection. When it is lost every call says LeaseLost until register() has
-made a new one. A message keeps its tag over that (it comes from its message id), so the worker knows it again
-when it comes back to it.
+The lease is the channel: unacknowledged deliveries go back as soon as the connection is lost. A generation is
+a connection. After a loss every call raises LeaseLost until register() has made a new one. A message keeps
+its tag (derived from its message id), so the worker recognises it when it is delivered again.
 
-What must change when it goes back (its counts, or when it is due) is sent anew and confirmed before the old
-one is acknowledged. A crash between the two leaves both.
+A message that must change when it goes back (its counts, or its due time) is sent again and confirmed before
+the old one is acknowledged. A crash in between leaves both.
 """
 
 from __future__ import annotations
@@ -59,21 +58,21 @@ from qworker.transports.own_headers import DELIVERIES, DUE, REDELIVERED, REQUEUE
 logger = logging.getLogger(__name__)
 
 KEPT_SECONDS = 1.0
-"""What is due later than that is not kept here, but goes back into a queue of delays."""
+"""A message due later than that is not kept here, but goes back into a delay queue."""
 GATHER_SECONDS = 0.01
-"""While there is something left to be asked for, what comes in so much time is read in one go."""
+"""While messages are left to be leased, those arriving within this time are read together."""
 OPEN_SECONDS = 2.0
-"""After so long a stream that the server did not serve is asked for again."""
+"""Interval of attempts to open a stream that the server did not serve."""
 GENERATIONS = count(1)
 
 
 def _has_failed(order: Release | DeadLetter) -> bool:
-    """Whether what is to be sent anew goes to the failed tasks."""
+    """Whether a message to be sent again goes to the failed tasks."""
     return isinstance(order, DeadLetter) and order.failed
 
 
 class AMQPConsumer(Consumer):
-    """publisher: sends what is changed when it goes back."""
+    """publisher: sends messages that change when they go back."""
 
     def __init__(self, server: Server, publisher: Publisher) -> None:
         self._server = server
@@ -83,13 +82,13 @@ class AMQPConsumer(Consumer):
         self._revoked = RevokedStream(server, publisher)
         self._announcement = Announcement(server, publisher)
         self.queues: tuple[str, ...] = ()
-        """Those that were registered for last; any thread may read it."""
+        """Those of the last registration; any thread may read it."""
         self._said_so = False
-        """Whether the log says already that failed tasks cannot be kept."""
+        """Whether it was logged that failed tasks cannot be kept."""
         self._start_over()
 
     def _start_over(self) -> None:
-        """Be no consumer."""
+        """Reset to the state before registration."""
         self._generation = 0
         self._files = OwnerFiles(runtime_directory)
         self._deaths = Deaths(self._files)
@@ -97,13 +96,13 @@ class AMQPConsumer(Consumer):
         self._subscription: Subscription | None = None
         """The last one; its link is closed when the lease is lost."""
         self._postponed: dict[int, tuple[Held, Release | DeadLetter]] = {}
-        """By tag, what is to be sent anew once the server takes messages again; it is held until then."""
+        """By tag, messages to be sent again once the server accepts messages; held until then."""
         self._to_open: dict[str, Callable[[Link], None]] = {}
-        """What opens a stream that is not open yet, by what this worker lacks without it."""
+        """Functions that open streams that are not open yet, by the missing capability."""
         self._open_at = 0.0
 
     def after_fork(self) -> None:
-        """In a forked child: the parent's leases are not ours."""
+        """In a forked child: the leases belong to the parent."""
         if self._subscription is not None:
             self._subscription.link.abandon()
         self._files.let_go()
@@ -114,20 +113,22 @@ class AMQPConsumer(Consumer):
 
     @contextmanager
     def _held(self) -> Iterator[Subscription]:
-        """The subscription; LeaseLost when its link is gone, or goes."""
+        """Return the subscription; LeaseLost when its link is lost or closing."""
         subscription = self._subscription
         if subscription is None or not subscription.link.alive:
-            raise LeaseLost("there is no connection to RabbitMQ: what was held goes to others")
+            raise LeaseLost("there is no connection to RabbitMQ: messages that were held go to others")
         link = subscription.link
         try:
             yield subscription
         except ChannelError as error:
             link.drop()
-            raise LeaseLost(f"RabbitMQ closed the channel: {error}; what was held goes to others") from error
+            raise LeaseLost(
+                f"RabbitMQ closed the channel: {error}; messages that were held go to others"
+            ) from error
         except BrokerUnavailable as error:
             if link.alive:
                 raise  # it was the publishing side
-            raise LeaseLost(f"{error}; what was held goes to others") from error
+            raise LeaseLost(f"{error}; messages that were held go to others") from error
 
     # -- registering --
 
@@ -142,13 +143,13 @@ class AMQPConsumer(Consumer):
         if self._subscription is not None:
             self._finished.lose(self._subscription.inbox.identities())
             self._subscription = None
-        self._postponed = {}  # the server gives it back, and it is to run again
+        self._postponed = {}  # the server gives them back, and they will run again
         inbox = Inbox(Prefetch(4 * max(1, concurrency)), self._finished, self._deaths.of)
         self.queues = tuple(queues)
         try:
             subscription = Subscription(self._server, link, self.queues, inbox, self._revoked)
             self._to_open = {
-                "this worker hears of no revocations": self._revoked.open,
+                "this worker does not receive revocations": self._revoked.open,
                 "`qworker workers` does not show this worker": partial(
                     self._announcement.open, name=name, queues=self.queues, concurrency=concurrency
                 ),
@@ -165,8 +166,8 @@ class AMQPConsumer(Consumer):
         return self._generation
 
     def _open_streams(self, link: Link, log: Callable[..., None]) -> None:
-        """Open what was not opened yet. Tasks do not wait for it: a stream that was young when the server was
-        killed is not served any more, before somebody deletes it."""
+        """Open missing streams. Tasks do not wait for it: a stream that was new when the server was killed
+        cannot be served any more, until it is deleted."""
         self._open_at = time.monotonic() + OPEN_SECONDS
         for lack, open_stream in list(self._to_open.items()):
             try:
@@ -204,7 +205,7 @@ class AMQPConsumer(Consumer):
         self._announcement.text = text
 
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
-        """The server gives back what the dead held; here the own connection is looked after."""
+        """Check our own connection; the server itself gives back the messages of dead workers."""
         with self._held() as subscription:
             subscription.read()
             subscription.link.tick()
@@ -251,7 +252,7 @@ class AMQPConsumer(Consumer):
             seen: set[int] = set()
             for settlement in settlements:
                 if isinstance(settlement, Store):
-                    continue  # results are kept elsewhere
+                    continue  # results are stored elsewhere
                 tag = settlement.tag
                 held = leased.get(tag) if tag not in seen and tag not in self._postponed else None
                 if held is None:
@@ -265,7 +266,7 @@ class AMQPConsumer(Consumer):
                 else:
                     back.append(held)
             if anew:
-                # First, since only this can fail without the lease being lost: then nothing was done.
+                # First, because only this can fail without losing the lease: then nothing was done.
                 self._part_with(subscription, anew)
             if CRASHING:
                 crash_point("acking")
@@ -274,7 +275,7 @@ class AMQPConsumer(Consumer):
             return lost
 
     def _changes(self, release: Release) -> bool:
-        """Whether the message is another one when it goes back."""
+        """Tell whether the message changes when it goes back."""
         later = release.due is not None and release.due > self._server.clock.now()
         return release.counted or release.requeued or later
 
@@ -287,24 +288,24 @@ class AMQPConsumer(Consumer):
             raise
 
     def _send_back(self, subscription: Subscription, messages: Sequence[Held]) -> None:
-        """Send *messages*, which nobody has asked for, to where they are to go."""
+        """Send *messages* that nobody waits for back to their queues."""
         if not messages:
             return
         orders = {held.leased.tag: (held, Release(held.leased.tag, held.leased.due)) for held in messages}
         try:
             self._part_with(subscription, [*orders.values()])
-        except BrokerUnavailable:  # who settles asks again, but nobody knows of these
+        except BrokerUnavailable:  # settle() would be repeated, but nothing repeats this
             self._postponed.update(orders)
             raise
 
     def _part_with(
         self, subscription: Subscription, messages: list[tuple[Held, Release | DeadLetter]]
     ) -> None:
-        """Send *messages*, and what was postponed, to where they are to go, and acknowledge them as they
-        were. While the server takes no messages they are kept, and nobody waits for that."""
+        """Send *messages*, and postponed ones, to their destinations, and acknowledge the old ones. While the
+        server accepts no messages they are kept, without waiting."""
         if not self._publisher.is_taken():
             if not self._postponed:
-                logger.warning("RabbitMQ takes no messages (an alarm): what is to go back waits here")
+                logger.warning("RabbitMQ accepts no messages (an alarm): messages to be put back wait here")
             self._postponed.update((held.leased.tag, (held, order)) for held, order in messages)
             return
         messages = [*self._postponed.values(), *messages]
@@ -315,13 +316,13 @@ class AMQPConsumer(Consumer):
     def _send_anew(
         self, subscription: Subscription, messages: list[tuple[Held, Release | DeadLetter]]
     ) -> None:
-        """Send *messages* to where they are to go, to be acknowledged then."""
+        """Send *messages* to their destinations, to be acknowledged afterwards."""
         make = Republishing(self._server, subscription.link.connection.frame_max)
         failed = [make.message(held, order) for held, order in messages if _has_failed(order)]
         others = [make.message(held, order) for held, order in messages if not _has_failed(order)]
         try:
             self._publisher.send([*failed, *others], self._server.timeout)
-        except ConfigurationError as error:  # the user may make no queues here, say
+        except ConfigurationError as error:  # for example, the user may not create queues here
             if not failed:
                 raise
             self._publisher.send(others, self._server.timeout)
@@ -329,7 +330,7 @@ class AMQPConsumer(Consumer):
         self._finished.add([held.identity for held, _ in messages])
 
     def _cannot_keep(self, error: ConfigurationError) -> None:
-        """A task that has failed ends as one that is not kept: it must not come back for that."""
+        """Treat a failed task as one that is not kept: its message must not come back for that reason."""
         log = logger.debug if self._said_so else logger.error
         self._said_so = True
         log("failed tasks are not kept: %s; or set task_keep_failed = False", error)
@@ -346,13 +347,13 @@ class AMQPConsumer(Consumer):
             return False
         while not subscription.unheard:
             left = deadline - time.monotonic()
-            if not inbox.roomy():  # there is enough to be asked for
+            if not inbox.roomy():  # enough messages are waiting to be leased
                 self._wakeup.sleep(left)
                 return False
             try:
                 came = link.alive and link.read(max(0.0, left), self._wakeup.fileno())
             except BrokerUnavailable:
-                return True  # the next call will say so
+                return True  # the next call will report it
             if not link.alive:
                 return True
             if self._wakeup.clear() or (left <= 0 and not came):
@@ -368,11 +369,11 @@ class AMQPConsumer(Consumer):
     def deregister(self) -> None:
         with self._files.ending():
             if self._subscription is not None:
-                self._subscription.link.close()  # which gives back everything that was not acknowledged
+                self._subscription.link.close()  # this gives back everything that was not acknowledged
         self._start_over()
 
     def close(self) -> None:
-        """Deregister, and let go of what is for this process."""
+        """Deregister, and close what belongs to this process."""
         try:
             self.deregister()
         finally:
@@ -385,7 +386,7 @@ class AMQPConsumer(Consumer):
 
 
 class Republishing:
-    """frame_max: bytes, as agreed upon with the server."""
+    """frame_max: bytes, as negotiated with the server."""
 
     def __init__(self, server: Server, frame_max: int) -> None:
         self._queues = server.queues
@@ -393,14 +394,14 @@ class Republishing:
         self._frame_max = frame_max
 
     def message(self, held: Held, order: Release | DeadLetter) -> Outgoing:
-        """What is to be sent for *order*."""
+        """Return the message to be sent for *order*."""
         return (
             self._dead_lettered(held, order) if isinstance(order, DeadLetter) else self._released(held, order)
         )
 
     def _released(self, held: Held, release: Release) -> Outgoing:
-        """The message of *held* as it goes back to its queue; to the dead letters if it is too large for
-        that."""
+        """Return the message of *held* as it goes back to its queue, or to the dead letters if it is too
+        large for that."""
         leased = held.leased
         more = {**held.own, **_counts(held, release)}
         more.pop(DUE, None)
@@ -408,22 +409,22 @@ class Republishing:
         if due is not None:
             more |= waiting(leased.queue, due)
         elif held.expires:
-            more[DUE] = self._clock.now()  # so it is another message, though none of its counts has changed
+            more[DUE] = self._clock.now()  # so it is a different message, although its counts are unchanged
         header = content_header(
             leased.headers, leased.properties, len(leased.body), held.message_id, leased.priority, more
         )
         most = largest_header(self._frame_max)
         if (size := len(header)) > most:
             reason = (
-                f"it could not go back to its queue: with what is to be noted there, "
-                f"its headers have {size} bytes, and RabbitMQ takes {most}"
+                f"it could not go back to its queue: with the additional headers they have {size} bytes, "
+                f"and RabbitMQ accepts {most}"
             )
             logger.error("message %d in %s goes to the dead letters: %s", leased.tag, leased.queue, reason)
             return self._dead_lettered(held, DeadLetter(leased.tag, reason, counted=release.counted))
         return Outgoing(self._queues.prefix + leased.queue, header, leased.body, due)
 
     def _dead_lettered(self, held: Held, dead_letter: DeadLetter) -> Outgoing:
-        """The message of *held* as a dead letter, or as a failed task."""
+        """Return the message of *held* as a dead letter, or as a failed task."""
         leased = held.leased
         dead = Dead(
             leased.tag, leased.queue, dead_letter.reason, self._clock.now(),

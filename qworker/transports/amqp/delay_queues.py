@@ -1,12 +1,12 @@
-"""The exchanges and queues in RabbitMQ in which delayed messages wait, made when they are first needed.
+"""The exchanges and queues of RabbitMQ in which delayed messages wait, created on first use.
 
-Comes from:  ``publisher.py``, before it sends what is due later; ``queues.py``, which binds what it makes.
+Comes from:  ``publisher.py``, before it sends a delayed message; ``queues.py``, which binds new queues.
 Goes to:     the server, over their links.
-Thread:      the publisher's turn.
+Thread:      the publisher's lock holder.
 
-They are the same for all who use a virtual host, whatever prefix their queues have, and stay once they are
-made. Each target is bound to the last exchange; and the dead letters of its prefix are, to the exchange that
-gets what finds its target gone.
+They are shared by all users of a virtual host, whatever the prefix of their queues, and are never deleted.
+Each target is bound to the last exchange; the dead letters of its prefix are bound to the exchange for
+messages whose target is gone.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from qworker.transports.amqp.delays import (
 from qworker.transports.amqp.link import Link
 
 BIND_SECONDS = 60.0
-"""How long a binding counts as there. It goes with its queue, which somebody may delete and make anew."""
+"""How long a binding is assumed to exist. It is deleted with its queue, which anybody may delete and create
+again."""
 MOST_BOUND = 10_000
-"""Targets that are remembered."""
+"""Maximum remembered targets."""
 NOWHERE_MILLISECONDS = 7 * 86400 * 1000
 _NEVER = ("", -math.inf)
 
 
 class DelayQueues:
-    """What of the way of delayed messages is known to be there, over one link. dead: the name in the server
-    of the dead letters."""
+    """The known part of the delay queues, over one link. dead: the server's name of the dead letters."""
 
     def __init__(self, dead: str) -> None:
         self._dead = dead
         self._places = 0
-        """How many places there are queues for."""
+        """How many places have queues."""
         self._bound: dict[str, tuple[str, float]] = {}
-        """For each target's word: its name, and the monotonic second at which it was bound."""
+        """For each target's word: its name, and the monotonic second when it was bound."""
 
     def unbound(self, targets: Iterable[str]) -> set[str]:
-        """Those of *targets* that are to be bound before anything is sent to them."""
+        """Return those *targets* that must be bound before sending to them."""
         fresh = time.monotonic() - BIND_SECONDS
         return {target for target in targets if self._bound.get(word(target), _NEVER)[1] <= fresh}
 
     def prepare(self, link: Link, unbound: Collection[str], places: int) -> None:
-        """See that there is a way of *places*, and that it leads to the queues *unbound*, which are there, as
-        are the dead letters. BrokerUnavailable when the server refuses it."""
+        """Create a route of *places*, and bind it to the queues *unbound*, which exist, as do the dead
+        letters. BrokerUnavailable when the server refuses it."""
         if places <= self._places and not unbound:
             return
         channel = link.channel()
@@ -74,9 +74,9 @@ class DelayQueues:
             link.call(channel.close)
         except ChannelError as error:
             raise BrokerUnavailable(
-                f"RabbitMQ at {link.address.shown} makes no queues for delayed messages: {error.reply_text}. "
-                "It must have version 3.10 or later, its user the rights to configure, write and read, and "
-                "nobody else queues and exchanges of these names"
+                f"RabbitMQ at {link.address.shown} does not create queues for delayed messages: "
+                f"{error.reply_text}. It must have version 3.10 or later, its user the rights to configure, "
+                "write and read, and other users must not have queues and exchanges of these names"
             ) from None
         self._places = max(places, self._places)
         if len(self._bound) > MOST_BOUND:
@@ -84,17 +84,17 @@ class DelayQueues:
         self._bound.update({word(target): (target, time.monotonic()) for target in unbound})
 
     def target_of(self, returned: str) -> str:
-        """The name in the server of the target whose word *returned* is."""
+        """Return the server's name of the target with the word *returned*."""
         return self._bound.get(returned, _NEVER)[0]
 
     def forget(self) -> None:
-        """Somebody has deleted what was there: look again."""
+        """They may have been deleted: check again."""
         self._places, self._bound = 0, {}
 
 
 def _declare_ends(link: Link, channel: Any) -> None:
-    """Make what hands out messages that have waited. None may be without an end: it would stand in the way
-    of all others."""
+    """Create the exchanges for messages that have waited. Every queue must have an exit: otherwise it would
+    block all others."""
     link.call(
         channel.queue_declare, NOWHERE, durable=True, auto_delete=False,
         arguments={"x-message-ttl": NOWHERE_MILLISECONDS},
@@ -108,7 +108,7 @@ def _declare_ends(link: Link, channel: Any) -> None:
 
 
 def _declare_place(link: Link, channel: Any, place: int) -> None:
-    """Sent without waiting for each answer: there are many, and a later one tells of an error in any."""
+    """Sent without waiting for each answer: there are many, and a later answer reports an error of any."""
     here, below = exchange(place), exchange(place - 1)
     link.call(channel.exchange_declare, here, "topic", durable=True, auto_delete=False)
     link.call(channel.exchange_bind, below, here, pattern(place, 0))
@@ -117,7 +117,7 @@ def _declare_place(link: Link, channel: Any, place: int) -> None:
         arguments: dict[str, Any] = {
             "x-queue-type": "quorum",
             "x-dead-letter-strategy": "at-least-once",
-            "x-overflow": "reject-publish",  # at-least-once asks for it; nothing limits the queue
+            "x-overflow": "reject-publish",  # required by at-least-once; nothing limits the queue
             "x-dead-letter-exchange": below,
             "x-message-ttl": milliseconds(place, digit),
         }

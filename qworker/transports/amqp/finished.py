@@ -1,13 +1,12 @@
-"""Finished: messages of RabbitMQ that ended here, and that it may deliver again for all that.
+"""Finished: settled messages of RabbitMQ that it may deliver again.
 
-Comes from:  ``consumer.py``, which says what it acknowledged, and when a connection was lost.
-Goes to:     ``inbox.py``: what comes again is acknowledged again, and not run.
+Comes from:  ``consumer.py``, which reports acks and lost connections.
+Goes to:     ``inbox.py``: a message that comes again is acknowledged again, and does not run.
 Thread:      the listener's.
 
-An ack has no answer. Those that were on their way when a connection broke, and those that a server forgot
-when it died, leave messages that are delivered again. The server lets nobody have more than the prefetch
-unacknowledged, so such acks are among the last that were written. A message that was sent anew, with other
-counts, is another one than before.
+An ack has no answer. Acks in transit when a connection broke, and acks that a dying server forgot, leave
+messages that are delivered again. The server limits unacknowledged messages to the prefetch, so such acks are
+among the last ones written. A message that was sent again, with other counts, is a different one.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from collections.abc import Callable, Iterable
 from qworker.transports.recent import Recent
 
 SECONDS = 60.0
-"""For how long before the end of a connection acks may have failed to arrive: its heartbeat noticed nothing
-for so long."""
+"""How long before the end of a connection acks may have been lost: its heartbeat noticed nothing for so
+long."""
 LINGER_SECONDS = 300.0
-"""For how long what was lost with a connection may come back: a server notices late that we have gone."""
+"""How long messages of a lost connection may come back: a server may notice the loss late."""
 MOST = 20_000
 
 
@@ -39,8 +38,8 @@ class Finished:
         self._recent.add(tuple(identities))
 
     def undo(self) -> None:
-        """What was added last is not over: its run waited for the word that the ack arrived, and that did not
-        come."""
+        """The last ones added are not finished: their runs waited for a confirmation of the ack, which did
+        not come."""
         self._recent.undo()
 
     def alive(self) -> None:
@@ -48,7 +47,7 @@ class Finished:
         self._alive_at = self._now()
 
     def lose(self, held: Iterable[int]) -> None:
-        """The connection is gone; *held* was not settled, and is to be run when it comes again."""
+        """The connection is lost; *held* was not settled, and runs when it comes again."""
         self._recent.forget_before(self._alive_at - SECONDS)
         if self._now() >= self._until:
             self._lost.clear()
@@ -57,7 +56,8 @@ class Finished:
         self._until = self._now() + LINGER_SECONDS
 
     def __contains__(self, identity: object) -> bool:
-        """Whether what was delivered again need not be run. False for all when nothing was lost lately."""
+        """Whether a message delivered again need not run. False for all when no connection was lost
+        lately."""
         if self._lost and self._now() >= self._until:
             self._lost.clear()
         return identity in self._lost

@@ -1,12 +1,12 @@
-"""What RabbitMQ has pushed and nobody has asked for yet, and what is on lease.
+"""Messages that RabbitMQ has pushed, not leased yet or on lease.
 
-Comes from:  ``subscription.py``, a delivery at a time.
-Goes to:     back to it: Leased messages, in order of urgency, and the delivery numbers to acknowledge.
+Comes from:  ``subscription.py``, one delivery at a time.
+Goes to:     ``subscription.py``: Leased messages, ordered by priority, and the delivery numbers to
+          acknowledge.
 Thread:      the listener's.
 
-RabbitMQ pushes up to the prefetch, while a worker asks for as many as it has room for. Prefetch follows what
-is asked for: up at once, down after some seconds of asking for less, so that what a busy worker does not need
-is with others.
+RabbitMQ pushes up to the prefetch, while a worker leases as many as it has room for. The prefetch follows the
+demand: it grows at once, and shrinks after some seconds of lower demand, so that other workers get the rest.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from qworker.transports.own_headers import (
 )
 
 MOST = 1024
-"""The largest prefetch. The worker asks for some 400 at a time; the next ones are to be here by then."""
+"""The largest prefetch. The worker leases about 400 at a time; the next ones should be here by then."""
 RELAX_SECONDS = 2.0
 MOST_DEATHS = 20
-"""How many deaths a message names; in general it is a dead letter long before."""
+"""Maximum deaths named in a message; usually it is a dead letter long before."""
 
 
 class Held(NamedTuple):
-    """A message that was delivered and not acknowledged. own: the headers with counts that are ours.
-    identity: the same whenever it is delivered again; another once it was sent anew. expires: the server
-    would drop it once it is back in its queue."""
+    """A delivered, unacknowledged message. own: the headers with our counts.
+    identity: the same at each delivery; a different one after it was sent again. expires: the server would
+    drop it once it is back in its queue."""
 
     number: int
     leased: Leased
@@ -51,20 +51,20 @@ class Held(NamedTuple):
 
 
 class Prefetch:
-    """How many unacknowledged messages each consumer may have. least: where it begins.
+    """How many unacknowledged messages each consumer may have. least: the initial value.
 
-    paused: the worker is full of long tasks; nothing is to be sent to it until it asks again.
+    paused: the worker is busy with long tasks, and gets no messages until it leases again.
     """
 
     def __init__(self, least: int) -> None:
         self.size = min(MOST, max(1, least))
         self.paused = False
         self._asked = self._wanted = 0
-        """The most that was asked for since _since, without and with what was on lease then."""
+        """The maximum demand since _since, without and with the messages on lease then."""
         self._since = 0.0
 
     def ask(self, limit: int, leased: int = 0) -> bool:
-        """Note that *limit* more are wanted than the *leased*; True when the size has changed for that."""
+        """Record that *limit* more are wanted than the *leased*; True when the size has changed."""
         self._asked = max(self._asked, limit)
         self._wanted = max(self._wanted, limit + leased)
         if self.paused and limit > 0:
@@ -77,8 +77,8 @@ class Prefetch:
         return True
 
     def relax(self, now: float, waiting: int) -> bool:
-        """Once in a while: True when the size has changed, since less was asked for and *waiting* lie
-        idle."""
+        """Called from time to time: True when the size has changed, because demand was lower and *waiting*
+        are idle."""
         if now - self._since < RELAX_SECONDS:
             return False
         asked, wanted, self._since = self._asked, self._wanted, now
@@ -95,9 +95,8 @@ class Prefetch:
 
 
 class Inbox:
-    """prefetch: of the consumers that fill it. finished: the identities of what ended here before, should it
-    come again.
-    deaths: tells which deaths of workers a message, by its tag, was running at."""
+    """prefetch: of the consumers that fill it. finished: identities of messages that ended here before.
+    deaths: returns the deaths of workers at which a message, by tag, was running."""
 
     def __init__(
         self,
@@ -109,16 +108,16 @@ class Inbox:
         self._finished = finished
         self._deaths = deaths
         self.over: list[int] = []
-        """Delivery numbers of what came again although it was finished: they are to be acknowledged."""
+        """Delivery numbers of finished messages that came again, to be acknowledged."""
         self.leased: dict[int, Held] = {}
-        """tag → what the worker has."""
+        """tag → message leased by the worker."""
         self.waiting = 0
-        """How many are due and not asked for yet."""
+        """How many are due and not leased yet."""
         self._tags: set[int] = set()  # of all that is here
         self._ready: dict[str, list[tuple[int, int, Held]]] = {}  # queue → heap of (-priority, number, …)
         self._early: list[tuple[float, int, Held]] = []  # heap of (due, number, …)
         self._unacked: dict[int, Held] = {}  # by delivery number, in their order
-        self._bytes = 0  # of what was not asked for yet
+        self._bytes = 0  # of messages not leased yet
         self._first_queue = 0
 
     def roomy(self) -> bool:
@@ -126,7 +125,7 @@ class Inbox:
         return self._bytes < 2 * MAX_LEASE_BYTES
 
     def put(self, queue: str, message: Delivery, now: float) -> bool:
-        """Take in *message*, at epoch second *now*; False when it was finished before."""
+        """Add *message*, at epoch second *now*; False when it was finished before."""
         content = read_content(message)
         tag = tag_of(message, content)
         text, properties, own, priority, message_id, expires = content
@@ -139,7 +138,7 @@ class Inbox:
             deaths = self._deaths(tag)
         counts = _counts(own, now, deaths) if own or deaths else _PLAIN
         while tag in self._tags:
-            tag = tag % (2**63 - 1) + 1  # a twin: the same message was sent twice
+            tag = tag % (2**63 - 1) + 1  # a duplicate: the same message was sent twice
         self._tags.add(tag)
         again = message.redelivered or counts.redelivered
         leased = Leased(
@@ -156,7 +155,7 @@ class Inbox:
         return True
 
     def identities(self) -> list[int]:
-        """Of all that is here."""
+        """Return the identities of all messages here."""
         return [held.identity for held in self._unacked.values()]
 
     def _push(self, held: Held) -> None:
@@ -164,7 +163,7 @@ class Inbox:
         self.waiting += 1
 
     def promote_due(self, now: float) -> None:
-        """Make ready what is due by *now*."""
+        """Move messages due by *now* to the ready ones."""
         while self._early and self._early[0][0] <= now:
             self._push(heappop(self._early)[2])
 
@@ -172,7 +171,7 @@ class Inbox:
         return self._early[0][0] if self._early else None
 
     def later_than(self, moment: float) -> list[Held]:
-        """Take out what is due after *moment*. It still is to be acknowledged."""
+        """Take out messages due after *moment*. They must still be acknowledged."""
         late = [entry[2] for entry in self._early if entry[0] > moment]
         if late:
             self._early = sorted(entry for entry in self._early if entry[0] <= moment)
@@ -180,7 +179,7 @@ class Inbox:
         return late
 
     def take(self, queues: Sequence[str], limit: int, delayed_limit: int, until: float) -> list[Leased]:
-        """Put on lease up to *limit* that are ready, and up to *delayed_limit* that fall due by epoch second
+        """Lease up to *limit* ready messages, and up to *delayed_limit* that are due by epoch second
         *until*."""
         self._first_queue = (self._first_queue + 1) % max(1, len(queues))
         taken: list[Held] = []
@@ -205,7 +204,7 @@ class Inbox:
         return [held.leased for held in taken]
 
     def surplus(self) -> list[Held]:
-        """Take out what waits beyond the prefetch, the last of it. It still is to be settled."""
+        """Take out what exceeds the prefetch, the last ones first. They must still be settled."""
         surplus: list[Held] = []
         keep = 0 if self.prefetch.paused else max(1, self.prefetch.size // max(1, len(self._ready)))
         for ready in self._ready.values():
@@ -225,8 +224,8 @@ class Inbox:
         return held.number
 
     def acks(self, settled: Iterable[Held], make: Callable[[int, bool], bytes]) -> list[bytes]:
-        """What acknowledges *settled*, made by make(number, multiple): one ack for all that come before the
-        first that is not settled, and one for each of the rest."""
+        """Return acks for *settled*, made by make(number, multiple): one for all before the first unsettled
+        one, and one for each of the rest."""
         numbers = {held.number: held for held in settled}
         if not numbers:
             return []
@@ -243,8 +242,8 @@ class Inbox:
 
 
 class _Counts(NamedTuple):
-    """What the headers that are apart say of a message. kept: those of them that go along when it is sent
-    anew."""
+    """The contents of the internal headers. kept: those that are sent along when the message is sent
+    again."""
 
     due: float | None
     deliveries: int
@@ -254,7 +253,7 @@ class _Counts(NamedTuple):
 
 
 _PLAIN = _Counts(None, 0, False, 0, {})
-"""Of nearly all messages."""
+"""The values for nearly all messages."""
 
 
 def _identity(tag: int, own: dict[str, Any]) -> int:
@@ -266,7 +265,7 @@ def _counts(own: dict[str, Any], now: float, deaths: Sequence[str] = ()) -> _Cou
     counted = own.get(DEATHS)
     names = counted.split() if isinstance(counted, str) else []
     new = [name for name in deaths if name not in names]
-    # A quorum queue counts each time that a message came back, also when it was only waiting here: four are a
+    # A quorum queue counts each return of a message, also of one that only waited here: four count as a
     # death.
     died = count(own.get(DELIVERIES)) + count(own.get("x-delivery-count")) // 4 + len(new)
     due = instant(own.get(DUE))
@@ -275,7 +274,7 @@ def _counts(own: dict[str, Any], now: float, deaths: Sequence[str] = ()) -> _Cou
         kept[DELIVERIES] = count(own.get(DELIVERIES)) + len(new)
         kept[DEATHS] = " ".join([*names, *new][-MOST_DEATHS:])
     return _Counts(
-        # What is past says nothing more: others copy it when they send the task again, for another time.
+        # A past due time is dropped, because clients copy it when they send the task again for another time.
         due if due is not None and due > now else None,
         died,
         bool(own.get(REDELIVERED)) or died > 0,
@@ -289,16 +288,16 @@ def _urgency(held: Held) -> tuple[int, int]:
 
 
 # -- Deaths: which messages of RabbitMQ were running when a worker on this machine died --
-# The server gives back what a dead worker held, and does not say what of it was running. The files of
-# the dead do, for a day. Each worker here reads them; a message that is sent anew says which deaths are
-# in its count already.
+# The server gives back the messages of a dead worker without saying which were running. The files of the dead
+# do, for a day. Each worker here reads them; a message that is sent again names the deaths that its count
+# already includes.
 
 LOOK_SECONDS = 0.002
-"""For how long a look counts: many messages come back at once."""
+"""How long one reading is valid, because many messages come back at once."""
 
 
 class Deaths:
-    """files: of this process, beside which the others' are."""
+    """files: of this process, in the same directory as the others'."""
 
     def __init__(self, files: OwnerFiles) -> None:
         self._files = files
@@ -307,7 +306,7 @@ class Deaths:
         self._looked_at = float("-inf")
 
     def of(self, tag: int) -> Sequence[str]:
-        """The workers that died while they ran the message *tag*, by the names of their files; most often
+        """Return the workers that died while running the message *tag*, by the names of their files; usually
         none."""
         now = time.monotonic()
         if self._files.running and now >= self._looked_at + LOOK_SECONDS:

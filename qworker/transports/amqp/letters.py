@@ -1,16 +1,16 @@
-"""Letters in RabbitMQ: dead letters (the queue ``qworker.dead``) and failed tasks (``qworker.failed``),
-looked through and put back.
+"""Letters in RabbitMQ: dead letters (the queue ``qworker.dead``) and failed tasks (``qworker.failed``), read
+and put back.
 
 Comes from:  people and tools, by ``Broker.letters``; ``consumer.py``, which sweeps.
-Goes to:     the server, over a link that is made for it; what is sent, by the publisher.
+Goes to:     the server, over a separate link; messages are sent by the publisher.
 Thread:      any.
 
-A queue can only be read by taking messages out of it. One reader at a time takes all of them, acknowledges
-those that are to go, and gives back the rest, to where they were, by closing its channel. All queues' letters
-of a kind are in one, so that whoever administrates finds them without knowing every queue; the limit for each
-queue is kept by workers, who sweep.
+A queue can only be read by taking messages out. One reader at a time takes all of them, acknowledges those to
+be removed, and gives back the rest, to their positions, by closing its channel. The letters of all queues are
+in one queue, so that administrators find them without knowing every queue; workers enforce the limit for each
+queue by sweeping.
 
-Headers that fill a frame leave no room there for a reason. They are moved to the beginning of the body then.
+Headers that fill a frame leave no room for a reason. They are moved to the beginning of the body then.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from qworker.transports.own_headers import DELIVERIES, DIED, DUE, MOVED, QUEUE, 
 logger = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 0.1
-"""How long to wait for another who looks through the dead letters."""
+"""How long to wait for another reader of the dead letters."""
 PLACES: Mapping[Kind, str] = {"dead": DEAD, "failed": FAILED}
 """The queues of letters, by kind."""
 KINDS = {DEAD: "dead letters", FAILED: "failed tasks"}
-"""What the letters in a queue are called."""
+"""Names of the letters in a queue."""
 SWEEP_SECONDS = 5.0
 LOOK_SECONDS = 3600.0
-"""How often workers look for what is too old, where that is longer than the server can be told."""
+"""Interval of workers' checks for old letters, if the server's limit does not suffice."""
 
 
 class Letter(NamedTuple):
-    """A letter in hand. number: of its delivery."""
+    """A letter that was taken. number: of its delivery."""
 
     number: int
     dead: Dead
@@ -67,7 +67,7 @@ class Letter(NamedTuple):
 
 
 class InHand:
-    """All letters of a kind, in hand until the channel closes."""
+    """All letters of a kind, taken until the channel closes."""
 
     def __init__(self, link: Link, channel: int, letters: list[Letter], whole: bool) -> None:
         self._link = link
@@ -78,7 +78,7 @@ class InHand:
         """Whether all could be read in time."""
 
     def chosen(self, tags: Sequence[int] | None) -> list[Letter]:
-        """Those with *tags* (None: all), oldest first."""
+        """Return those with *tags* (None: all), oldest first."""
         wanted = None if tags is None else set(tags)
         return [letter for letter in self.letters if wanted is None or letter.dead.tag in wanted]
 
@@ -110,7 +110,7 @@ def _letter(message: Delivery) -> Letter:
 
 
 def _outline(message: Delivery) -> Letter:
-    """As _letter, without what takes room."""
+    """Like _letter, without large parts."""
     letter = _letter(message)
     return letter._replace(dead=letter.dead._replace(headers="", properties=None, body=b""))
 
@@ -123,10 +123,11 @@ def all_letters(
     read: Callable[[Delivery], Letter] = _letter,
     wait: bool = True,
 ) -> Iterator[InHand]:
-    """Take all letters of a *kind* (DEAD, FAILED) in hand, and give back what was not removed.
-    BrokerUnavailable when another does so, and has not ended within *timeout* seconds (None: the server's).
+    """Take all letters of a *kind* (DEAD, FAILED), and give back those that were not removed.
+    BrokerUnavailable when another process does so, and has not ended within *timeout* seconds (None: the
+    server's).
 
-    wait: whether to wait for another at all.
+    wait: whether to wait for another process at all.
     """
     timeout = server.timeout if timeout is None else timeout
     link = server.connect(timeout)
@@ -139,13 +140,13 @@ def all_letters(
         while len(found) < count and (left := deadline - time.monotonic()) > 0:
             link.read(left)
         yield InHand(link, channel.channel_id, found, len(found) >= count)
-        link.call(channel.close)  # answered once the acks before it were carried out
+        link.call(channel.close)  # answered after the acks before it were carried out
     finally:
         link.close()
 
 
 def _consume(link: Link, queues: Queues, kind: str, deadline: float) -> Any:
-    """A channel on which the letters come, and nobody else gets any."""
+    """Return a channel that receives the letters exclusively."""
     while True:
         channel = link.channel()
         try:
@@ -153,7 +154,7 @@ def _consume(link: Link, queues: Queues, kind: str, deadline: float) -> Any:
         except AccessRefused as error:
             if time.monotonic() + AGAIN_SECONDS >= deadline:
                 raise BrokerUnavailable(
-                    f"the {KINDS[kind]} are being looked through by another: try again ({error.reply_text})"
+                    f"the {KINDS[kind]} are being read by another process: try again ({error.reply_text})"
                 ) from None
             time.sleep(AGAIN_SECONDS)
         else:
@@ -161,9 +162,8 @@ def _consume(link: Link, queues: Queues, kind: str, deadline: float) -> Any:
 
 
 class Sweeper:
-    """Keeps the letters of a *kind* within the limits of each queue. To know which are over, all have to be
-    looked through; so that is done only when there are more than at the last time, by a tenth of a queue's
-    limit."""
+    """Keeps the letters of a *kind* within the limits of each queue. Finding surplus ones requires reading
+    all; so this is only done when there are more than the last time, by a tenth of a queue's limit."""
 
     def __init__(self, server: Server, kind: str) -> None:
         self._server = server
@@ -172,16 +172,15 @@ class Sweeper:
         self._look_at = 0.0
 
     def sweep(self, count: int, now: float, expires: float, most: int) -> int:
-        """Delete of the *count* letters those that died over *expires* seconds before *now*, or are beyond
-        the newest *most* of their queue; return how many went. 0 also when another looks through them just
-        now."""
+        """Delete of the *count* letters those that died over *expires* seconds before *now*, or exceed the
+        newest *most* of their queue; return their number. 0 also if another process is reading them."""
         stale = expires * 1000 > LONGEST_TIME and now >= self._look_at
         if not stale and count <= max(most, self._kept + most // 10):
             return 0
         try:
             with all_letters(self._server, self._kind, SWEEP_SECONDS, _outline, wait=False) as found:
                 if not found.whole:
-                    return 0  # the newest were not seen: who is beyond them?
+                    return 0  # the newest were not read, so surplus ones are unknown
                 over = _over(found.letters, now - expires, most)
                 self._kept = len(found.letters) - len(over)
                 self._look_at = now + LOOK_SECONDS
@@ -210,7 +209,7 @@ def as_letter(
     more: Mapping[str, Any],
     frame_max: int,
 ) -> Outgoing:
-    """The message of *dead* on its way to the letters of a *kind*. more: what else its headers hold."""
+    """Return the message of *dead* as a letter of a *kind*. more: additional headers."""
     most = largest_header(frame_max)
     own = {
         **more,
@@ -231,7 +230,7 @@ def as_letter(
 
 
 def _moved_back(content: Content, body: bytes) -> tuple[str, bytes]:
-    """The headers, as text, and the body that a letter had before it became one."""
+    """Return the original headers, as text, and body of a letter."""
     size = content.own.get(MOVED)
     if type(size) is not int or not 0 < size <= len(body):
         return content.text, body
@@ -239,8 +238,8 @@ def _moved_back(content: Content, body: bytes) -> tuple[str, bytes]:
 
 
 def sent_back(letter: Letter, queues: Queues, frame_max: int) -> Outgoing | None:
-    """The message of *letter* as it goes back to its queue: with a new id, so that nothing known of the old
-    one counts. None when its headers leave no room for what is to be noted there."""
+    """Return the message of *letter* as it goes back to its queue: with a new id, so that nothing known about
+    the old one applies. None when its headers leave no room for additional ones."""
     dead = letter.dead
     more: dict[str, Any] = {REDELIVERED: True}
     header = content_header(dead.headers, dead.properties, len(dead.body), task_id(), letter.priority, more)

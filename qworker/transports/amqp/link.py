@@ -1,12 +1,12 @@
-"""Link: one connection to RabbitMQ, read in large pieces and never waited for without end.
+"""Link: one connection to RabbitMQ, read in large pieces, with a time limit for every wait.
 
 Comes from:  ``publisher.py`` and ``consumer.py``, which have one each.
-Goes to:     py-amqp, for the handshake, TLS and all that is rare; the socket itself, for messages and acks.
+Goes to:     py-amqp, for the handshake, TLS and rare methods; the socket itself, for messages and acks.
 Thread:      one at a time. A forked child must ``abandon()`` it.
 
-py-amqp reads a frame in three pieces, each with its own time limit; that is most of what it costs. Here the
-socket is read as far as it has anything, and frames are taken out of that. Everything that goes wrong is
-BrokerUnavailable, and leaves the link closed: a new one is needed.
+py-amqp reads a frame in three pieces, each with its own time limit, which is most of the cost. Here all
+available data is read, and frames are taken from it. Any error becomes BrokerUnavailable, and closes the
+link: a new one is needed.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from qworker.transports.tls import Tls, of_rabbitmq
 _HEAD = Struct(">BHI")
 _CONFIRM = Struct(">QB")
 RECEIVE_BYTES = 64 * 1024
-"""Less than what malloc() asks the system for, each time anew."""
+"""Less than the size for which malloc() uses a system call each time."""
 MOST_FRAME = 16 * 1024**2
-"""Bytes; frames have 128 KiB where a server is left as it comes."""
+"""Bytes; by default servers use frames of 128 KiB."""
 _RETURN, _ACK, _NACK, _CANCEL = (
     b"\x00\x3c\x00\x32", b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78", b"\x00\x3c\x00\x1e",
 )  # fmt: skip
 AMQP_VERSIONS = ">=5.1.1,<6"
-"""Of py-amqp: those whose insides are known here, as ``pyproject.toml`` says."""
+"""Of py-amqp: versions whose internals are known here, as in ``pyproject.toml``."""
 _INSIDES = (
     (amqp.Connection, ("Transport", "blocking_read", "collect", "heartbeat_tick")),
     (transport.TCPTransport, ("having_timeout",)),
     (transport.SSLTransport, ("_wrap_socket", "_shutdown_transport")),
     (method_framing, ("frame_handler",)),
 )
-"""What is replaced or called here of it that is not documented."""
+"""Undocumented parts that are replaced or called here."""
 CLIENT = {"product": "qworker", "connection_name": "qworker"}
 
 
 class Address(NamedTuple):
-    """Where RabbitMQ is, and how to log in there. shown: the URL without its password. name: what its
-    certificate is made for, if it is asked for TLS."""
+    """The address of RabbitMQ, and the login. shown: the URL without its password. name: the name in its
+    certificate, for TLS."""
 
     shown: str
     host: str
@@ -67,8 +67,8 @@ class Address(NamedTuple):
 
 
 def address_of(url: str, use_ssl: Any = None) -> Address:
-    """The parts of *url*; use_ssl: as the setting broker_use_ssl. ConfigurationError when it cannot be
-    understood, or names files of certificates that are of no use."""
+    """Return the parts of *url*; use_ssl: as the setting broker_use_ssl. ConfigurationError for an invalid
+    URL, or unusable files of certificates."""
     try:
         parts = parse_url(url.partition("?")[0])
         port = parts.get("port")
@@ -105,7 +105,7 @@ def _check_insides() -> None:
 
 
 class Frames:
-    """Frames, taken out of what was read in one go."""
+    """Splits the data of one read into frames."""
 
     def __init__(self) -> None:
         self._data = b""
@@ -122,7 +122,7 @@ class Frames:
         return left >= 8 and left >= 8 + _HEAD.unpack_from(self._data, self._at)[2]
 
     def fill(self, sock: Any) -> None:
-        """Read once. OSError when the other side is gone, or says nothing within the socket's time limit."""
+        """Read once. OSError when the other side is gone, or silent for the socket's time limit."""
         received = sock.recv(RECEIVE_BYTES)
         if not received:
             raise OSError("the server has closed the connection")
@@ -141,7 +141,7 @@ class Frames:
         return kind, channel, self._data[start:end]
 
     def message(self) -> Delivery | None:
-        """Take out a message, if the next frames are one, and all are here."""
+        """Take out a message, if the next frames are one, and complete."""
         found = whole_delivery(self._data, self._at)
         if found is None:
             return None
@@ -154,11 +154,11 @@ class _TLS(transport.SSLTransport):  # type: ignore[misc]
         return tls.context().wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
 
     def _shutdown_transport(self) -> None:
-        pass  # TLS has a good-bye of its own, whose answer could keep us waiting
+        pass  # TLS has a closing handshake, whose answer could delay us
 
 
 class _Connection(amqp.Connection):  # type: ignore[misc]
-    """carrier: the transport, which has the socket. frames: what was read of it."""
+    """carrier: the transport, which has the socket. frames: the data read from it."""
 
     carrier: Any = None
 
@@ -184,10 +184,10 @@ class Link:
     """Connects at once. connect_timeout: seconds. heartbeat: seconds; 0: none. timeout: seconds for each
     answer.
 
-    Raises BrokerUnavailable, and ConfigurationError when py-amqp is not one that is known here.
+    Raises BrokerUnavailable, and ConfigurationError for an unsupported version of py-amqp.
 
-    on_message: called with each Delivery. on_return: with the exchange and the
-    routing key of a message that no queue took.
+    on_message: called with each Delivery. on_return: with the exchange and the routing key of a message that
+    no queue accepted.
     on_confirm: with (number, multiple, whether it was stored). on_cancel: with the tag of a consumer whose
     queue is gone.
     """
@@ -198,14 +198,14 @@ class Link:
         self.address = address
         self.timeout = timeout
         self.blocked = ""
-        """Why the server takes no messages now; "" when it does."""
+        """Why the server accepts no messages now; "" if it does."""
         self.on_message: Callable[[Delivery], None] = _ignore
         self.on_return: Callable[[str, str], None] = _ignore
         self.on_confirm: Callable[[int, bool, bool], None] = _ignore
         self.on_cancel: Callable[[str], None] = _ignore
         _check_insides()
         self._framed = False
-        """py-amqp has asked for what handles frames."""
+        """py-amqp has requested its frame handler."""
         self._pid = os.getpid()
         self._poll = select.poll()
         self.connection: Any = None
@@ -231,7 +231,7 @@ class Link:
             connection.connect()
             if connection.carrier is None or not connection.frames.used or not self._framed:
                 self.drop()
-                raise _unknown("it connects by another way")
+                raise _unknown("it connects in another way")
             connection.carrier.sock.settimeout(timeout)
             self._poll.register(connection.carrier.sock.fileno(), select.POLLIN)
 
@@ -242,7 +242,8 @@ class Link:
 
     @contextmanager
     def _guarded(self, channel_errors: bool = False, connecting: bool = False) -> Iterator[None]:
-        """Makes BrokerUnavailable of what goes wrong. channel_errors: errors that end only a channel pass."""
+        """Converts errors to BrokerUnavailable. channel_errors: errors that only end a channel are not
+        converted."""
         try:
             yield
         except (OSError, AMQPError, AttributeError, TypeError) as error:
@@ -250,7 +251,7 @@ class Link:
                 raise
             connection = self.connection
             if isinstance(error, AttributeError | TypeError) and getattr(connection, "channels", None):
-                raise  # else it is py-amqp's way to say that the connection was closed meanwhile
+                raise  # else it is py-amqp's way to report a closed connection
             self.drop()
             words = _words(error)
             if connecting:
@@ -260,8 +261,8 @@ class Link:
             ) from error
 
     def call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Call a method of py-amqp's that waits for an answer: each answer within the time limit. Errors that
-        end only the channel (amqp.exceptions.ChannelError) pass, everything else is BrokerUnavailable."""
+        """Call a method of py-amqp that waits for an answer, with the time limit. Errors that only end the
+        channel (amqp.exceptions.ChannelError) are unchanged, everything else is BrokerUnavailable."""
         if not self.alive:
             raise BrokerUnavailable(f"the connection to RabbitMQ at {self.address.shown} is closed")
         with self._guarded(channel_errors=True):
@@ -269,13 +270,13 @@ class Link:
             return function(*args, **options)
 
     def channel(self) -> Any:
-        """A new channel."""
+        """Return a new channel."""
         return self.call(lambda: self.connection.channel())
 
     # -- messages --
 
     def write(self, data: bytes, timeout: float | None = None) -> None:
-        """Send frames; BrokerUnavailable when they are not gone within *timeout* seconds."""
+        """Send frames; BrokerUnavailable when that takes longer than *timeout* seconds."""
         with self._guarded():
             sock = self.connection.carrier.sock
             sock.settimeout(max(0.001, self.timeout if timeout is None else timeout))
@@ -283,9 +284,9 @@ class Link:
             self.connection.bytes_sent += 1
 
     def read(self, timeout: float, wakeup: int = -1) -> bool:
-        """Handle all frames that have come; wait up to *timeout* seconds for one. True if there was one.
+        """Handle all received frames; wait up to *timeout* seconds for one. True if there was one.
 
-        wakeup: a file that ends the wait when it can be read.
+        wakeup: a file that ends the wait when it is readable.
         """
         with self._guarded():
             connection = self.connection
@@ -320,12 +321,12 @@ class Link:
         return any(file == own for file, _ in ready.poll(max(0.0, timeout) * 1000))
 
     def tick(self) -> None:
-        """Send a heartbeat when one is due; BrokerUnavailable when the server's have stayed away."""
+        """Send a heartbeat when one is due; BrokerUnavailable when the server's are missing."""
         with self._guarded():
             self.connection.heartbeat_tick()
 
     def _frame_handler(self, connection: Any, callback: Any) -> Callable[[tuple[int, int, bytes]], bool]:
-        """What py-amqp calls with each frame: messages and confirms are ours, the rest is its own."""
+        """Return py-amqp's handler of frames: messages and confirms are handled here, the rest by py-amqp."""
         self._framed = True
         usual = method_framing.frame_handler(connection, callback)
         partial: dict[int, list[Any]] = {}  # channel → [method, header, body still missing, *pieces]
@@ -373,7 +374,7 @@ class Link:
         return on_frame
 
     def _set_blocked(self, reason: str) -> None:
-        self.blocked = "it has stopped taking messages (a memory or disk alarm)"
+        self.blocked = "it has stopped accepting messages (a memory or disk alarm)"
 
     def _set_unblocked(self) -> None:
         self.blocked = ""
@@ -381,7 +382,7 @@ class Link:
     # -- the end --
 
     def drop(self) -> None:
-        """Close the socket without a word."""
+        """Close the socket without notifying the server."""
         connection, self.connection = self.connection, None
         if connection is not None:
             try:
@@ -390,7 +391,7 @@ class Link:
                 pass  # it was half closed
 
     def close(self) -> None:
-        """Say good-bye, then close. Safe to call twice, or in a forked child."""
+        """Close properly. Safe to call twice, or in a forked child."""
         if not self.alive:
             self.abandon()
             return
@@ -402,7 +403,7 @@ class Link:
         self.drop()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's socket without a sign to the server."""
+        """In a forked child: drop the parent's socket without a signal to the server."""
         connection, self.connection = self.connection, None
         carrier = None if connection is None else connection.carrier
         if carrier is not None and carrier.sock is not None:

@@ -1,4 +1,4 @@
-"""Outgoing: a message on its way to RabbitMQ, and where it goes first.
+"""Outgoing: a message to be sent to RabbitMQ, and its first destination.
 
 Comes from:  ``broker.py``, ``consumer.py``, ``letters.py``, ``revocations.py``.
 Goes to:     ``publisher.py``.
@@ -16,16 +16,15 @@ from qworker.transports.lease import Envelope
 from qworker.transports.own_headers import DUE, QUEUE
 
 LARGE = 2600
-"""Characters of headers from which they are measured: fewer fit into a frame of any server."""
+"""Characters of headers from which their size is computed: shorter ones fit into a frame of any server."""
 ROOM = 4096
-"""Bytes of a header that publishers leave free for what workers have to note there, and the server of each
-queue in which a message waits."""
+"""Bytes of a header that publishers leave free for headers added by workers, and by the server for each queue
+in which a message waits."""
 
 
 class Outgoing(NamedTuple):
-    """A message to be sent to *queue* (its name in the server). header: for which header() is called, if need
-    be. due: the epoch second until which it waits on its way; None: it does not. large: whether it may be too
-    large."""
+    """A message to be sent to *queue* (its name in the server). header: computed by header() on demand. due:
+    the epoch second until which it waits; None: it does not. large: whether it may be too large."""
 
     queue: str
     header: bytes | Callable[[], bytes]
@@ -35,14 +34,14 @@ class Outgoing(NamedTuple):
 
 
 def outgoing(envelope: Envelope, message_id: str, prefix: str, now: float) -> Outgoing:
-    """*envelope* as it is to be sent at epoch second *now*, to a queue whose name in the server begins with
-    *prefix*. TypeError or ValueError for what is no message."""
+    """Return *envelope* as it is sent at epoch second *now*, to a queue whose name in the server begins with
+    *prefix*. TypeError or ValueError for an invalid one."""
     queue, headers, properties, body, priority, due, _ = envelope
     if type(body) is not bytes:
         raise TypeError(f"a body of type {type(body).__name__}: AMQP supports bytes only")
     large = len(headers) > LARGE
     if due is None or due <= now:
-        if properties is None:  # then the header cannot fail: it may wait until it is wanted
+        if properties is None:  # then the header cannot fail, and is computed on demand
             return Outgoing(
                 prefix + queue,
                 lambda: content_header(headers, None, len(body), message_id, priority),
@@ -60,18 +59,18 @@ def outgoing(envelope: Envelope, message_id: str, prefix: str, now: float) -> Ou
 
 
 def waiting(queue: str, due: float) -> dict[str, Any]:
-    """The headers of a message that waits for epoch second *due*: what it needs when *queue* is gone by
+    """Return the headers of a message that waits for epoch second *due*, needed if *queue* is gone by
     then."""
     return {DUE: float(due), QUEUE: queue}
 
 
 def too_large(messages: Sequence[Outgoing], frame_max: int) -> PublishError | None:
-    """What to say of *messages* if the server would never take one of them; None when it would."""
+    """Return an error text if the server would never accept one of *messages*; None otherwise."""
     most = largest_header(frame_max) - ROOM
     for _, header, _, _, large in messages:
         if large and (size := len(header if isinstance(header, bytes) else header())) > most:
             return PublishError(
-                f"the headers of a message have {size} bytes, RabbitMQ takes {most}: nothing was published. "
-                "Put what is large into the arguments"
+                f"the headers of a message have {size} bytes, RabbitMQ accepts {most}: nothing was "
+                "published. Pass large data in the arguments"
             )
     return None

@@ -1,13 +1,12 @@
-"""The publishing side of RabbitMQ: what is pushed is confirmed by the server before push returns.
+"""The publishing side of RabbitMQ: the server confirms messages before push returns.
 
-Comes from:  ``broker.py``; ``consumer.py``, which sends to a queue what it does not settle in place.
-Goes to:     a Link of its own, so that an alarm that stops publishers does not stop workers.
+Comes from:  ``broker.py``; ``consumer.py``, which sends messages that it does not settle in place.
+Goes to:     a separate Link, so that an alarm that stops publishers does not stop workers.
 Thread:      any, one at a time; callers that wait together share one round of confirms.
 
-AMQP has no step that takes several messages or none: when some of a push were confirmed and the rest were
-not, it raises, and calling again may send some twice. So nothing is lost by sending a large push in portions,
-each confirmed within the time that is given: very many messages need no patience that grows with them, and
-others' go between.
+AMQP cannot store several messages atomically: when only some of a push were confirmed, it raises, and calling
+again may send some twice. So a large push may as well be sent in portions, each with the full time limit:
+very many messages need no longer limit, and others' messages can go in between.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ from qworker.transports.amqp.server import Server
 logger = logging.getLogger(__name__)
 
 WRITE_BYTES = 32 * 1024
-"""What is sent before confirms are looked at: without that both sides could wait for each other. It is
-little, so that the server has something to do while the next headers are made."""
+"""Bytes sent before confirms are read: otherwise both sides could wait for each other. It is small, so that
+the server is busy while the next headers are made."""
 PORTION = 2000
 """Messages of one push that are confirmed together."""
 DELAYED_TOGETHER = 1000
-"""Delayed messages that are sent before their confirms are waited for. How long one has to wait is counted
-from when the server gets it, so they must not lie about on the way."""
+"""Delayed messages sent before waiting for their confirms. Their delay starts when the server gets them, so
+they must not wait in transit."""
 
 TURN_SECONDS = 0.5
-"""For how long who asks whether messages are taken waits for another thread that sends."""
+"""How long is_taken() waits for another thread that is sending."""
 _PROBE = publish_method("", "", False)
 """No queue has that name."""
 _NOTHING = content_header("{}", None, 0, "probe")
 
 
 class _ReturnedError(Exception):
-    """No queue took some messages. queues: where they were to go."""
+    """No queue accepted some messages. queues: their destinations."""
 
     def __init__(self, queues: set[str]) -> None:
         super().__init__(queues)
@@ -58,19 +57,19 @@ class _ReturnedError(Exception):
 
 
 class Publisher:
-    """confirms: wait for the server's word."""
+    """confirms: wait for publisher confirms."""
 
     def __init__(self, server: Server, confirms: bool) -> None:
         self._server = server
         self._queues = server.queues
         self._confirms = confirms
         self.frame_max = 131072
-        """Bytes, as agreed upon with the server; until then, its default."""
+        """Bytes, as negotiated with the server; before that, its default."""
         self.lock = threading.Lock()
         self._line: Line[Outgoing] = Line(self, self._serve, "RabbitMQ")
         self._link: Link | None = None  # under lock, as all below
         self._whole = True
-        """Nobody was interrupted in the midst of sending."""
+        """Nothing was interrupted while sending."""
         self._channel: Any = None
         self._sent = self._confirmed = 0
         self._above: set[int] = set()
@@ -82,7 +81,7 @@ class Publisher:
         self._methods: dict[str, bytes] = {}
 
     def after_fork(self) -> None:
-        """In a forked child: nothing of the parent's is ours."""
+        """In a forked child: everything belongs to the parent."""
         if self._link is not None:
             self._link.abandon()
         self.lock = threading.Lock()
@@ -92,9 +91,9 @@ class Publisher:
     # -- sending --
 
     def send(self, messages: Sequence[Outgoing], timeout: float) -> None:
-        """Send *messages*; they are confirmed when this returns. BrokerUnavailable when that could not be had
-        within *timeout* seconds for each PORTION; QueueNotFound when there is no queue to take them, and none
-        could be made."""
+        """Send *messages*; they are confirmed when this returns. BrokerUnavailable when that takes longer
+        than *timeout* seconds for each PORTION; QueueNotFound when a queue does not exist and cannot be
+        created."""
         for start in range(0, len(messages), PORTION):
             try:
                 self._line.push(messages[start : start + PORTION], timeout)
@@ -106,9 +105,9 @@ class Publisher:
                 ) from error
 
     def is_taken(self) -> bool:
-        """Whether the server takes messages now; False while it has an alarm, or another thread sends for
-        long. It says so only to who publishes: so a message that no queue takes is sent ahead, and waits
-        there in place of one that matters. Raises BrokerUnavailable when the server does not answer."""
+        """Whether the server accepts messages now; False during an alarm, or while another thread sends for
+        long. The server only reports an alarm to publishers: so an unroutable message is sent first, to be
+        blocked instead of an important one. Raises BrokerUnavailable when the server does not answer."""
         try:
             return in_turn(self.lock, TURN_SECONDS, self._takes)
         except NotOurTurn:
@@ -125,7 +124,7 @@ class Publisher:
             self._sent += 1
             self._await_confirms(link, deadline, until_blocked=True)
         except BrokerUnavailable:
-            self._whole = True  # or it is closed
+            self._whole = True  # otherwise it is closed
             raise
         except BaseException:
             link.drop()
@@ -134,7 +133,7 @@ class Publisher:
         return not link.blocked
 
     def _serve(self, batch: list[Pending[Outgoing]], deadline: float) -> None:
-        """Send the whole batch, and mark each with what became of it."""
+        """Send the whole batch, and mark each with its outcome."""
         error: Exception | None = None
         returned: set[str] = set()
         try:
@@ -152,16 +151,16 @@ class Publisher:
     def _not_found(self, queues: set[str]) -> QueueNotFound:
         names = ", ".join(repr(queue) for queue in sorted(queues))
         return QueueNotFound(
-            f"RabbitMQ returned the message: there is no queue {names}, and it went away again"
+            f"RabbitMQ returned the message: queue {names} does not exist, or was deleted at once"
         )
 
     def _without_too_large(self, batch: list[Pending[Outgoing]], deadline: float) -> list[Pending[Outgoing]]:
-        """*batch* but for those pushes that the server would never take: their callers are told, and nothing
-        is sent."""
+        """Return *batch* without pushes that the server would never accept: their callers get an error, and
+        nothing is sent."""
         found = []
         for pending in batch:
             if any(message.large for message in pending.items):
-                self._opened(deadline)  # then we know how large frames may be
+                self._opened(deadline)  # then the maximum size of frames is known
                 pending.error = too_large(pending.items, self.frame_max)
             if pending.error is None:
                 found.append(pending)
@@ -173,7 +172,7 @@ class Publisher:
         try:
             self._transmit(messages, deadline)
         except _ReturnedError as unroutable:
-            # The queue was deleted since we saw it, or one on the way: once more, with a new one.
+            # The queue, or one on the route, was deleted since we checked: try once more, with a new one.
             self._declared -= unroutable.queues
             self._delays.forget()
             again = [message for message in messages if message.queue in unroutable.queues]
@@ -185,9 +184,9 @@ class Publisher:
         try:
             self._transmit_on(link, messages, deadline)
         except (BrokerUnavailable, QueueNotFound):
-            self._whole = True  # or it is closed
+            self._whole = True  # otherwise it is closed
             raise
-        except BaseException:  # an interrupt: nobody goes on with what is half sent, or half confirmed
+        except BaseException:  # an interrupt: nobody can continue what is half sent, or half confirmed
             link.drop()
             raise
         self._whole = True
@@ -254,7 +253,7 @@ class Publisher:
             dead = heard + self._server.silent_seconds if not link.blocked else math.inf
             if now >= min(deadline, dead):
                 silence = self._silence(link)
-                link.drop()  # what it may still confirm is no longer waited for
+                link.drop()  # further confirms are not waited for
                 raise BrokerUnavailable(silence)
             if link.read(min(deadline, dead) - now):
                 heard = time.monotonic()
@@ -266,15 +265,16 @@ class Publisher:
     # -- the link --
 
     def _opened(self, deadline: float, wait: bool = True) -> Link:
-        """The link, ready to send. BrokerUnavailable when there is none, or it is blocked until *deadline*.
-        wait: otherwise it may be blocked."""
+        """Return the link, ready to send. BrokerUnavailable when there is none, or it is blocked until
+        *deadline*.
+        wait: if False, it may be blocked."""
         link = self._link
         if link is not None and not self._whole:
             link.drop()
         if link is not None and link.alive:
             try:
                 while link.read(0):
-                    pass  # also notices that the server has gone meanwhile
+                    pass  # also notices that the server has gone
             except BrokerUnavailable:
                 pass
         if link is None or not link.alive:
@@ -309,7 +309,7 @@ class Publisher:
         return link
 
     def _prepare(self, link: Link, messages: Sequence[Outgoing], deadline: float) -> None:
-        """See that there are the queues that *messages* go to, and those in which they wait."""
+        """Create the queues that *messages* go to, and those in which they wait."""
         delayed = []
         for message in messages:
             if message.queue not in self._declared:
@@ -326,7 +326,7 @@ class Publisher:
             return
         unbound = self._delays.unbound({message.queue for message in messages})
         if unbound:
-            for queue in (*unbound, self._dead):  # whoever deleted a queue has deleted its binding
+            for queue in (*unbound, self._dead):  # deleting a queue deletes its binding
                 self._declare(link, queue, deadline)
         link.timeout = max(0.1, deadline - time.monotonic())
         self._delays.prepare(link, unbound, needed)
@@ -357,11 +357,11 @@ class Publisher:
         self._returned.add(self._delays.target_of(word_of(key)) if exchange else key)
 
     def targets(self) -> set[str]:
-        """The queues that were published to."""
+        """Return the queues that were published to."""
         return {name.removeprefix(self._queues.prefix) for name in list(self._methods)}
 
     def close(self) -> None:
-        """Let go of the connection. Safe to call twice."""
+        """Close the connection. Safe to call twice."""
         in_turn(self.lock, None, self._let_go)
 
     def _let_go(self) -> None:

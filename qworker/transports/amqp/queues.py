@@ -1,11 +1,11 @@
-"""The queues in RabbitMQ: which there are to be, and with what arguments they are made.
+"""The queues in RabbitMQ: which exist, and their arguments.
 
 Comes from:  the settings ``task_queues``, ``task_default_queue_type``, ``task_queue_max_priority``.
 Goes to:     ``publisher.py`` and ``consumer.py``, over their links.
-Thread:      any; nothing changes here.
+Thread:      any; immutable.
 
-A queue that is there already is taken as it is, whoever made it and with whatever arguments; so a Celery
-worker and ours may meet in it, whoever came first.
+An existing queue is used as it is, with any arguments; so a Celery worker and ours may share it, whichever
+came first.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ FAILED = "qworker.failed"
 REVOKED = "qworker.revoked"
 WORKERS = "qworker.workers"
 OURS = frozenset({DEAD, FAILED, REVOKED, WORKERS})
-"""Queues of no tasks."""
+"""Queues without tasks."""
 WORKERS_SECONDS = 600
-"""So long the stream of workers keeps at least what they tell."""
+"""How long the stream of workers keeps messages at least."""
 DOWN = "is down or inaccessible"
-"""What RabbitMQ says of a queue that it has and does not serve: its node has just begun, or has left the
-cluster. It calls that not found, too."""
+"""RabbitMQ's words for a queue that exists but is not served: its node has just started, or has left the
+cluster. It reports that as not found, too."""
 LONGEST_TIME = 3650 * 86400 * 1000
-"""Milliseconds: RabbitMQ refuses queues whose messages are to live for longer."""
+"""Milliseconds: RabbitMQ refuses queues with a longer message lifetime."""
 
 
 class NotServed(BrokerUnavailable):
-    """The server knows this queue and does not serve it: its node has just begun, or is gone. It may pass."""
+    """The server knows this queue but does not serve it: its node has just started, or is gone. This may be
+    temporary."""
 
 
 def not_served(link: Link, queue: str, error: NotFound) -> NotServed:
-    """*queue*: as it is called in the server."""
+    """Return the error for *queue*, given its name in the server."""
     return NotServed(
-        f"RabbitMQ at {link.address.shown} has the queue {queue!r} and does not serve it "
-        f"({error.reply_text}): if it stays so once all its nodes are up, it has lost what it kept of it, "
-        "and another virtual host helps"
+        f"RabbitMQ at {link.address.shown} has the queue {queue!r} but does not serve it "
+        f"({error.reply_text}): if this persists once all its nodes are up, its data is lost, and another "
+        "virtual host helps"
     )
 
 
@@ -61,14 +62,13 @@ class Queues:
     failed_expires: float = 604800.0
     revoke_expires: float = 86400.0
     prefix: str = ""
-    """Before the names of all queues in the server: for those who share a virtual host and want to be
-    apart."""
+    """Prefix of all queues in the server: separates several users of a virtual host."""
 
     def known(self) -> list[str]:
         return sorted({self.default, *self.declared})
 
     def arguments(self, queue: str) -> dict[str, Any]:
-        """What *queue* is made with."""
+        """Return the arguments of *queue*."""
         if queue in (DEAD, FAILED):
             expires = int((self.dead_expires if queue == DEAD else self.failed_expires) * 1000)
             return {"x-message-ttl": expires} if expires <= LONGEST_TIME else {}
@@ -94,10 +94,9 @@ class Queues:
         return given
 
     def declare(self, link: Link, queue: str) -> int:
-        """See that *queue* is there, bound as ``task_queues`` says; return how many messages are ready in it.
+        """Create *queue* if necessary, bound as in ``task_queues``; return how many messages are ready in it.
 
-        Raises NotServed while the server has it and does not serve it, ConfigurationError when it cannot be
-        made.
+        Raises NotServed while the server does not serve it, ConfigurationError when it cannot be created.
         """
         found = self.look(link, queue)
         options = self.declared.get(queue, {})
@@ -121,35 +120,35 @@ class Queues:
         except AccessRefused as error:
             raise ConfigurationError(
                 f"queue {queue!r} is not in RabbitMQ at {link.address.shown}, and the user "
-                f"{link.address.user!r} "
-                f"may not make it: {error.reply_text}. Have it made, or give the user the right to "
-                "configure it",
+                f"{link.address.user!r} may not create it: {error.reply_text}. Have it created, or give the "
+                "user the right to configure it",
                 setting="broker_url",
             ) from None
-        except NotFound as error:  # of what is there: its node has just begun, or is gone
+        except NotFound as error:  # of an existing queue: its node has just started, or is gone
             raise not_served(link, self.prefix + queue, error) from None
         except ChannelError as error:
             raise ConfigurationError(
-                f"queue {queue!r} cannot be made in RabbitMQ at {link.address.shown}: {error.reply_text}. "
-                "Look at its options in task_queues, task_default_queue_type and task_queue_max_priority",
+                f"queue {queue!r} cannot be created in RabbitMQ at {link.address.shown}: "
+                f"{error.reply_text}. Check its options in task_queues, task_default_queue_type and "
+                "task_queue_max_priority",
                 setting="task_queues",
             ) from None
         return found
 
     def _bind_to_delays(self, link: Link, queue: str) -> None:
-        """Have what waits for *queue*, which was just made, come here: it was deleted while that waited."""
+        """Bind the new *queue* to the delay queues: it may have been deleted while messages for it waited."""
         if queue in OURS:
             return
         channel = link.channel()
         try:
             link.call(channel.queue_bind, self.prefix + queue, DUE_EXCHANGE, binding(self.prefix + queue))
-        except (NotFound, AccessRefused):  # nothing waits in this server, or publishers will be told
+        except (NotFound, AccessRefused):  # nothing waits in this server, or publishers will get an error
             return
         link.call(channel.close)
 
     def look(self, link: Link, queue: str) -> int | None:
-        """How many messages are ready in *queue*; None when there is no such queue. Raises NotServed or
-        another BrokerUnavailable when there is, and nobody can see into it."""
+        """Return how many messages are ready in *queue*; None when it does not exist. Raises NotServed or
+        another BrokerUnavailable when it exists, but cannot be examined."""
         channel = link.channel()
         try:
             count = int(link.call(channel.queue_declare, self.prefix + queue, passive=True).message_count)
@@ -157,14 +156,14 @@ class Queues:
             if DOWN in error.reply_text:
                 raise not_served(link, self.prefix + queue, error) from None
             return None
-        except ChannelError as error:  # another's exclusive queue, or no right to see it
+        except ChannelError as error:  # another's exclusive queue, or no permission to see it
             raise BrokerUnavailable(f"queue {queue!r} at {link.address.shown}: {error.reply_text}") from None
         link.call(channel.close)
         return count
 
 
 def _bindings(queue: str, options: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Name and kind of the exchanges that *queue* is bound to, each with the routing key."""
+    """Return name and kind of the exchanges of *queue*, each with the routing key."""
     if options.get("bindings"):
         return [(str(name), str(kind), str(key)) for name, kind, key in options["bindings"]]
     name = str(getattr(options.get("exchange"), "name", options.get("exchange")) or "")

@@ -1,11 +1,11 @@
 """Revocations in RabbitMQ: a stream that every worker reads from its beginning.
 
 Comes from:  ``broker.py`` (revoke), the server.
-Goes to:     the listener, by ``revoked_since``.
+Goes to:     the listener, through ``revoked_since``.
 Thread:      the listener's; encode() any.
 
-Reading a stream takes nothing out of it, so one queue serves all workers, also those that start later. It
-keeps what is younger than revoke_expires, roughly, so each revocation says itself when it is over.
+Reading a stream removes nothing, so one queue serves all workers, including those that start later. It keeps
+messages for roughly revoke_expires, so each revocation contains its own expiry.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 CONSUMER = "qworker.revoked"
 PREFETCH = 500
 PAUSE_SECONDS = 0.5
-"""When nothing more comes for so long all is read, where no mark can be sent."""
+"""If nothing arrives for so long the stream was read completely, where no marker can be sent."""
 
 
 def encode(values: Sequence[dict[str, Any]], queues: Queues) -> list[Outgoing]:
-    """The messages that say *values*."""
+    """Return the messages for *values*."""
     bodies = [json.dumps(value).encode() for value in values]
     return [
         Outgoing(queues.prefix + REVOKED, content_header("{}", None, len(body), task_id()), body)
@@ -46,10 +46,10 @@ def encode(values: Sequence[dict[str, Any]], queues: Queues) -> list[Outgoing]:
 
 
 class RevokedStream:
-    """What was read of the stream.
+    """The contents of the stream.
 
-    last: the number of the revocation that came last, counted here: the offsets of a stream made anew begin
-    anew.
+    last: the number of the latest revocation, counted here, because the offsets of a recreated stream start
+    again.
     """
 
     def __init__(self, server: Server, publisher: Publisher) -> None:
@@ -57,16 +57,15 @@ class RevokedStream:
         self._publisher = publisher
         self.last = 0
         self._known: dict[str, float] = {}
-        """Ids of the messages that were read → until when they stand: over each new link all are read
-        again."""
+        """Ids of messages that were read → their expiry: over each new link all are read again."""
         self._heard: list[tuple[int, float, Revocation]] = []
         self._marker = ""
         self._link: Link | None = None
         self._channel = 0
 
     def open(self, link: Link) -> None:
-        """Read the stream over *link*, and return when all that stands in it was read. Raises NotServed while
-        the server has it and does not serve it: then it may be opened later."""
+        """Read the stream over *link*, and return when all of it was read. Raises NotServed while the server
+        does not serve it: then it may be opened later."""
         queues = self._server.queues
         try:
             now = self._server.clock.now()
@@ -82,17 +81,19 @@ class RevokedStream:
                 CONSUMER,
                 arguments={"x-stream-offset": "first"},
             )
-        except NotFound as error:  # it was there a moment ago
+        except NotFound as error:  # it existed a moment ago
             raise not_served(link, queues.prefix + REVOKED, error) from None
         except (ConfigurationError, ChannelError) as error:
-            logger.warning("this worker hears of no revocations: RabbitMQ has no streams here (%s)", error)
+            logger.warning(
+                "this worker does not receive revocations: RabbitMQ has no streams here (%s)", error
+            )
             return
-        if not self._publisher.is_taken():  # an alarm: a worker takes tasks all the same
+        if not self._publisher.is_taken():  # an alarm: the worker still runs tasks
             end = time.monotonic() + self._server.timeout
             while time.monotonic() < end and link.read(PAUSE_SECONDS):
                 pass
             return
-        # The server does not say how long a stream is: read on until our own mark comes along.
+        # The server does not report the length of a stream: read until our own marker arrives.
         self._marker = task_id()
         self._publisher.send(encode([{"marker": self._marker}], queues), self._server.timeout)
         deadline = time.monotonic() + self._server.timeout
@@ -100,7 +101,7 @@ class RevokedStream:
             link.read(left)
 
     def take(self, message: Delivery) -> bool:
-        """Note *message* if it is ours; True when it is a revocation."""
+        """Record *message* if it is ours; True when it is a revocation."""
         if message.consumer != CONSUMER or self._link is None:
             return False
         self._link.write(ack_frame(self._channel, message.number, False))
@@ -113,7 +114,7 @@ class RevokedStream:
             found = Revocation(str(value["id"]), bool(value["terminate"]), str(value["signal"]))
             expires = float(value["expires"])
         except (ValueError, KeyError, TypeError, AttributeError):
-            return False  # a stranger's
+            return False  # from somebody else
         id = read_content(message).message_id or repr(message.body)
         if id in self._known:
             return False
@@ -123,7 +124,7 @@ class RevokedStream:
         return True
 
     def since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        """As Consumer.revoked_since."""
+        """See Consumer.revoked_since()."""
         now = self._server.clock.now()
         self._heard = [entry for entry in self._heard if entry[0] > cursor and entry[1] > now]
         return max(cursor, self.last), [entry[2] for entry in self._heard]

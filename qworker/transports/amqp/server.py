@@ -1,8 +1,8 @@
-"""Server: what all parts of a RabbitMQ broker share.
+"""Server: settings shared by all parts of a RabbitMQ broker.
 
 Comes from:  ``broker.py``.
 Goes to:     the sender, the consumer, the administration: each makes its own links to one server.
-Thread:      any; nothing changes here.
+Thread:      any; immutable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qworker.transports.amqp.queues import Queues
 
 @dataclass(frozen=True)
 class Server:
-    """Where RabbitMQ is, how queues are made there, and how long is waited for it.
+    """The address of RabbitMQ, how queues are created, and timeouts.
 
     connect_timeout, timeout: seconds for connecting and for each answer. heartbeat: seconds, 0: none.
     """
@@ -31,13 +31,13 @@ class Server:
 
     @property
     def silent_seconds(self) -> float:
-        """How long a connection may be silent before the other side is taken for dead."""
+        """How long a connection may be silent before the other side is considered dead."""
         return self.heartbeat or math.inf
 
     def connect(self, within: float = math.inf) -> Link:
-        """A link without heartbeats, for who is not there regularly to send them."""
+        """Return a link without heartbeats, for users that cannot send them regularly."""
         return Link(self.address, min(self.connect_timeout, within), 0.0, self.timeout)
 
     def connect_for_long(self) -> Link:
-        """A link with heartbeats: call its tick() often."""
+        """Return a link with heartbeats: call its tick() often."""
         return Link(self.address, self.connect_timeout, self.heartbeat, self.timeout)

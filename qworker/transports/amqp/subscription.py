@@ -1,7 +1,7 @@
-"""Subscription: what one connection of a worker consumes, and what has come over it.
+"""Subscription: the consumers of one worker connection, and what arrived over it.
 
 Comes from:  ``consumer.py``, which makes one for each generation.
-Goes to:     ``inbox.py``, a delivery at a time; acks and returns to the server.
+Goes to:     ``inbox.py``, one delivery at a time; acks and returns to the server.
 Thread:      the listener's.
 """
 
@@ -20,13 +20,13 @@ from qworker.transports.amqp.server import Server
 logger = logging.getLogger(__name__)
 
 CHANNEL = 1
-"""Of each link, the first: messages come on it."""
+"""The first channel of each link: messages arrive on it."""
 
 
 class Subscription:
     """inbox: where messages go. revoked: where revocations go. Begins to consume *queues* at once.
 
-    Raises what Link.call() raises, and ConfigurationError for a queue that cannot be made.
+    Raises like Link.call(), and ConfigurationError for a queue that cannot be created.
     """
 
     def __init__(
@@ -35,8 +35,8 @@ class Subscription:
         self.link = link
         self.inbox = inbox
         self.unheard = False
-        """A message or a revocation has come, or a queue has gone, since the consumer last looked: neither a
-        claim nor a wait has told of it."""
+        """A message or a revocation has arrived, or a queue has gone, that neither a claim nor a wait has
+        reported."""
         self._server = server
         self._names = queues
         self._revoked = revoked
@@ -72,24 +72,24 @@ class Subscription:
             self.unheard = True
 
     def read(self) -> None:
-        """Take in what has come, as long as there is room for it, and mend what has gone."""
+        """Read arrived messages, as long as there is room, and recreate deleted queues."""
         while self.inbox.roomy() and self.link.read(0):
             pass
         if self.inbox.over:
             self.settle([], [])
         for queue in list(self._deleted):
-            logger.warning("queue %s was deleted in RabbitMQ; it is made anew", queue)
+            logger.warning("queue %s was deleted in RabbitMQ; it is created again", queue)
             self._server.queues.declare(self.link, queue)
             if not self.inbox.prefetch.paused:
                 self._consume(queue)
             self._deleted.discard(queue)
 
     def settle(self, acknowledged: Sequence[Held], returned: Sequence[Held]) -> None:
-        """Tell the server of these, and of what was delivered again although it had ended here."""
+        """Settle these, and finished messages that were delivered again."""
         over, self.inbox.over = self.inbox.over, []
         if over:
             logger.info(
-                "%d messages that had ended here were delivered again, and are not run again", len(over)
+                "%d messages that had ended here were delivered again, and do not run again", len(over)
             )
         frames = [_ack(number, False) for number in over]
         frames += self.inbox.acks(acknowledged, _ack)
@@ -98,9 +98,8 @@ class Subscription:
             self.link.write(b"".join(frames))
 
     def resize(self) -> list[Held]:
-        """Consume anew with another prefetch: it holds for consumers that begin later, and for quorum queues
-        there is no other way. What was pushed beyond it goes back; return what the server would drop
-        then."""
+        """Restart the consumers with another prefetch, which only applies to new consumers; quorum queues
+        have no other way. Messages beyond it go back; return those that the server would drop then."""
         link, prefetch = self.link, self.inbox.prefetch
         channel = link.connection.channels[CHANNEL]
         for tag in list(self._consumers):
@@ -116,8 +115,7 @@ class Subscription:
         return [held for held in surplus if held.expires]
 
     def confirm(self) -> None:
-        """Acks have no answer, but what is asked after them has: the server does one thing after the
-        other."""
+        """Acks have no answer, but a later request has: the server works in order."""
         channel = self.link.connection.channels[CHANNEL]
         self.link.call(channel.basic_qos, 0, self.inbox.prefetch.size, False)
 

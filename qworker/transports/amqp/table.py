@@ -60,7 +60,7 @@ def _value(value: Any) -> bytes:
 
 
 def short(value: str) -> bytes:
-    """A short string. Unfit when it has over 255 bytes."""
+    """Return a short string. Unfit when it has over 255 bytes."""
     data = value.encode("utf-8", "surrogatepass")
     if len(data) > 255:
         raise Unfit(f"{value[:40]!r}… has over 255 bytes")
@@ -71,7 +71,7 @@ _names: dict[str, bytes] = {}
 
 
 def table(values: Mapping[str, Any]) -> bytes:
-    """A field table. Unfit when a name or a value does not fit into one."""
+    """Return a field table. Unfit when a name or a value does not fit."""
     parts = []
     for name, value in values.items():
         key = _names.get(name)
@@ -111,10 +111,10 @@ def _read_array(data: bytes, at: int) -> tuple[list[Any], int]:
 
 
 def _check_end(at: int, end: int) -> None:
-    """ValueError when what is in a table or an array goes on after its end: those who wrap it would read that
-    again."""
+    """ValueError when a value in a table or an array extends beyond its end: the enclosing one would read
+    those bytes again."""
     if at != end:
-        raise ValueError(f"a value goes on for {at - end} bytes after the end of its table")
+        raise ValueError(f"a value extends {at - end} bytes beyond the end of its table")
 
 
 def _read_decimal(data: bytes, at: int) -> tuple[float, int]:
@@ -149,7 +149,7 @@ def _read_value(data: bytes, at: int) -> tuple[Any, int]:
 
 
 def read_table(data: bytes, at: int) -> tuple[dict[str, Any], int]:
-    """The field table at *at*, and where it ends."""
+    """Return the field table at *at*, and its end."""
     long = LONG.unpack_from
     end = at + 4 + long(data, at)[0]
     at += 4
@@ -165,7 +165,7 @@ def read_table(data: bytes, at: int) -> tuple[dict[str, Any], int]:
                 _known[key] = name
         code = data[at]
         at += 1
-        if code == _S:  # most are text or nothing
+        if code == _S:  # most are text or empty
             stop = at + 4 + long(data, at)[0]
             values[name] = _decode(data[at + 4 : stop])
             at = stop

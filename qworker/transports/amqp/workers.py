@@ -1,12 +1,11 @@
-"""Live workers in RabbitMQ: what they tell goes to a stream, and whether they live is seen by their queues.
+"""Live workers in RabbitMQ: their states are in a stream, and their queues show whether they live.
 
-Comes from:  the listener, which announces its worker every few seconds; ``admin.py``, which asks for all.
-Goes to:     the stream ``qworker.workers``, and an exclusive queue for each worker, which is always empty.
+Comes from:  the listener, which announces its worker every few seconds; ``admin.py``, which reads all.
+Goes to:     the stream ``qworker.workers``, and an exclusive, always empty queue for each worker.
 Thread:      Announcement the listener's; listed() any.
 
-RabbitMQ has no list of who consumes. But it deletes an exclusive queue with the connection that made it,
-which is the one that the worker's messages are on lease by. So who stands in the stream lives as long as his
-queue is there.
+RabbitMQ does not list its consumers. But it deletes an exclusive queue with the connection that created it,
+the one that leases the worker's messages. So a worker in the stream is alive while its queue exists.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from qworker.transports.presence import Presence, from_text
 logger = logging.getLogger(__name__)
 
 EVERY_SECONDS = 5.0
-"""How often a worker announces itself, which is more seldom than a server minds."""
+"""How often a worker announces itself: rarely enough for the server."""
 QUIET_SECONDS = 60.0
-"""For how long it does not after that has failed: a server that takes no messages, as in a memory alarm,
-keeps the listener waiting each time."""
+"""Pause after a failure: a server that accepts no messages, as in a memory alarm, delays the listener each
+time."""
 LOOK_BACK = "180s"
-"""From when on the stream is read: longer than any worker is quiet."""
+"""How far back the stream is read: longer than any worker is silent."""
 PREFETCH = 500
 
 
@@ -46,13 +45,13 @@ def _send(publisher: Publisher, server: Server, value: dict[str, Any]) -> None:
     body = json.dumps(value).encode()
     header = content_header("{}", None, len(body), task_id())
     if not publisher.is_taken():
-        raise BrokerUnavailable("RabbitMQ takes no messages now")
+        raise BrokerUnavailable("RabbitMQ accepts no messages now")
     publisher.send([Outgoing(server.queues.prefix + WORKERS, header, body)], server.timeout)
 
 
 class Announcement:
-    """What the worker of this process says of itself. A server without streams takes nothing, and a line in
-    the log says so; the worker goes on."""
+    """The status of this process's worker. A server without streams keeps none, which is logged; the worker
+    continues."""
 
     def __init__(self, server: Server, publisher: Publisher) -> None:
         self._server = server
@@ -60,11 +59,11 @@ class Announcement:
         self._record: dict[str, Any] | None = None
         self._due = self._quiet_until = 0.0
         self.text = ""
-        """What the worker has told last; it goes along with the next announcement."""
+        """The latest status text, sent with the next announcement."""
 
     def open(self, link: Link, name: str, queues: Sequence[str], concurrency: int) -> None:
-        """Announce the worker, which lives as long as *link* does. Raises NotServed while the server has the
-        stream of workers and does not serve it: then it may be opened later."""
+        """Announce the worker, which lives as long as *link*. Raises NotServed while the server does not
+        serve the stream of workers: then it may be opened later."""
         own = f"qworker.worker.{task_id()}"
         self._record, self._quiet_until = None, 0.0
         try:
@@ -87,7 +86,7 @@ class Announcement:
         self.tell()
 
     def tell(self) -> None:
-        """Announce it anew. Never raises: it will be told another time."""
+        """Announce it again. Never raises: it will be announced another time."""
         now = time.monotonic()
         self._due = now + EVERY_SECONDS
         if self._record is not None and now >= self._quiet_until:
@@ -98,31 +97,31 @@ class Announcement:
                 logger.debug("this worker could not be announced: %s", error)
 
     def tell_in_time(self) -> None:
-        """Announce it anew, if that is due."""
+        """Announce it again, if that is due."""
         if time.monotonic() >= self._due:
             self.tell()
 
 
 def listed(server: Server, publisher: Publisher) -> list[Presence]:
-    """The workers that live, as they were announced last. Raises BrokerUnavailable."""
+    """Return the live workers, as last announced. Raises BrokerUnavailable."""
     link = server.connect()
     try:
         if server.queues.look(link, WORKERS) is None:
             return []
         announced = _announced(link, server, publisher)
-        # Who has no room for tasks is none, but a tool that moves messages.
+        # A consumer without slots is not a worker, but a tool that moves messages.
         workers = {queue: worker for queue, worker in announced.items() if worker.concurrency > 0}
         return [worker for queue, worker in workers.items() if _is_there(link, server.queues, queue)]
     except ChannelError as error:
         raise BrokerUnavailable(
-            f"RabbitMQ at {link.address.shown} does not show its workers: {error}"
+            f"RabbitMQ at {link.address.shown} does not list its workers: {error}"
         ) from error
     finally:
         link.close()
 
 
 def _announced(link: Link, server: Server, publisher: Publisher) -> dict[str, Presence]:
-    """What stands in the stream of each worker, by its queue."""
+    """Return the latest announcement of each worker in the stream, by its queue."""
     found: dict[str, Presence] = {}
     marker = task_id()
     is_read = False
@@ -137,7 +136,7 @@ def _announced(link: Link, server: Server, publisher: Publisher) -> dict[str, Pr
             if "queue" in value:
                 found[value["queue"]] = _presence(value)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            pass  # a stranger's
+            pass  # from somebody else
 
     link.on_message = read
     link.call(channel.basic_qos, 0, PREFETCH, False)
@@ -146,14 +145,14 @@ def _announced(link: Link, server: Server, publisher: Publisher) -> dict[str, Pr
         server.queues.prefix + WORKERS,
         arguments={"x-stream-offset": LOOK_BACK},
     )
-    # The server does not say how long a stream is: read on until our own mark comes along.
+    # The server does not report the length of a stream: read until our own marker arrives.
     _send(publisher, server, {"marker": marker})
     deadline = time.monotonic() + server.timeout
     while not is_read:
         left = deadline - time.monotonic()
         if left <= 0:
             raise BrokerUnavailable(
-                f"RabbitMQ at {link.address.shown} has not shown its workers within {server.timeout:g} s"
+                f"RabbitMQ at {link.address.shown} has not listed its workers within {server.timeout:g} s"
             )
         link.read(left)
     return found
@@ -171,7 +170,7 @@ def _presence(value: dict[str, Any]) -> Presence:
 
 
 def _is_there(link: Link, queues: Queues, queue: str) -> bool:
-    """Whether somebody's exclusive *queue* is there."""
+    """Tell whether another worker's exclusive *queue* exists."""
     channel = link.channel()
     try:
         link.call(channel.queue_declare, queues.prefix + queue, passive=True)

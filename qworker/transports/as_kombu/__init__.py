@@ -1,7 +1,6 @@
-"""Our brokers as a transport of kombu's: Celery, and whatever else speaks kombu, shares their queues with
-qworker.
+"""Our brokers as a kombu transport: Celery, and other users of kombu, share their queues with qworker.
 
-Modules, in reading order: ``options`` (which broker a connection means), ``envelopes``, ``exchanges`` (who
-gets what is published), ``desk`` (where channels meet the courier), ``courier`` (the thread that has
-the leases), ``channel``, ``transport``; ``entry`` makes it known to kombu.
+Modules, in reading order: ``options`` (the broker of a connection), ``envelopes``, ``exchanges`` (which
+queues get a message), ``desk`` (state shared by channels and the courier), ``courier`` (the consumer thread),
+``channel``, ``transport``; ``entry`` registers it with kombu.
 """

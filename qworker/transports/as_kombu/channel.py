@@ -1,14 +1,14 @@
-"""A channel of kombu's on a broker of ours: it declares queues, publishes, and consumes.
+"""A kombu channel on one of our brokers: it declares queues, publishes, and consumes.
 
 Comes from:  kombu, and so Celery.
-Goes to:     ``Broker.sender`` in the caller's thread; the courier, for all that has to do with leases.
-Thread:      as kombu has it: a channel belongs to one thread, but may be acked to from any.
+Goes to:     ``Broker.sender`` in the caller's thread; the courier, for everything about leases.
+Thread:      as in kombu: a channel belongs to one thread, but any may ack.
 
-What a consumer was given is a lease: it comes back when it is rejected with requeue, when the channel closes,
-and when the process dies; never because its work takes long. A message refused for good becomes a dead
-letter. Priority 9 is the most urgent. A task whose ETA says its time zone waits in the broker until it is
-due; any other ETA is left to the consumer. A queue that is exclusive goes with the connection that declared
-it, and one that is auto-deleted with its last consumer; where nobody can tell that, it stays.
+A delivered message is a lease: it goes back when it is rejected with requeue, when the channel closes, and
+when the process dies; never because its work takes long. A message rejected for good becomes a dead letter.
+Priority 9 is the most urgent. A task whose ETA has a time zone waits in the broker until it is due; any other
+ETA is left to the consumer. An exclusive queue is deleted with the connection that declared it, and an
+auto-delete queue with its last consumer; where that cannot be determined, it stays.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from qworker.transports.as_kombu.exchanges import Exchanges
     from qworker.transports.lease import Broker
 
-virtual: Any = _virtual  # its types are those of some attributes, and of no method
+virtual: Any = _virtual  # only some attributes are typed, and no methods
 
 logger = logging.getLogger(__name__)
 
 PUBLISH_SECONDS = 10.0
 AHEAD = 100
-"""Messages that are taken ahead, without a prefetch count, where nobody else could have them."""
+"""Messages fetched ahead, without a prefetch count, from queues that nobody else can use."""
 REFUSED = "rejected by its consumer"
 
 
@@ -53,7 +53,7 @@ class Connection(Protocol):
 
 
 class QoS(virtual.QoS):  # type: ignore[misc]
-    """What this channel's consumers were given and have not settled: leases, by delivery tag."""
+    """The unsettled deliveries of this channel: leases, by delivery tag."""
 
     channel: Channel
 
@@ -70,7 +70,7 @@ class QoS(virtual.QoS):  # type: ignore[misc]
         self.channel.settle(settlement)
 
     def up_to(self, delivery_tag: str) -> list[str]:
-        """What was delivered up to *delivery_tag*, and is not settled."""
+        """Return unsettled deliveries up to *delivery_tag*."""
         tags = list(self._delivered)
         place = tags.index(delivery_tag) if delivery_tag in tags else -1
         return [tag for tag in tags[: place + 1] if tag not in self._dirty]
@@ -91,7 +91,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 
     QoS = QoS
     supports_fanout = True
-    body_encoding = None  # brokers keep bytes
+    body_encoding = None  # brokers store bytes
 
     connection: Connection
 
@@ -103,7 +103,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         self._desk = connection.courier.desk
         self._inbox = self._desk.open()
         self._gone: set[str] = set()
-        """Queues that have gone, though not what we hold of them."""
+        """Queues that are gone, although we hold messages of them."""
 
     # -- queues and bindings --
 
@@ -111,7 +111,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return to_rabbitmq_queue_arguments(arguments or {}, **kwargs)
 
     def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:
-        """Messages are counted when that is all that is asked for."""
+        """Messages are only counted if requested."""
         if passive:
             return super().queue_declare(queue, passive, **kwargs)
         queue = queue or f"amq.gen-{uuid.uuid4()}"
@@ -122,7 +122,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         self, queue: str, auto_delete: bool = False, exclusive: bool = False, **kwargs: Any
     ) -> None:
         if exclusive:
-            self._courier.start()  # which keeps it up
+            self._courier.start()  # it keeps the queue alive
         if auto_delete and (exclusive or self._exchanges.shared):
             expires = (kwargs.get("arguments") or {}).get("x-expires")
             self._exchanges.declare_until_left(queue, expires and expires / 1000, exclusive)
@@ -146,10 +146,10 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         self._purge(queue)
 
     def _leave(self, queue: str) -> None:
-        """A queue that was to go with its last consumer: it goes, unless others want it."""
+        """Delete an auto-delete queue after its last consumer, unless others use it."""
         if self._desk.is_consumed(queue):
             return
-        self._desk.ask(lambda: None)  # what had arrived of it has gone back by then
+        self._desk.ask(lambda: None)  # its arrived messages have gone back by then
         if self._exchanges.leave(queue):
             self._delete(queue)
             self._gone.add(queue)
@@ -157,7 +157,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     def queue_delete(
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
     ) -> None:
-        """if_empty: not when messages wait in it, be it for their time."""
+        """if_empty: not if messages wait in it, even delayed ones."""
         if if_empty:
             (info,) = self._broker.admin.depths([queue])
             if info.ready or info.delayed or self._desk.arrived(queue):
@@ -197,23 +197,23 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return self._exchanges.table(exchange)
 
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
-        """The queues that get what is published so."""
+        """Return the queues for a published message."""
         if not exchange:
             return [routing_key]
         if exchange not in self.state.exchanges:
             return self._lookup_undeclared(exchange, routing_key)
         kind = self.typeof(exchange)
-        # Events come by the hundred, by topic; what goes to everybody is rare, and for those there are now.
+        # Events come by the hundred, by topic; fanout messages are rare, and use the current table.
         table = self._exchanges.table_now if kind.type == "fanout" else self._exchanges.table
         found = kind.lookup(table(exchange), exchange, routing_key, default)
-        if not found:  # who is bound may have come just now
+        if not found:  # a binding may be new
             found = kind.lookup(self._exchanges.table_now(exchange), exchange, routing_key, default)
         if not found and not self._exchanges.shared and kind.type == "direct":
-            return [routing_key]  # nobody could tell us of a binding: better there than nowhere
+            return [routing_key]  # bindings are unknown here: better there than nowhere
         return list(dict.fromkeys(found))
 
     def _lookup_undeclared(self, exchange: str, routing_key: str) -> list[str]:
-        """The same where only others know what kind of exchange it is: their bindings tell that."""
+        """The same if only others know the kind of exchange: their bindings show it."""
         found = matching(self._exchanges.table(exchange), routing_key)
         if not found or any(pattern == EVERYTHING for _, pattern, _ in self._exchanges.table(exchange)):
             found = matching(self._exchanges.table_now(exchange), routing_key)
@@ -222,7 +222,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     # -- publishing --
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
-        """Every queue that is bound so gets its copy, or none does."""
+        """Publish to all matching queues, or to none."""
         self._inplace_augment_message(message, exchange, routing_key)
         self._push(self._lookup(exchange, routing_key), message, kwargs.get("timeout"))
 
@@ -289,12 +289,12 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return message
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
-        """multiple: with all that was delivered before it."""
+        """multiple: including all earlier deliveries."""
         for tag in self.qos.up_to(delivery_tag) if multiple else [delivery_tag]:
             self.qos.ack(tag)
 
     def settle(self, settlement: Settlement) -> None:
-        """Raises LeaseLost when the message has gone back meanwhile."""
+        """Raises LeaseLost when the message has gone back."""
         self._desk.settle(self._inbox, [settlement])
 
     def close(self) -> None:
@@ -304,7 +304,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             try:
                 for consumer_tag in list(self._consumers):
                     self.basic_cancel(consumer_tag)
-            finally:  # whatever the broker says: what we hold goes back
+            finally:  # whatever the broker answers, our messages go back
                 self._consumers.clear()
                 super().close()
                 self._desk.close(self._inbox)
@@ -313,6 +313,4 @@ class Channel(virtual.Channel):  # type: ignore[misc]
                     if not self._exchanges.has(queue):
                         self._purge(queue)
         except TransportError as error:
-            logger.warning(
-                "the channel closed without its last settlements, which will be made for it: %s", error
-            )
+            logger.warning("the channel closed without its last settlements, which will follow: %s", error)

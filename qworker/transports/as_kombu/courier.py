@@ -1,16 +1,16 @@
-"""Courier: the thread of a kombu connection that has the leases: it brings messages, and settles them.
+"""Courier: the consumer thread of a kombu connection: it leases messages, and settles them.
 
-Comes from:  ``desk.py``, where channels order and settle.
+Comes from:  ``desk.py``, with calls and settlements from channels.
 Goes to:     ``Broker.consumer``, which is this thread's alone; deliveries, back to the desk.
-Thread:      its own; any for what is said to start and stop it.
+Thread:      its own; any for starting and stopping.
 
-It works beside a worker's loop, so leases are renewed while that one is busy, for hours if need be. All that
-was settled since its last turn goes to the broker in one step, and whatever there is room for comes in one
-lease. So an ack is on its way when ``ack()`` returns, as it is with RabbitMQ: should the process die before
-it has arrived, the message is delivered again.
+It works beside a worker's loop, so leases are renewed while that is busy, even for hours. Everything settled
+since its last turn goes to the broker in one step, and messages are leased in batches. So an ack is in
+transit when ``ack()`` returns, as with RabbitMQ: if the process dies before it arrives, the message is
+delivered again.
 
-A broker that does not answer is tried again and again, with what was settled kept, for as long as the lease
-may stand. Then, and when the lease is lost, the connection has failed: others have what it held.
+A broker that does not answer is tried again, with settlements kept, for as long as the lease may hold. After
+that, and when the lease is lost, the connection has failed: others have its messages.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ logger = logging.getLogger(__name__)
 HOUSEKEEPING_SECONDS = 1.0
 SWEEP_SECONDS = 60.0
 RETRY_SECONDS = (0.1, 2.0)
-"""The first pause before a broker that did not answer is tried again, and the longest."""
+"""The first pause before an unavailable broker is tried again, and the longest."""
 END_SECONDS = 10.0
-"""For how long a connection that is closed waits for its last settlements."""
+"""How long closing a connection waits for its last settlements."""
 IDLE_SECONDS = 5.0
 LARGE = MAX_LEASE_BYTES // 2
-"""Bytes of bodies after which a claim may have been cut short."""
+"""Bytes of bodies from which a claim may have been truncated."""
 
 _couriers = forgetful()
 
 
 class Terms(NamedTuple):
-    """What a courier goes by. lease_seconds: how long a silent one is believed to live. dead_limits: for how
-    many seconds, and how many dead letters are kept. max_deliveries: after so many deliveries that failed, a
+    """Settings of a courier. lease_seconds: how long a silent one is considered alive. dead_limits: for how
+    many seconds, and how many dead letters are kept. max_deliveries: after so many failed deliveries, a
     message becomes a dead letter; 0: never."""
 
     lease_seconds: float
@@ -57,7 +57,7 @@ class Terms(NamedTuple):
 
 
 class Courier:
-    """broker: whose consumer is ours. notify: called when there is something to be drained; any thread."""
+    """broker: whose consumer is ours. notify: called when there are deliveries; any thread."""
 
     def __init__(
         self, broker: Broker, exchanges: Exchanges, terms: Terms, notify: Callable[[], object]
@@ -75,9 +75,9 @@ class Courier:
         # Under the desk's lock:
         self._thread: threading.Thread | None = None
         self._former: threading.Thread | None = None
-        """The one that has had nothing to do, and may still be about to end."""
+        """A thread that was idle, and may still be ending."""
         self._ending = False
-        # The courier's own:
+        # Only used by the courier's thread:
         self._unsettled: list[Settlement] = []
         self._generation = 0
         self._extend_at = self._housekeep_at = self._sweep_at = self._renew_at = 0.0
@@ -85,17 +85,17 @@ class Courier:
         self._pause = 0.0
 
     def _after_fork(self) -> None:
-        """In a forked child: the thread is the parent's, and so is all that it holds."""
+        """In a forked child: the thread and everything it holds belong to the parent."""
         self._start_over()
         self._exchanges.after_fork()
-        self.desk.changed = threading.Condition()  # who held it is not here
-        self.desk.mark_in(None)  # the others are of what the parent has
+        self.desk.changed = threading.Condition()  # the thread that held it does not exist here
+        self.desk.mark_in(None)  # the others belong to the parent's messages
         self.desk.fail(BrokerUnavailable("this connection belongs to the process that was forked"))
 
     # -- any thread --
 
     def start(self) -> None:
-        """Become a consumer, if we are none yet. Raises what is wrong with the broker."""
+        """Register as a consumer, if that was not done. Raises errors of the broker."""
         with self.desk.changed:
             if self._thread is not None or self.desk.failure is not None:
                 return
@@ -111,7 +111,7 @@ class Courier:
         return self._thread is not None and self.desk.failure is None
 
     def look(self) -> None:
-        """Return when what the broker has for us now has arrived, if nothing had."""
+        """If nothing has arrived, return when the messages that the broker has now have arrived."""
 
         def bring() -> None:
             self.desk.have_news()
@@ -121,7 +121,7 @@ class Courier:
             self.desk.ask(bring)
 
     def take_one(self, queue: str, inbox: Inbox) -> Delivery | None:
-        """A message of *queue*, which *inbox* holds from now on; None when there is none."""
+        """Return a message of *queue*, to be held by *inbox*; None when there is none."""
 
         def take() -> Delivery | None:
             if delivery := self.desk.take(queue, inbox):
@@ -130,13 +130,13 @@ class Courier:
                 for delivery in self._read(leased, {queue: inbox}):
                     self.desk.hold(inbox, delivery.tag)
                     return delivery
-                self._settle()  # what nobody is to have
+                self._settle()  # messages that nobody wants
             return None
 
         return self.desk.ask(take)
 
     def leave(self, queue: str) -> None:
-        """Nobody here consumes *queue* any more: let others have what comes of it. Waits for nothing."""
+        """*queue* is no longer consumed here: leave its messages to others. Does not wait."""
 
         def unbind() -> None:
             if not self.desk.is_consumed(queue):
@@ -146,7 +146,7 @@ class Courier:
             self.desk.order(unbind)
 
     def size(self, queue: str) -> int:
-        """How many messages of *queue* wait, here and in the broker; none moves while they are counted."""
+        """Return how many messages of *queue* wait, here and in the broker, counted at one moment."""
 
         def count() -> int:
             (info,) = self._broker.admin.depths([queue])
@@ -155,13 +155,13 @@ class Courier:
         return self.desk.ask(count) if self.is_alive() else count()
 
     def purge(self, queue: str) -> int:
-        """Delete what waits in *queue*, here and in the broker; return how many messages that were."""
+        """Delete the waiting messages of *queue*, here and in the broker; return their number."""
         if not self.is_alive():
             return self._broker.admin.purge(queue)
         return self.desk.ask(lambda: self.desk.delete(queue) + self._broker.admin.purge(queue))
 
     def stop(self) -> None:
-        """Settle what is to be settled, and be no consumer any more. Safe to call twice."""
+        """Send the last settlements, and deregister. Safe to call twice."""
         with self.desk.changed:
             thread, self._thread = self._thread or self._former, None
             self._ending = True
@@ -170,7 +170,9 @@ class Courier:
         if thread is not None and thread is not threading.current_thread():
             thread.join(END_SECONDS)
             if thread.is_alive():
-                logger.warning("the broker does not hear of the last settlements; it will make them for us")
+                logger.warning(
+                    "the last settlements did not reach the broker, which will give the messages back"
+                )
 
     # -- the thread --
 
@@ -186,11 +188,11 @@ class Courier:
             self._fail(error)
 
     def _is_over(self) -> bool:
-        """Whether we are to end, and have nothing left to say."""
+        """Whether it should end, and nothing is left to settle."""
         return self._ending and not self._unsettled and not self.desk.has_orders()
 
     def _is_idle(self) -> bool:
-        """Whether nobody has consumed anything for a while: then we end, until somebody does."""
+        """Whether nothing was consumed for a while: then the thread ends, until it is needed."""
         now = time.monotonic()
         with self.desk.changed:
             if self._unsettled or self.desk.is_in_use() or self._exchanges.has_ours():
@@ -214,8 +216,8 @@ class Courier:
             self._wait_for_broker(error)
 
     def _wait_for_broker(self, error: BrokerUnavailable) -> None:
-        """Pause, if the lease may still stand by the time the broker is back. At the end it is tried once
-        more, for what failed may have been a connection that was cut long ago."""
+        """Pause, if the lease may still hold when the broker is back. At the end one more attempt is made,
+        because the error may come from a connection that was cut long ago."""
         silent = time.monotonic() - self._answered_at
         settlements, errands = self.desk.orders()
         self._unsettled += settlements
@@ -240,7 +242,7 @@ class Courier:
         self._notify()
 
     def _turn(self) -> float:
-        """Do what there is to do; return for how many seconds there is nothing more."""
+        """Do one turn; return the seconds until the next one."""
         settlements, errands = self.desk.orders()
         self._unsettled += settlements
         try:
@@ -265,13 +267,13 @@ class Courier:
         if not self._unsettled:
             return
         for tag in self._consumer.settle(self._generation, self._unsettled):
-            logger.warning("message %d was no longer ours to settle: another consumer has it", tag)
+            logger.warning("message %d could not be settled: another consumer has it", tag)
         if any(isinstance(each, Release) for each in self._unsettled):
             self.desk.have_news()
         self._unsettled.clear()
 
     def _bring(self) -> bool:
-        """Take what there is room for; return whether there may be more to do at once."""
+        """Lease messages for which there is room; return whether there may be more to do at once."""
         by_queue, limit = self.desk.wanted(time.time())
         if self._ending or not by_queue:
             return False
@@ -285,16 +287,16 @@ class Courier:
         return more or bool(self._unsettled)
 
     def _read(self, leased: Iterable[Leased], by_queue: Mapping[str, Inbox]) -> list[Delivery]:
-        """*leased* as kombu has them, but for those that nobody is to have."""
+        """Return *leased* in kombu's form, except messages that must not be delivered."""
         deliveries = []
         for each in leased:
             try:
                 failed = each.deliveries + each.requeued
                 if 0 < self._terms.max_deliveries <= failed:
-                    self._unsettled.append(DeadLetter(each.tag, f"delivered {failed} times in vain"))
+                    self._unsettled.append(DeadLetter(each.tag, f"delivered {failed} times without success"))
                 elif inbox := by_queue.get(each.queue):
                     deliveries.append(Delivery(each.tag, each.queue, envelope_of(each), inbox))
-                else:  # it was taken before it was due, when somebody wanted such
+                else:  # taken before it was due, when somebody wanted it
                     self._unsettled.append(Release(each.tag))
             except InvalidTaskMessage as error:
                 logger.error("message %d in %s cannot be read: %s", each.tag, each.queue, error)
@@ -302,11 +304,11 @@ class Courier:
         return deliveries
 
     def _housekeep(self, now: float) -> None:
-        """What a qworker worker does for all: put back what the dead held, sweep out what is too old."""
+        """Like a qworker worker: put back messages of dead consumers, delete old data."""
         self._housekeep_at = now + HOUSEKEEPING_SECONDS
-        self.desk.have_news()  # look once in a while: who published may have died before it could notify
+        self.desk.have_news()  # poll from time to time: a publisher may have died before its notification
         for dead in self._consumer.reclaim():
-            level = logging.WARNING if dead.returned else logging.INFO  # a client that ended held nothing
+            level = logging.WARNING if dead.returned else logging.INFO  # an orderly client held nothing
             logger.log(level, "%s is dead: %d of its messages are back", dead.name, dead.returned)
         if now >= self._renew_at:
             self._renew_at = now + RENEW_SECONDS
@@ -328,7 +330,7 @@ def _run_errand(errand: Errand) -> None:
         if isinstance(error, LeaseLost):
             raise
     else:
-        with suppress(InvalidStateError):  # who asked has given up
+        with suppress(InvalidStateError):  # the caller has given up
             answer.set_result(result)
 
 

@@ -1,7 +1,7 @@
-"""Desk: what the channels of a kombu connection and its courier share, under one lock.
+"""Desk: the state shared by the channels of a kombu connection and its courier, under one lock.
 
-Comes from:  ``channel.py``: who consumes what, how much of it, and what has become of it.
-Goes to:     ``courier.py``, which takes the orders and lays down what has come; who drains the connection.
+Comes from:  ``channel.py``: which queues are consumed, how many messages are wanted, and settlements.
+Goes to:     ``courier.py``, which takes the calls and delivers messages; the code that drains the connection.
 Thread:      any.
 """
 
@@ -22,38 +22,38 @@ T = TypeVar("T")
 
 ASK_SECONDS = 30.0
 MARKS = 1024
-"""How many of the messages that consumers hold are counted when this process dies."""
+"""How many held messages are counted when this process dies."""
 
 Errand = tuple[Callable[[], Any], "Future[Any]"]
-"""Work for the courier's thread, and where its answer goes."""
+"""A call for the courier's thread, and the future for its result."""
 
 
 class Inbox:
-    """What one channel consumes. All attributes but the callbacks are under the desk's lock."""
+    """The consumers of one channel. All attributes but the callbacks are under the desk's lock."""
 
     def __init__(self) -> None:
         self.queues: tuple[str, ...] = ()
         self.prefetch = 0
-        """How many messages it may hold; 0: as many as there are."""
+        """How many messages it may hold; 0: no limit."""
         self.ahead = 1
-        """How many may arrive and wait when it may hold as many as there are."""
+        """How many may wait here when there is no limit."""
         self.held: dict[int, int] = {}
-        """What was delivered and is not settled: by its tag, the slot of its mark."""
+        """Unsettled deliveries: the slot in the running file, by tag."""
         self.callbacks: dict[str, Callable[[dict[str, Any]], object]] = {}
-        """Of the consumers, by queue; of the thread that consumes."""
+        """Of the consumers, by queue; belongs to the consuming thread."""
         self.arrived = 0
         """How many wait to be delivered."""
         self.news = True
-        """Whether the broker may have something for it."""
+        """Whether the broker may have messages for it."""
         self.due: float | None = None
-        """Epoch second at which a delayed message falls due for it; None: none does, that we know of."""
+        """Epoch second at which a delayed message for it is due; None: none is known."""
 
     def may_have(self, now: float) -> bool:
-        """Whether the broker may have something for it at epoch second *now*."""
+        """Whether the broker may have messages for it at epoch second *now*."""
         return self.news or (self.due is not None and self.due <= now)
 
     def wants(self) -> bool:
-        """Whether it would take a message now."""
+        """Whether it accepts a message now."""
         return bool(self.queues) and self.room() > 0
 
     def room(self) -> int:
@@ -62,7 +62,7 @@ class Inbox:
 
 
 class Delivery(NamedTuple):
-    """A message as kombu has it, for the consumer of *queue*."""
+    """A message in kombu's form, for the consumer of *queue*."""
 
     tag: int
     queue: str
@@ -71,12 +71,12 @@ class Delivery(NamedTuple):
 
 
 class Desk:
-    """wake: ends the courier's rest. Any thread."""
+    """wake: wakes the courier. Any thread."""
 
     def __init__(self, wake: Callable[[], object]) -> None:
         self._wake = wake
         self.changed = threading.Condition()
-        # All of these are under it:
+        # Under that lock:
         self.inboxes: list[Inbox] = []
         self.failure: Exception | None = None
         self._marks = RunningFile(None)
@@ -84,13 +84,13 @@ class Desk:
         self._settlements: list[Settlement] = []
         self._errands: list[Errand] = []
         self._told = False
-        """Whether there is something to be done since the courier last took the orders."""
+        """Whether something was added since the courier last took the calls."""
         self._asleep = False
 
     # -- for the channels --
 
     def open(self) -> Inbox:
-        """An inbox, for a channel that is to consume."""
+        """Return an inbox for a channel that begins to consume."""
         inbox = Inbox()
         with self.changed:
             self.inboxes.append(inbox)
@@ -103,8 +103,8 @@ class Desk:
         prefetch: int | None = None,
         ahead: int | None = None,
     ) -> None:
-        """Have *inbox* consume *queues*, and hold so many messages; None: as before. What had arrived for
-        other queues goes back."""
+        """Make *inbox* consume *queues*, with such limits; None: unchanged. Arrived messages of other queues
+        go back."""
         with self.changed:
             if ahead is not None:
                 inbox.ahead = ahead
@@ -117,7 +117,7 @@ class Desk:
             self.tell()
 
     def close(self, inbox: Inbox) -> None:
-        """Give back what *inbox* holds, and what had arrived for it."""
+        """Give back all messages of *inbox*, held or arrived."""
         with self.changed:
             inbox.queues = ()
             self._take_back(inbox, [each for each in self._arrived if each.inbox is inbox])
@@ -140,7 +140,7 @@ class Desk:
             return any(queue in inbox.queues for inbox in self.inboxes)
 
     def settle(self, inbox: Inbox, settlements: Sequence[Settlement]) -> None:
-        """Have *settlements* made. Raises LeaseLost when what they are about has gone back meanwhile."""
+        """Make *settlements*. Raises LeaseLost when the messages have gone back."""
         with self.changed:
             if self.failure is not None:
                 raise LeaseLost(f"the message has gone back to its queue: {self.failure}")
@@ -150,8 +150,8 @@ class Desk:
             self.tell()
 
     def next(self, timeout: float | None) -> Delivery:
-        """The next delivery, which the caller's inbox holds from now on. Raises TimeoutError after *timeout*
-        seconds (None: never), and what the connection has failed by."""
+        """Return the next delivery, held by the caller's inbox. Raises TimeoutError after *timeout* seconds
+        (None: never), and the error with which the connection failed."""
         with self.changed:
             if not self._arrived and self.failure is None and (timeout is None or timeout > 0):
                 self.changed.wait_for(lambda: self._arrived or self.failure, timeout)
@@ -164,21 +164,21 @@ class Desk:
             inbox.arrived -= 1
             self.hold(inbox, delivery.tag)
             if not inbox.prefetch and inbox.arrived == inbox.ahead // 2:
-                self.tell()  # there is room again for a good many
+                self.tell()  # there is room for many again
             return delivery
 
     def arrived(self, queue: str) -> int:
-        """How many messages of *queue* wait here to be delivered."""
+        """Return how many messages of *queue* wait here."""
         with self.changed:
             return sum(each.queue == queue for each in self._arrived)
 
     def has_arrived(self) -> bool:
-        """Whether next() would not wait."""
+        """Whether next() would return at once."""
         return bool(self._arrived or self.failure)
 
     def order(self, work: Callable[[], T]) -> Future[T]:
-        """Have *work* done on the courier's thread, after all that was settled before. Raises what the
-        connection has failed by."""
+        """Run *work* on the courier's thread, after all earlier settlements. Raises the error with which the
+        connection failed."""
         answer: Future[T] = Future()
         with self.changed:
             if self.failure is not None:
@@ -188,17 +188,17 @@ class Desk:
         return answer
 
     def ask(self, work: Callable[[], T], seconds: float = ASK_SECONDS) -> T:
-        """What *work* returns on the courier's thread, after all that was settled before. Raises what it
-        raises, what the connection has failed by, and BrokerUnavailable after so many *seconds*."""
+        """Return the result of *work* on the courier's thread, after all earlier settlements. Raises its
+        error, the error with which the connection failed, and BrokerUnavailable after so many *seconds*."""
         answer = self.order(work)
         try:
             return answer.result(seconds)
         except FutureTimeout:
-            answer.cancel()  # should it come to that, it is not done any more
+            answer.cancel()  # if it has not begun, it is not run any more
             raise BrokerUnavailable(f"the broker did not answer for {seconds:g} s") from None
 
     def take(self, queue: str, inbox: Inbox) -> Delivery | None:
-        """What has arrived of *queue*, which *inbox* holds from now on; None when nothing has."""
+        """Take an arrived message of *queue*, to be held by *inbox*; None when there is none."""
         with self.changed:
             for delivery in self._arrived:
                 if delivery.queue == queue:
@@ -208,7 +208,7 @@ class Desk:
         return None
 
     def delete(self, queue: str) -> int:
-        """Acknowledge what has arrived of *queue*; return how many messages that were."""
+        """Acknowledge arrived messages of *queue*; return their number."""
         with self.changed:
             gone = [each for each in self._arrived if each.queue == queue]
             for delivery in gone:
@@ -231,7 +231,7 @@ class Desk:
         delivery.inbox.arrived -= 1
 
     def tell(self) -> None:
-        """End the courier's rest, or keep it from resting."""
+        """Wake the courier, or keep it from sleeping."""
         with self.changed:
             self._told = True
             if self._asleep:
@@ -241,13 +241,14 @@ class Desk:
     # -- for the courier --
 
     def is_in_use(self) -> bool:
-        """Whether anybody consumes, or has orders for us."""
+        """Whether there are consumers or calls."""
         with self.changed:
             used = any(inbox.queues or inbox.held for inbox in self.inboxes)
             return bool(used or self._settlements or self._errands)
 
     def mark_in(self, path: str | None) -> None:
-        """Mark what consumers hold in the running file *path*, should this process die; None: nowhere."""
+        """Record messages held by consumers in the running file *path*, in case this process dies; None:
+        nowhere."""
         with self.changed:
             self._marks = RunningFile(path, slots=MARKS)
 
@@ -257,7 +258,7 @@ class Desk:
             return bool(self._settlements or self._errands)
 
     def orders(self) -> tuple[list[Settlement], list[Errand]]:
-        """What is to be settled and done, which is the courier's from now on."""
+        """Take the settlements and calls for the courier."""
         with self.changed:
             self._told = False
             settlements, self._settlements = self._settlements, []
@@ -270,14 +271,14 @@ class Desk:
             self._errands[:0] = errands
 
     def have_news(self) -> None:
-        """The broker may have something for everybody."""
+        """The broker may have messages for every inbox."""
         with self.changed:
             for inbox in self.inboxes:
                 inbox.news = True
 
     def wanted(self, now: float) -> tuple[dict[str, Inbox], int]:
-        """For whom the broker may have something at epoch second *now*: who is to get what comes of each
-        queue, and how many messages. What comes later is news again."""
+        """Return the inboxes for which the broker may have messages at epoch second *now*, by queue, and how
+        many are wanted. Later notifications count again."""
         with self.changed:
             inboxes = [inbox for inbox in self.inboxes if inbox.may_have(now) and inbox.wants()]
             for inbox in inboxes:
@@ -286,19 +287,19 @@ class Desk:
             return by_queue, min((inbox.room() for inbox in inboxes), default=0)
 
     def looked(self, inboxes: Iterable[Inbox], more: bool, due: float | None) -> None:
-        """*more*: the broker has more for *inboxes*. due: when the next delayed message is, if one waits."""
+        """*more*: the broker has more for *inboxes*. due: when the next delayed message is due, if any."""
         with self.changed:
             for inbox in inboxes:
                 inbox.news, inbox.due = inbox.news or more, due
 
     def next_due(self) -> float | None:
-        """Epoch second at which something falls due that somebody wants; None when nothing does."""
+        """Return the epoch second at which the next wanted message is due; None when there is none."""
         with self.changed:
             dues = [inbox.due for inbox in self.inboxes if inbox.due is not None and inbox.wants()]
         return min(dues, default=None)
 
     def lay_down(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
-        """Have *deliveries* for who drains the connection; return those that nobody wants any more."""
+        """Put *deliveries* where the connection is drained; return those no longer wanted."""
         unwanted = []
         with self.changed:
             for delivery in deliveries:
@@ -311,19 +312,19 @@ class Desk:
         return unwanted
 
     def fall_asleep(self) -> bool:
-        """Whether the courier may rest: then tell() wakes it until it has called awake()."""
+        """Whether the courier may sleep: then tell() wakes it until it has called awake()."""
         with self.changed:
             self._asleep = not self._told
             return self._asleep
 
     def awake(self) -> None:
-        """The courier rests no longer."""
+        """The courier is awake."""
         with self.changed:
             self._asleep = False
 
     def fail(self, error: Exception) -> list[Errand]:
-        """The connection has failed by *error*: nobody holds anything any more. Returns the errands that
-        nobody will do."""
+        """The connection has failed with *error*: all held messages are released. Return the calls that will
+        not be done."""
         with self.changed:
             self.failure = error
             self._arrived.clear()

@@ -1,12 +1,13 @@
-"""What kombu loads of us when it is imported: so it knows ``qworker+…://`` without a word from anybody.
+"""The entry point that kombu loads when it is imported, so that it knows ``qworker+…://`` without
+configuration.
 
-Comes from:  the entry point of the name qworker in kombu's group of serializers, see pyproject.toml.
+Comes from:  the entry point named qworker in kombu's group of serializers, see pyproject.toml.
 Goes to:     kombu's table of transports.
 Thread:      the one that imports kombu.
 
-kombu has no entry points for transports, only for serializers and matchers. It loads all serializers when it
-is first used, and takes what it finds for the arguments of ``register``. So there is a serializer of that
-name: JSON as kombu has it, under a content type that nobody accepts unless told to.
+kombu has no entry points for transports, only for serializers and matchers. It loads all serializers on first
+use, and passes the object found to ``register``. So there is a serializer of that
+name: kombu's JSON, under a content type that is not accepted by default.
 """
 
 from __future__ import annotations

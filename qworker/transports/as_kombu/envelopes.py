@@ -1,6 +1,6 @@
-"""Envelopes: a message of ours as kombu's virtual channels pass it about, and back.
+"""Envelopes: our messages in the form of kombu's virtual channels, and back.
 
-Comes from:  ``channel.py``, of what is published; ``courier.py``, of what is leased.
+Comes from:  ``channel.py``, with published messages; ``courier.py``, with leased ones.
 Goes to:     ``Envelope`` and the dict that kombu reads.
 Thread:      any; pure.
 """
@@ -16,13 +16,13 @@ from qworker.message.reading import EncodedMessage
 from qworker.transports.lease import Leased
 
 DELIVERY_COUNT = "x-delivery-count"
-"""The header in which RabbitMQ's quorum queues, too, say how often a message was delivered in vain."""
+"""The header for the number of failed deliveries, also used by RabbitMQ's quorum queues."""
 ABOUT_DELIVERY = ("redelivered", DELIVERY_COUNT)
-"""Headers that are about one delivery: a message that is sent anew starts without them."""
+"""Headers about one delivery: a message that is sent again starts without them."""
 
 
 def encoded_of(message: Mapping[str, Any]) -> EncodedMessage:
-    """A message that is published. Raises InvalidTaskMessage for one that cannot be kept."""
+    """Return a published message. Raises InvalidTaskMessage for one that cannot be stored."""
     headers = message.get("headers")
     if isinstance(headers, dict) and any(name in headers for name in ABOUT_DELIVERY):
         kept = {name: value for name, value in headers.items() if name not in ABOUT_DELIVERY}
@@ -31,7 +31,7 @@ def encoded_of(message: Mapping[str, Any]) -> EncodedMessage:
 
 
 def envelope_of(leased: Leased) -> dict[str, Any]:
-    """A leased message as kombu has it. Raises InvalidTaskMessage for one that cannot be read."""
+    """Return a leased message in kombu's form. Raises InvalidTaskMessage for an unreadable one."""
     envelope = to_kombu(
         EncodedMessage(leased.headers, leased.properties, leased.body),
         routing_key=leased.queue,
@@ -45,8 +45,8 @@ def envelope_of(leased: Leased) -> dict[str, Any]:
 
 
 def due_time(headers: Mapping[str, Any] | None) -> float | None:
-    """Epoch seconds of a task's ETA; None when there is none, or only its consumer can tell which time is
-    meant."""
+    """Return the epoch seconds of a task's ETA; None if there is none, or its time zone is only known to the
+    consumer."""
     eta = (headers or {}).get("eta")
     if not isinstance(eta, str):
         return None
@@ -54,4 +54,4 @@ def due_time(headers: Mapping[str, Any] | None) -> float | None:
         moment = datetime.fromisoformat(eta)
         return moment.timestamp() if moment.tzinfo is not None else None
     except (ValueError, OverflowError):
-        return None  # whoever consumes it will say what is wrong with it
+        return None  # its consumer will report the error

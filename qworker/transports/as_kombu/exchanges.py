@@ -1,13 +1,13 @@
-"""Exchanges: which queues get what is published, kept in the broker's registry.
+"""Exchanges: which queues get a published message, stored in the broker's registry.
 
-Comes from:  ``channel.py``, which declares queues and looks up whom a message is for; ``courier.py``, which
-             keeps up what is ours.
-Goes to:     ``Broker.registry``; where there is none, what this connection has declared is all it knows.
+Comes from:  ``channel.py``, which declares queues and looks up destinations; ``courier.py``, which keeps our
+             entries alive.
+Goes to:     ``Broker.registry``; without one, only the declarations of this connection are known.
 Thread:      any.
 
-A queue that goes with its user (of events, of replies) lapses unless that one keeps it up, and so do its
-bindings. When it has lapsed, whoever tidies up next deletes what was left in it. One that goes with its last
-consumer stays until the first has come, so that what is sent to it before is not lost.
+A temporary queue (for events or replies) expires with its bindings unless its user keeps it alive. The next
+cleanup deletes the messages left in it. An auto-delete queue stays until its first consumer, so that earlier
+messages are not lost.
 """
 
 from __future__ import annotations
@@ -24,54 +24,53 @@ from typing import NamedTuple
 from qworker.transports.registry import LocalRegistry, Registry
 
 Binding = tuple[str, str, str]
-"""``(routing_key, pattern, queue)``: a row of an exchange's table as kombu has it."""
+"""``(routing_key, pattern, queue)``: a row of kombu's exchange table."""
 
 EVERYTHING = ".*"
-"""The pattern of a fanout's bindings."""
+"""The pattern of fanout bindings."""
 KNOWN_SECONDS = 1.0
-"""For so long what was read is believed, unless this connection changes it."""
+"""How long data read is cached, unless this connection changes it."""
 LIFE_SECONDS = 120.0
-"""After which a queue goes that nobody keeps up. Clocks of machines may differ by half of it."""
+"""Lifetime of a queue that is not kept alive. Clocks of machines may differ by half of it."""
 RENEW_SECONDS = 30.0
 FOREVER = ""
-"""The owner of what stays."""
+"""The owner of permanent entries."""
 UNUSED = "-"
-"""The owner of what stays until its first consumer has come."""
+"""The owner of entries that wait for their first consumer."""
 UNUSED_SECONDS = 10 * 365 * 86400.0
-"""For how long that is, unless its declaration says so."""
+"""The lifetime of those, unless their declaration says otherwise."""
 
 
 class _View(NamedTuple):
-    """What the registry said. queues: when each lapses. tables: by exchange, those that stand."""
+    """The contents of the registry. queues: when each expires. tables: valid ones by exchange."""
 
     queues: dict[str, float | None]
     tables: dict[str, list[Binding]]
 
 
 class Exchanges:
-    """registry: None where the broker keeps none. clock: epoch seconds."""
+    """registry: None if the broker has none. clock: epoch seconds."""
 
     def __init__(self, registry: Registry | None, clock: Callable[[], float] = time.time) -> None:
         self.shared = registry is not None
-        """Whether others know what we declare."""
+        """Whether others see our declarations."""
         self._registry = registry or LocalRegistry()
         self._clock = clock
         self._name = uuid.uuid4().hex
-        """Whose entries those are that go with us."""
+        """The owner of entries that are deleted with us."""
         self._lock = threading.Lock()
         self._ours: dict[str, set[str]] = {}  # under _lock
-        """Entries of the queues that go with us."""
+        """Entries of queues that are deleted with us."""
         self._unused: dict[str, tuple[float, set[str]]] = {}  # under _lock
-        """Of the queues that will go with their consumers, of which we have none yet: for how long they stay,
-        and their entries."""
+        """Auto-delete queues that have no consumer here yet: their lifetime and entries."""
         self._until_left: set[str] = set()  # under _lock
-        """The queues that go with their last consumer."""
+        """Queues that are deleted with their last consumer."""
         self._view = _View({}, {})  # replaced as a whole
         self._believed_until = 0.0
 
     def after_fork(self) -> None:
-        """In a forked child: what goes with the parent is not ours."""
-        self._lock = threading.Lock()  # who held it is not here
+        """In a forked child: temporary queues belong to the parent."""
+        self._lock = threading.Lock()  # the thread that held it does not exist here
         self._name = uuid.uuid4().hex
         self._ours = {}
         self._unused = {}
@@ -79,7 +78,7 @@ class Exchanges:
     # -- queues --
 
     def declare(self, queue: str, temporary: bool) -> None:
-        """Make *queue*. temporary: it goes with us, unless others want it, too."""
+        """Declare *queue*. temporary: it is deleted with us, unless others use it, too."""
         if temporary:
             entry = _entry("queue", queue, self._name)
             with self._lock:
@@ -89,8 +88,8 @@ class Exchanges:
             self._put([_entry("queue", queue, FOREVER)], temporary)
 
     def declare_until_left(self, queue: str, seconds: float | None, exclusive: bool) -> None:
-        """Make *queue*, which goes when its last consumer does. Until the first comes it stays, though no
-        longer than so many *seconds* (None: as long as that takes). exclusive: it goes with us, too."""
+        """Declare an auto-delete *queue*. Until its first consumer it stays, but no longer than so many
+        *seconds* (None: without limit). exclusive: it is also deleted with us."""
         with self._lock:
             self._until_left.add(queue)
         if exclusive:
@@ -108,7 +107,7 @@ class Exchanges:
             self._put_for([entry], life)
 
     def consume(self, queue: str) -> None:
-        """We have a consumer of *queue*: if it was to go with that, it goes with us from now on."""
+        """We have a consumer of *queue*: an auto-delete queue is deleted with us from now on."""
         with self._lock:
             _, known = self._unused.pop(queue, (0.0, set()))
         if not known:
@@ -121,12 +120,12 @@ class Exchanges:
         self._registry.drop(waiting)
 
     def goes_when_left(self, queue: str) -> bool:
-        """Whether *queue* goes with its last consumer."""
+        """Whether *queue* is deleted with its last consumer."""
         with self._lock:
             return queue in self._until_left
 
     def ours(self) -> list[str]:
-        """The queues that go with us."""
+        """Return the queues that are deleted with us."""
         with self._lock:
             return list(self._ours)
 
@@ -135,8 +134,8 @@ class Exchanges:
         return queue in self._fresh().queues
 
     def forget(self, queue: str) -> None:
-        """Unmake *queue* with its bindings. Who still believes in them may send to it for a moment, so what
-        it holds is deleted once more when it lapses, right after that."""
+        """Delete *queue* with its bindings. Others may send to it for a moment because of caching, so its
+        contents are deleted again when it expires shortly after."""
         with self._lock:
             self._ours.pop(queue, None)
             self._unused.pop(queue, None)
@@ -146,7 +145,7 @@ class Exchanges:
         self._believed_until = 0.0
 
     def leave(self, queue: str) -> bool:
-        """Want *queue*, which was to go with us, no longer; return whether nobody else does."""
+        """Stop using the temporary *queue*; return whether nobody else uses it."""
         with self._lock:
             entries = self._ours.pop(queue, set())
         self._registry.drop(entries)
@@ -155,7 +154,7 @@ class Exchanges:
     # -- bindings --
 
     def bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
-        """Let *queue* have what is published to *exchange* with such a routing key."""
+        """Bind *queue* to *exchange* with such a routing key."""
         with self._lock:
             temporary = queue in self._ours
             life, waiting = self._unused.get(queue, (None, set()))
@@ -169,7 +168,7 @@ class Exchanges:
             self._put([entry], temporary) if life is None else self._put_for([entry], life)
 
     def unbind(self, exchange: str, routing_key: str | None = None, queue: str | None = None) -> None:
-        """End bindings of *exchange*; None: whatever the routing key or queue is."""
+        """Remove bindings of *exchange*; None: any routing key or queue."""
         gone = set()
         for entry in self._registry.entries():
             kind, *rest = _parsed(entry)
@@ -183,29 +182,29 @@ class Exchanges:
         self._believed_until = 0.0
 
     def table(self, exchange: str) -> list[Binding]:
-        """Who is bound to *exchange*; [] when nobody is."""
+        """Return the bindings of *exchange*; [] if there are none."""
         return self._read().tables.get(exchange, [])
 
     def table_now(self, exchange: str) -> list[Binding]:
-        """The same, asked anew."""
+        """The same, without the cache."""
         return self._fresh().tables.get(exchange, [])
 
     # -- now and then --
 
     def has_ours(self) -> bool:
-        """Whether there is anything to keep up."""
+        """Whether there is anything to keep alive."""
         with self._lock:
             return bool(self._ours)
 
     def renew(self) -> None:
-        """Keep up what is ours."""
+        """Keep our entries alive."""
         with self._lock:
             entries = [entry for each in self._ours.values() for entry in each]
         if entries:
             self._put(entries, temporary=True)
 
     def tidy(self, purge: Callable[[str], object]) -> list[str]:
-        """Have *purge* empty the queues that have lapsed, and forget them; return which these were."""
+        """Call *purge* for expired queues, and delete them; return which these were."""
         now, found = self._clock(), self._registry.entries()
         lapsed = {entry for entry, expires in found.items() if expires is not None and expires <= now}
         wanted = {_queue_of(entry) for entry in found.keys() - lapsed if _parsed(entry)[0] != "gone"}
@@ -252,7 +251,7 @@ def _view(entries: dict[str, float | None], now: float) -> _View:
 
 
 def _can_match(pattern: str) -> bool:
-    """Whether *pattern* is one: anybody may write to the registry."""
+    """Whether *pattern* is valid: anybody may write to the registry."""
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError):
@@ -261,7 +260,7 @@ def _can_match(pattern: str) -> bool:
 
 
 def matching(table: Iterable[Binding], routing_key: str) -> list[str]:
-    """The queues that *table* has for *routing_key*: by their pattern, or else by their key."""
+    """Return the queues in *table* for *routing_key*: by pattern, or else by key."""
     found = [
         queue
         for key, pattern, queue in table
@@ -282,7 +281,7 @@ _LENGTHS = {"queue": 3, "gone": 3, "binding": 6}
 
 
 def _parsed(entry: str) -> list[str]:
-    """The parts of *entry*; [""] for one that is none of ours."""
+    """Return the parts of *entry*; [""] for a foreign one."""
     try:
         parts = json.loads(entry)
     except (ValueError, RecursionError):
@@ -297,6 +296,6 @@ def _is_unused(entry: str, queue: str) -> bool:
 
 
 def _queue_of(entry: str) -> str:
-    """The queue that *entry* is about; "" for none."""
+    """Return the queue of *entry*; "" for none."""
     parts = _parsed(entry)
     return parts[-2] if len(parts) > 1 else ""

@@ -1,9 +1,9 @@
-"""Which broker a connection of kombu's means, and with what settings.
+"""The broker of a kombu connection, and its settings.
 
 Comes from:  ``kombu.Connection(url, transport_options=…)``; Celery's ``broker_url`` and
              ``broker_transport_options``.
-Goes to:     ``open_broker``, as settings of ours.
-Thread:      any; pure, but that it says once of each mistake that it is one.
+Goes to:     ``open_broker``, as our settings.
+Thread:      any; pure, except that each mistake is logged once.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ SETTINGS = {
     "dead_letter_expires": "dead_letter_expires",
     "dead_letter_max": "dead_letter_max",
 }
-"""What each option of the transport is called among our settings."""
+"""Our setting for each option of the transport."""
 OWN = ("max_deliveries",)
-"""Options that the transport itself looks at."""
+"""Options used by the transport itself."""
 KOMBUS = (
     "max_retries", "interval_start", "interval_step", "interval_max", "connect_retries_timeout", "errback",
     "callback", "polling_interval", "confirm_publish", "client_properties",
 )  # fmt: skip
-"""Options that kombu or Celery looks at, whatever the transport is."""
+"""Options used by kombu or Celery, for any transport."""
 HIDING = ("redis", "rediss", "valkey", "valkeys", "unix", "sentinel", "sqs", "ironmq")
-"""Schemes of brokers that have a ``visibility_timeout``; to others it says nothing, for they have leases."""
+"""Schemes of brokers with a ``visibility_timeout``; others have leases and ignore it."""
 NATIVE = ("amqp", "amqps", "pyamqp")
-"""Schemes of brokers that kombu speaks to as we do."""
+"""Schemes of brokers that kombu supports in the same format."""
 TOKENS = ("nats", "tls")
-"""Schemes of a broker that may have a token in the place of a user without a password."""
+"""Schemes of a broker that may have a token in place of a user without a password."""
 PREFIX = "qworker+"
 
 
 def url_of(client: Any) -> str:
-    """The URL of a broker of ours in a kombu connection. After a failover that holds it in pieces: then it is
-    the one among its alternates that has these pieces."""
+    """Return the URL of our broker in a kombu connection. After a failover the connection only has its parts:
+    then it is the alternate with these parts."""
     if client.hostname and "://" in client.hostname:
         return _allowed(whole(client, client.hostname.removeprefix(PREFIX)))
     for url in client.alt or ():
@@ -58,8 +58,8 @@ def url_of(client: Any) -> str:
 
 
 def part(client: Any) -> None:
-    """Let the password be one part of a kombu connection, and the URL without it another: Celery sends all
-    but the password to whoever asks for its statistics."""
+    """Separate the password of a kombu connection from the URL: Celery sends everything but the password with
+    its statistics."""
     url = client.hostname or ""
     user, colon, password = _user_of(url).partition(":")
     if client.password:
@@ -73,7 +73,7 @@ def part(client: Any) -> None:
 
 
 def whole(client: Any, url: str) -> str:
-    """*url* of a kombu connection, with its password."""
+    """Return *url* of a kombu connection with its password."""
     user = _user_of(url)
     if not isinstance(client.password, str) or ":" in user or "://" not in url:
         return url
@@ -88,7 +88,7 @@ def _has_token(url: str) -> bool:
 
 
 def _user_of(url: str) -> str:
-    """What stands before the host of *url*: a user and a password; "" for nothing."""
+    """Return the user and password in *url*; "" for none."""
     return re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0].rpartition("@")[0]
 
 
@@ -99,28 +99,28 @@ def _allowed(url: str) -> str:
     scheme = url.partition("://")[0]
     if scheme.partition("+")[0] in NATIVE:
         raise ConfigurationError(
-            f"kombu itself speaks to RabbitMQ, whose workers share queues with ours: write {scheme}:// "
-            f"without {PREFIX}",
+            f"kombu itself supports RabbitMQ, and shares queues with our workers: write {scheme}:// without "
+            f"{PREFIX}",
             setting="broker_url",
         )
     return url
 
 
 def max_deliveries_of(client: Any) -> int:
-    """How often a message may be delivered in vain; 0: for ever. Raises ConfigurationError for no such
-    number."""
+    """Return how many failed deliveries a message may have; 0: no limit. Raises ConfigurationError for an
+    invalid number."""
     given = client.transport_options.get("max_deliveries") or 0
     if isinstance(given, int) and given >= 0:
         return given
     raise ConfigurationError(
-        f"broker_transport_options: max_deliveries is a whole number, 0 for no bound, and not {given!r}",
+        f"broker_transport_options: max_deliveries must be a whole number, 0 for no limit, not {given!r}",
         setting="broker_transport_options",
     )
 
 
 def settings_of(client: Any, url: str) -> Settings:
-    """Our settings for a kombu connection to *url*: those of its options that are settings of ours; all
-    others are options of the broker's transport. Neither QWORKER_* nor pyproject.toml is asked."""
+    """Return our settings for a kombu connection to *url*: options that are our settings, and all others as
+    options of the broker's transport. QWORKER_* and pyproject.toml are ignored."""
     options = {name: value for name, value in client.transport_options.items() if name not in KOMBUS + OWN}
     if url.partition("://")[0].partition("+")[0] not in HIDING:
         options.pop("visibility_timeout", None)

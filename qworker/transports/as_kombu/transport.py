@@ -1,8 +1,8 @@
-"""Our transport for kombu: any broker of ours that keeps leases, by ``qworker+`` before its URL.
+"""Our transport for kombu: any of our brokers that keeps leases, with ``qworker+`` before its URL.
 
 Comes from:  ``kombu.Connection("qworker+postgresql://…")``; Celery's ``broker_url``.
-Goes to:     a Broker for each connection, in the queues that qworker itself fills and empties.
-Thread:      as kombu has it; the courier's own for what is consumed.
+Goes to:     a Broker for each connection, in the same queues that qworker uses.
+Thread:      as in kombu; the courier's own for consuming.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from qworker.transports.as_kombu.exchanges import Exchanges
 from qworker.transports.as_kombu.options import max_deliveries_of, part, settings_of, url_of, whole
 from qworker.transports.lease import Broker, Release
 
-virtual: Any = _virtual  # its types are those of some attributes, and of no method
+virtual: Any = _virtual  # only some attributes are typed, and no methods
 
 logger = logging.getLogger(__name__)
 
 
 class Transport(virtual.Transport):  # type: ignore[misc]
-    """One connection: a broker, and the lease that its channels share."""
+    """One connection: a broker, and the lease shared by its channels."""
 
     Channel = Channel
     can_parse_url = True
@@ -42,7 +42,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     channel_errors = virtual.Transport.channel_errors
 
     open_broker: Callable[[str, Settings], Broker]
-    """Given by ``qworker.transports.register()``, which knows all brokers."""
+    """Set by ``qworker.transports.register()``, which knows all brokers."""
     broker: Broker
     exchanges: Exchanges
     courier: Courier
@@ -57,11 +57,11 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self.implements = virtual.Transport.implements.extend(
             asynchronous=True, exchange_type=frozenset(kinds)
         )
-        # "sql" is what Celery takes for a transport that cannot carry events.
+        # Celery treats "sql" as a transport that cannot carry events.
         self.driver_type = "qworker" if self.exchanges.shared else "sql"
 
     def _open(self) -> None:
-        """Nothing is connected yet."""
+        """Return the broker, not connected yet."""
         url = url_of(self.client)
         conf = settings_of(self.client, url)
         self.broker = self.open_broker(url, conf)
@@ -85,16 +85,16 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     def establish_connection(self) -> Transport:
         if self._closed:
             self._open()
-        # Connects: what is wrong with the broker is said now.
+        # Connects, so that errors of the broker are reported now.
         self.broker.admin.next_due(["celery"])
-        self.broker.admin.depths([])  # some servers are not asked for the one, and some not for the other
+        self.broker.admin.depths([])  # some servers are only contacted by one of the two
         super().establish_connection()
         return self
 
     def close_connection(self, connection: Transport) -> None:
         self._closed = True
         if self._loop is not None:
-            with suppress(OSError, KeyError, ValueError):  # a loop that has begun anew does not know it
+            with suppress(OSError, KeyError, ValueError):  # a restarted loop does not know it
                 self._loop.remove_reader(self._pipe.fileno())
             self._loop = None
         super().close_connection(connection)
@@ -103,11 +103,11 @@ class Transport(virtual.Transport):  # type: ignore[misc]
             self.courier.stop()
             self.broker.close()
         except TransportError as error:
-            logger.warning("the connection closed without a word to the broker: %s", error)
+            logger.warning("the connection closed without notifying the broker: %s", error)
         self._pipe.close()
 
     def _leave_queues(self) -> None:
-        """What was to go with this connection goes, unless others want it."""
+        """Delete temporary queues of this connection, unless others use them."""
         if not self.courier.is_alive():
             return
         for queue in self.exchanges.ours():
@@ -116,7 +116,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
                 self.courier.purge(queue)
 
     def drain_events(self, connection: Transport, timeout: float | None = None) -> None:
-        """Deliver one message, waiting for it up to *timeout* seconds (None: for ever); then
+        """Deliver one message, waiting for it up to *timeout* seconds (None: without limit); then
         socket.timeout."""
         self.courier.start()
         if timeout == 0:

@@ -1,4 +1,4 @@
-"""MongoDB: messages as documents, which workers take by an update that says whose they are.
+"""MongoDB: messages are documents, which workers take with an update that sets the owner.
 
 Modules, in reading order: ``layout`` (the collections, and how a message is one), ``server`` (the client, and
 what its errors mean), ``broker`` with its ``sender``, ``consumer`` and ``admin``, ``letters`` (dead

@@ -1,4 +1,4 @@
-"""Looking at a MongoDB broker's queues, dead letters and workers, and changing them.
+"""Administration of a MongoDB broker: queues, dead letters and workers.
 
 Comes from:  the command line and other tools, by ``Broker.admin``.
 Goes to:     the collections of ``layout.py``.
@@ -27,7 +27,7 @@ _ORDERS: Mapping[Standing, tuple[int, list[tuple[str, int]]]] = {
 
 
 class MongoAdmin(Admin):
-    """uptime: the clock that leases run on, None: the server's."""
+    """uptime: the clock for leases, None: the server's."""
 
     def __init__(
         self,
@@ -68,14 +68,14 @@ class MongoAdmin(Admin):
         return self._server.run(lambda found: next_due(found, queues))
 
     def may_have_due_joins(self, now: float) -> bool:
-        return False  # none are kept here
+        return False  # joins are not kept here
 
     def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
         state, order = _ORDERS[standing]
 
         where: Document = {"q": queue, "s": state}
         if state == LEASED:
-            where["owner"] = {"$exists": True}  # of which there is an index
+            where["owner"] = {"$exists": True}  # there is an index for it
 
         def work(found: Collections) -> tuple[list[Document], dict[int, str]]:
             rows = list(found.message.find(where, {"body": 0}, sort=order, limit=limit))

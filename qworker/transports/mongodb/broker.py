@@ -1,11 +1,11 @@
-"""MongoDB as the broker, in collections of a database that may hold other things too.
+"""MongoDB as the broker, in collections of a database that may have other contents too.
 
 Comes from:  ``broker_url`` ``mongodb://…`` or ``mongodb+srv://…``.
 Goes to:     ``sender.py``, ``consumer.py`` and ``admin.py``, which share one client.
-Thread:      any; the client keeps a pool of connections, and none crosses a fork.
+Thread:      any; the client has a pool of connections that is not shared across a fork.
 
-A message is in the journals of the majority when push returns. Leases run on the clock of the server. An
-instant at which a message falls due is compared with the clock of the consumer.
+A message is in the journals of the majority when push returns. Leases use the clock of the server. Due times
+are compared with the clock of the consumer.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _brokers = forgetful()
 
 
 class MongoBroker(Broker):
-    """The broker in a database. Connects at the first use, not before.
+    """The broker in a database. Connects on first use.
 
-    options: of PyMongo's client. lease_seconds: how long a silent consumer is believed to live. uptime: a
-    clock for the leases, None: the server's. results: the collection that results go to.
+    options: of PyMongo's client. lease_seconds: how long a silent consumer is considered alive. uptime: a
+    clock for leases, None: the server's. results: the collection of results.
     """
 
     sender: MongoSender
@@ -70,7 +70,7 @@ class MongoBroker(Broker):
         _brokers.add(self)
 
     def _after_fork(self) -> None:
-        """In a forked child: what the parent was about to publish, and the leases it holds, are not ours."""
+        """In a forked child: pending messages and leases belong to the parent."""
         self._server.abandon()
         self.sender.after_fork()
         self.consumer.after_fork()
@@ -83,10 +83,12 @@ class MongoBroker(Broker):
 
 
 def open_broker(url: str | None, conf: Settings) -> MongoBroker:
-    """The broker at *url* with the settings *conf*; it is connected at the first use."""
+    """Return the broker at *url* with the settings *conf*; it connects on first use."""
     if not url:
         raise ConfigurationError("broker_url names no server", setting="broker_url")
-    refuse_setting(conf.broker_use_ssl, "MongoDB is told in the URL, by ?tls=true&tlsCAFile=/path/to/ca.pem")
+    refuse_setting(
+        conf.broker_use_ssl, "for MongoDB it is set in the URL, with ?tls=true&tlsCAFile=/path/to/ca.pem"
+    )
     return MongoBroker(
         url,
         options=conf.broker_transport_options,

@@ -1,12 +1,12 @@
-"""How messages are taken: looked for, and then marked by one update for many of them.
+"""Claiming messages: they are found first, and then marked with one update for many of them.
 
 Comes from:  ``consumer.py``.
 Goes to:     the collection of messages.
 Thread:      the listener's.
 
-Documents are read with all that is in them, and then updated where they are still free, and still as they
-were read: another may have had one and put it back meanwhile. When all were, as almost always, that is all.
-Who meets others at the front of a queue asks which he got, and goes a little further back when he got none.
+Documents are read completely, and then updated if they are still free and unchanged: another consumer may
+have taken one and put it back meanwhile. Usually all are updated. On conflicts the consumer checks which ones
+it got, and tries a little further back when it got none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qworker.transports.mongodb.layout import DELAYED, LEASED, READY, Document
 from qworker.transports.mongodb.server import Collections
 
 TRIES = 12
-"""How often to look for messages that others do not take meanwhile."""
+"""How often to search for messages that others do not take meanwhile."""
 BY_URGENCY = [("u", 1), ("_id", 1)]
 BY_TIME = [("due", 1)]
 
@@ -28,8 +28,8 @@ BY_TIME = [("due", 1)]
 def take_ready(
     found: Collections, generation: int, queue: str, limit: int, queues: Sequence[str], now: float
 ) -> tuple[list[Document], float | None]:
-    """Take up to *limit* messages of *queue* that are due. Return when the first of the delayed messages of
-    *queues* falls due; those that are due *now* are made ready before."""
+    """Take up to *limit* due messages of *queue*. Return when the first of the delayed messages of *queues*
+    is due; those due *now* are made ready before."""
     dues: list[float | None] = [None]
 
     def look(skip: int) -> list[Document]:
@@ -53,7 +53,7 @@ def take_early(found: Collections, generation: int, queue: str, limit: int, unti
         lambda skip: _read(found.message.find(where, sort=BY_TIME, limit=limit, skip=skip)),
         limit,
     )
-    if taken:  # another may have put one off meanwhile
+    if taken:  # another consumer may have delayed one meanwhile
         ids = [document["_id"] for document in taken]
         dues = {each["_id"]: each["due"] for each in found.message.find({"_id": {"$in": ids}}, {"due": 1})}
         for document in taken:
@@ -62,14 +62,14 @@ def take_early(found: Collections, generation: int, queue: str, limit: int, unti
 
 
 def next_due(found: Collections, queues: Sequence[str]) -> float | None:
-    """When the first delayed message falls due; None when there is none."""
+    """Return when the first delayed message is due; None when there is none."""
     where = {"q": {"$in": list(queues)}, "s": DELAYED}
     first = found.message.find_one(where, {"due": 1}, sort=BY_TIME)
     return None if first is None else float(first["due"])
 
 
 def promote_due(found: Collections, queues: Sequence[str], now: float) -> float | None:
-    """Make ready what is due *now*; return when the next is."""
+    """Make messages ready that are due *now*; return when the next is due."""
     due = next_due(found, queues)
     if due is None or due > now:
         return due
@@ -78,7 +78,7 @@ def promote_due(found: Collections, queues: Sequence[str], now: float) -> float 
 
 
 def promote(found: Collections, queues: Sequence[str], now: float) -> None:
-    """Make ready what is due *now*."""
+    """Make messages ready that are due *now*."""
     where = {"q": {"$in": list(queues)}, "s": DELAYED, "due": {"$lte": now}}
     found.message.update_many(where, {"$set": {"s": READY}})
 
@@ -90,7 +90,7 @@ def _take(
     look: Callable[[int], list[Document]],
     limit: int,
 ) -> list[Document]:
-    """look: reads up to *limit* messages in *state*, after so many that it skips."""
+    """look: reads up to *limit* messages in *state*, skipping so many."""
     skip = 0
     for _ in range(TRIES):
         documents = look(skip)
@@ -113,7 +113,7 @@ def _take(
 
 
 def _as_read(documents: Sequence[Document]) -> list[Document]:
-    """What matches *documents* while nobody has put one back since; there are seldom more than one or two."""
+    """Return a filter for unchanged *documents*; it rarely contains more than one or two."""
     tags: dict[tuple[Any, ...], list[Any]] = {}
     for each in documents:
         tags.setdefault((each["n"], each["r"], each["p"]), []).append(each["_id"])
@@ -123,7 +123,7 @@ def _as_read(documents: Sequence[Document]) -> list[Document]:
 def _look_with_next_due(
     found: Collections, queue: str, limit: int, skip: int, queues: Sequence[str]
 ) -> tuple[list[Document], float | None]:
-    """Messages of *queue* that are ready, the most urgent first, and next_due(), by one call."""
+    """Return ready messages of *queue*, the most urgent first, and next_due(), with one call."""
     first_due = [
         {"$match": {"q": {"$in": list(queues)}, "s": DELAYED}},
         {"$sort": dict(BY_TIME)},
@@ -140,12 +140,12 @@ def _look_with_next_due(
     documents = _read(found.message.aggregate([*first_due, union]))
     dues = [float(each["due"]) for each in documents if "body" not in each]
     ready = [each for each in documents if "body" in each]
-    ready.sort(key=lambda each: (each["u"], each["_id"]))  # the order of a union is not promised
+    ready.sort(key=lambda each: (each["u"], each["_id"]))  # the order of a union is not guaranteed
     return ready, min(dues, default=None)
 
 
 def _read(cursor: Any) -> list[Document]:
-    """What *cursor* gives, until it is enough for one lease."""
+    """Return the documents of *cursor*, up to the size of one lease."""
     documents: list[Document] = []
     size = 0
     with cursor:

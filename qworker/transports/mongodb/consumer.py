@@ -1,11 +1,11 @@
-"""The consumer of the MongoDB broker: who has which message on lease, and the end of each.
+"""The consumer of the MongoDB broker: leasing and settling messages.
 
 Comes from:  the Listener.
 Goes to:     the collections of ``layout.py``.
-Thread:      listener only, but for wake() and published().
+Thread:      listener only, except wake() and published().
 
-A claim is not one step with the look at our own record. So the record is read after it: who was taken for
-dead before that gives back what it has taken, and says LeaseLost.
+A claim does not check our own record in the same step. So the record is read afterwards: a consumer that was
+considered dead before gives back what it has taken, and raises LeaseLost.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from qworker.transports.mongodb.settle import settle
 from qworker.transports.mongodb.watch import NEWS, Looking, changes
 
 COPY_SECONDS = 0.1
-"""How often at most the running file is copied to our record."""
+"""Minimum interval of copying the running file to our record."""
 ORPHANS_SECONDS = 10.0
-"""How often to look for what is held under generations that nobody has."""
+"""Interval of searching for messages of generations that do not exist."""
 
 T = TypeVar("T")
 
 
 class MongoConsumer(LeaseConsumer):
-    """uptime: the clock of the leases, None: the server's."""
+    """uptime: the clock for leases, None: the server's."""
 
     def __init__(
         self, server: Server, clock: Clock, lease_seconds: float, uptime: Callable[[], float] | None
@@ -49,26 +49,26 @@ class MongoConsumer(LeaseConsumer):
     def _start_over(self) -> None:
         super()._start_over()
         self._queues: tuple[str, ...] = ()
-        """Those that the last claim looked into; before the first, those of our record."""
+        """The queues of the last claim; before the first, those of our record."""
         self._told_of: frozenset[str] = frozenset()
-        """Those that a change stream tells of: of our record, and all that were claimed of since."""
+        """The queues announced by a change stream: those of our record, and all claimed since."""
         self._forget_lease()
 
     def _forget_lease(self) -> None:
         self._held: set[int] = set()
         self._doubtful: set[int] = set()
-        """Tags of settlements that may have been carried out, though no answer came."""
+        """Tags of settlements that may have been carried out, without an answer."""
         self._unsure = False
         """A claim may have taken more than we know of."""
         self._drained = True
-        """The last claim left nothing behind that was ready."""
+        """The last claim left no ready messages."""
         self._next_due: float | None = None
-        """When the first of the delayed messages that the last claim left behind falls due."""
+        """When the first delayed message left by the last claim is due."""
         self._heard = Heard()
         self._revoked = -1
-        """The last number of a revocation that a look has seen; -1: none has looked."""
+        """The last number of a revocation seen; -1: none was read."""
         self._newest = 0
-        """The tag of the newest message that a look has seen."""
+        """The tag of the newest message seen."""
         self._copy_at = self._orphans_at = 0.0
 
     def _abandon_connections(self) -> None:
@@ -78,14 +78,14 @@ class MongoConsumer(LeaseConsumer):
         self._looking.close()
 
     def _run(self, work: Callable[[Collections], T]) -> T:
-        """What *work* makes of the collections, for who is registered."""
+        """Return *work* applied to the collections, while registered."""
         self._require()
         return self._server.run(work)
 
     # -- the record in the server --
 
     def _standing(self) -> tuple[Document, Document]:
-        """What an update of our record sets, so that the lease stands from now on; and its clock."""
+        """Return the fields that renew the lease in our record, and the clock."""
         if self._leases_on is None:
             return {}, {"$currentDate": {"renewed": True}}
         return {"until": self._leases_on() + self._lease_seconds}, {}
@@ -123,7 +123,7 @@ class MongoConsumer(LeaseConsumer):
         self._copy_running()
 
     def _copy_running(self) -> None:
-        """Copy the running file to our record, where it can be read if this whole machine is gone."""
+        """Copy the running file to our record, where it can be read if this machine is gone."""
 
         def write(tags: set[int]) -> None:
             change = {"$set": {"tags": sorted(tags)}}
@@ -138,7 +138,7 @@ class MongoConsumer(LeaseConsumer):
         self._server.run(self._remove)
 
     def _remove(self, found: Collections) -> None:
-        """Hold nothing any more, under the generation that was; not counted."""
+        """Release everything held under the old generation; uncounted."""
         found.message.update_many({"owner": self._generation}, ready())
         if CRASHING:
             crash_point("deregistering")
@@ -163,7 +163,7 @@ class MongoConsumer(LeaseConsumer):
             self._unsure = True
             if not taken:
                 raise
-            next_due, last = self._clock.now(), None  # the next claim will see, or say the same
+            next_due, last = self._clock.now(), None  # the next claim will find it, or raise the same
         if CRASHING and taken:
             crash_point("claiming")
         messages = [leased(document) for document in taken]
@@ -171,7 +171,7 @@ class MongoConsumer(LeaseConsumer):
         return Claim(messages, next_due, last)
 
     def _ask_for(self, queues: tuple[str, ...]) -> None:
-        """Wait for news of *queues* from now on, whatever we have registered for."""
+        """Watch *queues* from now on, in addition to the registered ones."""
         if queues == self._queues:
             return
         self._queues = queues
@@ -219,7 +219,7 @@ class MongoConsumer(LeaseConsumer):
         return next_due, int(records.get(RECORD_OF_ALL, {}).get(FIELD, 0))
 
     def _return_unknown(self, found: Collections) -> None:
-        """Give back what claims took of which no answer came."""
+        """Give back what claims without an answer took."""
         ours = {each["_id"] for each in found.message.find({"owner": self._generation}, {"_id": 1})}
         unknown = list(ours - self._held - self._doubtful)
         if unknown:
@@ -285,7 +285,7 @@ class MongoConsumer(LeaseConsumer):
             if left <= 0:
                 return False
             words = self._looking.rest(left)
-            if words.replace(NEWS, b""):  # wake(); what else was told, the next wait() will look for
+            if words.replace(NEWS, b""):  # wake(); other news is found by the next wait()
                 self._looking.found()
                 return False
 
@@ -298,8 +298,8 @@ class MongoConsumer(LeaseConsumer):
             raise
 
     def _is_new(self, found: Collections) -> bool:
-        """Whether there is something new: a revocation; a message, or one that falls due earlier than all
-        before, for who has taken all that there was; one that is newer than all before, for who has not."""
+        """Whether there is something new: a revocation; a message, or one due earlier than all before, if the
+        queues were drained; a message newer than all before, if not."""
         revoked, told = last_number(found), self._revoked
         self._revoked = revoked
         if self._drained:
@@ -322,7 +322,7 @@ class MongoConsumer(LeaseConsumer):
         return 0 if newest is None else int(newest["_id"])
 
     def published(self) -> None:
-        """This process has published something. Any thread."""
+        """This process has published a message. Any thread."""
         self._looking.published()
 
     def wake(self) -> None:

@@ -1,17 +1,17 @@
-"""The collections of the MongoDB broker, and how a message is a document.
+"""The collections and documents of the MongoDB broker.
 
 Comes from:  the modules of this package.
 Goes to:     the database.
-Thread:      any; constants and pure functions, but for new_tags(), which takes a lock.
+Thread:      any; constants and pure functions, except new_tags(), which takes a lock.
 
-Fields of a message: ``q`` queue, ``u`` urgency (the priority, negated: the most urgent come first in a plain
-index), ``s`` state, ``due``, ``owner`` (a generation; only of what is on lease), ``n`` deliveries, ``r``
+Fields of a message: ``q`` queue, ``u`` urgency (the negated priority, so that the most urgent come first in a
+plain index), ``s`` state, ``due``, ``owner`` (a generation; only on lease), ``n`` deliveries, ``r``
 redelivered, ``p`` how often it was put back, ``sent``, ``headers``, ``properties``, ``body``, and ``batch``
-while it arrives. Names that are stored stay as they are: workers of several versions share them.
+while it arrives. Stored names never change, because workers of several versions share them.
 
-A tag is the microsecond of its publisher's clock, and twelve bits of chance besides: to number messages by a
-counter would cost each publisher another journey, and have all of them wait for one document. So the oldest
-come first as far as the clocks of publishers agree.
+A tag is the microsecond of its publisher's clock, followed by twelve random bits: a counter would cost each
+publisher another round trip, and make all of them wait for one document. So the oldest come first if the
+clocks of publishers agree.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from typing import Any, NamedTuple
 from qworker.transports.lease import Leased
 
 READY, DELAYED, LEASED, ARRIVING = 0, 1, 2, 3
-"""States of a message. ARRIVING: of a push of several, which becomes visible when its batch is there."""
+"""States of a message. ARRIVING: part of a push of several, which becomes visible when its batch exists."""
 RECORD_OF_ALL = 0
-"""In the collection of owners, the document that is nobody's: the numbers that were given last."""
+"""The document in the collection of owners without an owner: it has the last numbers used."""
 DATABASE = "celery"
-"""Where a URL names none; the default of Celery's result store, so that both are one place."""
+"""The default database of a URL, the same as for Celery's result store, so that both are in one place."""
 
 Document = dict[str, Any]
 
 
 class Names(NamedTuple):
-    """What the collections are called."""
+    """The names of the collections."""
 
     message: str = "qworker_message"
     batch: str = "qworker_batch"
@@ -63,15 +63,15 @@ INDEXES: Mapping[str, Sequence[tuple[Sequence[tuple[str, int]], Mapping[str, Any
     "revoked": (((("expires", 1),), {}),),
     "result": (((("expires", 1),), {"sparse": True}),),
 }
-"""By collection: keys and options of each. A message is in the index of those that wait as it does, and in no
-other: to be taken, it leaves one and enters that of owners."""
+"""By collection: keys and options of each index. A message is only in the index of its own
+state: taking it moves it from one index to that of owners."""
 
 _lock = threading.Lock()
 _last = 0
 
 
 def new_tags(count: int) -> list[int]:
-    """Tags that no message has, each later than those before."""
+    """Return unused tags, each later than the previous ones."""
     global _last
     with _lock:
         first = max(time.time_ns() // 1000, _last + 1)
@@ -90,9 +90,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def leased(found: Mapping[str, Any]) -> Leased:
-    """The message that a document is."""
+    """Return the message of a document."""
     return Leased(
-        int(found["_id"]),  # it comes as an Int64, which marshal does not know
+        int(found["_id"]),  # it is an Int64, which marshal does not support
         found["q"],
         -found["u"],
         found["due"],
@@ -106,5 +106,5 @@ def leased(found: Mapping[str, Any]) -> Leased:
 
 
 def ready(**besides: Any) -> Document:
-    """The update that puts a message back to its queue."""
+    """Return the update that puts a message back to its queue."""
     return {"$set": {"s": READY, **besides}, "$unset": {"owner": ""}}

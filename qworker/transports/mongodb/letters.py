@@ -5,8 +5,8 @@ Goes to:     the collections ``qworker_dead`` and ``qworker_failed``; those of m
              is sent again.
 Thread:      any.
 
-A document has the fields of its message, and ``reason``, ``died_at`` and ``n`` (deliveries) besides. It keeps
-the tag of the message, so that who is cut short while he moves it may do so again.
+A document has the fields of its message, plus ``reason``, ``died_at`` and ``n`` (deliveries). It keeps the
+tag of the message, so that an interrupted move can be repeated.
 
 To be sent again is one transaction where the server has them. On a single server the message comes first,
 under the tag that it had, and what was kept goes last.
@@ -31,7 +31,7 @@ R = TypeVar("R")
 CHANGED_AT_ONCE = 500
 NEWEST_FIRST = [("died_at", -1), ("_id", -1)]
 KEPT = ("q", "u", "headers", "properties", "body")
-"""The fields of a message that a letter has."""
+"""The fields of a message that a letter keeps."""
 
 
 class MongoLetters(Letters):
@@ -117,14 +117,14 @@ def _dead(row: Document) -> Dead:
 
 
 def _portions(kept: Any, tags: Sequence[int] | None) -> list[list[int]]:
-    """*tags* (None: all), so many at a time as one step is about."""
+    """Yield *tags* (None: all) in portions."""
     if tags is None:
         tags = [each["_id"] for each in kept.find({}, {"_id": 1}, sort=[("_id", 1)])]
     return [list(tags[start : start + CHANGED_AT_ONCE]) for start in range(0, len(tags), CHANGED_AT_ONCE)]
 
 
 def _as_message(letter: Document, now: float) -> Document:
-    """The message that *letter* is when it goes back to its queue, with a clean count."""
+    """Return *letter* as a message that goes back to its queue, with reset counts."""
     message = {name: letter[name] for name in ("_id", *KEPT)}
     return {**message, "s": READY, "due": None, "n": 0, "r": True, "p": 0, "sent": now}
 

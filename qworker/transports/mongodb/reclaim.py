@@ -1,13 +1,13 @@
-"""Who is dead, and what becomes of what it held; and what is deleted for its age.
+"""Reclaiming messages of dead consumers, and deleting old data.
 
 Comes from:  ``consumer.py``, about once a second.
 Goes to:     the collections of owners and messages.
 Thread:      the listener's.
 
-On one machine the lock of a dead consumer tells at once (``process/owner_files.py``); elsewhere its lease
-must run out, on the clock of the server. Who finds one dead writes its own generation into the record of the
-dead one, puts back what that held, and deletes the record last: if it dies in between, another goes on. An
-update that counts a delivery is the one that puts the message back, so each is counted once.
+On one machine the lock of a dead consumer shows its death at once (``process/owner_files.py``); elsewhere its
+lease must expire, on the server's clock. A consumer that finds a dead one writes its own generation into the
+dead one's record, puts back the messages, and deletes the record last: if it dies in between, another one
+continues. The update that counts a delivery also puts the message back, so each is counted once.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from qworker.transports.mongodb.sender import complete
 from qworker.transports.mongodb.server import Collections, clock_of, epoch_of
 
 PORTION = 1000
-"""Documents that are deleted at once."""
+"""Documents deleted at once."""
 SILENT_SECONDS = 3600.0
-"""After so long without a word, the record of a consumer that holds nothing goes as well; and what arrived
-with a batch that never came."""
+"""After so long, the record of a silent consumer without messages is deleted; and so are messages of a batch
+that never came."""
 
 
 def silent_for(owner: Document, server_now: float, lease_now: float | None) -> float:
-    """For how many seconds the lease of *owner* has run out; negative while it stands."""
+    """Return for how many seconds the lease of *owner* has been expired; negative while it holds."""
     if "until" in owner:
         return -1.0 if lease_now is None else lease_now - float(owner["until"])
     return server_now - epoch_of(owner["renewed"]) - float(owner["lease"])
@@ -40,7 +40,7 @@ def silent_for(owner: Document, server_now: float, lease_now: float | None) -> f
 def reclaim(
     found: Collections, generation: int, lease_now: float | None, silent_too: bool
 ) -> list[Reclaimed]:
-    """Put back what dead consumers other than that of *generation* held. lease_now: on the clock of the
+    """Put back the messages of dead consumers other than that of *generation*. lease_now: on the clock of
     leases, None: the server's. silent_too: as in ``Consumer.reclaim()``."""
     for batch in list(found.batch.find({}, {"_id": 1})):
         complete(found, batch["_id"], {READY, DELAYED})
@@ -69,12 +69,12 @@ def reclaim(
 
 
 def _is_for_us(found: Collections, owner: Document, generation: int, ids: set[Any], dead: bool) -> bool:
-    """Whether we are the one who sees to the end of *owner*; from then on it can neither renew nor keep what
-    it takes."""
+    """Tell whether we reclaim the messages of *owner*; from then on it can neither renew nor keep new
+    messages."""
     which: Document = {"_id": owner["_id"], "ended": owner.get("ended")}
     if owner.get("ended") in ids - {generation}:
-        return False  # another one is about it, and lives
-    if not dead:  # it may have spoken since we looked
+        return False  # another live consumer is doing it
+    if not dead:  # it may have renewed since we read it
         which |= {name: owner[name] for name in ("until", "renewed") if name in owner}
     return bool(found.owner.update_one(which, {"$set": {"ended": generation}}).matched_count)
 
@@ -94,8 +94,8 @@ def _put_back(found: Collections, owner: Document) -> Reclaimed:
 
 
 def return_orphaned(found: Collections) -> int:
-    """Put back what is held under generations that nobody has: whoever was taken for dead while it claimed,
-    and died before it could see that."""
+    """Put back messages of generations that do not exist: a consumer was considered dead while it claimed,
+    and died before it could notice."""
     held = set(found.message.distinct("owner", {"owner": {"$exists": True}}))
     if not held:
         return 0
@@ -130,7 +130,7 @@ def sweep_letters(collection: Any, died_before: float, most: int) -> int:
 
 
 def forget_silent(found: Collections) -> int:
-    """Delete records of consumers that ended elsewhere, holding nothing, and could not say so."""
+    """Delete records of consumers that ended elsewhere, without messages and without notice."""
     now = clock_of(found.database)
     silent = [
         owner["_id"]

@@ -1,11 +1,11 @@
-"""Results as documents, in the layout of Celery's MongoDB store; the broker stores them beside the ack.
+"""Results as documents, in the format of Celery's MongoDB store; the broker stores them with the ack.
 
 Comes from:  ``backends/mongodb.py``, in the child that ran the task, and where results are stored;
-             ``settle.py``, which has what was packed.
+             ``settle.py``, with packed rows.
 Goes to:     the collection ``celery_taskmeta``.
 Thread:      any.
 
-A document has Celery's fields and ``expires`` besides, the epoch second at which it may go.
+A document has Celery's fields plus ``expires``, the epoch second when it may be deleted.
 """
 
 from __future__ import annotations
@@ -27,24 +27,23 @@ from qworker.transports.mongodb.server import Collections
 _MARK = b"\x00bson"
 _DUPLICATE = 11000
 LARGEST = 16 * 1024**2 - 4096
-"""Bytes of a document, and room for what is added to it."""
+"""Maximum bytes of a document, with room for additional fields."""
 
 
 def pack(task_id: str, values: Mapping[str, Any]) -> bytes:
-    """The payload of the row of *task_id*. Raises EncodeError for what a document cannot hold."""
+    """Return the payload of the row of *task_id*. Raises EncodeError for values that a document cannot
+    hold."""
     try:
         data = bson.encode({**values, "_id": task_id})
     except (bson.errors.BSONError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise EncodeError(f"MongoDB cannot store the result: {error}") from error
     if len(data) > LARGEST:
-        raise EncodeError(
-            f"the result takes {len(data)} bytes, and a document of MongoDB's has at most 16 MB"
-        )
+        raise EncodeError(f"the result takes {len(data)} bytes, and a MongoDB document has at most 16 MB")
     return _MARK + data
 
 
 def unpack(row: ResultRow) -> Document:
-    """The document of a row. Raises EncodeError for one that no document can be."""
+    """Return the document of a row. Raises EncodeError for an invalid one."""
     task_id, status, payload, expires = row
     try:
         if payload.startswith(_MARK):
@@ -64,13 +63,13 @@ def unpack(row: ResultRow) -> Document:
     except (bson.errors.BSONError, AttributeError, ValueError, TypeError, OverflowError) as error:
         raise EncodeError(f"MongoDB cannot store the result: {error}") from error
     if size > LARGEST:
-        raise EncodeError(f"the result takes {size} bytes, and a document of MongoDB's has at most 16 MB")
+        raise EncodeError(f"the result takes {size} bytes, and a MongoDB document has at most 16 MB")
     return found
 
 
 def store(found: Collections, rows: Sequence[ResultRow], session: Any = None) -> int:
-    """Store *rows*, oldest first, none over a state that it may not replace; return how many were. In the
-    transaction of a *session* that is not counted, and 0."""
+    """Store *rows*, oldest first, without replacing final states; return how many were stored. In the
+    transaction of a *session* they are not counted, and 0 is returned."""
     last: dict[str, ResultRow] = {}
     for row in rows:
         standing = last.get(row[0])
@@ -81,13 +80,14 @@ def store(found: Collections, rows: Sequence[ResultRow], session: Any = None) ->
         return 0
     if session is None:
         return _store_guarded(found, documents)
-    # A refused document would end the transaction: so each is an update, which may leave all as it is.
+    # A refused document would abort the transaction: so each is an update that may leave everything
+    # unchanged.
     found.result.bulk_write([_unless_final(each) for each in documents], ordered=False, session=session)
     return 0
 
 
 def _unless_final(document: Document) -> UpdateOne:
-    """Put *document* in the place of what is there, unless that is in a state that it may not replace."""
+    """Return the write that replaces a document with *document*, unless its state must not be replaced."""
     status = {"$ifNull": ["$status", None]}
     is_final = {"$in": [status, _standing(document["status"])]}
     chosen = {"$cond": [is_final, "$$ROOT", {"$literal": document}]}
@@ -95,14 +95,14 @@ def _unless_final(document: Document) -> UpdateOne:
 
 
 def _store_guarded(found: Collections, documents: Sequence[Document]) -> int:
-    """Each by one write, which names the states that it may not replace: then the insert meets what is
-    there."""
+    """Store each with one write that excludes final states: then the insert conflicts with the existing
+    one."""
     orders = [
         ReplaceOne({"_id": each["_id"], "status": {"$nin": _standing(each["status"])}}, each, upsert=True)
         for each in documents
     ]
     count = len(orders)
-    for _ in range(2):  # what another inserted at the same moment may be replaced
+    for _ in range(2):  # a state inserted by another process at the same time may be replaceable
         try:
             found.result.bulk_write(orders, ordered=False)
             return count
@@ -119,7 +119,7 @@ def _standing(status: str) -> list[str]:
 
 
 def forget_failures(found: Collections, headers: Iterable[str], session: Any = None) -> None:
-    """Delete the failures of these messages: who waits for one that is retried is to see its new end."""
+    """Delete the failures of these messages, so that those who wait for a retried one see its new end."""
     ids = [task_id for text in headers if (task_id := _id(text)) is not None]
     if ids:
         found.result.delete_many({"_id": {"$in": ids}, "status": states.FAILURE}, session=session)

@@ -1,13 +1,13 @@
-"""Publishing to MongoDB, and calling tasks off.
+"""Publishing to MongoDB, and revoking tasks.
 
-Comes from:  ``publishing/publisher.py``, by ``MongoBroker.sender``.
+Comes from:  ``publishing/publisher.py``, through ``MongoBroker.sender``.
 Goes to:     the collections of messages, of batches and of revocations.
-Thread:      any; those that publish at the same time are served together by one of them.
+Thread:      any; threads that publish at the same time are served together by one of them.
 
-One message is one insert. Several come as documents that nobody sees yet, and then the document of their
-*batch* is inserted: that one write is what publishes them. Whoever publishes makes them visible after it; if
-he dies, any worker does (``reclaim.py``), and what has no batch is deleted some day. So all are published or
-none, also where a server has no transactions.
+One message is one insert. Several are inserted invisibly, followed by the document of their *batch*: this one
+write publishes them. The publisher then makes them visible; if it dies, any worker does (``reclaim.py``), and
+messages without a batch are deleted some day. So all are published or none, even if the server has no
+transactions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEAST_SECONDS = 0.05
 
 
 class MongoSender(Sender):
-    """revoke_expires: seconds for which a revocation stands. published: told after each push."""
+    """revoke_expires: seconds for which a revocation is valid. published: called after each push."""
 
     def __init__(
         self, server: Server, clock: Clock, revoke_expires: float, published: Callable[[], None]
@@ -43,7 +43,7 @@ class MongoSender(Sender):
         self._commits = GroupCommit(server, self._store, server.safe_url)
 
     def after_fork(self) -> None:
-        """In a forked child: what the parent's threads were about to publish is theirs."""
+        """In a forked child: pending messages belong to the parent's threads."""
         self._commits.forget()
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
@@ -72,7 +72,7 @@ class MongoSender(Sender):
         ]
 
     def _store(self, envelopes: Sequence[Envelope], deadline: float) -> Exception | None:
-        """Store them all by *deadline*, and return None; or the error for which none is stored."""
+        """Store all by *deadline*, and return None; or return the error if none is stored."""
         documents = self._documents(envelopes)
 
         def work(found: Collections) -> None:
@@ -90,9 +90,7 @@ class MongoSender(Sender):
             if not isinstance(error, QWorkerError):
                 return error
             ids = [document["_id"] for document in documents]
-            with suppress(
-                QWorkerError
-            ):  # then the outcome is not known, as of any write whose answer is lost
+            with suppress(QWorkerError):  # then the outcome is unknown, as after any lost answer
                 self._server.run(lambda found: withdraw(found, documents[0].get("batch"), ids))
             return error
         if CRASHING:
@@ -106,18 +104,18 @@ class MongoSender(Sender):
 
 
 def publish(found: Collections, documents: Sequence[Document]) -> None:
-    """Store *documents* by one write that makes all of them messages."""
+    """Store *documents* with one write that publishes all of them."""
     batch = os.urandom(12).hex()
     for document in documents:
         document["to"], document["s"], document["batch"] = document["s"], ARRIVING, batch
     found.message.insert_many(documents)
     found.batch.insert_one({"_id": batch})
-    with suppress(pymongo.errors.PyMongoError):  # it is published: any worker goes on with it
+    with suppress(pymongo.errors.PyMongoError):  # they are published: any worker continues
         complete(found, batch, {document["to"] for document in documents})
 
 
 def complete(found: Collections, batch: str, states: set[int]) -> None:
-    """Make visible what came with *batch* and is to be in one of *states*. May be repeated."""
+    """Make the messages of *batch* in one of *states* visible. May be repeated."""
     for state in states:
         found.message.update_many(
             {"batch": batch, "to": state}, {"$set": {"s": state}, "$unset": {"batch": "", "to": ""}}
@@ -126,7 +124,7 @@ def complete(found: Collections, batch: str, states: set[int]) -> None:
 
 
 def withdraw(found: Collections, batch: str | None, ids: Sequence[int]) -> None:
-    """Delete what was not published."""
+    """Delete unpublished messages."""
     if batch is not None:
         found.batch.delete_one({"_id": batch})
         found.message.delete_many({"batch": batch})
@@ -135,18 +133,17 @@ def withdraw(found: Collections, batch: str | None, ids: Sequence[int]) -> None:
 
 
 # -- Revocations: orders that all workers hear of, also those that start later --
-# Thread: any; functions, but for Heard, which is the listener's.
-# Numbers are given before documents are there, and so a lower one may come to be seen after a higher
-# one. Who reads looks again at those of the last seconds, and the number is raised once more when they
-# are there.
+# Thread: any; functions, except Heard, which belongs to the listener. Numbers are assigned before documents
+# are inserted, so a lower one may become visible after a higher one. Readers read those of the last seconds
+# again, and the number is raised once more when they are there.
 
 FIELD = "revoked"
 LATE = 30_000_000
-"""Numbers, which are microseconds: so much later may a revocation come to be seen."""
+"""In numbers, which are microseconds: how late a revocation may become visible."""
 
 
 def revoke(found: Collections, ids: Sequence[str], terminate: bool, signal: str, until: float) -> None:
-    """Store the revocations of *ids*, which stand until epoch second *until*."""
+    """Store the revocations of *ids*, valid until epoch second *until*."""
     if not ids:
         return
     first = found.number(FIELD, len(ids))
@@ -160,19 +157,19 @@ def revoke(found: Collections, ids: Sequence[str], terminate: bool, signal: str,
 
 
 def last_number(found: Collections) -> int:
-    """The last number that was given; 0 when none was."""
+    """Return the last number assigned; 0 when there was none."""
     record = found.owner.find_one({"_id": RECORD_OF_ALL}, {FIELD: 1})
     return int((record or {}).get(FIELD, 0))
 
 
 class Heard:
-    """Which of the late ones a consumer has heard of."""
+    """The late revocations that a consumer has seen."""
 
     def __init__(self) -> None:
         self._numbers: set[int] = set()
 
     def since(self, found: Collections, cursor: int, now: float) -> tuple[int, list[Revocation]]:
-        """A new cursor, and what stands *now* and was not told by *cursor*."""
+        """Return a new cursor, and the revocations valid *now* that were not returned up to *cursor*."""
         last = last_number(found)
         after = cursor - LATE if cursor else 0
         rows = list(found.revoked.find({"_id": {"$gt": after}, "expires": {"$gt": now}}, sort=[("_id", 1)]))

@@ -1,9 +1,8 @@
-"""A MongoDB server, or a replica set of them: the client, and what its errors mean to us.
+"""A MongoDB server, or a replica set: the client, and the conversion of its errors.
 
 Comes from:  ``broker_url``; ``result_backend``, for ``backends/mongodb.py``.
-Goes to:     PyMongo, which finds the primary, keeps a pool of connections and tries again once what a
-             failover has cut short.
-Thread:      any; the client is made at its first use, and a forked child makes its own.
+Goes to:     PyMongo, which finds the primary, has a pool of connections and retries once after a failover.
+Thread:      any; the client is created on first use, and a forked child creates its own.
 
 Writes are acknowledged by the majority of the members, from their journals, unless the URL says otherwise.
 """
@@ -32,19 +31,19 @@ bson_errors: Any = import_module("bson.errors")
 T = TypeVar("T")
 
 SOCKET_SECONDS = 20.0
-"""For how long a server may say nothing to what it was asked."""
+"""How long a server may take to answer."""
 _REFUSED = {18, 8000}
-"""Codes of errors that say who we are is not believed, or (13) that we may not do this."""
+"""Codes of authentication errors, or (13) of missing permissions."""
 _FORBIDDEN = 13
 _abandoned: list[Any] = []
-"""Clients of a parent: to let go of one would speak to its servers."""
+"""Clients of a parent: closing one would contact its servers."""
 
 
 class Server:
     """The database that *url* names, with its collections.
 
-    setting: which has the URL, for errors. options: PyMongo's, which the URL goes before. database: its name,
-    None: that of the URL. Raises ConfigurationError for a parameter of the URL that there is none of."""
+    setting: the one with the URL, for errors. options: PyMongo's, overridden by the URL. database: its name,
+    None: that of the URL. Raises ConfigurationError for an unknown parameter of the URL."""
 
     def __init__(
         self,
@@ -67,11 +66,11 @@ class Server:
         self._database: Any = None
         self._reached = False
         self._replicated = False
-        try:  # of a name that it does not know PyMongo's client only warns
+        try:  # PyMongo's client only warns about an unknown name
             if query := url.partition("?")[2]:
                 uri_parser.split_options(query)
         except (errors.PyMongoError, ValueError, TypeError) as error:
-            text = f"the parameters of {self.safe_url} are not all of MongoDB's: {mask_urls(str(error))}"
+            text = f"not all parameters of {self.safe_url} are MongoDB's: {mask_urls(str(error))}"
             raise self._wrong(f"{setting}: {text}") from None
 
     # -- the connection --
@@ -94,12 +93,12 @@ class Server:
         return {name: value for name, value in ours.items() if not aliases.get(name, {name.lower()}) & stated}
 
     def _open(self) -> Any:
-        """The database, with its indexes in place."""
+        """Return the database, with its indexes created."""
         if self._database is None:
             if self._client is None:
                 try:
                     self._client = pymongo.MongoClient(self.url, **self._settings())
-                except (ValueError, TypeError) as error:  # which it raises for ports, and for options
+                except (ValueError, TypeError) as error:  # raised for ports, and for options
                     raise errors.ConfigurationError(str(error)) from error
             usual = self._client.get_default_database(DATABASE)
             database = self._client[self._name] if self._name else usual
@@ -113,9 +112,10 @@ class Server:
         return self._database
 
     def run(self, work: Callable[[Collections], T]) -> T:
-        """What *work* makes of the collections; it is carried out where no signal interrupts it.
+        """Return *work* applied to the collections, where signals do not interrupt it.
 
-        Raises BrokerUnavailable when the server does not answer, or refuses; then any of it may be done."""
+        Raises BrokerUnavailable when the server does not answer, or refuses; then the work may be partly
+        done."""
         return apart(lambda: self._try(work))
 
     def _try(self, work: Callable[[Collections], T]) -> T:
@@ -125,21 +125,21 @@ class Server:
             let_pass(error)
             meaning = self.meaning(error)
             if not isinstance(meaning, EncodeError):
-                self._database = None  # what answers next may be of another kind, or know of no indexes
+                self._database = None  # the next server may be of another kind, or have no indexes
             raise meaning from error
 
     def now(self) -> float:
-        """Epoch seconds on the server's clock."""
+        """Return epoch seconds on the server's clock."""
         return self.run(lambda found: clock_of(found.database))
 
     def close(self) -> None:
-        """Let go of the connections; the next use opens others. Safe to call twice."""
+        """Close the connections; the next use opens others. Safe to call twice."""
         client, self._client, self._database = self._client, None, None
         if client is not None:
             apart(client.close)
 
     def abandon(self) -> None:
-        """In a forked child: the connections are the parent's."""
+        """In a forked child: the connections belong to the parent."""
         if self._client is not None:
             _abandoned.append(self._client)
         self._client = self._database = None
@@ -148,7 +148,7 @@ class Server:
     # -- errors --
 
     def meaning(self, error: Exception) -> QWorkerError:
-        """Our error for one of the driver's, without its secrets."""
+        """Return our error for one of the driver's, without secrets."""
         text = f"{self.safe_url}: {_text(error)}"
         if isinstance(error, (errors.DocumentTooLarge, OverflowError, UnicodeError, bson_errors.BSONError)):
             return EncodeError(f"MongoDB cannot store it: {_text(error)}")
@@ -157,7 +157,7 @@ class Server:
         code = getattr(error, "code", None)
         if code in _REFUSED or "authentication failed" in str(error).lower():
             return self._wrong(
-                f"{text}: the user name, the password or authSource is wrong: they stand in the URL, as in "
+                f"{text}: the user name, the password or authSource is wrong: they are in the URL, as in "
                 "mongodb://USER:PASSWORD@HOST/DATABASE?authSource=admin, with %40 for @ and so on"
             )
         if code == _FORBIDDEN:
@@ -165,15 +165,15 @@ class Server:
         return BrokerUnavailable(f"{self.safe_url}: {explained(_text(error))}")
 
     def _wrong(self, text: str) -> QWorkerError:
-        """What is wrong with a configuration that was right before: the server's side may be mended."""
+        """Return the error for a configuration that worked before: the server may be repaired."""
         if self._reached:
             return BrokerUnavailable(text)
         return ConfigurationError(text, setting=self.setting)
 
 
 class Collections:
-    """The collections, for one piece of work. replicated: the server is a replica set or a sharded cluster,
-    and so has transactions and change streams."""
+    """The collections, for one operation. replicated: the server is a replica set or a sharded cluster, and
+    so has transactions and change streams."""
 
     def __init__(self, database: Any, names: Names, client: Any, replicated: bool) -> None:
         self.database = database
@@ -190,8 +190,8 @@ class Collections:
         self.replicated = replicated
 
     def atomically(self, work: Callable[[Any], T]) -> T:
-        """What *work* makes of a session (None: there is none), in one transaction where the server has them;
-        it is called again when another one was in its way."""
+        """Return *work* applied to a session (None: there is none), in one transaction if the server supports
+        it; it is called again after a conflict."""
         if not self.replicated:
             return work(None)
         with self._client.start_session() as session:
@@ -199,8 +199,8 @@ class Collections:
             return found
 
     def number(self, field: str, count: int = 1) -> int:
-        """The first of *count* numbers that nobody was given before; see ``lease.py``. They are microseconds
-        of the server's clock, or one more than the last where that is more."""
+        """Return the first of *count* unused numbers; see ``lease.py``. They are microseconds of the server's
+        clock, or one more than the last if that is more."""
         which = {"_id": RECORD_OF_ALL}
         microseconds = int(clock_of(self.database) * 1_000_000)
         self.owner.update_one(which, {"$max": {field: microseconds}}, upsert=True)
@@ -212,13 +212,13 @@ class Collections:
 
 
 def clock_of(database: Any) -> float:
-    """Epoch seconds on the server's clock."""
+    """Return epoch seconds on the server's clock."""
     moment = database.client.admin.command("hello").get("localTime")
     return time.time() if moment is None else epoch_of(moment)
 
 
 def storable_value(value: Any) -> bool:
-    """Whether a field of a document can be *value*."""
+    """Tell whether *value* can be a field of a document."""
     try:
         bson.encode({"value": value})
     except (bson_errors.BSONError, ValueError, TypeError, OverflowError, RecursionError):
@@ -227,12 +227,12 @@ def storable_value(value: Any) -> bool:
 
 
 def epoch_of(moment: datetime) -> float:
-    """Epoch seconds of a time as MongoDB gives it, which is UTC."""
+    """Return the epoch seconds of a MongoDB time, which is UTC."""
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _text(error: Exception) -> str:
-    """What the driver said, on one line, without passwords, the description of its topology and the whole
+    """Return the driver's text on one line, without passwords, the description of its topology and the whole
     answer."""
     text = " ".join(str(error).split())
     for appendix in (", Topology Description", ", full error"):

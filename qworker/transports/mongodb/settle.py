@@ -1,12 +1,12 @@
-"""How messages end: they are deleted, go back to their queue, or among the dead letters or failed tasks.
+"""Settling messages: they are deleted, go back to their queue, or to the dead letters or failed tasks.
 
 Comes from:  ``consumer.py``.
 Goes to:     the collections of messages, dead letters, failed tasks and results.
 Thread:      the listener's.
 
-All of it is one transaction where the server has them, which is a replica set or more. On a single server the
-writes have an order: results first, then letters, and what forgets a message last. Who is cut short
-there has stored what another will store again.
+This is one transaction if the server supports it, as a replica set does. On a single server the writes have
+an order: results first, then letters, and the deletion of a message last. After an interruption another
+consumer stores the same again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from qworker.transports.mongodb.server import Collections
 
 
 def forget(found: Collections, generation: int, tags: Collection[int]) -> set[int]:
-    """Acknowledge *tags*, which have no results; return those that *generation* does not hold."""
+    """Acknowledge *tags* without results; return those that *generation* does not hold."""
     if not tags:
         return set()
     ids = list(tags)
@@ -36,15 +36,14 @@ def forget(found: Collections, generation: int, tags: Collection[int]) -> set[in
     if count == len(ids):
         return set()
     others = {int(each["_id"]) for each in found.message.find({"_id": {"$in": ids}}, {"_id": 1})}
-    # Of those that nobody has any more, some had ended before, and nothing says which.
+    # Of those that nobody holds any more, some had ended before, and it is unknown which.
     return others if count + len(others) == len(ids) else set(ids)
 
 
 def settle(
     found: Collections, generation: int, held: Collection[int], settlements: Sequence[Settlement], now: float
 ) -> set[int]:
-    """Carry out *settlements*; return the tags that *generation* does not hold, as far as *held* says that it
-    may."""
+    """Carry out *settlements*; return the tags that *generation* does not hold, among those in *held*."""
     lost: set[int] = set()
     orders: dict[int, Ack | Release | DeadLetter] = {}
     stores: list[Store] = []
@@ -69,14 +68,15 @@ def settle(
 
 
 class _NotAllOurs(Exception):
-    """Others have some of what was to be acknowledged, and nothing says which: the transaction is undone."""
+    """Others hold some of the acknowledged messages, and it is unknown which: the transaction is rolled
+    back."""
 
 
 def _acknowledge(
     found: Collections, generation: int, tags: Sequence[int], rows: Sequence[ResultRow], session: Any
 ) -> None:
-    """Acknowledge *tags*, and store *rows*, if *generation* holds all of them: that is found out by deleting
-    them, and not by a look before."""
+    """Acknowledge *tags*, and store *rows*, if *generation* holds all of them; this is determined by
+    deleting, not by reading before."""
     if CRASHING:
         crash_point("acking")
     which = {"_id": {"$in": list(tags)}, "owner": generation}

@@ -1,12 +1,12 @@
-"""Watch: a thread that waits for one change in the database, by a change stream, while a consumer is idle.
+"""Watch: a thread that waits for a change in the database with a change stream, while a consumer is idle.
 
-Comes from:  ``watch.py``, when looks have found nothing for a while.
-Goes to:     the server, if it is a replica set or a sharded cluster; ``ring`` of whoever waits.
-Thread:      one of its own, but for begin() and close(), which are the listener's.
+Comes from:  the consumer, when polling has found nothing for a while.
+Goes to:     the server, if it is a replica set or a sharded cluster; ``ring`` of the waiting consumer.
+Thread:      its own, except begin() and close(), which are the listener's.
 
-The stream is open no longer than until the first change: who has enough to do need not hear of more. Whatever
-ends it rings as well, and so does its beginning: whoever looks after that has missed nothing. A server that
-refuses streams is asked again now and then, as it may be another one by then.
+The stream is only open until the first change: a busy consumer needs no more. Its start and its end also
+ring: a consumer that polls after that has missed nothing. A server that refuses streams is tried again from
+time to time, because it may be another one by then.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from qworker.process.wakeup import WakeupPipe
 from qworker.transports.mongodb.layout import DELAYED, READY, RECORD_OF_ALL, Document, Names
 
 AWAIT_SECONDS = 5.0
-"""For how long the server keeps one question for changes; so long the thread may outlive close()."""
+"""How long the server keeps a query for changes open; the thread may outlive close() by as much."""
 AGAIN_SECONDS = 15.0
-"""After a stream that broke or was refused, how long to do without."""
+"""Pause after a stream that broke or was refused."""
 
 _log = logging.getLogger(__name__)
 
 
 def changes(names: Names, queues: Sequence[str], revoked: str) -> list[Document]:
-    """The stages that let through what a consumer of *queues* is to hear of: a message that comes, or comes
-    back, and a revocation. revoked: the field of the record of all that has its number."""
+    """Return the stages that select the changes for a consumer of *queues*: messages that arrive, or come
+    back, and revocations. revoked: the field of the common record with their number."""
     waiting = {"$in": [READY, DELAYED]}
     messages = {"ns.coll": names.message}
     record = {"ns.coll": names.owner, "documentKey._id": RECORD_OF_ALL}
@@ -55,11 +55,11 @@ class Watch:
         self._not_before = 0.0  # of the thread, as the next
         self._warned = False
         self.stands = False
-        """Whether what happens now will ring. Written by the thread."""
+        """Whether changes ring from now on. Written by the thread."""
 
     def begin(self, database: Any, stages: Sequence[Document]) -> None:
-        """Ring at the first change in *database* that *stages* let through, unless that is under way, or has
-        failed a moment ago."""
+        """Ring at the first change in *database* selected by *stages*, unless that is active already, or has
+        failed recently."""
         if self._closed or self._asked or self._clock() < self._not_before:
             return
         if self._thread is None:
@@ -69,7 +69,7 @@ class Watch:
         self._orders.put((database, stages))
 
     def close(self) -> None:
-        """Ring no more. Does not wait for the thread."""
+        """Stop ringing. Does not wait for the thread."""
         self._closed = True
         self.stands = False
         self._orders.put(None)
@@ -87,7 +87,7 @@ class Watch:
             self._ring()
 
     def _wait(self, database: Any, stages: Sequence[Document]) -> None:
-        """Until something changes, this is closed or the stream ends."""
+        """Wait until something changes, this is closed or the stream ends."""
         with database.watch(list(stages), max_await_time_ms=int(AWAIT_SECONDS * 1000)) as stream:
             self.stands = True
             self._ring()
@@ -99,76 +99,75 @@ class Watch:
     def _warn(self, error: Exception) -> None:
         if not (self._warned or self._closed):
             self._warned = True
-            _log.info("MongoDB tells of no changes (%s): looking for them instead", type(error).__name__)
+            _log.info("MongoDB announces no changes (%s): polling instead", type(error).__name__)
 
 
 # -- Looking: when a consumer looks for something new, and how long it sleeps between two looks --
-# Thread: the listener's, but for wake(), published() and what the Watch rings.
+# Thread: the listener's, except wake(), published() and calls of the Watch.
 
 QUICKEST, SLOWEST = 0.002, 0.25
-"""Seconds between two looks."""
+"""Seconds between two polls."""
 IDLE = 0.02
-"""Who would sleep for so long between two looks has the server tell him, if it can."""
+"""When the pause between polls reaches this, the server is asked to announce changes, if it can."""
 NEWS = b"n"
 
 
 class Looking(WakeupPipe):
-    """The pause between two looks grows while nothing is found, until the server has promised to tell."""
+    """The pause between polls grows while nothing is found, until the server announces changes."""
 
     def __init__(self) -> None:
         super().__init__()
         self._pause = QUICKEST
         self._slept_out = False
-        """Nothing ended the last sleep early."""
+        """The last sleep was not ended early."""
         self._news = True
-        """Somebody has told of something since the last look. Set by any thread, and cleared before a
-        look."""
+        """There was a notification since the last poll. Set by any thread, and cleared before a poll."""
         self._watch = Watch(self.published)
 
     def open(self) -> None:
         super().open()
-        self._news = True  # of all that was there before, nobody tells
+        self._news = True  # earlier changes are not announced
 
     def close(self) -> None:
         self.tell_anew()
         super().close()
 
     def tell_anew(self) -> None:
-        """What the server is to tell of has changed: what it was asked for ends."""
+        """The set of changes to announce has changed: the current watch ends."""
         self._watch.close()
         self._watch = Watch(self.published)
         self._news = True
 
     @property
     def is_due(self) -> bool:
-        """Whether there may be something that nobody has looked for."""
+        """Whether there may be something that was not read."""
         return self._news or not self._watch.stands
 
     def begun(self) -> None:
-        """A look begins: what is told from now on, it may miss."""
+        """A poll begins: later notifications may not be covered by it."""
         self._news = False
 
     def missed(self) -> None:
-        """It came to nothing: the server did not answer."""
+        """It failed: the server did not answer."""
         self._news = True
 
     def found(self) -> None:
-        """A look has found something: more may come soon."""
+        """A poll has found something: more may come soon."""
         self._pause, self._slept_out = QUICKEST, False
 
     def watch(self, database: Any, stages: Sequence[Document]) -> None:
-        """A look has found nothing. Have the server tell, if nothing has happened for a while. What was told
-        for nothing a moment ago, as of another queue, would be so again at once."""
+        """A poll has found nothing. Start watching, if nothing has happened for a while. After a recent false
+        alarm, such as for another queue, another one would be likely."""
         if self._slept_out and self._pause >= IDLE:
             self._watch.begin(database, stages)
 
     def published(self) -> None:
-        """This process has published something, or the server tells of a change. Any thread."""
+        """This process has published a message, or the server announces a change. Any thread."""
         self._news = True
         self.wake(NEWS)
 
     def rest(self, seconds: float) -> bytes:
-        """Sleep until the next look, or so long; return what was said meanwhile."""
+        """Sleep until the next poll, or so long; return the words passed to wake()."""
         words, _ = self.sleep(seconds if self._watch.stands else min(seconds, self._pause))
         self._slept_out = not words
         self._pause = min(self._pause * 1.5, SLOWEST)

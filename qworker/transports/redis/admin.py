@@ -1,6 +1,6 @@
-"""What people and tools ask of a Redis broker.
+"""Administration of a Redis broker.
 
-Comes from:  the command line, health checks, ``app.control``, by ``Broker.admin``.
+Comes from:  the command line, health checks, ``app.control``, through ``Broker.admin``.
 Goes to:     the scripts of ``scripts.py`` and of this module.
 Thread:      any; each use borrows a connection.
 """
@@ -20,7 +20,7 @@ from qworker.transports.redis.scripts import FLUSH, PRELUDE, PURGE, QUEUES
 
 
 class RedisAdmin(Admin):
-    """uptime: the clock of the leases, None: the server's."""
+    """uptime: the clock for leases, None: the server's."""
 
     def __init__(self, database: Database, uptime: Callable[[], float] | None) -> None:
         self._database = database
@@ -58,8 +58,8 @@ class RedisAdmin(Admin):
         return count
 
     def flush_delayed(self, queue: str) -> int:
-        """Hand what waits in *queue* for its time to the plain lists, where stock consumers find it; return
-        how many messages that were."""
+        """Move the delayed messages of *queue* to the plain lists, for stock consumers; return their
+        number."""
         count = 0
         while portion := self._database.run(FLUSH, queue):
             count += portion
@@ -71,7 +71,7 @@ class RedisAdmin(Admin):
             now = server_time(link) if self._leases_on is None else self._leases_on()
         found = []
         for _, lease, record in owners:
-            with contextlib.suppress(LookupError, ValueError):  # a record that no worker of ours has written
+            with contextlib.suppress(LookupError, ValueError):  # a record that was not written by our workers
                 worker = _presence(record)
                 heard = float(lease) + float(record["lease_seconds"]) > now
                 if worker.concurrency > 0 and heard and not died(record):
@@ -92,9 +92,8 @@ def _presence(record: dict[str, str]) -> Presence:
 
 
 # -- The Lua that shows messages where they lie --
-# Thread: any; constants and pure functions.
-# Bodies stay in the server: of a message of ours the script cuts its body out, whose size is written in
-# front.
+# Thread: any; constants and pure functions. Bodies stay in the server: the script cuts them out of our
+# messages, whose first part contains their size.
 
 PEEK = Script(
     PRELUDE
@@ -141,7 +140,7 @@ return out
 
 
 def peeked(row: Sequence[bytes], queue: str, standing: Standing, scale: Scale) -> Peeked:
-    """What PEEK has returned of one message of *queue*."""
+    """Return the result of PEEK for one message of *queue*."""
     payload, sent, worker = row
     message = from_payload(payload, scale, queue)
     return Peeked(

@@ -1,10 +1,10 @@
-"""Redis and Valkey as a broker, in kombu's layout, which stock Celery producers and workers share.
+"""Redis and Valkey as a broker, in kombu's format, which stock Celery producers and workers share.
 
 Comes from:  ``broker_url`` ``redis://``, ``rediss://``, ``redis+socket://``, ``sentinel://``.
 Goes to:     ``sender.py``, ``consumer.py`` and ``admin.py``, which share one database.
 Thread:      any.
 
-A message is as durable as the server makes it (``appendonly``). It is there when push returns.
+A message is as durable as the server makes it (``appendonly``). It is stored when push returns.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _brokers = forgetful()
 
 
 class RedisBroker(Broker):
-    """The broker at *url*. Connects at the first use, not before.
+    """The broker at *url*. Connects on first use.
 
     options: as in ``broker_transport_options``; results: the options of the result store, if it is here too;
-    results_expire: for how many seconds it keeps what it has.
-    lease_seconds: how long a silent consumer is believed to live. uptime: the clock of the leases, None: the
+    results_expire: how many seconds results are kept.
+    lease_seconds: how long a silent consumer is considered alive. uptime: the clock for leases, None: the
     server's.
     """
 
@@ -73,7 +73,7 @@ class RedisBroker(Broker):
         _brokers.add(self)
 
     def _after_fork(self) -> None:
-        """In a forked child: the parent's sockets and leases are not ours."""
+        """In a forked child: sockets and leases belong to the parent."""
         self._links.abandon()
         self.consumer.after_fork()
 
@@ -85,7 +85,7 @@ class RedisBroker(Broker):
 
 
 def open_broker(url: str | None, conf: Settings) -> RedisBroker:
-    """The Redis broker at *url* with the settings *conf*; it is connected at the first use."""
+    """Return the Redis broker at *url* with the settings *conf*; it connects on first use."""
     return RedisBroker(
         url or "redis://",
         options={"socket_connect_timeout": conf.broker_connection_timeout, **conf.broker_transport_options},
@@ -103,7 +103,7 @@ NEVER = b"never"
 
 
 class RedisRegistry(Registry):
-    """database: whose links any thread may use."""
+    """database: its links may be used by any thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,11 +1,11 @@
-"""Options of redis-py's client, as a URL and transport options of ours.
+"""Options of redis-py's client, converted to a URL and our transport options.
 
-Comes from:  ``Q_CLUSTER['redis']``, the ``OPTIONS`` of a cache of django-redis; parameters of URLs, whose
-             names are the same.
+Comes from:  ``Q_CLUSTER['redis']``, the ``OPTIONS`` of a django-redis cache; parameters of URLs with the same
+             names.
 Goes to:     ``url.py``, which connects.
 Thread:      any; pure.
 
-Each name is carried over, without a meaning here (IGNORED says why), or refused: none is dropped in silence.
+Each name is converted, ignored (IGNORED says why), or refused: none is dropped silently.
 """
 
 from __future__ import annotations
@@ -28,47 +28,47 @@ _ADDRESS = ("host", "port", "unix_socket_path", "path", "db", "username", "passw
 CONNECTION = (
     "socket_timeout", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options", "client_name",
 )  # fmt: skip
-"""Names that are transport options of ours as well."""
+"""Names that are also our transport options."""
 IGNORED: dict[str, str] = {
     **dict.fromkeys(
         ("encoding", "encoding_errors", "decode_responses", "charset", "errors", "parser_class",
          "command_packer", "protocol", "legacy_responses", "socket_read_size"),
-        "it is how commands are written and replies read, which we do ourselves",
+        "it concerns the encoding of commands and replies, which qworker does itself",
     ),
     **dict.fromkeys(
         ("retry", "retry_on_timeout", "retry_on_error", "health_check_interval",
          "maint_notifications_config", "oss_cluster_maint_notifications_handler"),
-        "it is what follows when a connection breaks, which we see to ourselves",
+        "it concerns reconnecting, which qworker does itself",
     ),
     **dict.fromkeys(
         ("max_connections", "timeout", "single_connection_client", "auto_close_connection_pool",
          "event_dispatcher"),
-        "it is about a pool of redis-py's, which we have not",
+        "it concerns a pool of redis-py, which qworker does not use",
     ),
-    **dict.fromkeys(("cache", "cache_config"), "we ask for nothing twice"),
+    **dict.fromkeys(("cache", "cache_config"), "qworker does not repeat commands"),
     **dict.fromkeys(
-        ("lib_name", "lib_version", "driver_info"), "it is the library's own name, which the server lists"
+        ("lib_name", "lib_version", "driver_info"), "it is the library's own name, shown by the server"
     ),
 }  # fmt: skip
-"""Names that mean nothing to our connection, and why."""
+"""Names without a meaning for our connection, and why."""
 REFUSED: dict[str, str] = {
-    "connection_pool": "say what it connects to by host, port and so on",
-    "connection_class": "say what it connects to by host, port, ssl and so on",
-    "credential_provider": "write username and password",
-    "redis_connect_func": "what it does to the connection cannot be done to ours",
+    "connection_pool": "use host, port and so on",
+    "connection_class": "use host, port, ssl and so on",
+    "credential_provider": "use username and password",
+    "redis_connect_func": "its changes to a connection cannot be applied to ours",
     **dict.fromkeys(
         ("ssl_validate_ocsp", "ssl_validate_ocsp_stapled", "ssl_ocsp_context", "ssl_ocsp_expected_cert",
          "ssl_min_version", "ssl_include_verify_flags", "ssl_exclude_verify_flags"),
-        "OpenSSL's own configuration, which the environment's OPENSSL_CONF names, can ask for the like",
+        "OpenSSL's own configuration, named by OPENSSL_CONF in the environment, can do the same",
     ),
 }  # fmt: skip
-"""Names that mean something to a connection, and that ours cannot have; and what to do."""
+"""Names that would change a connection, but that ours does not support; and what to do."""
 _TLS = (
     "ssl_ca_certs", "ssl_ca_path", "ssl_ca_data", "ssl_certfile", "ssl_keyfile", "ssl_password",
     "ssl_cert_reqs", "ssl_check_hostname", "ssl_ciphers",
 )  # fmt: skip
 NAMES = (*_ADDRESS, *CONNECTION, *_TLS)
-"""Every name that is carried over."""
+"""Every name that is converted."""
 _NO_HOST = frozenset("/?#@[] ")
 _LAST_PORT = 65535
 
@@ -85,7 +85,7 @@ def _host(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError("must be the name or address of a server")
     if "://" in value:
-        raise ValueError("must be the name of a server and not a URL, which stands in place of all options")
+        raise ValueError("must be the name of a server and not a URL, which replaces all options")
     if ":" in value and not _is_address(value):
         raise ValueError("must be the name or address of a server; its port is the option port")
     if set(value) & _NO_HOST:
@@ -165,15 +165,15 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "socket_keepalive_options": _socket_options,
     "ssl_cert_reqs": _verification,
 }
-"""What reads the value of each name."""
+"""The conversion of each value."""
 _SECRET = ("password", "ssl_password", "ssl_ca_data")
 
 
 def checked(given: Mapping[str, Any], setting: str) -> dict[str, Any]:
-    """Return those of *given* that are carried over; None and "" are as good as left out.
+    """Return those of *given* that are converted; None and "" count as not given.
 
-    Raises ConfigurationError for a name that does not exist or cannot be carried over, and for a value of the
-    wrong type. What stands there and says nothing may stay.
+    Raises ConfigurationError for a name that is unknown or refused, and for a value of the wrong type. Names
+    without an effect are allowed.
     """
     found: dict[str, Any] = {}
     for name, value in given.items():
@@ -182,7 +182,7 @@ def checked(given: Mapping[str, Any], setting: str) -> dict[str, Any]:
                 found[name] = read(name, value, setting)
         elif name in REFUSED:
             if value:
-                raise _wrong(setting, f"{name} cannot be carried over: {REFUSED[name]}")
+                raise _wrong(setting, f"{name} is not supported: {REFUSED[name]}")
         elif name not in IGNORED:
             hint = near(str(name), (*NAMES, *IGNORED), 1)
             did_you_mean = f"did you mean {hint[0]}?" if hint else f"there are {', '.join(NAMES)}"
@@ -191,7 +191,7 @@ def checked(given: Mapping[str, Any], setting: str) -> dict[str, Any]:
 
 
 def read(name: str, value: Any, setting: str) -> Any:
-    """Return what *value* of the option *name* means; ConfigurationError for one that it cannot have."""
+    """Return the converted *value* of the option *name*; ConfigurationError for an invalid one."""
     try:
         return _READERS[name](value)
     except ValueError as error:
@@ -208,9 +208,9 @@ def split(url: str, setting: str) -> SplitResult:
 
 
 def url_of(given: Mapping[str, Any], setting: str) -> tuple[str, dict[str, Any]]:
-    """Return the URL that options of redis-py's client mean, and the transport options beside it.
+    """Return the URL and the transport options for options of redis-py's client.
 
-    Raises ConfigurationError for options that cannot be carried over.
+    Raises ConfigurationError for options that are not supported.
     """
     options = checked(given, setting)
     path = options.pop("unix_socket_path", None) or options.pop("path", None)
@@ -224,8 +224,8 @@ def url_of(given: Mapping[str, Any], setting: str) -> tuple[str, dict[str, Any]]
 
 
 def merged(url: str, given: Mapping[str, Any], setting: str) -> tuple[str, dict[str, Any]]:
-    """Return *url* with what *given*, options of redis-py's client, says of the same server, and the
-    transport options that are left. What the URL says goes before it. Raises as url_of()."""
+    """Return *url* merged with *given*, options of redis-py's client for the same server, and the remaining
+    transport options. The URL takes precedence. Raises like url_of()."""
     options = checked({name: value for name, value in given.items() if name != "virtual_host"}, setting)
     parts = split(url, setting)
     is_socket = parts.scheme in ("redis+socket", "redis+unix", "unix")
@@ -253,19 +253,19 @@ def _tls(scheme: str, options: Mapping[str, Any], is_socket: bool, setting: str)
     asked = {name: options[name] for name in _TLS if name in options}
     switch = options.get("ssl")
     if switch is False:
-        return {}  # which redis-py's client takes so as well
+        return {}  # redis-py's client also accepts this
     if is_socket and (switch or asked):
-        raise _wrong(setting, f"a socket has no TLS, which {', '.join(asked) or 'ssl'} asks for")
+        raise _wrong(setting, f"a socket has no TLS, requested by {', '.join(asked) or 'ssl'}")
     if asked and not switch and scheme not in ("rediss", "valkeys"):
         raise _wrong(
-            setting, f"{', '.join(asked)} asks for TLS, and ssl does not: write ssl: True, or take it out"
+            setting, f"{', '.join(asked)} requests TLS, and ssl does not: set ssl: True, or remove it"
         )
     named = {name: _written(value) for name, value in asked.items()}
     return {"ssl": True, **named} if switch and scheme not in ("rediss", "valkeys") else named
 
 
 def _written(value: Any) -> Any:
-    """An option of TLS as a URL has it: how a certificate is verified may be Python's own constant."""
+    """Return a TLS option as written in a URL; the verification may be one of Python's own constants."""
     if value is None:
         return "none"
     return value.name.removeprefix("CERT_").lower() if isinstance(value, VerifyMode) else value

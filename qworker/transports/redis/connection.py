@@ -1,11 +1,11 @@
-"""Connections to Redis and Valkey, on which commands are asked, and the scripts that are run there.
+"""Connections to Redis and Valkey, for commands and scripts.
 
 Comes from:  ``sender.py``, ``consumer.py``, ``subscription.py``, ``admin.py``; the result store on Redis.
-Goes to:     the server that an Endpoint leads to; hiredis packs what is sent and reads the replies.
-Thread:      a Link belongs to one thread at a time; Links lends them to any. Neither crosses a fork.
+Goes to:     the server of an Endpoint; hiredis packs commands and parses replies.
+Thread:      a Link belongs to one thread at a time; Links lends them to any. Neither is shared across a fork.
 
-Whatever goes wrong with a connection or a server comes out as BrokerUnavailable, which says what to do; the
-next use connects anew. Every connect and every read has an end.
+Any error of a connection or a server becomes BrokerUnavailable, with advice; the next use reconnects. Every
+connect and every read has a time limit.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ except ImportError as error:
     ) from error
 
 REQUIRED = "redis[hiredis]>=5.0,<9"
-"""What is installed with us: redis-py says nowhere how to reach the socket of its connections."""
+"""The requirement of our extra: redis-py does not document the socket of its connections."""
 _CODE = re.compile("[A-Z]{3,}")
 LONGEST = "proto-max-bulk-len"
 SURELY_TAKEN, USUALLY_TAKEN = 1024**2, 512 * 1024**2
-"""Bytes of one value: LONGEST cannot be set lower; and what it is where nobody may ask for it."""
+"""Maximum bytes of one value: LONGEST cannot be set lower; and its default, if it cannot be read."""
 IDLE_LINKS = 8
-"""How many connections are kept for those who publish."""
+"""How many idle connections are kept for publishers."""
 
 ADVICE = {
-    "OOM": "its memory is full (maxmemory): let workers empty the queues, or give it more",
+    "OOM": "its memory is full (maxmemory): let workers empty the queues, or increase it",
     "MISCONF": "it cannot write its snapshot to disk, and refuses writes",
     "LOADING": "it is loading its data",
-    "READONLY": "it is a replica: the address should be that of the master, or sentinel://",
+    "READONLY": "it is a replica: use the address of the master, or sentinel://",
     "MASTERDOWN": "it has lost its master",
-    "NOREPLICAS": "too few replicas are there",
-    "BUSY": "it is busy with a script",
-    "NOPERM": "the user may not do that",
+    "NOREPLICAS": "too few replicas are connected",
+    "BUSY": "it is running a script",
+    "NOPERM": "the user has no permission for it",
     "CLUSTERDOWN": "the cluster is down",
     "MOVED": "it is a cluster, which is not supported: use one master, or sentinel://",
 }
-"""What an error of the server means, by its first word."""
+"""Advice for an error of the server, by its first word."""
 ELSEWHERE = frozenset({"READONLY", "MASTERDOWN", "LOADING", "MOVED"})
-"""After these another connection may reach another server."""
+"""After these errors another connection may reach another server."""
 
 _pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 _TEXTS = frozenset({str, bytes})
@@ -65,10 +65,10 @@ _NUMBERS = frozenset({int, float})
 
 
 def pack(command: tuple[Any, ...]) -> bytes:
-    """The bytes of a command, of text, bytes and numbers. Raises TypeError for anything else.
+    """Return the bytes of a command, given as text, bytes and numbers. Raises TypeError for anything else.
 
-    Numbers become text here, since hiredis (3.5) does not look whether its repr() of one has failed: it ends
-    the process when the handler of a signal raises in there.
+    Numbers are converted to text here, because hiredis (3.5) does not check whether their repr() failed: it
+    crashes the process when a signal handler raises in it.
     """
     if _TEXTS.issuperset(map(type, command)):
         return _pack(command)
@@ -76,7 +76,7 @@ def pack(command: tuple[Any, ...]) -> bytes:
 
 
 class Link:
-    """One connection, made at the first use and again after it broke."""
+    """One connection, made on first use and again after it broke."""
 
     def __init__(self, where: Endpoint) -> None:
         self._where = where
@@ -85,13 +85,13 @@ class Link:
         self._reader: Any = None
         self._timeout = 0.0
         self._whole = True
-        """Nobody was interrupted in the midst of using it."""
+        """No use of it was interrupted."""
 
     def ask(self, data: bytes, replies: int = 1, timeout: float = SOCKET_TIMEOUT) -> list[Any]:
-        """Send packed commands; return that many replies, of which errors are ``hiredis.ReplyError``.
+        """Send packed commands; return that many replies, with errors as ``hiredis.ReplyError``.
 
-        Raises BrokerUnavailable when they have not all come within *timeout* seconds: whether the commands
-        were carried out is then not known.
+        Raises BrokerUnavailable when they have not all arrived within *timeout* seconds: then it is unknown
+        whether the commands were carried out.
         """
         try:
             connected = self._usable(timeout)
@@ -129,7 +129,8 @@ class Link:
             raise unavailable(self._where, error) from error
 
     def received(self) -> list[Any]:
-        """The replies that have come, without waiting for more. Raises BrokerUnavailable when it broke."""
+        """Return the replies that have arrived, without waiting for more. Raises BrokerUnavailable when the
+        connection broke."""
         if self._socket is None:
             return []
         try:
@@ -142,12 +143,12 @@ class Link:
                     if not data:
                         raise ConnectionError("the server closed the connection")
                     self._reader.feed(data)
-                    if len(data) < 65536 and not getattr(connected, "pending", int)():  # TLS keeps some
+                    if len(data) < 65536 and not getattr(connected, "pending", int)():  # TLS buffers some
                         break
             except BlockingIOError:
                 pass
             except OSError as error:
-                if "want" not in type(error).__name__.lower():  # of TLS: nothing more has come
+                if "want" not in type(error).__name__.lower():  # raised by TLS: no more data has arrived
                     raise
             connected.settimeout(SOCKET_TIMEOUT)
             self._timeout = SOCKET_TIMEOUT
@@ -161,18 +162,17 @@ class Link:
             raise unavailable(self._where, error) from error
 
     def refresh(self) -> None:
-        """Let go of a connection that the server has closed since it was used, before anything is sent on
-        it."""
+        """Drop a connection that the server has closed since its last use, before anything is sent on it."""
         if self._socket is not None and self._ready.poll(0):
             self.close()
 
     def fileno(self) -> int:
-        """Of the socket; -1 when it is not connected, or whoever used it was interrupted."""
+        """Return the descriptor of the socket; -1 when it is not connected, or its last use was
+        interrupted."""
         return -1 if self._socket is None or not self._whole else self._socket.fileno()
 
     def _usable(self, timeout: float = SOCKET_TIMEOUT) -> socket.socket:
-        """The socket, another one if the last use of it was interrupted; whoever is done with it says so by
-        _whole."""
+        """Return the socket, a new one if the last use was interrupted; the user sets _whole when done."""
         if not self._whole:
             self.close()
         connected = self._socket or self._connect(timeout)
@@ -194,26 +194,26 @@ class Link:
         return connected
 
     def close(self) -> None:
-        """Let go of the connection; the next use makes another. Safe to call twice."""
+        """Close the connection; the next use makes another. Safe to call twice."""
         connection, self._connection, self._socket = self._connection, None, None
         if connection is not None:
             try:
                 connection.disconnect()
             except (OSError, redis.RedisError):
-                pass  # it is gone all the same
+                pass  # it is gone in any case
 
     def abandon(self) -> None:
-        """In a forked child: close our copy of the socket without a word on it."""
+        """In a forked child: close our copy of the socket without sending anything."""
         connected, self._socket = self._socket, None
         if connected is not None:
             os.close(
                 connected.detach()
-            )  # first: the connection would shut it down for both when it is let go
+            )  # first, because otherwise the connection would shut it down for both processes
         self._connection = None
 
 
 class Links:
-    """Connections for any thread: each use takes one that is free, or makes one."""
+    """Connections for any thread: each use takes a free one, or makes one."""
 
     def __init__(self, where: Endpoint) -> None:
         self.where = where
@@ -221,7 +221,7 @@ class Links:
 
     @contextmanager
     def lent(self) -> Iterator[Link]:
-        """A connection for the block, given back after it."""
+        """Lend a connection for the block."""
         link = self.take()
         try:
             yield link
@@ -250,7 +250,7 @@ class Links:
                 return
 
     def abandon(self) -> None:
-        """In a forked child: none of the parent's is ours."""
+        """In a forked child: all connections belong to the parent."""
         links, self._free = self._free, []
         for link in links:
             link.abandon()
@@ -266,8 +266,8 @@ class Script:
     def call(
         self, link: Link, keys: Sequence[Any], arguments: Sequence[Any], timeout: float = SOCKET_TIMEOUT
     ) -> Any:
-        """Run it; raises BrokerUnavailable when the server cannot or will not, EncodeError when an argument
-        is too large."""
+        """Run it; raises BrokerUnavailable when the server fails or refuses, EncodeError when an argument is
+        too large."""
         data = self.packed(keys, arguments)
         if len(data) > SURELY_TAKEN:
             refuse_too_large(link, arguments)
@@ -277,12 +277,12 @@ class Script:
         return checked(link, reply)
 
     def packed(self, keys: Sequence[Any], arguments: Sequence[Any]) -> bytes:
-        """The command that runs it; a server that does not know it yet answers with NOSCRIPT."""
+        """Return the command that runs it; a server that does not know it yet answers with NOSCRIPT."""
         return pack(("EVALSHA", self._digest, len(keys), *keys, *arguments))
 
 
 def checked(link: Link, reply: Any) -> Any:
-    """*reply* itself, unless it is an error: then BrokerUnavailable."""
+    """Return *reply*, unless it is an error: then raise BrokerUnavailable."""
     if isinstance(reply, hiredis.ReplyError):
         if _code(str(reply)) in ELSEWHERE:
             link.close()
@@ -291,8 +291,8 @@ def checked(link: Link, reply: Any) -> Any:
 
 
 def refuse_too_large(link: Link, values: Iterable[Any]) -> None:
-    """EncodeError when one of *values*, of which some are bytes, is larger than the server takes: it would
-    hang up, and seem to be gone."""
+    """EncodeError when one of *values*, some of which are bytes, is larger than the server accepts: it would
+    close the connection, and seem to be gone."""
     size = max((len(value) for value in values if isinstance(value, bytes)), default=0)
     if size <= SURELY_TAKEN:
         return
@@ -300,18 +300,17 @@ def refuse_too_large(link: Link, values: Iterable[Any]) -> None:
     limit = int(reply[1]) if isinstance(reply, list) and len(reply) == 2 else USUALLY_TAKEN
     if size > limit:
         raise EncodeError(
-            f"{link._where.safe_url} takes values of up to {limit:,} bytes ({LONGEST}), and this has {size:,}"
+            f"{link._where.safe_url} accepts values of up to {limit:,} bytes ({LONGEST}), not {size:,}"
         )
 
 
 def _code(text: str) -> str:
-    """The word of ADVICE in the text of an error, which older servers wrap up when it comes out of a
-    script."""
+    """Return the word of ADVICE in an error text; older servers wrap it when it comes from a script."""
     return next((word for word in _CODE.findall(text) if word in ADVICE), "")
 
 
 def unavailable(where: Endpoint, error: BaseException) -> BrokerUnavailable:
-    """The error to raise for *error*, with what it means."""
+    """Return the error to raise for *error*, with advice."""
     text = str(error) or type(error).__name__
     advice = ADVICE.get(_code(text))
     return BrokerUnavailable(

@@ -1,9 +1,9 @@
-"""The consumer of the Redis broker: who holds which message.
+"""The consumer of the Redis broker: leasing and settling messages.
 
 Comes from:  the Listener.
-Goes to:     the scripts; ``subscription.py`` for what is held and for waiting, ``reclaim.py`` for
-             what the dead held.
-Thread:      listener only, but for wake().
+Goes to:     the scripts; ``subscription.py`` for held messages and waiting, ``reclaim.py`` for those of dead
+             consumers.
+Thread:      listener only, except wake().
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from qworker.transports.redis.sender import revoked_since
 from qworker.transports.redis.subscription import Answer, Claims, Numbers, Subscription
 
 RESTORE_SECONDS = 10.0
-"""How often to look for what stock consumers left behind."""
+"""Interval of checks for messages left by stock consumers."""
 POLL_SECONDS = 0.25
-"""How often to look for what others published with a priority, of which nobody tells."""
+"""Interval of checks for messages that others published with a priority, which are not announced."""
 RUNNING_SECONDS = 0.1
-"""How often at most to tell the server which messages are being run."""
+"""Minimum interval of updating the running messages in the server."""
 ALL = (0, 2**53)
 MOST_PREFETCHED = 8
-"""How many messages of a queue may be taken at once while we wait: few, for a worker that is frozen takes
-them too."""
+"""How many messages of a queue may be taken at once during a wait: few, because a frozen worker takes them
+too."""
 
 
 class RedisConsumer(LeaseConsumer):
-    """uptime: the clock of the leases; None: the server's."""
+    """uptime: the clock for leases; None: the server's."""
 
     def __init__(self, database: Database, lease_seconds: float, uptime: Callable[[], float] | None) -> None:
         self._database = database
@@ -66,7 +66,7 @@ class RedisConsumer(LeaseConsumer):
     def _start_over(self) -> None:
         super()._start_over()
         self._queues: tuple[str, ...] = ()
-        """Those that the last claim looked into; before the first, those that we have registered for."""
+        """The queues of the last claim; before the first, the registered ones."""
         self._claims = Claims(self._layout, NOT_REGISTERED)
         self._reclaimer = Reclaimer(self._layout)
         self._restore_at = self._running_at = self._poll_at = 0.0
@@ -80,7 +80,7 @@ class RedisConsumer(LeaseConsumer):
         self._subscription.drop()
 
     def close(self) -> None:
-        """Stop being a consumer, and close what deregister() leaves open."""
+        """Stop being a consumer, and close everything that deregister() leaves open."""
         try:
             self.deregister()
         finally:
@@ -129,7 +129,7 @@ class RedisConsumer(LeaseConsumer):
         return generation
 
     def _refuse_eviction(self) -> None:
-        """Raise ConfigurationError for a server that throws away messages when its memory is full."""
+        """Raise ConfigurationError for a server that deletes messages when its memory is full."""
         (reply,) = self._link.ask(pack(("INFO", "memory")))
         text = b"" if isinstance(reply, Exception) else reply
         _, found, rest = text.partition(b"maxmemory_policy:")
@@ -143,7 +143,7 @@ class RedisConsumer(LeaseConsumer):
             )
 
     def _remove(self) -> None:
-        """Hold nothing any more, under the generation that was; not counted."""
+        """Release everything held under the old generation; uncounted."""
         if self._generation != NOT_REGISTERED:
             if CRASHING:
                 crash_point("deregistering")
@@ -182,7 +182,7 @@ class RedisConsumer(LeaseConsumer):
             answer = self._ask_for_messages(queues, limit, max(0, delayed_limit), until)
         except (BrokerUnavailable, LeaseLost):
             if messages:
-                return Claim(messages)  # the next claim will say the same
+                return Claim(messages)  # the next claim will raise the same
             raise
         if limit:
             self._subscription.drained = len(answer.fields) < limit
@@ -211,7 +211,7 @@ class RedisConsumer(LeaseConsumer):
         return messages
 
     def _return_orphaned(self) -> None:
-        """Give back what claims took of which no answer came."""
+        """Give back what claims without an answer took."""
         prefetches, orphaned = self._subscription.prefetches, self._claims.orphaned
         orphaned += [each.numbers for each in prefetches if each.answer is None]
         prefetches[:] = [each for each in prefetches if each.answer is not None]
@@ -220,7 +220,8 @@ class RedisConsumer(LeaseConsumer):
             del orphaned[0]
 
     def _urgency(self, leased: Leased) -> tuple[int, int]:
-        return self._layout.scale.to_kombu(leased.priority), 0  # else they stay in the order of the lists
+        # Otherwise they stay in the order of the lists
+        return self._layout.scale.to_kombu(leased.priority), 0
 
     # -- settling --
 
@@ -246,7 +247,7 @@ class RedisConsumer(LeaseConsumer):
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         self._require()
         if self.renewal_is_due():
-            with contextlib.suppress(LeaseLost):  # the next claim will say so
+            with contextlib.suppress(LeaseLost):  # the next claim will raise it
                 self.extend()
         now = None if self._leases_on is None else self._leases_on()
         found = self._reclaimer.reclaim(self._link, self._generation, self._clock.now(), now, silent)
@@ -294,12 +295,12 @@ class RedisConsumer(LeaseConsumer):
                 return bool(told)
 
     def _packed_claim(self, limit: int, queue: str) -> tuple[bytes, Numbers]:
-        """The claim that waits behind a BLMOVE, and its numbers."""
+        """Return the claim that waits behind a BLMOVE, and its numbers."""
         arguments, numbers = self._claims.prepare((queue,), limit)
         return self._layout.packed(LEASE, self._clock.now(), *arguments), numbers
 
     def _tell_running(self) -> None:
-        """Let other hosts know which messages are being run, should this one fall silent."""
+        """Publish the running messages for other hosts, in case this one falls silent."""
         now = time.monotonic()
         if now < self._running_at:
             return
@@ -332,10 +333,10 @@ class RedisConsumer(LeaseConsumer):
 def operations(
     settlements: Sequence[Settlement], held: Mapping[int, bytes], now: float, keys: JoinKeys
 ) -> tuple[list[Any], dict[bytes, int], set[int]]:
-    """The arguments for *settlements*; the tags of the fields that they name; and the tags that are not held.
+    """Return the arguments for *settlements*; the tags of the fields that they name; and the tags that are
+    not held.
 
-    held: tag → field of what we have on lease. now: epoch seconds. keys: of the result store that
-    is here too.
+    held: tag → field of leased messages. now: epoch seconds. keys: of the result store, if it is here too.
     """
     arguments: list[Any] = []
     tags: dict[bytes, int] = {}
@@ -380,13 +381,13 @@ def operations(
 
 
 def _parts(parts: Sequence[Part], keys: JoinKeys) -> Sequence[Any]:
-    """The operation that records *parts*, if the one before it found its message."""
+    """Return the operation that records *parts*, if the one before it found its message."""
     arguments = part_arguments(parts, keys)
     return ("parts", len(arguments), keys.prefix, *arguments)
 
 
 def _number(due: float) -> float:
-    """*due*, unless a script would stop at it, halfway through."""
+    """Return *due*, unless it would stop a script halfway."""
     if math.isnan(due):
-        raise ValueError("no time at which a message is due")
+        raise ValueError("not a valid due time")
     return float(due)

@@ -1,4 +1,4 @@
-"""A database of a Redis server as a broker: what its sender, its consumer and its administration share.
+"""A Redis database as a broker: the state shared by its sender, its consumer and its administration.
 
 Comes from:  ``broker.py``.
 Goes to:     ``sender.py``, ``consumer.py``, ``admin.py``, ``letters.py``.
@@ -19,8 +19,7 @@ from qworker.transports.redis.url import Endpoint
 
 @dataclass(frozen=True)
 class Database:
-    """where: the server. layout: which keys are ours. clock: of due times. links: connections for any
-    thread."""
+    """where: the server. layout: our keys. clock: for due times. links: connections for any thread."""
 
     where: Endpoint
     layout: Layout
@@ -28,7 +27,7 @@ class Database:
     links: Links
 
     def run(self, script: Script, *arguments: Any) -> Any:
-        """What *script* returns. Raises BrokerUnavailable."""
+        """Return the result of *script*. Raises BrokerUnavailable."""
         with self.links.lent() as link:
             return self.layout.run(link, script, self.clock.now(), *arguments)
 

@@ -1,14 +1,13 @@
-"""A message as it lies in a Redis list: kombu's JSON envelope, written and read without parsing JSON where it
-is ours.
+"""A message in a Redis list: kombu's JSON envelope, written and read without parsing JSON if it is ours.
 
 Comes from:  ``sender.py``, ``subscription.py``, ``reclaim.py``, ``admin.py``.
 Goes to:     the lists, where stock kombu consumers read the same.
 Thread:      any; pure functions.
 
-In front of kombu's keys stands one more, ``qworker``, with what we know of the message's way so far; kombu
-keeps it and looks at nothing in it. Its first values are changed by our Lua scripts, as text. Its ``sizes``
-tell where the headers and the body lie, so that a message of ours is cut up at known places; what others
-wrote or rewrote does not fit them, and is parsed.
+Before kombu's keys there is one more, ``qworker``, with our transport data; kombu keeps and ignores it. Our
+Lua scripts change its first values as text. Its ``sizes`` are the positions of the headers and the body, so
+that our messages are split at known positions; messages written or rewritten by others do not match them, and
+are parsed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from qworker.transports.redis.join_rows import JoinKeys, join_keys
 from qworker.transports.redis.url import SOCKET_TIMEOUT
 
 SEPARATOR = "\x06\x16"
-"""Between a queue's name and the step of its priority."""
+"""Separates a queue's name from the step of its priority."""
 STEPS = (0, 3, 6, 9)
 
 _HEAD = re.compile(
@@ -48,19 +47,19 @@ _text = json.JSONEncoder().encode
 
 
 class Scale(NamedTuple):
-    """How priorities lie in kombu's steps, of which 0 is taken first. translated: ours, 9 first, are turned
-    round."""
+    """The mapping of priorities to kombu's steps, of which 0 is taken first. translated: our priorities, 9
+    first, are reversed."""
 
     steps: tuple[int, ...] = STEPS
     translated: bool = True
 
     def to_kombu(self, priority: int) -> int:
-        """kombu's priority, 0 to 9, for ours."""
+        """Return kombu's priority, 0 to 9, for ours."""
         inside = min(max(priority, 0), 9)
         return 9 - inside if self.translated else inside
 
     def from_kombu(self, priority: Any) -> int:
-        """Our priority for kombu's; one that is no number counts as none."""
+        """Return our priority for kombu's; an invalid one counts as none."""
         try:
             inside = min(max(int(priority or 0), 0), 9)
         except (TypeError, ValueError, OverflowError):
@@ -68,28 +67,28 @@ class Scale(NamedTuple):
         return 9 - inside if self.translated else inside
 
     def step(self, priority: int) -> int:
-        """The step of *priority* of ours."""
+        """Return the step of our *priority*."""
         wanted = self.to_kombu(priority)
         return max((step for step in self.steps if step <= wanted), default=self.steps[0])
 
 
 @lru_cache(1024)
 def route(queue: str, priority: int, scale: Scale) -> tuple[int, bytes]:
-    """The step for messages of *priority* to *queue*, and what of their payloads is the same for all."""
+    """Return the step for messages of *priority* to *queue*, and the common part of their payloads."""
     tail = b'"routing_key": %s}, "priority": %d%s' % (_text(queue).encode(), scale.to_kombu(priority), _TAG)
     return scale.step(priority), tail
 
 
 def to_payload(envelope: Envelope, now: bytes, tail: bytes, delivery_tag: str) -> bytes:
-    """The text of *envelope*. now: epoch seconds, as text; tail: from route(); delivery_tag: an id of its
-    own.
+    """Return the text of *envelope*. now: epoch seconds, as text; tail: from route(); delivery_tag: a unique
+    id.
 
     TypeError for a body that is not bytes.
     """
     _, headers, properties, body, _, due, _ = envelope
     if type(body) is not bytes:
         raise TypeError(f"the type of a body is bytes, not {type(body).__name__}")
-    # What is no object would make the envelope unreadable; nothing of ours sends such.
+    # Anything but an object would make the envelope unreadable; we never send such.
     text = headers.encode() if headers[:1] == "{" and headers[-1:] == "}" else _text(headers).encode()
     encoded = b2a_base64(body, newline=False)
     id = _id(headers)
@@ -116,7 +115,7 @@ def to_payload(envelope: Envelope, now: bytes, tail: bytes, delivery_tag: str) -
 
 
 def _id(headers: str) -> bytes:
-    """The task's id in the headers, as JSON; null if there is none to be seen."""
+    """Return the task's id in the headers, as JSON; null if none is visible."""
     start = headers.find('"id":"') + 6
     end = headers.find('"', start)
     if start < 6 or end < 0 or "\\" in (id := headers[start:end]):
@@ -125,10 +124,10 @@ def _id(headers: str) -> bytes:
 
 
 def _middle(id: bytes, properties: str) -> tuple[bytes, bytes]:
-    """How the text of *properties* is kept, and the keys between ours and the routing key."""
+    """Return the stored form of *properties*, and the keys between ours and the routing key."""
     try:
         given = parse_properties(properties)
-    except InvalidTaskMessage:  # who receives it will say so
+    except InvalidTaskMessage:  # the receiver will report it
         given = parse_properties(None)
     content_type, encoding = given.pop("content_type"), given.pop("content_encoding")
     for name in ("priority", "body_encoding", "delivery_info", "delivery_tag"):
@@ -148,17 +147,17 @@ _PLAIN = (
 
 
 def from_payload(payload: bytes, scale: Scale, queue: str = "") -> Leased:
-    """Read a payload, whoever wrote it, from *queue*. What is no envelope comes out with headers that are no
-    headers, so that its receiver makes a dead letter of it."""
+    """Read a payload from *queue*, from any sender. An invalid envelope is returned with invalid headers, so
+    that its receiver dead-letters it."""
     try:
         known = _cut_up(payload, scale, queue)
-    except ValueError:  # it looks like ours, and is not: numbers without end, a body that is not base64
+    except ValueError:  # it looks like ours, but is not: huge numbers, a body that is not base64
         known = None
     return known or _parsed(payload, scale, queue)
 
 
 def _cut_up(payload: bytes, scale: Scale, queue: str) -> Leased | None:
-    """Read a payload of ours; None for any other. ValueError when it only looks like one."""
+    """Read our own payload; None for any other. ValueError for one that only looks like ours."""
     head = _HEAD.match(payload)
     if head is not None:
         deliveries, redelivered, parked, due, _, size, body_size, kept = head.groups()
@@ -222,7 +221,7 @@ def _parsed(payload: bytes, scale: Scale, queue: str) -> Leased:
 
 
 def tag_of(delivery_tag: bytes) -> int:
-    """A number for the message, the same at every delivery; never 0."""
+    """Return a number for the message, the same at every delivery; never 0."""
     try:
         if len(delivery_tag) == _TAG_BYTES:
             return int(delivery_tag[24:] + delivery_tag[:4], 16) & _MOST or 1
@@ -235,15 +234,14 @@ def tag_of(delivery_tag: bytes) -> int:
 
 VISIBILITY_TIMEOUT = 3600.0
 USUAL = b"0"
-"""What is published of a message without a priority, in the usual list of a queue; of anything else it is
-another word."""
+"""The notification for a message without a priority, in the usual list of a queue; others have another
+word."""
 
 
 class Layout(NamedTuple):
     """prefix: of all keys (kombu's ``global_keyprefix``). keys: unacked, unacked_index and the owners, in
-    full. channels: what those begin with on which is said that a queue got something. join_keys: the
-    keys of results and joins that are kept here. visibility_timeout: seconds after which what a stock
-    consumer holds is restored."""
+    full. channels: prefix of the channels for notifications of queues. join_keys: the keys of results and
+    joins stored here. visibility_timeout: seconds after which messages of a stock consumer are restored."""
 
     prefix: str
     keys: tuple[str, str, str]
@@ -257,29 +255,29 @@ class Layout(NamedTuple):
         return f"{self.prefix}qworker.{name}"
 
     def list_of(self, queue: str, step: int) -> str:
-        """The key of kombu's list for *queue* and a step of its priorities."""
+        """Return the key of kombu's list for *queue* and a step of its priorities."""
         return f"{self.prefix}{queue}{SEPARATOR}{step}" if step else f"{self.prefix}{queue}"
 
     @property
     def usual(self) -> int:
-        """The step of messages without a priority."""
+        """Return the step of messages without a priority."""
         return self.scale.step(0)
 
     def run(
         self, link: Link, script: Script, now: float, *arguments: Any, timeout: float = SOCKET_TIMEOUT
     ) -> Any:
-        """Run *script* with what all scripts are given; *now*: epoch seconds on the caller's wall clock."""
+        """Run *script* with the common arguments; *now*: epoch seconds on the caller's wall clock."""
         return script.call(link, self.keys, (self.prefix, self.channels, repr(now), *arguments), timeout)
 
     def packed(self, script: Script, now: float, *arguments: Any) -> bytes:
-        """The command that runs *script* with these."""
+        """Return the command that runs *script* with these."""
         return script.packed(self.keys, (self.prefix, self.channels, repr(now), *arguments))
 
 
 def layout(
     db: int, options: Mapping[str, Any], results: Mapping[str, Any], results_expires: float | None = None
 ) -> Layout:
-    """The layout that the options of the broker and of the result store ask for, in database number *db*."""
+    """Return the layout for the options of the broker and of the result store, in database number *db*."""
     prefix = str(options.get("global_keyprefix") or "")
     scale = options.get("priority_scale", "qworker")
     if scale not in ("qworker", "celery"):
@@ -292,7 +290,7 @@ def layout(
         visibility = float(options.get("visibility_timeout") or VISIBILITY_TIMEOUT)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"priority_steps is a list of whole numbers, visibility_timeout a number of seconds: {error}",
+            f"priority_steps must be a list of whole numbers, visibility_timeout of seconds: {error}",
             setting="broker_transport_options",
         ) from None
     unacked = options.get("unacked_key") or "unacked"
@@ -309,12 +307,12 @@ def layout(
 
 
 def whole(text: bytes | None) -> int:
-    """The number in a key that counts; 0 for what a stranger has written there."""
+    """Return the number in a counter's key; 0 if somebody else wrote something invalid."""
     return int(text) if text is not None and text.isdigit() and len(text) < 20 else 0
 
 
 def moment(text: bytes) -> float | None:
-    """Epoch seconds that are written so; None for none, and for what a stranger wrote there."""
+    """Return epoch seconds; None if there are none, or somebody else wrote something invalid."""
     try:
         return instant(float(text))
     except ValueError:

@@ -1,22 +1,22 @@
-"""How joins are kept on Redis, ours and Celery's: the keys, and the Lua by which parts are recorded.
+"""The format of joins on Redis, ours and Celery's: the keys, and the Lua that records parts.
 
 Comes from:  ``consumer.py``, in the script of the ack; ``backends/redis/joins.py``.
-Goes to:     Lua scripts of both, which begin with RECORD_PARTS.
+Goes to:     Lua scripts of both, which start with RECORD_PARTS.
 Thread:      any; constants and pure functions.
 
-A join of ours is the hash ``qworker.join.<id>`` (size, body, expires, opened; token once it was claimed),
-with its parts in the hash ``qworker.part.<id>``: number → state, newline, id of the task. The sorted set
-``qworker.joins`` has all joins by when they may be claimed: negative scores for those that are finished, by
-age; else the epoch second at which they are overdue, or at which a claim ends. ``qworker.added.<id>`` has the
-numbers of calls that were added later, by their ids, also of a chord of Celery's. Of a join that was finished
-``qworker.done.<id>`` is left for a while. ``qworker.body.<id of a task>`` says which publication of a body
-was the first to run.
+Our join is the hash ``qworker.join.<id>`` (size, body, expires, opened; token once it was claimed), with its
+parts in the hash ``qworker.part.<id>``: number → state, newline, id of the task. The sorted set
+``qworker.joins`` has all joins by the time when they may be claimed: negative scores for those that are
+finished, by age; else the epoch second at which they are overdue, or at which a claim ends.
+``qworker.added.<id>`` has the numbers of calls that were added later, by id, also for Celery's chords. After
+a join was finished ``qworker.done.<id>`` is kept for a while. ``qworker.body.<id of a task>`` names the
+publication of a body that runs.
 
-A chord in Celery's layout has Celery's keys ``celery-taskset-meta-<group>`` with ``.j`` (what the members
-returned), ``.t`` (how many joined later), ``.s`` (size), ``.d`` (who is counted) and ``.c`` (who sends the
-body, or "done"). The hash of ours comes beside them when one of our parts completes it: ``celery`` is 1 in
-it, or ``damaged`` where Celery's keys can never become complete; and ``run`` tells this time from others,
-for Celery's clients call a frozen chord again under the same name.
+A chord in Celery's format has Celery's keys ``celery-taskset-meta-<group>`` with ``.j`` (return values of
+members), ``.t`` (how many joined later), ``.s`` (size), ``.d`` (who is counted) and ``.c`` (who sends the
+body, or "done"). Our hash is added when one of our parts completes it: its ``celery`` is 1, or ``damaged`` if
+Celery's keys can never become complete; and its ``run`` distinguishes runs, because Celery's clients call a
+frozen chord again under the same name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qworker.transports.lease import Part
 from qworker.transports.redis.result_rows import GROUP_PREFIX
 
 CHORD_SECONDS = 60
-"""For how long a chord that is complete is ours before one of our workers claims it."""
+"""How long a complete chord is ours before one of our workers claims it."""
 
 JOIN_KEYS = f"""
 local function index_key(prefix) return prefix .. 'qworker.joins' end
@@ -133,12 +133,12 @@ local function record_parts(prefix, at, to)
 end
 """
 )
-"""Defines ``record_parts``. What cannot be recorded leaves nothing behind and stops nothing."""
+"""Defines ``record_parts``. Invalid parts leave nothing behind and stop nothing."""
 
 
 class JoinKeys(NamedTuple):
-    """prefix: of all keys of the result store. expires: seconds for which Celery's keys are kept, None: for
-    ever. sorted: whether Celery keeps what members returned in their order (``result_chord_ordered``)."""
+    """prefix: of all keys of the result store. expires: seconds for which Celery's keys are kept, None:
+    forever. sorted: whether Celery keeps return values of members in order (``result_chord_ordered``)."""
 
     prefix: str = ""
     expires: float | None = None
@@ -146,14 +146,14 @@ class JoinKeys(NamedTuple):
 
     @property
     def seconds(self) -> str:
-        """What Celery's keys are kept for, as scripts take it."""
+        """Return how long Celery's keys are kept, as a script argument."""
         return str(max(1, int(self.expires))) if self.expires else ""
 
 
 def join_keys(options: Mapping[str, Any], expires: float | None) -> JoinKeys:
-    """The keys that *options* of the result store (``result_backend_transport_options``) ask for; what is
-    kept there goes after *expires* seconds. As Celery does for results, and kombu does not for messages, a
-    prefix that ends in a letter or digit is parted from what follows."""
+    """Return the keys for *options* of the result store (``result_backend_transport_options``), which are
+    deleted after *expires* seconds. As in Celery for results, but not in kombu for messages, a prefix that
+    ends in a letter or digit is followed by a separator."""
     prefix = str(options.get("global_keyprefix") or "")
     if prefix and prefix[-1] not in ":_-.":
         prefix += "_"
@@ -161,7 +161,7 @@ def join_keys(options: Mapping[str, Any], expires: float | None) -> JoinKeys:
 
 
 def part_arguments(parts: Sequence[Part], keys: JoinKeys) -> list[Any]:
-    """The arguments of ``record_parts``; parts that no join can have are left out."""
+    """Return the arguments of ``record_parts``; invalid parts are left out."""
     arguments: list[Any] = []
     for join, numbered in by_join(part for part in parts if not part.body).items():
         arguments += ("join", join, len(numbered))
@@ -176,12 +176,12 @@ def part_arguments(parts: Sequence[Part], keys: JoinKeys) -> list[Any]:
 
 
 def pack_part(part: Part) -> bytes:
-    """The value of *part* in the hash of parts."""
+    """Return the value of *part* in the hash of parts."""
     return encoded(f"{part.status}\n{part.task_id}")
 
 
 def unpack_part(join: str, number: bytes, value: bytes) -> Part | None:
-    """Undo pack_part(); None for what it has not made."""
+    """Undo pack_part(); None for an invalid value."""
     try:
         status, _, task_id = value.decode(errors="surrogatepass").partition("\n")
         return Part(join, int(number), task_id, status)
@@ -190,5 +190,5 @@ def unpack_part(join: str, number: bytes, value: bytes) -> Part | None:
 
 
 def encoded(text: str) -> bytes:
-    """*text* as bytes, whatever a stranger wrote into it."""
+    """Return *text* as bytes, whatever characters it contains."""
     return text.encode(errors="surrogatepass")

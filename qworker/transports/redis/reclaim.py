@@ -1,12 +1,12 @@
-"""Who is dead, and what becomes of what it held: of our own workers, and of stock consumers.
+"""Reclaiming messages of dead consumers: our own workers, and stock consumers.
 
 Comes from:  ``consumer.py``.
 Goes to:     the sorted set ``qworker.owners``, the hash ``qworker.owner.<generation>``, kombu's ``unacked``.
 Thread:      the listener's.
 
-Where its lock is (``process/owner_files.py``), the kernel tells of a consumer's death at once; elsewhere
-(another host, another container) the lease must run out, on the server's clock. What children mark as running
-is copied to the owner's record, for other hosts.
+On the machine of its lock (``process/owner_files.py``), the kernel shows a consumer's death at once;
+elsewhere (another host, another container) the lease must expire, on the server's clock. The messages that
+children mark as running are copied to the owner's record, for other hosts.
 """
 
 from __future__ import annotations
@@ -24,32 +24,31 @@ from qworker.transports.redis.scripts import GIVE_BACK, RESTORE
 
 RESTORE_PORTION = 100
 FORGET_SECONDS = 86400.0
-"""After which a silent consumer that holds nothing is taken off the list."""
+"""After which a silent consumer without messages is removed from the list."""
 
 
 def died(record: dict[str, str]) -> bool:
-    """Whether the owner with this record is certainly dead."""
+    """Tell whether the owner with this record is certainly dead."""
     return owner_files.died(record.get("lock", ""), record.get("boot", ""))
 
 
 def record_of(fields: list[bytes]) -> dict[str, str]:
-    """The reply to HGETALL of an owner's record."""
+    """Parse the reply to HGETALL of an owner's record."""
     texts = [field.decode("utf-8", "replace") for field in fields]
     return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
 class Reclaimer:
-    """Looks after the other consumers, for one of them."""
+    """Reclaims from other consumers, on behalf of one of them."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._records: dict[bytes, dict[str, str]] = {}
         self._idle: dict[bytes, bytes] = {}
-        """Generations that were silent and held nothing → their lease then: not asked again before that
-        changes."""
+        """Silent generations without messages → their lease: not checked again before that changes."""
 
     def owners(self, link: Link) -> list[tuple[bytes, bytes, dict[str, str]]]:
-        """Generation, end of the lease and record of each consumer."""
+        """Return generation, end of the lease and record of each consumer."""
         reply = checked(link, link.ask(pack(("ZRANGE", self._layout.keys[2], 0, -1, "WITHSCORES")))[0])
         pairs = zip(reply[::2], reply[1::2], strict=True)
         leases = {generation: lease for generation, lease in pairs if whole(generation)}
@@ -66,8 +65,8 @@ class Reclaimer:
     def reclaim(
         self, link: Link, own: int, wall: float, now: float | None, silent_too: bool
     ) -> list[Reclaimed]:
-        """Put back what the dead held. now: on the clock of the leases, None for the server's. silent_too:
-        see ``Consumer.reclaim``."""
+        """Put back the messages of dead consumers. now: on the clock of leases, None for the server's.
+        silent_too: see ``Consumer.reclaim``."""
         found = []
         began = time.monotonic()
         owners = self.owners(link)
@@ -106,7 +105,7 @@ class Reclaimer:
         return found
 
     def _counted(self, link: Link, generation: bytes, record: dict[str, str]) -> list[int]:
-        """The numbers of those messages of *generation* that were being run, as far as is known."""
+        """Return the numbers of *generation*'s messages that were running, as far as is known."""
         running = (
             owner_files.running_tags(record.get("marks", "")) if record.get("boot") == boot_id() else None
         )
@@ -135,7 +134,7 @@ class Reclaimer:
     # -- stock consumers --
 
     def restore(self, link: Link, wall: float) -> int:
-        """Give back what stock consumers took longer ago than the visibility timeout, as they do it
+        """Give back messages that stock consumers took longer ago than the visibility timeout, as they do
         themselves."""
         before = server_time(link) - self._layout.visibility_timeout
         unacked, index, _ = self._layout.keys
@@ -157,7 +156,7 @@ class Reclaimer:
             if not isinstance(exchange, str) or not isinstance(routing_key, str):
                 return 0
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-            return 0  # acked meanwhile, or nothing that can be read
+            return 0  # acked meanwhile, or unreadable
         queue = self._queue(link, exchange, routing_key)
         if queue is None:
             return 0
@@ -169,7 +168,7 @@ class Reclaimer:
         return restored
 
     def _queue(self, link: Link, exchange: str, routing_key: str) -> str | None:
-        """The queue that *routing_key* leads to from *exchange*, by kombu's table of bindings."""
+        """Return the queue for *routing_key* at *exchange*, by kombu's table of bindings."""
         if not exchange:
             return routing_key
         members = checked(
@@ -183,11 +182,11 @@ class Reclaimer:
 
 
 def _payload(value: bytes) -> bytes:
-    """The payload in ``[payload, "", "queue"]``."""
+    """Return the payload in ``[payload, "", "queue"]``."""
     return value[1 : value.rfind(b', "", "')]
 
 
 def server_time(link: Link) -> Any:
-    """Epoch seconds on the server's clock."""
+    """Return epoch seconds on the server's clock."""
     seconds, microseconds = checked(link, link.ask(pack(("TIME",)))[0])
     return int(seconds) + int(microseconds) / 1e6

@@ -1,12 +1,12 @@
-"""How one result is kept on Redis: Celery's key and value, and the Lua by which one state replaces another.
+"""The format of a result on Redis: Celery's key and value, and the Lua that replaces states.
 
 Comes from:  ``backends/redis/backend.py``, and the Redis broker, which stores results together with acks.
-Goes to:     Lua scripts of both, which begin with STORE_ROW.
+Goes to:     Lua scripts of both, which start with STORE_ROW.
 Thread:      any; constants and pure functions.
 
 The key is ``celery-task-meta-<id>``, the value the serialised metadata, and every change is published on a
-channel of the key's name, as Celery does. The state that stands is read from the first bytes of the value
-where that is JSON; beside any other value lies ``<key>.status``.
+channel of the key's name, as in Celery. The stored state is read from the first bytes of the value if that is
+JSON; otherwise it is stored in ``<key>.status``.
 """
 
 from __future__ import annotations
@@ -63,9 +63,10 @@ stored."""
 def row_arguments(
     row: tuple[str, str, bytes, float | None], now: float, prefix: str = ""
 ) -> Sequence[str | bytes | int]:
-    """The arguments of ``store_row`` for ``(task_id, status, payload, expires)``; *now* is in epoch seconds.
+    """Return the arguments of ``store_row`` for ``(task_id, status, payload, expires)``; *now* is in epoch
+    seconds.
 
-    prefix: of all keys of the result store. What has expired already is kept for a millisecond.
+    prefix: of all keys of the result store. An expired result is kept for a millisecond.
     """
     task_id, status, payload, expires = row
     milliseconds = "" if expires is None else max(1, math.ceil((expires - now) * 1000))

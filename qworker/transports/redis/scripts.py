@@ -1,20 +1,19 @@
-"""The Lua that runs inside Redis: claiming, settling, renewing and giving back, each in one step.
+"""The Lua scripts in Redis: claiming, settling, renewing and giving back, each in one step.
 
 Comes from:  ``consumer.py``, ``reclaim.py``, ``admin.py``.
-Goes to:     the server, by ``connection.Script``.
+Goes to:     the server, through ``connection.Script``.
 Thread:      any; constants.
 
 A message on lease is a field of kombu's hash ``unacked``, named
 ``qworker:<generation>:<number>:<step>:<queue>``, with kombu's value ``[payload, exchange, routing key]``, so
-that stock consumers can restore it. That field is the fence: who may settle the message is who still finds
-it. Payloads are never decoded here, only joined and
-cut as text.
+that stock consumers can restore it. That field is the fence: only a consumer that still finds it can settle
+the message. Payloads are never decoded here, only joined and cut as text.
 
-A member of ``qworker.delayed.<queue>`` is the step, a number by which equal due times keep their order, and
-the payload.
+A member of ``qworker.delayed.<queue>`` is the step, a number that keeps the order of equal due times, and the
+payload.
 
 KEYS of all: unacked, unacked_index, qworker.owners. ARGV of all begins with the prefix of all keys, the
-prefix of the channels on which queues are announced, and the wall clock of the caller in epoch seconds.
+prefix of the channels for notifications of queues, and the wall clock of the caller in epoch seconds.
 """
 
 from __future__ import annotations

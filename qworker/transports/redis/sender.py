@@ -1,9 +1,9 @@
-"""Publishing into Redis, and calling tasks off.
+"""Publishing to Redis, and revoking tasks.
 
-Comes from:  any thread, by ``Broker.sender``; ``backends/redis/joins.py`` and ``beat/store_redis.py``, in
-             scripts of their own.
-Goes to:     kombu's lists, one for each queue and step of priority; ``qworker.delayed.<queue>`` for what is
-             due later; the channels that consumers subscribe to.
+Comes from:  any thread, through ``Broker.sender``; ``backends/redis/joins.py`` and ``beat/store_redis.py``,
+             in their own scripts.
+Goes to:     kombu's lists, one for each queue and step of priority; ``qworker.delayed.<queue>`` for delayed
+             messages; the channels that consumers subscribe to.
 Thread:      any; each use borrows a connection.
 """
 
@@ -26,7 +26,7 @@ from qworker.transports.redis.scripts import PRELUDE
 logger = logging.getLogger(__name__)
 
 PORTION = 2000
-"""How many messages go to the server at a time."""
+"""How many messages are sent to the server at a time."""
 PUBLISH = """
 while i <= #ARGV do
   local last = i + 2 + tonumber(ARGV[i + 2])
@@ -36,30 +36,29 @@ while i <= #ARGV do
   i = last + 1
 end
 """
-"""The Lua of a script that publishes: it does the commands() whose first stands at ARGV[i], the last at the
-end."""
+"""The Lua of a script that publishes: it executes commands() starting at ARGV[i], the last one at the end."""
 Writes = dict[tuple[str, str | int], list[Any]]
 
 
 class RedisSender(Sender):
-    """revoke_expires: seconds for which a revocation stands."""
+    """revoke_expires: seconds for which a revocation is valid."""
 
     def __init__(self, database: Database, revoke_expires: float) -> None:
         self._database = database
         self._layout = database.layout
         self._revoke_expires = revoke_expires
         self._declared: dict[str, tuple[bytes, bytes]] = {}
-        """queue → the packed notifications of it: for its usual list alone, and for anything. Stock tools
-        know of these queues."""
+        """queue → its packed notifications: for its usual list alone, and for any. Stock tools know these
+        queues."""
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """The server and database that are published into."""
+        """The server and database for publishing."""
         return self._database.where.place
 
     def commands(self, envelopes: Sequence[Envelope]) -> list[Any]:
-        """What push() would do, as the last arguments of a script with PUBLISH: of each the command, the key
-        or channel, the number of values, and the values."""
+        """Return what push() would do, as the last arguments of a script with PUBLISH: for each the command,
+        the key or channel, the number of values, and the values."""
         writes = self._gather(envelopes)
         found = [(*self._head(queue, where), values) for (queue, where), values in writes.items()]
         for queue, more in self._queues(writes).items():
@@ -86,7 +85,7 @@ class RedisSender(Sender):
             if CRASHING:
                 crash_point("publishing")
             replies = link.ask(data + notifications, count + len(queues), timeout)
-            # After MULTI the last one says what became of all.
+            # After MULTI the last reply covers all.
             for reply in replies[: count - 2 or 1] if count > 1 else ():
                 checked(link, reply)
             final = checked(link, replies[count - 1])
@@ -98,7 +97,7 @@ class RedisSender(Sender):
             crash_point("published")
 
     def _push_portions(self, envelopes: Sequence[Envelope], timeout: float) -> None:
-        """Push so many that no more than a portion of them shall lie in memory twice; all or none."""
+        """Push in portions, so that at most one portion is in memory twice; all or none."""
         links = self._database.links
         queues: dict[str, bool] = {}
         link = links.take()
@@ -118,13 +117,13 @@ class RedisSender(Sender):
         except BaseException:
             link.close()  # with its transaction
             raise
-        links.give(link)  # by none who is cut short
+        links.give(link)  # not when interrupted
         if CRASHING:
             crash_point("published")
 
     def _packed(self, writes: Writes) -> tuple[bytes, int]:
-        """The commands that store *writes*, and how many they are. Raises EncodeError for what is larger than
-        the server takes."""
+        """Return the commands that store *writes*, and their number. Raises EncodeError for a value larger
+        than the server accepts."""
         data = b"".join(
             [pack((*self._head(queue, where), *values)) for (queue, where), values in writes.items()]
         )
@@ -134,15 +133,15 @@ class RedisSender(Sender):
         return data, len(writes)
 
     def _notifications(self, queues: Mapping[str, bool]) -> bytes:
-        """The packed commands that tell of *queues*, one for each; see _queues()."""
+        """Return the packed notifications for *queues*, one for each; see _queues()."""
         declared = self._declared
         return b"".join(
             [(declared.get(queue) or self._declare(queue))[more] for queue, more in queues.items()]
         )
 
     def _gather(self, envelopes: Sequence[Envelope]) -> Writes:
-        """The values that are to be written for *envelopes*, by queue and step; "delayed" instead of a step
-        for what is due later."""
+        """Return the values to be written for *envelopes*, by queue and step; "delayed" instead of a step for
+        delayed ones."""
         now = self._database.clock.now()
         sent = repr(now).encode()
         writes: Writes = {}
@@ -152,7 +151,7 @@ class RedisSender(Sender):
             payload = to_payload(envelope, sent, tail, delivery_tag)
             if envelope.due is not None and envelope.due > now:
                 target = writes.setdefault((envelope.queue, "delayed"), [])
-                # The number keeps those that are due at the same time in the order in which they came.
+                # The number keeps messages due at the same time in their order.
                 member = b"%d %020d %b" % (step, time.time_ns() + len(target), payload)
                 target += (repr(float(envelope.due)), member)
             else:
@@ -160,7 +159,7 @@ class RedisSender(Sender):
         return writes
 
     def _queues(self, writes: Writes) -> dict[str, bool]:
-        """The queues that get something, and whether any of it is not in their usual list."""
+        """Return the queues that get something, and whether any of it is outside of their usual list."""
         queues: dict[str, bool] = {}
         usual = self._layout.usual
         for queue, where in writes:
@@ -168,13 +167,13 @@ class RedisSender(Sender):
         return queues
 
     def _head(self, queue: str, where: str | int) -> tuple[str, str]:
-        """The command that stores values, and the key it stores them under."""
+        """Return the command that stores values, and its key."""
         if where == "delayed":
             return "ZADD", self._layout.key(f"delayed.{queue}")
         return "LPUSH", self._layout.list_of(queue, int(where))
 
     def _declare(self, queue: str) -> tuple[bytes, bytes]:
-        """Tell stock tools of *queue*, once for each process; return the packed notifications of it."""
+        """Announce *queue* to stock tools, once per process; return its packed notifications."""
         member = f"{queue}{SEPARATOR}{SEPARATOR}{queue}"
         tables = [
             f"{self._layout.prefix}_kombu.{table}.{queue}" for table in ("binding", "binding_permanent")
@@ -218,8 +217,8 @@ def revoke(database: Database, until: float, ids: Sequence[str], terminate: bool
 
 
 def revoked_since(link: Link, layout: Layout, cursor: int, now: float) -> tuple[int, list[Revocation]]:
-    """A new cursor, and what was revoked since *cursor* and stands at epoch second *now*."""
-    # The number first: whatever it counts is there when the second command looks.
+    """Return a new cursor, and the revocations since *cursor* that are valid at epoch second *now*."""
+    # The number first: what it counts is there when the second command reads.
     commands = (
         ("GET", layout.key("revoked.number")),
         ("ZRANGEBYSCORE", layout.key("revoked"), f"({cursor}", "+inf"),
@@ -231,7 +230,7 @@ def revoked_since(link: Link, layout: Layout, cursor: int, now: float) -> tuple[
             expires, number, order = member.decode().split(" ", 2)
             at, until, read = int(number), float(expires), Revocation(*json.loads(order))
         except (ValueError, TypeError, RecursionError):
-            logger.warning("an order to revoke cannot be read, and is passed over: %.100r", member)
+            logger.warning("an order to revoke cannot be read, and is skipped: %.100r", member)
             continue
         reached = max(reached, at)
         if until > now and all(map(isinstance, read, (str, bool, str))):

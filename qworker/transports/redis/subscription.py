@@ -1,14 +1,14 @@
-"""How a worker on Redis waits: told of a message without taking it.
+"""Waiting for messages on Redis, without taking them.
 
 Comes from:  ``consumer.py``.
-Goes to:     a socket that is subscribed to the channels of the queues, on which our own publishers announce;
-             and blocked ``BLMOVE list list RIGHT RIGHT``, which move nothing and end when there is something
-             in that list: one for the list of each queue that stock publishers use, one for the list that
+Goes to:     a socket that is subscribed to the channels of the queues, where our publishers announce
+             messages; and blocked ``BLMOVE list list RIGHT RIGHT``, which move nothing and end when that list
+             has something: one for the list of each queue that stock publishers use, one for the list that
              ours use.
-Thread:      the listener's, but for wake().
+Thread:      the listener's, except wake().
 
-Behind the latter a claim may wait on the same connection, which the server carries out as soon as the BLMOVE
-ends: so a message that finds the worker idle does not wait for the worker to hear of it and ask.
+A claim may wait behind the latter on the same connection. The server carries it out as soon as the BLMOVE
+ends: so a message for an idle worker is taken without another round trip.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from qworker.transports.redis.url import Endpoint
 
 BLOCK_SECONDS = 20
 SILENCE_SECONDS = 10.0
-"""After so long without a word the server is asked whether it is there, and after twice as long it is not."""
+"""After so long without data the server is pinged, and after twice as long it is considered gone."""
 
 MOST_QUEUES = 8
-"""A worker of more queues than these has no claims wait in the server, which would take a connection each."""
+"""A worker of more queues has no claims waiting in the server, which would need a connection each."""
 
 
 @dataclass(slots=True)
@@ -48,8 +48,8 @@ class Blocked:
 
 
 class Prefetch(NamedTuple):
-    """A claim that may have been carried out while we waited. answer: None when none came, though it may have
-    taken something."""
+    """A claim that may have been carried out during a wait. answer: None when there was none, although it may
+    have taken something."""
 
     queue: str
     numbers: Numbers
@@ -57,9 +57,9 @@ class Prefetch(NamedTuple):
 
 
 class Subscription:
-    """drained: whether the queues were empty when they were last looked into, and nothing has been announced
-    since. Only then are BLMOVEs sent, which would end at once in a list that has something.
-    prefetches: what was claimed while we waited; whoever takes it clears the list."""
+    """drained: whether the queues were empty when last checked, and nothing was announced since. Only then
+    are BLMOVEs sent, which would end at once if a list has something.
+    prefetches: claims carried out during a wait; the reader clears the list."""
 
     def __init__(self, where: Endpoint, layout: Layout) -> None:
         self._where = where
@@ -69,11 +69,11 @@ class Subscription:
         """By queue and step."""
         self._idle: list[Link] = []
         self._queues: frozenset[str] = frozenset()
-        """What is listened for."""
+        """The queues that are watched."""
         self._lists: tuple[tuple[str, int], ...] = ()
-        """Of these queues."""
+        """The lists of these queues."""
         self._channels: dict[str, None] = {}
-        """Of all that was ever listened for, in the order in which it was."""
+        """All channels ever subscribed to, in order."""
         self._waker = WakeupPipe()
         self._heard = self._asked = 0.0
         self.blocks = True
@@ -82,7 +82,7 @@ class Subscription:
         self.prefetches: list[Prefetch] = []
 
     def open(self, queues: Sequence[str]) -> None:
-        """Listen for *queues*; raises BrokerUnavailable."""
+        """Watch *queues*; raises BrokerUnavailable."""
         self._channels = {self._channel(""): None}
         self._choose(queues)
         self._waker.open()
@@ -90,8 +90,8 @@ class Subscription:
         self._subscribe()
 
     def listen_for(self, queues: Sequence[str]) -> None:
-        """Listen for *queues*, and no others, from now on; raises BrokerUnavailable. Call it before they are
-        looked into: that is what mends a connection that broke."""
+        """Watch *queues*, and no others, from now on; raises BrokerUnavailable. Call it before they are
+        checked: it also repairs a broken connection."""
         if len(self._queues) != len(queues) or not self._queues.issuperset(queues):
             self._change_to(queues)
         if self._is_cut_off():
@@ -108,7 +108,7 @@ class Subscription:
             self._link.close()
 
     def _is_cut_off(self) -> bool:
-        """Whether nothing that is announced comes here."""
+        """Whether notifications do not arrive here."""
         return self._link.fileno() < 0
 
     def _choose(self, queues: Sequence[str]) -> None:
@@ -126,13 +126,13 @@ class Subscription:
             for reply in self._link.ask(pack(("SUBSCRIBE", *self._channels)), len(self._channels)):
                 checked(self._link, reply)
         except BaseException:
-            self._link.close()  # else it would pass for one that is subscribed
+            self._link.close()  # otherwise it would pass for one that is subscribed
             raise
         self._heard = self._asked = time.monotonic()
 
     def arm(self, claim: Callable[[str], tuple[bytes, Numbers]] | None) -> None:
-        """Wait for what others publish, too: the queues are drained. claim: makes the packed claim that is to
-        be carried out when a queue has something, and its numbers."""
+        """Also wait for messages of other publishers: the queues are drained. claim: makes the packed claim
+        to be carried out when a queue has something, and its numbers."""
         if not self.blocks:
             return
         usual = self._layout.usual
@@ -150,7 +150,7 @@ class Subscription:
                     raise
 
     def call_off(self) -> None:
-        """Have no claim carried out any more; what one may have taken meanwhile is in ``prefetches``."""
+        """Cancel waiting claims; the results of those already carried out are in ``prefetches``."""
         for place, blocked in list(self._blocked.items()):
             if blocked.numbers is not None:
                 blocked.link.close()
@@ -179,12 +179,12 @@ class Subscription:
         return told
 
     def _hear(self) -> bool:
-        """Whether anything was announced of which no BLMOVE will tell."""
+        """Whether there was a notification that no BLMOVE reports."""
         try:
             replies = self._link.received()
         except BrokerUnavailable:
             self._reconnect()
-            return True  # something may have been said meanwhile
+            return True  # there may have been a notification meanwhile
         self._heard = time.monotonic()
         told = False
         for reply in replies:
@@ -197,8 +197,7 @@ class Subscription:
         return told
 
     def _unblocked(self, place: tuple[str, int], blocked: Blocked) -> bool:
-        """Whether the list at *place* has something, or had, now that something was said on its
-        connection."""
+        """Whether the list at *place* has something, or had, after data arrived on its connection."""
         try:
             blocked.replies += blocked.link.received()
         except BrokerUnavailable:
@@ -212,7 +211,7 @@ class Subscription:
         found, *claimed = blocked.replies
         refused = isinstance(found, hiredis.ReplyError)
         if refused and ("unknown command" in str(found) or "NOPERM" in str(found)):
-            self.blocks = False  # who waits looks now and then instead
+            self.blocks = False  # waiting polls from time to time instead
         if blocked.numbers is not None:
             return self._claimed(place[0], blocked.numbers, claimed[0])
         if found is None or refused:
@@ -221,7 +220,7 @@ class Subscription:
         return True
 
     def _claimed(self, queue: str, numbers: Numbers, reply: Any) -> bool:
-        """Note what a claim has answered; whether there is anything to be done about it."""
+        """Record the answer of a claim; return whether there is anything to do about it."""
         if isinstance(reply, list):
             answer = Answer.of(reply)
             if not answer.fields:
@@ -250,9 +249,9 @@ class Subscription:
                 self._reconnect()
 
     def _reconnect(self) -> None:
-        self.drained = False  # what was announced meanwhile we have not heard
+        self.drained = False  # notifications were missed meanwhile
         self._link.close()
-        with suppress(BrokerUnavailable):  # the next claim will say what is wrong
+        with suppress(BrokerUnavailable):  # the next claim will raise the error
             self._subscribe()
 
     def wake(self) -> None:
@@ -260,7 +259,7 @@ class Subscription:
         self._waker.wake()
 
     def drop(self) -> None:
-        """Let go of the connections; open() makes others."""
+        """Close the connections; open() makes others."""
         for link in self._links():
             link.close()
         self._forget()
@@ -272,12 +271,12 @@ class Subscription:
         self._blocked, self._idle, self.prefetches, self.drained = {}, [], [], False
 
     def close(self) -> None:
-        """Let go of everything. Safe to call twice."""
+        """Close everything. Safe to call twice."""
         self.drop()
         self._waker.close()
 
     def abandon(self) -> None:
-        """In a forked child."""
+        """In a forked child: drop the connections."""
         for link in self._links():
             link.abandon()
         self._forget()
@@ -285,17 +284,16 @@ class Subscription:
 
 
 # -- Claims of a consumer on Redis --
-# Claims of a consumer on Redis: the numbers that they give, what is held, and what may be held
-# unknowingly.
-# A claim names the numbers that it will give to what it takes. When no answer comes, it is *orphaned*:
-# whatever has one of those numbers is ours without our knowing, and is to be given back.
+# Claims of a consumer on Redis: the numbers that they assign, the messages held, and those that may be held
+# unknowingly. A claim names the numbers for the messages that it takes. Without an answer it is *orphaned*:
+# messages with one of those numbers are ours without our knowledge, and must be given back.
 
 Numbers = tuple[int, int]
-"""Those that a claim may give to what it takes: from, up to."""
+"""The numbers that a claim may assign: from, up to."""
 
 
 class Answer(NamedTuple):
-    """What LEASE has returned. next_due: of its queues. fields, payloads: of what it took, in its order."""
+    """The result of LEASE. next_due: of its queues. fields, payloads: of the messages it took, in order."""
 
     next_due: float | None
     last_revocation: int
@@ -309,8 +307,8 @@ class Answer(NamedTuple):
 
 
 class Claims:
-    """held: tag → field of ``unacked`` of each message on lease. orphaned: the numbers of claims of which no
-    answer came."""
+    """held: tag → field of ``unacked`` of each message on lease. orphaned: the numbers of claims without an
+    answer."""
 
     def __init__(self, layout: Layout, generation: int) -> None:
         self._layout = layout
@@ -322,7 +320,8 @@ class Claims:
     def prepare(
         self, queues: Sequence[str], limit: int, delayed_limit: int = 0, until: float = 0.0
     ) -> tuple[tuple[Any, ...], Numbers]:
-        """The arguments of LEASE for a claim, and its numbers. until: epoch second for delayed ones."""
+        """Return the arguments of LEASE for a claim, and its numbers. until: epoch second for delayed
+        ones."""
         first, self._next_number = self._next_number, self._next_number + limit + delayed_limit
         steps = self._layout.scale.steps
         arguments = (
@@ -332,9 +331,9 @@ class Claims:
         return arguments, (first, self._next_number)
 
     def take(self, answer: Answer) -> tuple[list[Leased], list[bytes]]:
-        """The messages of *answer*, which are held from now on; and fields to acknowledge at once.
+        """Return the messages of *answer*, which are held from now on; and fields to acknowledge at once.
 
-        These are of copies: a stock consumer took a message of ours for lost, and put it back.
+        These are duplicates: a stock consumer considered our message lost, and put it back.
         """
         names: dict[bytes, str] = {}
         copies, messages = [], []

@@ -1,8 +1,8 @@
-"""Where a Redis or Valkey server is: from a URL and options to a function that connects.
+"""The address of a Redis or Valkey server: a URL and options, converted to a function that connects.
 
 Comes from:  ``broker_url``, ``result_backend`` and their options.
 Goes to:     ``connection.py``. redis-py makes the connection (TLS, passwords, sentinels).
-Thread:      any; an Endpoint is never changed.
+Thread:      any; an Endpoint is immutable.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ except ImportError as error:
     ) from error
 
 _IN_THE_ADDRESS = {"host", "port", "path", "unix_socket_path", "socket_keepalive_options"}
-"""Options of redis-py's connection that no parameter of a URL is."""
+"""Options of redis-py's connection that are not parameters of a URL."""
 _OPTIONS = {"broker_url": "broker_transport_options", "result_backend": "result_backend_transport_options"}
 """Settings with URLs → those with transport options."""
 SOCKET_TIMEOUT = 10.0
@@ -40,14 +40,14 @@ CONNECT_TIMEOUT = 5.0
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a server is. safe_url: without passwords. place: equal for URLs of the same database of the same
-    server."""
+    """The address of a server. safe_url: without passwords. place: equal for URLs of the same database of the
+    same server."""
 
     safe_url: str
     db: int
     place: tuple[Any, ...]
     connect: Callable[..., Any]
-    """Make a connection of redis-py, connected; connect(timeout): no step of it takes longer than so many
+    """Return a connected redis-py connection; connect(timeout): no step of it takes longer than so many
     seconds."""
 
 
@@ -57,10 +57,10 @@ def endpoint(
     use_ssl: Any = None,
     setting: str = "broker_url",
 ) -> Endpoint:
-    """Where *url*, the value of *setting*, leads, with the transport options and the TLS settings; nothing is
-    connected yet.
+    """Return the endpoint of *url*, the value of *setting*, with the transport options and the TLS settings,
+    not connected yet.
 
-    Raises ConfigurationError for what is no such URL, or names files of certificates that are of no use.
+    Raises ConfigurationError for an invalid URL, or unusable files of certificates.
     """
     told = _OPTIONS.get(setting, setting)
     options = {
@@ -77,7 +77,7 @@ def endpoint(
         kind: Any = redis.UnixDomainSocketConnection
         fields["path"] = unquote(parts.path)
         if asked or use_ssl:
-            raise ConfigurationError(f"{setting}: a socket has no TLS, which was asked for", setting=setting)
+            raise ConfigurationError(f"{setting}: a socket has no TLS, which was requested", setting=setting)
         if not fields["path"]:
             raise _wrong(url, "it names no socket: write redis+socket:///path/to/redis.sock?virtual_host=0")
     elif scheme in ("redis", "rediss", "valkey", "valkeys"):
@@ -108,7 +108,7 @@ def endpoint(
 
 
 def _sentinel(url: str, options: Mapping[str, Any], use_ssl: Any, setting: str) -> Endpoint:
-    """``sentinel://host:26379;sentinel://host2:26379/0``, where the master is asked for at every connect."""
+    """``sentinel://host:26379;sentinel://host2:26379/0``: the master is determined at every connect."""
     name = options.get("master_name")
     if not name:
         raise ConfigurationError(
@@ -144,8 +144,8 @@ def _sentinel(url: str, options: Mapping[str, Any], use_ssl: Any, setting: str) 
 
 
 def _client_of(addresses: list[tuple[str, int]], given: Any, setting: str) -> Any:
-    """redis-py's client of sentinels. given: options of its connections to them. Each sentinel is asked once:
-    redis-py would ask one that is away ten times, for up to half a minute, before it asks the next."""
+    """Return redis-py's client for sentinels. given: options of its connections to them. Each sentinel is
+    tried once: redis-py would try an unavailable one ten times, for up to half a minute, before the next."""
     if not isinstance(given, Mapping):
         raise ConfigurationError(f"{setting}: sentinel_kwargs must be a mapping", setting=setting)
     fields = {
@@ -162,14 +162,14 @@ def _client_of(addresses: list[tuple[str, int]], given: Any, setting: str) -> An
 
 
 def _query(text: str, setting: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """What the parameters of a URL say of TLS, and of the rest. Raises ConfigurationError for one that there
-    is none of, or whose value means nothing."""
+    """Return the parameters of a URL for TLS, and the rest. Raises ConfigurationError for an unknown one, or
+    an invalid value."""
     asked, others = divided(parse_qsl(text))
     if "virtual_host" in others:
         others["db"] = others.pop("virtual_host")
     if elsewhere := _IN_THE_ADDRESS & others.keys():
         text = ", ".join(sorted(elsewhere))
-        raise ConfigurationError(f"{setting}: {text} stands in the address of a URL", setting=setting)
+        raise ConfigurationError(f"{setting}: {text} belongs in the address of a URL", setting=setting)
     return asked, checked(others, setting)
 
 
@@ -179,21 +179,20 @@ def _tls(scheme: str, asked: Mapping[str, str], use_ssl: Any, setting: str) -> T
 
 
 def _check_login(connection: Any) -> None:
-    """Raises redis.AuthenticationError when the server wants a password and we have none. It would say so
-    only of a short command: of a long one it says something about lengths, and to who waits for news it says
-    nothing."""
+    """Raise redis.AuthenticationError when the server requires a password and we have none. It would only say
+    so for a short command: for a long one it mentions lengths, and for a subscription it says nothing."""
     connection.send_command("PING")
     try:
         connection.read_response()
     except redis.AuthenticationError:
         raise
-    except redis.ResponseError:  # a user that may do what we need, and not that
+    except redis.ResponseError:  # a user with the permissions that we need, but not this one
         pass
 
 
 def _connected(connection: Any, tls: Tls | None) -> Any:
     wrong = "" if tls is None else tls.problem()
-    if wrong:  # the files were in order when we began
+    if wrong:  # the files were valid at the start
         raise OSError(wrong)
     try:
         connection.connect()
@@ -230,7 +229,7 @@ def _common(url: str, fields: dict[str, Any], options: Mapping[str, Any]) -> dic
 def _within(timeout: float, fields: dict[str, Any]) -> dict[str, Any]:
     limits = {name: min(timeout, fields[name]) for name in ("socket_timeout", "socket_connect_timeout")}
     if "ssl_cert_reqs" in fields:
-        limits["socket_timeout"] = min(limits.values())  # the handshake is a part of connecting
+        limits["socket_timeout"] = min(limits.values())  # the handshake is part of connecting
     return fields | limits
 
 

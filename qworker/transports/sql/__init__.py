@@ -1,4 +1,4 @@
-"""PostgreSQL, MySQL, MariaDB: messages as rows, which workers take with SKIP LOCKED.
+"""PostgreSQL, MySQL, MariaDB: messages are rows, which workers take with SKIP LOCKED.
 
 Modules, in reading order: ``schema``, ``link`` (one connection, and what differs between databases),
 ``postgresql`` and ``mysql`` with ``timeout_connection``, ``mysql_options``, ``limited_connection`` and

@@ -1,8 +1,8 @@
-"""Looking at a database's queues, dead letters and workers, and changing them.
+"""Administration of a database broker: queues, dead letters and workers.
 
 Comes from:  the command line and other tools, by ``Broker.admin``.
 Goes to:     the tables of ``schema.py``.
-Thread:      any; they take turns at one connection with who publishes.
+Thread:      any; they share one connection with publishers, in turn.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PEEK: Mapping[Standing, str] = {
 
 
 class SQLAdmin(Admin):
-    """uptime: the clock that leases run on, None: the database's."""
+    """uptime: the clock for leases, None: the database's."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class SQLAdmin(Admin):
     def may_have_due_joins(self, now: float) -> bool:
         def work(link: Link) -> bool:
             if self._has_joins is not link and not link.columns(self._results.joins.join):
-                return False  # who opens the first join makes the tables
+                return False  # the tables are created with the first join
             self._has_joins = link
             return bool(link.ask(f"SELECT 1 FROM {self._results.joins.join} WHERE due <= %s LIMIT 1", (now,)))
 

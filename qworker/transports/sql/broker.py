@@ -1,14 +1,14 @@
-"""PostgreSQL, MariaDB or MySQL as the broker, in tables of a database that may hold other things too.
+"""PostgreSQL, MariaDB or MySQL as the broker, in tables of a database that may have other contents too.
 
 Comes from:  ``broker_url`` ``postgresql://…``, ``mysql://…`` or ``mariadb://…``.
-Goes to:     ``sender.py``, ``consumer.py`` and ``admin.py``; ``postgresql.py`` and ``mysql.py`` speak to the
-             servers.
+Goes to:     ``sender.py``, ``consumer.py`` and ``admin.py``; ``postgresql.py`` and ``mysql.py`` communicate
+             with the servers.
 Thread:      one connection publishes and administers (any thread, in turn), one belongs to the listener;
-             neither crosses a fork.
+             neither is shared across a fork.
 
-Publishing is as durable as the database's commits. Leases run on the clock of the database. An instant at
-which a message falls due is compared with the clock of the consumer, as the settings ``eta`` and
-``countdown`` were computed on the clock of who published: keep both in step.
+Publishing is as durable as the database's commits. Leases use the clock of the database. Due times are
+compared with the clock of the consumer, and are computed from ``eta`` and ``countdown`` on the clock of the
+publisher: keep both in step.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _brokers = forgetful()
 
 
 class SQLBroker(Broker):
-    """The broker in a database. Connects at the first use, not before.
+    """The broker in a database. Connects on first use.
 
-    lease_seconds: how long a silent consumer is believed to live. uptime: a clock for the leases, None: the
+    lease_seconds: how long a silent consumer is considered alive. uptime: a clock for leases, None: the
     database's.
     results: where rows of settlements go.
     """
@@ -80,12 +80,12 @@ class SQLBroker(Broker):
 
     @property
     def missing(self) -> str | None:
-        """See Broker; the tables of the database count here. Raises BrokerUnavailable when it cannot be
-        asked."""
+        """See Broker; the tables of the database count here. Raises BrokerUnavailable when it is
+        unavailable."""
         return self._shared.look(lambda link: None, f"table of qworker in {self.safe_url}")
 
     def _after_fork(self) -> None:
-        """In a forked child: what the parent was about to publish, and the leases it holds, are not ours."""
+        """In a forked child: pending messages and leases belong to the parent."""
         self.sender.after_fork()
         self._shared.abandon()
         self.consumer.after_fork()
@@ -98,13 +98,14 @@ class SQLBroker(Broker):
 
 
 def open_broker(url: str | None, conf: Settings) -> SQLBroker:
-    """The broker at *url* with the settings *conf*; it is connected at the first use."""
+    """Return the broker at *url* with the settings *conf*; it connects on first use."""
     if not url:
         raise ConfigurationError("broker_url names no database", setting="broker_url")
     refuse_setting(
         conf.broker_use_ssl,
-        "databases are told in the URL, PostgreSQL by ?sslmode=verify-full&sslrootcert=/path/to/ca.pem, "
-        "MySQL and MariaDB by ?ssl_ca=/path/to/ca.pem",
+        "for databases it is set in the URL, for PostgreSQL with "
+        "?sslmode=verify-full&sslrootcert=/path/to/ca.pem, for MySQL and MariaDB with "
+        "?ssl_ca=/path/to/ca.pem",
     )
     names = conf.database_table_names
     return SQLBroker(

@@ -1,16 +1,15 @@
-"""How messages are taken from PostgreSQL: in batches, without waiting for others, at a cost that does not
-grow.
+"""Claiming messages in PostgreSQL: in batches, without waiting for others, at constant cost.
 
 Comes from:  ``postgresql.py``.
 Goes to:     the table ``qworker_message``.
 Thread:      the listener's.
 
-A claim is one statement, and so one exchange with the server: its last row, which has no tag, tells when the
-next message falls due, and which revocation was the last.
+A claim is one statement, and so one round trip: its last row, without a tag, tells when the next message is
+due, and the number of the last revocation.
 
-What was taken leaves dead entries at the front of the index, which every further claim would step over until
-vacuum comes: after a million messages 30 ms each time. So in a long drain a claim begins where the last one
-ended, and only four times a second at the very front, for what came back there.
+Taken messages leave dead entries at the front of the index, which every further claim would have to skip
+until vacuum runs: after a million messages 30 ms each time. So in a long drain a claim begins where the last
+one ended, and only four times a second at the very front, for messages that came back there.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from qworker.transports.lease import MAX_LEASE_BYTES
 from qworker.transports.sql.link import Claimed, ClaimOrder, Row, leased
 from qworker.transports.sql.schema import COLUMNS, LAST_REVOKED
 
-# An array, not a join: then the plan is the same however many rows the planner believes there are. Whoever
-# takes this consumer for dead deletes its row first, and so waits until what is taken here can be seen.
+# An array, not a join: then the plan does not depend on the planner's row estimates. A consumer that declares
+# this one dead deletes its row first, and so waits until messages taken here are visible.
 _TAKE = f"""WITH me AS (SELECT id FROM qworker_owner WHERE id = %s FOR KEY SHARE),
 $selection,
 fitting AS (SELECT tag FROM (SELECT tag, sum(size) OVER (ORDER BY place,
@@ -39,7 +38,7 @@ _DELAYED = "FROM qworker_message WHERE queue = %s AND state = 1"
 _SOON = f"""taken AS MATERIALIZED (SELECT tag, due AS place, octet_length(body) AS size {_DELAYED}
 AND due <= %s
 ORDER BY due LIMIT %s FOR UPDATE SKIP LOCKED)"""
-# What fell due since the last claim is not much; what the last claim saw was made ready by PROMOTE_DUE.
+# Few messages became due since the last claim; earlier ones were made ready by PROMOTE_DUE.
 _READY = f"""ready AS MATERIALIZED (SELECT tag, urgency AS place, octet_length(body) AS size
 FROM qworker_message
 WHERE queue = %s AND state = 0 $after ORDER BY urgency, tag LIMIT %s FOR UPDATE SKIP LOCKED),
@@ -57,12 +56,12 @@ CLAIM_DELAYED = _TAKE.replace("$selection", _SOON)
 PROMOTE_DUE = f"""UPDATE qworker_message SET state = 0 WHERE tag = ANY(ARRAY(SELECT tag {_DELAYED}
 AND due <= %s ORDER BY due LIMIT 1000 FOR UPDATE SKIP LOCKED))"""
 LONG_DRAIN = 2000
-"""Messages taken in a row without running dry."""
+"""Messages taken in a row without finding the queue empty."""
 FRONT_SECONDS = 0.25
 
 
 class _Drain(NamedTuple):
-    """taken: in a row. urgency, tag: of the last. front_at: when the front is looked at again."""
+    """taken: in a row. urgency, tag: of the last. front_at: when the front is checked again."""
 
     taken: int
     urgency: int
@@ -71,13 +70,13 @@ class _Drain(NamedTuple):
 
 
 class Claims:
-    """What a connection remembers of its claims: how far each queue has been drained."""
+    """The state of a connection's claims: how far each queue has been drained."""
 
     def __init__(self) -> None:
         self._drains: dict[str, _Drain] = {}
 
     def claim(self, connection: Any, order: ClaimOrder, next_due: float | None) -> Claimed:
-        """next_due: when the first of the delayed messages falls due, going by the last claim."""
+        """next_due: when the first of the delayed messages is due, according to the last claim."""
         generation, queue, now, limit, delayed_limit, until = order
         limit = max(0, limit)
         if next_due is not None and next_due <= now:
@@ -92,7 +91,8 @@ class Claims:
         values = (generation, queue, *place, limit, queue, now, limit, queue)
         early: list[Row] = []
         if delayed_limit > 0:
-            with connection.pipeline():  # one transaction: what the first has taken, a retry must not forget
+            # One transaction: a retry must not lose what the first statement has taken
+            with connection.pipeline():
                 soon = connection.execute(CLAIM_DELAYED, (generation, queue, until, delayed_limit))
                 ready = connection.execute(statement, values)
             early = soon.fetchall()
@@ -105,7 +105,7 @@ class Claims:
             try:
                 front = connection.execute(CLAIM, (generation, queue, rest, queue, now, rest, queue))
                 rows += _parted(front)[0]
-            except psycopg.Error:  # nor must we; who asks next will hear of it
+            except psycopg.Error:  # nor must we; the next request reports the error
                 if not rows and not early:
                     raise
         self._note(queue, rows, limit, drain, drain.front_at if drain and after else clock + FRONT_SECONDS)
@@ -127,6 +127,6 @@ class Claims:
 
 
 def _parted(cursor: Any) -> tuple[list[Row], float | None, int]:
-    """The messages that a claim took, when the next one falls due, and the last revocation."""
+    """Return the messages of a claim, when the next one is due, and the last revocation."""
     *rows, last = cursor.fetchall()
     return rows, last[3], last[4]

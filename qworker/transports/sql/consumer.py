@@ -1,8 +1,8 @@
-"""The consumer of the SQL broker: who has which message on lease, and the end of each.
+"""The consumer of the SQL broker: leasing and settling messages.
 
 Comes from:  the Listener.
-Goes to:     the tables of ``schema.py``, by a connection of the listener's own.
-Thread:      listener only, but for wake().
+Goes to:     the tables of ``schema.py``, through a connection of the listener's own.
+Thread:      listener only, except wake().
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from qworker.transports.sql.schema import (
 from qworker.transports.sql.settle import settle, settle_within
 
 COPY_SECONDS = 0.05
-"""How soon the running file is copied again, and how soon in a wait: children have begun by then what they
-were given."""
+"""How soon the running file is copied again, and how soon in a wait: by then children have begun with new
+messages."""
 CRASH_SECONDS = 3.0
-"""For how long after a crash of the server nobody claims what is new: a worker tries to reach it every two
-seconds, and then claims again what it held."""
+"""How long after a crash of the server new messages are not claimed: a worker reconnects every two seconds,
+and then claims its own messages again."""
 
 T = TypeVar("T")
 
 
 class SQLConsumer(LeaseConsumer):
-    """connect: makes a Link. results: where rows of settlements go. uptime: the clock of the leases, None:
-    the database's."""
+    """connect: makes a Link. results: where rows of settlements go. uptime: the clock for leases, None: the
+    database's."""
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class SQLConsumer(LeaseConsumer):
         self._subscription = Subscription()
         self._copy_at = 0.0
         self._crash = ""
-        """The server's last crash that we know of."""
+        """The server's last known crash."""
         self._claim_at = 0.0
         """The monotonic time before which nothing new is claimed."""
         self._uncertain: set[int] = set()
-        """What we held when the server crashed, and others may have had by the time we came back."""
+        """Messages held when the server crashed, which others may have by now."""
 
     def _abandon_connections(self) -> None:
         self._wakeup.close()
@@ -86,13 +86,13 @@ class SQLConsumer(LeaseConsumer):
         self._handle.close()
 
     def _run(self, work: Callable[[Link], T]) -> T:
-        """What *work* makes of the connection, for who is registered."""
+        """Return *work* applied to the connection, while registered."""
         self._require()
         return self._handle.run(work)
 
     def _connected(self, link: Link) -> None:
-        """On a new connection: listen, and put in order what the server lost with the old one. Raises
-        ConfigurationError when the tables lack what only their owner may add."""
+        """On a new connection: listen, and restore what the server lost. Raises ConfigurationError when the
+        tables lack additions that only their owner may make."""
         if link.lacks_additions:
             raise ConfigurationError(
                 "the tables of the broker are of an older qworker, and this user may not add to them "
@@ -104,7 +104,7 @@ class SQLConsumer(LeaseConsumer):
         crash, age = link.crash()
         rest = CRASH_SECONDS - age
         late = self._crash not in ("", crash) and rest <= 0
-        if late:  # we heard late of it; or this server has taken over from another, a moment ago
+        if late:  # we noticed late; or this server has taken over from another, a moment ago
             rest = CRASH_SECONDS
         self._crash, self._claim_at = crash, max(self._claim_at, time.monotonic() + rest)
         if self._generation == NOT_REGISTERED:
@@ -128,7 +128,7 @@ class SQLConsumer(LeaseConsumer):
     # -- the record in the server --
 
     def _until(self) -> tuple[str, tuple[float, ...]]:
-        """The end of a lease from now on, as an expression and its values."""
+        """Return the end of a lease that begins now, as an expression and its values."""
         if self._leases_on is None:
             return f"{NOW} + %s", (self._lease_seconds,)
         return "%s", (self._leases_on() + self._lease_seconds,)
@@ -147,7 +147,7 @@ class SQLConsumer(LeaseConsumer):
         def work(link: Link) -> int:
             link.ask(
                 f"SELECT tag FROM {LETTERS['failed']} LIMIT 0"
-            )  # who may not make tables hears of it now, and not when a task has failed
+            )  # missing permissions are reported now, and not when a task has failed
             with link.transaction():
                 if self._generation != NOT_REGISTERED:
                     self._remove(link)
@@ -155,7 +155,7 @@ class SQLConsumer(LeaseConsumer):
                 link.do(statement, (generation, *row))
                 if CRASHING:
                     crash_point("registering")
-            link.flush()  # without the record a crash of the server would leave what we claim to others
+            link.flush()  # without the record, a crash of the server would give our messages to others
             return generation
 
         generation = self._handle.run(work)
@@ -177,7 +177,7 @@ class SQLConsumer(LeaseConsumer):
         self._copy_running(link)
 
     def _copy_running(self, link: Link) -> None:
-        """Copy the running file to our row, where it can be read if this whole machine is gone."""
+        """Copy the running file to our row, where it can be read if this machine is gone."""
 
         def write(tags: set[int]) -> None:
             text = " ".join(map(str, sorted(tags)))
@@ -195,7 +195,7 @@ class SQLConsumer(LeaseConsumer):
         self._handle.run(work)
 
     def _remove(self, link: Link) -> None:
-        """Within a transaction: hold nothing any more, under the generation that was; not counted."""
+        """Within a transaction: release everything held under the old generation; uncounted."""
         link.do(
             "UPDATE qworker_message SET state = 0, owner = NULL WHERE owner = %s AND state = 2",
             (self._generation,),
@@ -220,14 +220,14 @@ class SQLConsumer(LeaseConsumer):
         messages: list[Leased] = []
         dues: list[float | None] = []
         last_revocation = None
-        for queue in queues:  # each by itself: what one has taken, a retry of the next must not forget
+        for queue in queues:  # one by one: a retry of the next must not lose what one has taken
             order = ClaimOrder(self._generation, queue, now, limit, delayed_limit, until)
             try:
                 claimed = self._claim_one(order)
             except BrokerUnavailable:
                 if not messages:
                     raise
-                dues.append(now)  # what it has is not known: the next claim will see, or say the same
+                dues.append(now)  # its contents are unknown: the next claim will find them, or raise the same
                 break
             limit -= len(claimed.ready)
             delayed_limit -= len(claimed.early)
@@ -327,28 +327,27 @@ class SQLConsumer(LeaseConsumer):
 
 
 # -- PollBackoff --
-# PollBackoff: sleeping until the database says something, and looking again and again where it says
-# nothing without being asked.
-# Thread: the listener's, but for wake().
+# PollBackoff: sleeping until the database sends a notification, or polling without them. Thread: the
+# listener's, except wake().
 
 QUICKEST, SLOWEST = 0.001, 0.25
-"""Seconds between two looks where nothing is said without being asked."""
+"""Seconds between two polls without notifications."""
 
 
 class PollBackoff(WakeupPipe):
-    """pause: seconds until the next look; it grows while nothing is found."""
+    """pause: seconds until the next poll; it grows while nothing is found."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pause = QUICKEST
 
     def found(self) -> None:
-        """A look has found something: more may come soon."""
+        """A poll has found something: more may come soon."""
         self.pause = QUICKEST
 
     def rest(self, file: int, seconds: float) -> bool:
-        """Sleep until *file* has something to read (-1: until the next look), or so long; True when wake()
-        was called."""
+        """Sleep until *file* is readable (-1: until the next poll), or so long; True when wake() was
+        called."""
         if file < 0:
             seconds = min(seconds, self.pause)
             self.pause = min(self.pause * 1.5, SLOWEST)
@@ -357,19 +356,18 @@ class PollBackoff(WakeupPipe):
 
 
 # -- What a consumer settled lately, in case that the server forgets it --
-# The worker's commits need not reach the disk at once, and a server that takes over may lack the last
-# of them. An ack that is lost so leaves a message with a consumer who lives and will never settle it
-# again: so it is settled again. A claim that is lost so leaves a message to whoever asks first, though
-# its consumer lives and may be running it: so it is claimed again, and for a moment after a crash
-# nobody claims anything else.
+# The worker's commits need not reach the disk at once, and a server that takes over may lack the last of
+# them. A lost ack leaves a message with a live consumer that would never settle it again: so it is settled
+# again. A lost claim leaves a message to others, although its consumer is alive and may be running it: so it
+# is claimed again, and for a moment after a crash nothing else is claimed.
 
 SECONDS = 3.0
-"""For how long settlements are kept; PostgreSQL's commits are on the disk after 3 times wal_writer_delay, 0.6
+"""How long settlements are kept; PostgreSQL's commits are on the disk after 3 times wal_writer_delay, 0.6
 s."""
 
 
 class RecentSettlements:
-    """held: the tags of what is on lease and not settled."""
+    """held: the tags of unsettled messages on lease."""
 
     def __init__(self) -> None:
         self.held: set[int] = set()
@@ -383,7 +381,7 @@ class RecentSettlements:
         self._recent.add(settlements)
 
     def ended(self) -> set[int]:
-        """Tags of what is not to come again: it was acknowledged lately, or made a dead letter."""
+        """Return tags of messages that must not come again: recently acknowledged, or dead-lettered."""
         found: set[int] = set()
         for each in self.all():
             if isinstance(each, Release):
@@ -393,11 +391,11 @@ class RecentSettlements:
         return found - self.held
 
     def all(self) -> list[Settlement]:
-        """What was settled lately."""
+        """Return the recent settlements."""
         return [each for settlements in self._recent for each in settlements]
 
     def of(self, tags: Collection[int]) -> Iterator[list[Settlement]]:
-        """What was settled lately of *tags*, and the results stored beside, oldest first."""
+        """Return the recent settlements of *tags*, and the results stored with them, oldest first."""
         for settlements in self._recent:
             found = [each for each in settlements if isinstance(each, Store) or each.tag in tags]
             if found:
@@ -405,30 +403,29 @@ class RecentSettlements:
 
 
 # -- Subscription --
-# Subscription: whether publishers notify a consumer, and when it has to look for what they did not
-# tell.
-# A notification costs each publisher something, and a consumer that has enough to do needs none.
+# Subscription: whether publishers notify a consumer, and when it has to poll for what they did not announce.
+# A notification costs each publisher something, and a busy consumer does not need it.
 
 SUBSCRIBED_SECONDS = 60.0
-"""For how long publishers notify a consumer that says no more."""
+"""How long publishers notify a consumer that does not renew it."""
 FULL_CLAIMS = 3
-"""Who was given all that it asked for so often in a row has enough to do."""
+"""A consumer is busy after so many full claims in a row."""
 PAUSE_SECONDS = 0.25
-"""For how long at the least who has enough to do is not notified, unless that changes."""
+"""Minimum pause of notifications for a busy consumer, unless that changes."""
 SECOND_LOOK = 0.015
-"""Seconds. Whoever published while we were about to say that we listen told nobody of it: look again, so much
-later."""
+"""Seconds. A message published just before we started to listen was not announced: poll again after this
+time."""
 
 
 class Subscription:
-    """Of a consumer that has just registered: then it is active.
+    """The subscription of a consumer; active after registration.
 
-    active: publishers notify. look_at: in monotonic seconds, when there may be something that nobody told of;
-    inf: there is nothing.
+    active: publishers notify. look_at: monotonic seconds when there may be unannounced messages;
+    inf: there are none.
     """
 
     renewal = f"armed_until = {NOW} + {SUBSCRIBED_SECONDS}"
-    """What renews it, in an UPDATE of the consumer's row."""
+    """The renewal, for an UPDATE of the consumer's row."""
 
     def __init__(self) -> None:
         self.active = True
@@ -437,10 +434,10 @@ class Subscription:
         self._paused_until = 0.0
 
     def claimed(self, began: float, full: bool) -> None:
-        """Note a claim that *began* then. full: it was given all that it asked for."""
+        """Record a claim that *began* then. full: it returned the requested number."""
         self._full_claims = self._full_claims + 1 if full else 0
         if began >= self.look_at:
-            self.look_at = math.inf  # it has seen what there was to see
+            self.look_at = math.inf  # it has seen everything
 
     @property
     def has_enough(self) -> bool:
@@ -453,7 +450,7 @@ class Subscription:
         self._paused_until = time.monotonic() + PAUSE_SECONDS
 
     def rest(self) -> float:
-        """Seconds for which nothing needs to be told, since there is enough to do."""
+        """Return the seconds without notifications, because the consumer is busy."""
         return self._paused_until - time.monotonic() if self._full_claims else 0.0
 
     def resume(self, link: Link, generation: int) -> None:
@@ -462,11 +459,11 @@ class Subscription:
         self.look_at = time.monotonic() + SECOND_LOOK
 
     def missed(self) -> None:
-        """Nobody has told us what happened while there was no connection."""
+        """Events during a lost connection were not announced."""
         self.look_at = time.monotonic()
 
     def look_is_due(self, now: float) -> bool:
-        """Whether to look, at monotonic *now*; it is said once."""
+        """Whether to poll, at monotonic *now*; only true once."""
         due = now >= self.look_at
         if due:
             self.look_at = math.inf

@@ -1,14 +1,15 @@
-"""Joins in an SQL database: how their parts are counted.
+"""Joins in an SQL database: counting their parts.
 
-Comes from:  ``settle.py``, in the transaction of the ack; ``backends/sql/joins.py``, which makes the tables.
-Goes to:     ``qworker_join`` and ``qworker_part``, or what ``database_table_names`` calls them.
+Comes from:  ``settle.py``, in the transaction of the ack; ``backends/sql/joins.py``, which creates the
+             tables.
+Goes to:     ``qworker_join`` and ``qworker_part``, or their names in ``database_table_names``.
 Thread:      any; within a transaction of the caller's.
 
-A join has parts by its number, ``seq``. ``remaining`` is how many are not there, and ``due`` when it may be
-claimed: 0 once all are, before that when it expires, and when a claim ends. Who changes anything about a join
-holds its row, so that what is counted here is counted once; several rows are taken by the order of their ids,
-against deadlocks. What is no join any more is not found then, and its parts leave nothing behind. A join that
-was finished is kept without members, with -1 in ``remaining``, until it is ``due``.
+Parts refer to their join's number, ``seq``. ``remaining`` is how many are missing, and ``due`` when it may be
+claimed: 0 once all are there, otherwise when it expires, or when a claim ends. A change of a join locks its
+row, so that parts are counted once; several rows are locked in the order of their ids, against deadlocks.
+Parts of a deleted join are ignored. A finished join is kept without members, with -1 in ``remaining``, until
+it is ``due``.
 """
 
 from collections import defaultdict
@@ -23,12 +24,11 @@ T = TypeVar("T")
 Row = tuple[Any, ...]
 
 PORTION = 500
-"""How many rows one statement is about."""
+"""Maximum rows of one statement."""
 
 
 class JoinTables(NamedTuple):
-    """What the tables are called, as statements have it. locking: what a SELECT ends with that takes the rows
-    it finds."""
+    """The names of the tables, for statements. locking: the end of a SELECT that locks its rows."""
 
     join: str = "qworker_join"
     part: str = "qworker_part"
@@ -36,7 +36,7 @@ class JoinTables(NamedTuple):
 
 
 TABLES = JoinTables()
-"""What they are called unless somebody has other names for them."""
+"""The default names."""
 
 
 class Session(Protocol):
@@ -46,15 +46,15 @@ class Session(Protocol):
         """The rows of *statement*."""
 
     def do(self, statement: str, values: Sequence[Any] = ()) -> int:
-        """Carry out *statement*; return how many rows it changed."""
+        """Run *statement*; return how many rows it changed."""
 
 
 Numbered = Mapping[str, Mapping[int, Part]]
-"""Parts by their joins and numbers."""
+"""Parts by join and number."""
 
 
 def record(session: Session, tables: JoinTables, parts: Sequence[Part]) -> None:
-    """Record *parts*; those of joins that are not there, or are not so large, leave nothing behind."""
+    """Record *parts*; those of missing joins, or with too large numbers, leave nothing behind."""
     numbered = by_join(parts)
     found: dict[int, tuple[str, int]] = {}
     for ids in portions(list(numbered)):
@@ -80,7 +80,7 @@ def record(session: Session, tables: JoinTables, parts: Sequence[Part]) -> None:
 
 
 def _there(session: Session, tables: JoinTables, rows: Sequence[Row]) -> set[Row]:
-    """Which (seq, number) of *rows* are recorded."""
+    """Return the recorded (seq, number) of *rows*."""
     numbers: dict[int, list[int]] = defaultdict(list)
     for seq, number, *_ in rows:
         numbers[seq].append(number)
@@ -91,13 +91,13 @@ def _there(session: Session, tables: JoinTables, rows: Sequence[Row]) -> set[Row
 
 
 def _count(session: Session, tables: JoinTables, new: Mapping[int, int]) -> None:
-    """So many parts of each join are there besides."""
+    """Count so many additional parts of each join."""
     alike: dict[int, list[int]] = defaultdict(list)
     for seq, count in new.items():
         alike[count].append(seq)
     for count, every in sorted(alike.items()):
         for some in portions(every):
-            # MySQL sets from left to right, and would see what remains then.
+            # MySQL sets columns from left to right, and would use the new value.
             session.do(
                 f"UPDATE {tables.join} SET due = CASE WHEN remaining <= %s AND token IS NULL THEN 0 ELSE due "
                 f"END, remaining = remaining - %s WHERE seq IN ({places(some)})",
@@ -106,7 +106,8 @@ def _count(session: Session, tables: JoinTables, new: Mapping[int, int]) -> None
 
 
 def postgresql_record(tables: JoinTables, parts: Sequence[Part]) -> tuple[str, Sequence[Any]] | None:
-    """One statement that does what record() does, with its values; None when there is nothing to record."""
+    """Return one statement that does the same as record(), with its values; None when there is nothing to
+    record."""
     numbered = by_join(parts)
     every = [part for each in numbered.values() for part in each.values()]
     if not every:
@@ -131,11 +132,11 @@ FROM counted WHERE standing.seq = counted.seq"""
 
 
 def places(values: Sequence[object]) -> str:
-    """The places of so many values."""
+    """Return placeholders for so many values."""
     return ", ".join(["%s"] * len(values))
 
 
 def portions(every: Sequence[T]) -> Iterator[Sequence[T]]:
-    """*every*, so many at a time as one statement is about."""
+    """Yield *every* in portions of one statement."""
     for start in range(0, len(every), PORTION):
         yield every[start : start + PORTION]

@@ -1,14 +1,13 @@
-"""LimitedConnection: PyMySQL's connection, which refuses what its server would hang up on.
+"""LimitedConnection: PyMySQL's connection, which refuses data that its server would not accept.
 
 Comes from:  ``mysql.py``, for the broker; ``backends/sql/tables.py``, for the result store.
 Goes to:     MySQL and MariaDB.
 Thread:      one at a time.
 
-A server that is sent more than its ``max_allowed_packet`` closes the connection, which looks as if it were
-gone: whoever tries again then does so for ever. So it is asked for its limit once a connection, and what is
-larger is not sent.
+A server that receives more than its ``max_allowed_packet`` closes the connection, and seems to be
+gone: the caller would retry forever. So the limit is read once per connection, and larger data is not sent.
 
-Whatever we do with names that PyMySQL keeps to itself is done here.
+All uses of PyMySQL's private names are here.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ from qworker.naming import install_command
 from qworker.transports.sql.link import blind
 
 TOO_LARGE = 1153
-"""The server's own number for it."""
+"""The server's own error number."""
 PRIVATE = ("_sock", "_read_timeout", "_write_timeout")
-"""What PyMySQL has no public names for."""
+"""Names that are not public in PyMySQL."""
 
 
 class LimitedConnection(Connection):  # type: ignore[misc]  # PyMySQL has no types
-    """Raises pymysql.DataError for a statement that is longer than the server takes."""
+    """Raises pymysql.DataError for a statement longer than the server accepts."""
 
     longest = 0
-    """Bytes of a packet that the server takes; 0: not known."""
+    """Maximum bytes of a packet; 0: unknown."""
 
     def connect(self, sock: Any = None) -> None:
         super().connect(sock)
         missing = [name for name in PRIVATE if not hasattr(self, name)]
         if missing:
             raise ConfigurationError(
-                f"PyMySQL {pymysql.__version__} is made otherwise than qworker expects: its connection has "
-                f"no {' and no '.join(missing)}. Install a release that fits: {install_command('mysql')}"
+                f"PyMySQL {pymysql.__version__} is not compatible with qworker: its connection has no "
+                f"{' and no '.join(missing)}. Install a release that fits: {install_command('mysql')}"
             )
         with self.cursor() as cursor:
             if self.init_command and self.sql_mode:
@@ -58,17 +57,17 @@ class LimitedConnection(Connection):  # type: ignore[misc]  # PyMySQL has no typ
             if size >= self.longest:
                 raise pymysql.DataError(
                     TOO_LARGE,
-                    f"it takes {size:,} bytes to send, and the server takes {self.longest:,} "
+                    f"it takes {size:,} bytes to send, and the server accepts {self.longest:,} "
                     "(max_allowed_packet)",
                 )
         return int(super().query(sql, unbuffered))
 
     def answer_within(self, seconds: float) -> None:
-        """Give up on the server, from now on, when it is silent for so long."""
+        """From now on give up on the server when it is silent for so long."""
         self._read_timeout = self._write_timeout = seconds
 
     def gone(self) -> bool:
-        """Whether the server has said good-bye: it says something, though nothing was asked."""
+        """Whether the server has closed the connection: it sent data without a request."""
         sock = self._sock
         ready = select.poll()
         ready.register(sock, select.POLLIN)
@@ -80,7 +79,7 @@ class LimitedConnection(Connection):  # type: ignore[misc]  # PyMySQL has no typ
             try:
                 sock.recv(1)
             except SSLWantReadError:
-                return False  # TLS itself had something to say
+                return False  # a message of TLS itself
             except OSError:
                 pass
             finally:
@@ -88,6 +87,6 @@ class LimitedConnection(Connection):  # type: ignore[misc]  # PyMySQL has no typ
         return True
 
     def abandon(self) -> None:
-        """In a forked child: let go of the connection without a word to the server."""
+        """In a forked child: drop the connection without notifying the server."""
         if self._sock is not None:
             blind(self._sock.fileno())

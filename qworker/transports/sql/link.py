@@ -1,9 +1,9 @@
-"""A connection to the database that is the broker, whatever its kind; and who keeps one open.
+"""A connection to the database that is the broker, of any kind; and the owner that keeps one open.
 
 Comes from:  ``postgresql.py`` and ``mysql.py``, which make a Link each.
-Goes to:     ``sender.py`` and ``admin.py``, which take turns at one connection, and ``consumer.py``, which
-             has its own.
-Thread:      one at a time; a forked child lets go of its parent's without a word to the server.
+Goes to:     ``sender.py`` and ``admin.py``, which share one connection, and ``consumer.py``, which has its
+             own.
+Thread:      one at a time; a forked child drops its parent's without notifying the server.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ MessageRow = tuple[Any, ...]
 """queue, urgency, due, state, sent, headers, properties, body."""
 
 TRIES = 8
-"""How often a transaction is tried that another one stood in the way of."""
+"""How often a transaction is tried after conflicts with others."""
 LOCK_SECONDS = 30.0
-"""For how long a thread waits for another that uses the same connection."""
+"""How long a thread waits for another that uses the same connection."""
 
 
 class Trouble(NamedTuple):
-    """What an error of the driver means. passing: the same again may well succeed. broken: not on this
-    connection."""
+    """A classified error of the driver. passing: a retry may well succeed. broken: not on this connection."""
 
     error: QWorkerError
     passing: bool = False
@@ -46,8 +45,8 @@ class Trouble(NamedTuple):
 
 
 class ClaimOrder(NamedTuple):
-    """What to take of one queue: up to *limit* messages due *now*, and up to *delayed_limit* that fall due by
-    *until*; for the consumer with this generation, if it still has one."""
+    """What to take from one queue: up to *limit* messages due *now*, and up to *delayed_limit* due by
+    *until*; for the consumer with this generation, if it is still registered."""
 
     generation: int
     queue: str
@@ -58,9 +57,9 @@ class ClaimOrder(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """What was taken of one queue: what is due, and what will be.
+    """The messages taken from one queue, due and delayed.
 
-    next_due: epoch second at which the first of those that stay falls due; None when none is delayed.
+    next_due: epoch second when the first remaining one is due; None when none is delayed.
     last_revocation: the highest number of a revocation, 0 when there is none.
     """
 
@@ -71,47 +70,47 @@ class Claimed(NamedTuple):
 
 
 def earliest(dues: Sequence[float | None]) -> float | None:
-    """The first of *dues*; None when there is none."""
+    """Return the first of *dues*; None when there is none."""
     return min((due for due in dues if due is not None), default=None)
 
 
 class Link(ABC):
     """One open connection. Statements are PostgreSQL's, with %s for values; MySQL's link translates the few
-    words that differ."""
+    differences."""
 
     errors: tuple[type[Exception], ...]
     table: str = ""
-    """What tells this broker from others in the same server."""
+    """Distinguishes this broker from others in the same server."""
     lacks_additions: str = ""
-    """Why the tables are without what was added to them; "" when they have it."""
+    """Why the tables lack later additions; "" if they have them."""
 
     def __init__(self) -> None:
         self._next_dues: dict[str, float | None] = {}
-        """By queue: the ``next_due`` that the last claim on this connection saw. It spares a claim the look
-        for delayed messages where there are none; a message that is delayed later, the next claim sees."""
+        """By queue: the ``next_due`` seen by the last claim on this connection. It saves a claim the search
+        for delayed messages if there are none; a message delayed later is seen by the next claim."""
 
     @staticmethod
     @abstractmethod
     def check(url: str) -> None:
-        """Raise ConfigurationError when *url* asks for TLS in a way that can never work, such as by a file
-        that is not there."""
+        """Raise ConfigurationError when *url* requests TLS in a way that can never work, such as with a
+        missing file."""
 
     @abstractmethod
     def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
-        """The rows of *statement*."""
+        """Return the rows of *statement*."""
 
     @abstractmethod
     def do(self, statement: str, values: Sequence[Any] = ()) -> int:
-        """Carry out *statement*; return how many rows it changed."""
+        """Run *statement*; return how many rows it changed."""
 
     def do_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Carry out *statement*, an INSERT with VALUES (%s, …), for each of *rows*."""
+        """Run *statement*, an INSERT with VALUES (%s, …), for each of *rows*."""
         for row in rows:
             self.do(statement, row)
 
     @abstractmethod
     def new_tag(self) -> int:
-        """A tag that no message will ever have."""
+        """Return an unused tag."""
 
     @abstractmethod
     def remove(self, tags: Sequence[int], owner: int) -> set[int]:
@@ -127,22 +126,22 @@ class Link(ABC):
     def rollback(self) -> None: ...
 
     def speak_whole(self) -> None:  # noqa: B027 - MySQL does in any case
-        """From now on send each statement with its values as one message, of which the server has all or
-        knows that it has not."""
+        """From now on send each statement with its values as one message, which the server has either
+        received completely, or knows to be incomplete."""
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing of what the block does."""
+        """Context of a transaction."""
         self.begin()
         yield  # when it fails, its Handle rolls back
         self.commit()
 
     def flush(self) -> None:  # noqa: B027 - a commit is on the disk where nothing else was asked for
-        """Return when all that was committed before is on the disk."""
+        """Return when all earlier commits are on the disk."""
 
     def crash(self) -> tuple[str, float]:
-        """The last crash of the server that may have undone commits that it had answered: what tells it from
-        others, and how many seconds ago it was; ("", inf) where there are no such crashes."""
+        """Return the last crash of the server that may have undone confirmed commits: an identifier, and how
+        many seconds ago it was; ("", inf) if there are no such crashes."""
         return "", math.inf
 
     @abstractmethod
@@ -155,19 +154,19 @@ class Link(ABC):
 
     @abstractmethod
     def has_tables(self) -> bool:
-        """Whether the tables of ``schema.py`` are there, in whatever version."""
+        """Whether the tables of ``schema.py`` exist, in any version."""
 
     @abstractmethod
     def create(self) -> None:
-        """Make the tables, if they are not there, and their additions, also beside others who do."""
+        """Create the tables, if missing, and their additions; other processes may do so at the same time."""
 
     @abstractmethod
     def add(self) -> None:
-        """Make the additions to the tables that are not there, also beside others who do."""
+        """Add missing additions to the tables; other processes may do so at the same time."""
 
     def make_tables(self) -> None:
-        """create() them unless they are there, as this version has them; add() what they lack. Raises
-        ConfigurationError for a newer one's."""
+        """Call create() unless the tables exist in this version; add() what they lack. Raises
+        ConfigurationError for tables of a newer version."""
         version = rows = 0
         if self.has_tables():
             found = self.ask("SELECT max(version), count(*) FROM qworker_schema")[0]
@@ -185,7 +184,8 @@ class Link(ABC):
             try:
                 self.add()
             except self.errors as error:
-                # Who may not change tables can publish all the same; a worker says so, see SQLConsumer.
+                # Without permission to change tables publishing still works; a worker reports it, see
+                # SQLConsumer.
                 if not isinstance(self.trouble(error).error, ConfigurationError):
                     raise
                 self.rollback()
@@ -193,23 +193,23 @@ class Link(ABC):
 
     @abstractmethod
     def table_and_channel(self) -> tuple[str, str]:
-        """The full name of the table of messages, and the channel for notifications ('': there is none)."""
+        """Return the full name of the table of messages, and the channel for notifications ('': none)."""
 
     @abstractmethod
     def insert(self, rows: Sequence[MessageRow]) -> None:
-        """Store messages in one transaction, and notify of them."""
+        """Store messages in one transaction, and notify consumers."""
 
     @abstractmethod
     def add_messages(self, rows: Sequence[MessageRow], table: str) -> None:
-        """Within a transaction: store messages in *table*, its full name, and notify nobody."""
+        """Within a transaction: store messages in *table*, its full name, without notification."""
 
     @abstractmethod
     def notify(self) -> None:
-        """Within a transaction: wake those who wait, once it is committed."""
+        """Within a transaction: wake waiting consumers, once it is committed."""
 
     @abstractmethod
     def listen(self) -> None:
-        """From now on notified() tells of notifications."""
+        """From now on notified() reports notifications."""
 
     @abstractmethod
     def notified(self) -> bool:
