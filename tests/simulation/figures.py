@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker import signals, states
 from qworker.components.status.counters import Counters
-from tests.support.flows import Call
+from tests.support.flows import Call, is_line
 
 if TYPE_CHECKING:
     from tests.simulation.nodes import Asked
@@ -77,8 +77,8 @@ class Figures:
         )  # fmt: skip
 
 
-def wrong(figures: Figures, asked: Sequence[Asked], record: Record) -> Iterator[str]:
-    """Which figures do not add up, of a run without faults."""
+def wrong(figures: Figures, asked: Sequence[Asked], record: Record, joins: bool) -> Iterator[str]:
+    """Which figures do not add up, of a run without faults. joins: whether results are kept, for groups."""
     killed = 0
     for each in asked:
         flow, ran = record.flow(each.name), record.ran(each.name)
@@ -100,9 +100,9 @@ def wrong(figures: Figures, asked: Sequence[Asked], record: Record) -> Iterator[
             )
             if part.does not in UNTOLD and told != {state: want[state] for state in TOLD if want[state]}:
                 yield f"{each.name}: {number} has ended as {ended}, and signals tell {told}"
-            killed += (
-                ran[number] if part.does == "hard" and not part.fails else 0
-            )  # which are not counted as failures
+            calls = joins or part.calls is None or is_line(part.calls)
+            if part.does == "hard" and calls and not part.fails:  # what is killed does not count as a failure
+                killed += ran[number]
     if not any(each.revoked for each in asked):
         for state, how in TOLD.items():
             count = sum(count for (_, end), count in figures.ended.items() if end == state)
