@@ -294,7 +294,8 @@ class Oracle:
             edited = any(
                 done.edit.name == name and second <= done.at <= second + late for done in self.story.edits
             )
-            if late > jitter + 1.0 and not (troubled or edited or self.jumps or self.silences):
+            excused = troubled or edited or known.unsure or self.jumps or self.silences
+            if late > jitter + 1.0 and not excused:
                 self.found.append(f"{name} was called {late:.3f} s after {self._shown(due)}")
 
     def _life(self, name: str, life: Life, before: Life, known: Name, dues: Instants) -> Instants:
