@@ -25,7 +25,8 @@ __all__ = [
 class World(Short):
     """The dimensions of a world. stores: see ``stores.STORES``. key: "", "signed", or "late" (all
     processes are started anew with it when the first half of the orders has been called). segment: so many
-    steps of a chain go into one message. pauses: how often others step between two calls of a store."""
+    steps of a chain go into one message. pauses: how often others step between two calls of a store. long:
+    how often a run takes ``nodes.LONG_RUN``."""
 
     stores: str = "memory"
     workers: int = 2
@@ -44,6 +45,7 @@ class World(Short):
     serializer: str = "json"
     segment: int = SEGMENT
     pauses: float = 0.0
+    long: float = 0.0
 
     @property
     def forgets(self) -> bool:

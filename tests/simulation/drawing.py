@@ -59,6 +59,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "serializer": ("json", "json", "pickle"),
     "segment": (SEGMENT, SEGMENT, 1, 2),
     "pauses": (0.0, 0.05),
+    "long": (0.0, 0.0, 0.1),
 }
 
 

@@ -282,9 +282,10 @@ class Oracle:
         calls = sorted((at, due) for due, at, _ in slots)
         if not self.jumps and [due for _, due in calls] != sorted(due for _, due in calls):
             self.found.append(f"{name} was not called in the order of its due times: {calls}")
-        jitter = max(
-            (entry.fields.get("jitter", 0.0) for life in known.lives for _, entry in life.says), default=0.0
-        )
+        says = [entry.fields for life in known.lives for _, entry in life.says]
+        unsure = [done.edit for done in self.story.edits if done.edit.name == name and done.unsure]
+        says += [edit.fields if edit.entry is None else edit.entry.fields for edit in unsure]
+        jitter = max((fields.get("jitter", 0.0) for fields in says), default=0.0)
         for at, due in calls:
             late = at - due
             second = due - self.story.base

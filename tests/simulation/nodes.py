@@ -19,7 +19,7 @@ from qworker import QWorker, signature
 from qworker.backends.stores import Stores as AppStores
 from qworker.components.ending.settler import Settler
 from qworker.components.pool.contract import OnRoom
-from qworker.components.request import Request
+from qworker.components.request import Key, Request
 from qworker.components.status.counters import Counters
 from qworker.components.waiting.mediator import WAIT_SECONDS
 from qworker.errors import BackendError, BrokerUnavailable, DamagedResult
@@ -46,6 +46,8 @@ AT_ONCE = 0.001
 """Seconds until the next step of who need not rest."""
 RUNTIMES = (0.0001, 0.0001, 0.001, 0.03, 0.2)
 """Seconds that a run is said to have taken: by that a worker fetches ahead."""
+LONG_RUN = 1.6
+"""Seconds of a run that takes long: so long that what was fetched ahead is given back."""
 ASK = ("later", "get", "raise", "await", "then", "other", "all")
 
 
@@ -133,6 +135,8 @@ class Pool(InlinePool):
 
     process: Process
     bell: Bell
+    until: dict[Key, float]
+    """When runs that take long end."""
 
     def submit(self, requests: Sequence[Request]) -> list[Request]:
         self.bell.set()
@@ -159,15 +163,26 @@ class Pool(InlinePool):
             outcome = outcome._replace(runtime=process.time.random.choice(RUNTIMES))
         return outcome
 
+    def busy_beyond(self, seconds: float) -> int:
+        now = self.process.time.now
+        return sum(self.until.get(each.key, 0.0) > now for each in self.started)
+
     def turn(self, time: Time) -> float | None:
         """Begin a run, or end one."""
-        held = self.held
-        if not held:
+        now, until = time.now, self.until
+        if not self.held:
             return None
+        held = [each for each in self.held if until.get(each.key, 0.0) <= now]
+        if not held:
+            return min(until[each.key] for each in self.held) - now
         request = held[int(time.random.random() * len(held))]
         is_new = request not in self.started
         if is_new:
             self.started.append(request)
+            if not request.is_async and (long := time.long) and time.random.random() < long:
+                until[request.key] = now + LONG_RUN
+                time.took += LONG_RUN
+                return 0.0
         if not is_new or time.random.random() >= 0.3:
             with suppress(Terminated):
                 self.execute(request)
@@ -213,7 +228,7 @@ class WorkerNode(Node):
         parts = self.worker.parts
         pool = self.worker.pool
         assert isinstance(pool, Pool)
-        pool.process = self.process
+        pool.process, pool.until = self.process, {}
         pool.bell = self._actor("pool", lambda: pool.turn(time))
         pool._on_room = parts.mediator.refill
         parts.mediator.timeout = WAIT_SECONDS

@@ -438,7 +438,7 @@ class Running:
         if (
             self.case.django is None and self.case.schedules is None
         ):  # a transaction may be open; edits are made in turn
-            time.pauses = self.case.world.pauses
+            time.pauses, time.long = self.case.world.pauses, self.case.world.long
         try:
             since = None
             while True:
@@ -447,7 +447,7 @@ class Running:
                     since = None
                 elif since is None:
                     since = time.now
-                    seen.rested = since - self.last
+                    seen.rested = since - self.last - time.took
                 elif time.now - since >= (SETTLED + self._ahead() if self.joins() else self.settled):
                     break
                 if since is None and time.now > self.last + PATIENCE:
@@ -455,7 +455,7 @@ class Running:
                     break
         except Stuck as error:
             seen.stuck = str(error)
-        time.pauses = 0.0
+        time.pauses = time.long = 0.0
         self._look()
         if self.case.linger and not seen.stuck:
             self._linger()

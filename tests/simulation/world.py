@@ -91,6 +91,10 @@ class Time:
         """When faults were met."""
         self.pauses = 0.0
         """How often a process stands still for a moment before it calls a store: others come before it."""
+        self.long = 0.0
+        """How often a run takes long."""
+        self.took = 0.0
+        """Seconds of all that did."""
         self.frozen: dict[str, float] = {}
         """Nodes that do not step until then."""
         self.limit = float("inf")
