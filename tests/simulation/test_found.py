@@ -471,6 +471,8 @@ def test_a_process_dies_before_the_hook_of_a_scheduled_task_is_called() -> None:
     seen = run(Case(faults=(died,), django=Django((job,))))
     assert problems(seen) == []
     assert seen.fired == [died]
+
+
 def test_an_edit_that_is_not_answered_may_have_set_jitter() -> None:
     edit = Edit("set", "e2", 2.86, fields={"jitter": 3.0, "catch_up": 1})
     table = Timetable(entries=(Entry("e2"),), edits=(edit,))

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from qworker.components.status.counters import Counters
 from qworker.message.signing import Signer
+from qworker.publishing import call as publishing
 from qworker.transports import transfer
 from tests.simulation import case as cases
 from tests.simulation import drawing
@@ -174,6 +175,14 @@ def test_what_is_rolled_back_is_not_there(stores: str) -> None:
     seen.record.runs["f0"].append((0, 1, 2))
     assert "f0: ran {0: 1} and told {}, though it was rolled back" in problems(seen)
     assert problems(run(replace(case, orders=(Order(flow, how="commit"),)))) == []
+
+
+def test_headers_that_the_next_attempt_loses_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(orders=(Order(Call(number=0, retries=1, options={"headers": {"own": 2}})),))
+    assert problems(run(case)) == []
+    make = publishing._next_defaults
+    monkeypatch.setattr(publishing, "_next_defaults", lambda *given: {**make(*given), "headers": None})
+    assert problems(run(case)) == ["f0: the next attempt of 0 has lost the headers {'own'}"]
 
 
 def test_a_caller_who_is_not_told_is_noticed() -> None:
