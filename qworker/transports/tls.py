@@ -1,14 +1,12 @@
-"""TLS: what is asked of a connection's encryption, whoever writes it how, and what each driver is given of
-it.
+"""TLS: the options of a connection, in all notations, and their conversion for each driver.
 
 Comes from:  parameters of URLs (``ssl_ca_certs=…``), and the settings ``broker_use_ssl`` and
              ``redis_backend_use_ssl``.
 Goes to:     redis-py, py-amqp, PyMySQL and kombu. (libpq reads its own parameters.)
 Thread:      any; a Tls is never changed.
 
-The names are Celery's, redis-py's and MySQL's, with ``ssl_`` before them or without. Certificates and host
-names are looked at unless it is said that they are not to be. Files are read again at every connect, so that
-they may be renewed.
+The names are Celery's, redis-py's and MySQL's, with or without ``ssl_``. Certificates and host names are
+verified unless that is disabled. Files are read again at every connect, so that they may be renewed.
 """
 
 from __future__ import annotations
@@ -48,16 +46,15 @@ _SCHEMES = ("rediss", "valkeys", "amqps")
 _AMQP = ("amqp", "amqps", "pyamqp")
 _SPELLED = tuple(f"ssl_{name}" for name in (*_OPTIONS, "server_hostname"))
 _KOMBU = ("heartbeat", "login_method", "connect_timeout")
-"""Parameters of RabbitMQ's URL that kombu knows; the settings say the same to our own transport."""
+"""Parameters of kombu's RabbitMQ URLs that our own transport has as settings."""
 _REDIS = ("redis", "rediss", "valkey", "valkeys", "sentinel")
 
 
 @dataclass(frozen=True)
 class Tls:
-    """ca_certs, ca_path, ca_data: whom we trust; none: whom this system trusts. certfile, keyfile, password:
-    who we are.
-    cert_reqs: whether the server's certificate is looked at; check_hostname: whether the name in it is,
-    too."""
+    """ca_certs, ca_path, ca_data: trusted authorities; none: the system's. certfile, keyfile, password: our
+    own certificate.
+    cert_reqs: whether the server's certificate is verified; check_hostname: whether its name is, too."""
 
     ca_certs: str | None = None
     ca_path: str | None = None
@@ -70,7 +67,7 @@ class Tls:
     check_hostname: bool = True
 
     def problem(self) -> str:
-        """What is wrong with our files, and what to do; "" when they are in order."""
+        """Return what is wrong with our files, and what to do; "" if nothing is."""
         named = (
             ("ssl_ca_certs", self.ca_certs),
             ("ssl_certfile", self.certfile),
@@ -113,7 +110,7 @@ class Tls:
         return self
 
     def context(self) -> ssl.SSLContext:
-        """What Python's ssl makes connections with. OSError when our files are no longer in order."""
+        """Return the context for Python's ssl. OSError when our files have become unusable."""
         wrong = self.problem()
         if wrong:
             raise OSError(wrong)
@@ -138,13 +135,13 @@ class Tls:
             context.load_cert_chain(self.certfile, self.keyfile, lambda: self.password or "")
 
     def for_redis(self) -> dict[str, Any]:
-        """What redis-py's SSLConnection takes, in every release."""
+        """Return the arguments of redis-py's SSLConnection, in every release."""
         given = {f"ssl_{name}": value for name in _PLAIN if (value := getattr(self, name)) is not None}
         required = self.cert_reqs.name.removeprefix("CERT_").lower()
         return {**given, "ssl_cert_reqs": required, "ssl_check_hostname": self.check_hostname}
 
     def for_py_amqp(self, host: str) -> dict[str, Any]:
-        """What kombu hands to py-amqp."""
+        """Return what kombu passes to py-amqp."""
         known = ("ca_certs", "certfile", "keyfile", "ciphers")
         given: dict[str, Any] = {name: value for name in known if (value := getattr(self, name)) is not None}
         given["cert_reqs"] = self.cert_reqs
@@ -152,7 +149,7 @@ class Tls:
 
 
 def divided(query: Iterable[tuple[str, str]]) -> tuple[dict[str, str], dict[str, str]]:
-    """The parameters of a URL: those of TLS, and the others."""
+    """Return the parameters of a URL: those of TLS, and the others."""
     asked: dict[str, str] = {}
     others: dict[str, str] = {}
     for name, value in query:
@@ -163,9 +160,8 @@ def divided(query: Iterable[tuple[str, str]]) -> tuple[dict[str, str], dict[str,
 def tls_of(
     scheme: str, parameters: Mapping[str, Any], use_ssl: Any = None, setting: str = "broker_url"
 ) -> Tls | None:
-    """What is asked for a URL of *scheme* with these parameters of TLS, which go before *use_ssl*, a
-    setting's value; None when it is no TLS. Files are not looked at. ConfigurationError for options there are
-    none of."""
+    """Return the TLS options for a URL of *scheme* with these parameters, which override *use_ssl*, a
+    setting's value; None without TLS. Files are not read. ConfigurationError for unknown options."""
     switch = parameters.get("ssl")
     named = {name: value for name, value in parameters.items() if name != "ssl"}
     if not (scheme in _SCHEMES or use_ssl or named or (switch and _truth("ssl", switch, setting))):
@@ -201,8 +197,8 @@ def own_name(use_ssl: Any, host: str) -> tuple[Any, str]:
 
 
 def of_rabbitmq(url: str, use_ssl: Any, host: str) -> tuple[Tls | None, str, dict[str, str]]:
-    """What is asked for a URL of RabbitMQ on *host*: by TLS, under which name in its certificate, and the
-    parameters that are not of TLS. ConfigurationError for those that there are none of."""
+    """Return the options for a URL of RabbitMQ on *host*: TLS, the name in its certificate, and other
+    parameters. ConfigurationError for unknown ones."""
     start, _, query = url.partition("?")
     asked, others = divided(parse_qsl(query))
     for name in others:
@@ -220,8 +216,7 @@ def of_rabbitmq(url: str, use_ssl: Any, host: str) -> tuple[Tls | None, str, dic
 
 
 def for_kombu(url: str, use_ssl: Any) -> tuple[str, Any]:
-    """*url* and *use_ssl* as kombu's Connection takes them, so that the same is asked for as by our own
-    transports."""
+    """Return *url* and *use_ssl* for kombu's Connection, with the same meaning as for our own transports."""
     start, _, query = url.partition("?")
     scheme = start.partition(":")[0]
     if scheme not in (*_AMQP, *_REDIS):

@@ -1,13 +1,14 @@
-"""Moving: what waits in one broker goes to another, and nothing is lost on the way.
+"""Moving waiting messages from one broker to another, without loss.
 
 Comes from:  ``qworker move``.
 Goes to:     two brokers: leased from the one, pushed to the other, and only then acknowledged.
 Thread:      the caller's.
 
-Whatever ends it in between, a message is in both places or in one, never in none. What can be in both is one
-batch: at most BATCH messages that the new broker has accepted and the old one was not yet told of. Workers of
-the new broker may have taken them meanwhile, so moving again cannot recognise them, and they may run twice.
-Dead letters stay where they are put, so those that have arrived already are only discarded.
+Whenever it is interrupted, a message is in one or both brokers, never in none. At most one batch can be in
+both:
+BATCH messages that the new broker has accepted and the old one was not told of. Workers of the new broker may
+have taken them meanwhile, so moving again cannot recognise them, and they may run twice. Dead letters are not
+taken, so those that have arrived already are only discarded.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from qworker.transports.sqlite.path import database_path
 
 BATCH = 100
 EVER = 100 * 365 * 86400.0
-"""As far ahead as anything is due, in seconds."""
+"""Further ahead than any due time, in seconds."""
 QUIET_SECONDS = 2.0
-"""A broker that cannot count what it holds is believed to be empty after this long without a message."""
+"""A broker that cannot count its messages is considered empty after this long without one."""
 ROUNDS = 3
-"""So many batches in a row of what was moved before come from one place with two names."""
+"""This many consecutive batches of messages moved before mean that both are one place with two names."""
 HEARD_TRIES = 10
 HEARD_SECONDS = 0.05
-"""How often, and for how long, one waits for what was said at the other broker."""
+"""How often, and for how long, to wait for a message sent to the other broker."""
 
 _PORTS = {
     "redis": 6379, "rediss": 6379, "valkey": 6379, "valkeys": 6379, "amqp": 5672, "pyamqp": 5672,
@@ -66,12 +67,12 @@ class Report(NamedTuple):
 
 
 def waiting(store: Broker, queues: Sequence[str] | None) -> list[QueueInfo]:
-    """How the queues stand that hold anything; None: all of them."""
+    """Return the states of the queues that hold anything; None: all of them."""
     return [info for info in store.admin.queues() if queues is None or info.queue in queues]
 
 
 def same_place(one: str, other: str) -> bool:
-    """Whether two broker URLs lead to the same messages; names of hosts are compared as they are written."""
+    """Whether two broker URLs lead to the same messages; host names are compared as written."""
     return _place(one) == _place(other)
 
 
@@ -94,22 +95,21 @@ def move(
     progress: Callable[[int], None] = lambda moved: None,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Report:
-    """Move what waits in *queues* (None: all) of *source*, due or not, to *target*; *dead*: the dead letters
-    too.
+    """Move the waiting messages of *queues* (None: all) from *source*, due or not, to *target*; *dead*: the
+    dead letters too.
 
-    Ids, headers, bodies, signatures, priorities, due times and expiry go along; counts of deliveries begin
-    anew.
-    lease_seconds: how long a lease in *source* lasts, and so how long to wait for what a killed move still
-    held, when there are no workers. progress(moved) is called after every batch.
+    Ids, headers, bodies, signatures, priorities, due times and expiry are kept; counts of deliveries restart.
+    lease_seconds: how long a lease in *source* lasts, and so how long to wait for the messages of a killed
+    move, if there are no workers. progress(moved) is called after every batch.
 
-    Raises BrokerUnavailable when either broker goes away: what was not yet moved is still in *source*; call
-    it again. ConfigurationError when both are one, by two names. NotSupported, with nothing moved, when
-    *dead* and *target* takes no dead letters from elsewhere.
+    Raises BrokerUnavailable when either broker becomes unavailable: messages not moved yet are still in
+    *source*; call it again. ConfigurationError when both are one, by two names. NotSupported, with nothing
+    moved, when *dead* and *target* does not accept dead letters from elsewhere.
     """
     if dead:
         _dead_letters(target).push([])
     names = list(queues) if queues is not None else [info.queue for info in source.admin.queues()]
-    patience = min(10.0, lease_seconds / 2)  # a push ends before the lease on what is pushed does
+    patience = min(10.0, lease_seconds / 2)  # a push ends before the lease on its messages does
     moved = twice = 0
     seen: set[int] = set()
     rounds = 0
@@ -149,8 +149,8 @@ def _one_place(source: Broker, target: Broker) -> ConfigurationError:
 
 
 def _leads_back(source: Broker, target: Broker) -> bool:
-    """Whether what is said at *target* is heard at *source*, for which we have registered: a revocation of a
-    call that nobody made. False where tasks cannot be revoked."""
+    """Whether a revocation sent to *target*, of a call that nobody made, arrives at *source*, where we are
+    registered. False if tasks cannot be revoked."""
     if type(source.sender) is not type(target.sender):
         return False
     id = f"qworker-move-{task_id()}"
@@ -172,7 +172,7 @@ def _batches(
     lease_seconds: float,
     monotonic: Callable[[], float],
 ) -> Iterator[tuple[int, list[Leased]]]:
-    """What can be leased, with the epoch of the lease, until there is no more."""
+    """Yield leased messages, with the generation of the lease, until there are no more."""
     if not names:
         return
     holder = f"move-{os.getpid()}@{hostname()}"
@@ -209,7 +209,7 @@ def _acknowledge(source: Broker, epoch: int, messages: Sequence[Leased]) -> int:
 
 
 def _patience(source: Broker, names: list[str], lease_seconds: float, worked_on: bool) -> float:
-    """How many seconds without a message mean that no more will come."""
+    """Return how many seconds without a message mean that no more will come."""
     if "counts" in source.lacks:
         return QUIET_SECONDS
     infos = waiting(source, names)
@@ -233,8 +233,8 @@ def _envelope(message: Leased) -> Envelope:
 
 
 def _expires(headers: str) -> float | None:
-    """Epoch second at which the message expires; None for never, and for what nobody can read: a worker will
-    say so."""
+    """Return the epoch second when the message expires; None for never, or if unreadable: a worker will
+    report that."""
     try:
         expires = parse_headers(headers)["expires"]
     except InvalidTaskMessage:
@@ -243,8 +243,8 @@ def _expires(headers: str) -> float | None:
 
 
 def _move_dead(source: Broker, target: Broker, queues: Sequence[str] | None) -> int:
-    """Oldest first, so that the newest are the newest there too. What an interrupted move has brought there
-    is not sent again."""
+    """Oldest first, so that the newest are the newest there too. Letters moved by an interrupted move are not
+    sent again."""
     letters = _dead(source, queues)
     arrived = Counter(_key(letter) for letter in _dead(target, queues)) if letters else Counter()
     letters.sort(key=lambda letter: (letter.died_at, letter.tag))
@@ -276,8 +276,8 @@ def _dead(broker: Broker, queues: Sequence[str] | None) -> list[Dead]:
 
 
 def _key(letter: Dead) -> Hashable:
-    """What a dead letter is recognised by in any broker. Some shorten its reason, and some write its headers
-    and properties anew."""
+    """Return what identifies a dead letter in any broker. Some shorten its reason, and some rewrite its
+    headers and properties."""
     try:
         id = parse_headers(letter.headers)["id"]
     except InvalidTaskMessage:

@@ -72,7 +72,7 @@ class BeatProcess:
     def leads(self) -> bool:
         """Whether it leads, for all it knows."""
         told = [line for line in self.log.splitlines() if "leads the schedules" in line]
-        return bool(told) and "] is now the leader of the schedulers" in told[-1]
+        return bool(told) and "] this process is now the leader of the schedulers" in told[-1]
 
     @property
     def follows(self) -> bool:

@@ -389,7 +389,7 @@ def test_a_file_that_is_moved_without_its_log_is_waited_for(tmp_path: Path) -> N
     path.rename(tmp_path / "aside.db")
     for refused in (handle, Handle(Database(path))):
         with (
-            pytest.raises(BrokerUnavailable, match=r"q\.db is gone, and its log q\.db-wal is still there"),
+            pytest.raises(BrokerUnavailable, match=r"q\.db is gone, and its log q\.db-wal still exists"),
             refused,
         ):
             pytest.fail("made a new file")

@@ -186,7 +186,10 @@ def test_who_is_full_takes_more_when_the_clock_of_the_app_says_so(
 
 @pytest.mark.parametrize(
     ("failure", "words"),
-    [(ConnectionGone("gone"), "what was held goes to others"), (QueueGone("gone"), "a queue was deleted")],
+    [
+        (ConnectionGone("gone"), "messages that were held go to others"),
+        (QueueGone("gone"), "a queue was deleted"),
+    ],
 )
 def test_what_is_held_is_lost_with_the_connection_or_the_queue(
     store: HeldBroker, server: InMemory, failure: Exception, words: str

@@ -149,7 +149,7 @@ def test_a_locked_key_is_opened_by_its_password(certificates: Certificates, tmp_
         ("mysql://host/db", "ssl_ca="),
         ("mongodb://host/db", "tls=true"),
         ("sqs+https://host/", "AWS_CA_BUNDLE"),
-        ("disque://host", "Disque speaks no TLS"),
+        ("disque://host", "does not use TLS"),
     ],
 )
 def test_who_does_not_go_by_the_setting_says_so_and_does_not_go_unencrypted(url: str, instead: str) -> None:

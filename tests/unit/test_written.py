@@ -153,7 +153,7 @@ def test_a_schedule_of_ones_own_is_not_written() -> None:
     class Plain(Schedule):
         pass
 
-    with pytest.raises(InvalidSchedule, match="of your own"):
+    with pytest.raises(InvalidSchedule, match="is a custom schedule"):
         write_schedule(Plain())
     assert told(Plain()) == told(Plain())
     assert told(Own()).endswith("Own")

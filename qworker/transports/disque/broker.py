@@ -1,4 +1,4 @@
-"""Disque: jobs in queues on several nodes, acknowledged by who did them.
+"""Disque: jobs in queues on several nodes, acknowledged by the worker that did them.
 
 Comes from:  ``broker_url = "disque://[:password@]node1[:port],node2[:port]"``.
 Goes to:     ``transports/held/``, with the server and the queues beside this module.
@@ -25,10 +25,10 @@ TTL_SECONDS = 30 * 86400
 
 
 def open_broker(url: str | None, conf: Settings) -> HeldBroker:
-    """The broker at *url* with the settings *conf*; it is connected to at the first use."""
-    refuse_setting(conf.broker_use_ssl, "Disque speaks no TLS; reach it through a tunnel")
+    """Return the broker at *url* with the settings *conf*; it connects on first use."""
+    refuse_setting(conf.broker_use_ssl, "Disque does not use TLS; reach it through a tunnel")
     given = dict(conf.broker_transport_options)
-    # The lease is renewed thrice in worker_lease_seconds, and must not end before that.
+    # The lease is renewed three times in worker_lease_seconds, and must not be shorter.
     options = options_of(given, math.ceil(conf.worker_lease_seconds))
     server = DisqueServer(
         url or "disque://",
@@ -45,7 +45,7 @@ def open_broker(url: str | None, conf: Settings) -> HeldBroker:
 
 
 def options_of(given: dict[str, Any], least: int) -> Options:
-    """The options in broker_transport_options. least: the fewest seconds of retry. Raises
+    """Return the options in broker_transport_options. least: minimum seconds of retry. Raises
     ConfigurationError."""
     asked, ttl = _whole(given, "retry", 1), _whole(given, "ttl", 1)
     retry = max(least, RETRY_SECONDS if asked is None else asked)
@@ -53,7 +53,7 @@ def options_of(given: dict[str, Any], least: int) -> Options:
     if ttl < 4 * retry:
         raise ConfigurationError(
             f"broker_transport_options: ttl ({ttl} s) must be at least four times retry ({retry} s): Disque "
-            "lets nobody keep a job after half its time to live",
+            "does not extend a job after half its time to live",
             setting="broker_transport_options",
         )
     return Options(
@@ -71,7 +71,7 @@ def _whole(given: dict[str, Any], name: str, least: int) -> int | None:
         return None
     if type(value) is not int or value < least:
         raise ConfigurationError(
-            f"broker_transport_options: {name}: {value!r} is not a whole number from {least} on",
+            f"broker_transport_options: {name}: {value!r} is not a whole number of at least {least}",
             setting="broker_transport_options",
         )
     return value

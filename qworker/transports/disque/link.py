@@ -28,19 +28,19 @@ except ImportError as error:
 REQUIRED = "redis>=5.0,<9"
 Command = Sequence[bytes | str | int]
 Refusal = redis.ResponseError
-"""What a node answers that will not do what it is asked."""
+"""The answer of a node that refuses a command."""
 BROKEN = (redis.RedisError, OSError)
-"""What a connection raises that is of no use any more. A Refusal is one of them only while connecting."""
+"""Errors after which a connection is unusable. A Refusal is one of them only while connecting."""
 
 
 MOST_REPLIES = 1024**3
-"""Bytes of the replies to what is asked at once; redis-py would read as much as is sent."""
+"""Maximum bytes of the replies to one batch; redis-py would read any amount."""
 NO_REPLY = (ValueError, OverflowError, MemoryError, RecursionError)
-"""What redis-py raises besides BROKEN where a length is none, or no machine has room for so many elements."""
+"""Errors of redis-py besides BROKEN for an invalid length, or one that is too large."""
 
 
 class _Counted:
-    """*connected*, of which no more than *left* bytes are read."""
+    """*connected*, limited to reading *left* bytes."""
 
     def __init__(self, connected: Any) -> None:
         self._connected = connected
@@ -106,7 +106,7 @@ class Link:
 
     @property
     def alive(self) -> bool:
-        """Whether nothing is there to be read: a node that went away has closed the connection."""
+        """Whether there is no data to be read: a node that went away has closed the connection."""
         connected = getattr(self._connection, "_sock", None)
         if connected is None:
             return False
@@ -115,8 +115,8 @@ class Link:
         return not poll.poll(0)
 
     def ask(self, commands: Sequence[Command], wait: float = 0.0) -> list[Any]:
-        """The reply to each of *commands*, of which errors are Refusals. wait: seconds that the first may
-        take longer. Raises one of BROKEN when they have not all come."""
+        """Return the reply to each of *commands*; errors are Refusals. wait: additional seconds for the
+        first. Raises one of BROKEN when they have not all arrived."""
         connection = self._connection
         packed = connection.pack_commands(commands)
         try:
@@ -139,7 +139,7 @@ class Link:
             return refusal
 
     def say_no_more(self) -> None:
-        """The node ends what it does for us: a reply that it has sent still arrives, and no other will. Any
+        """The node ends its current work for us: a reply already sent still arrives, and no other will. Any
         thread."""
         connected = getattr(self._connection, "_sock", None)
         if connected is not None:

@@ -1,11 +1,11 @@
-"""The nodes of Disque that one user talks with: the one it has chosen, and others when that does not answer.
+"""The nodes of Disque used by one client: the chosen one, and others when it is unavailable.
 
 Comes from:  ``server.py``, one for each connection.
 Goes to:     ``link.py``.
 Thread:      any, in turn.
 
-The first node is chosen at random. Each job's id begins with that of the node that made it, so who gets jobs
-sees where most of them come from, and goes there: jobs need not be sent between the nodes then.
+The first node is chosen at random. Each job's id begins with that of the node that made it, so a consumer
+sees where most of its jobs come from, and switches to that node: then jobs need not be sent between nodes.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from qworker.transports.disque.url import Address, Nodes
 COUNTED = 500
 """After how many jobs one looks where they come from."""
 LEAVING = "100"
-"""The priority in HELLO of a node that leaves the cluster."""
+"""The priority in HELLO of a node that is leaving the cluster."""
 
 
 class Answer(NamedTuple):
-    """What a node replied to each command, and which."""
+    """The replies of a node to each command, and the node."""
 
     replies: list[Any]
     node: Address
 
 
 class Cluster:
-    """The nodes that *nodes* names, and those that they know. shown: the URL, for errors."""
+    """The nodes named by *nodes*, and those that they know. shown: the URL, for errors."""
 
     def __init__(self, nodes: Nodes, shown: str, timeout: float) -> None:
         self._nodes = nodes
@@ -49,10 +49,10 @@ class Cluster:
         self._made: Counter[str] = Counter()
         self._asked: Link | None = None
         self._interrupted = False
-        """Set by any thread, and for ever."""
+        """Set by any thread, permanently."""
 
     def connect(self) -> Address:
-        """The chosen node, which answers."""
+        """Return the chosen node, which is available."""
         return self.ask([("PING",)]).node
 
     def addresses(self) -> list[Address]:
@@ -68,9 +68,9 @@ class Cluster:
         wait: float = 0.0,
         again: bool = True,
     ) -> Answer:
-        """Ask *node*, or else the chosen one; another where it does not answer, unless *only* that may
-        answer. again: whether the commands may be asked once more when an answer was lost. Raises
-        BrokerUnavailable when none answers."""
+        """Query *node*, or else the chosen one; another if it is unavailable, unless *only* that may answer.
+        again: whether the commands may be repeated after a lost answer. Raises BrokerUnavailable when none
+        answers."""
         with self._turn:
             failures: dict[Address, BaseException] = {}
             for address in self._order(node, only):
@@ -163,14 +163,14 @@ class Cluster:
                 self._chosen = address
 
     def interrupt(self) -> None:
-        """End what is being asked, and ask no more: nil is the answer to all. Any thread."""
+        """End the current query, and send no more: all are answered with nil. Any thread."""
         self._interrupted = True
         link = self._asked
         if link is not None:
             link.say_no_more()
 
     def release(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         with self._turn:
             for link in self._links.values():
                 link.close()

@@ -2,12 +2,12 @@
 
 Comes from:  ``server.py``.
 Goes to:     ``nodes.py``.
-Thread:      see ServerQueue; AllQueues has connections of its own.
+Thread:      see ServerQueue; AllQueues has its own connections.
 
-Disque queues a job again some seconds (its RETRY, as its publisher said) after it was *queued*, or last said
-to be WORKING on; giving it out changes nothing. So what comes out of a long queue may have no time left, and
-WORKING is said of each batch before anybody sees it: one exchange more. The answers tell the seconds. When
-half of a job's time to live is over, Disque hides it for no longer; then it is replaced by a new job.
+Disque queues a job again some seconds (its RETRY, set by its publisher) after it was *queued*, or last
+reported as WORKING; delivery changes nothing. So a job from a long queue may have no time left, and WORKING
+is sent for each batch before it is returned: one extra round trip. The answers contain the seconds. When half
+of a job's time to live is over, Disque does not extend it any more; then it is replaced by a new job.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ logger = logging.getLogger(__name__)
 BATCH = 500
 SCAN = 1000
 REPLICATE_MILLISECONDS = 2000
-"""How long a node may take to have others keep copies."""
+"""How long a node may take to replicate a job."""
 LONGEST_DELAY = 365 * 86400
 ELSEWHERE = ("LEAVING", "NOREPL")
-"""Refusals after which another node is asked."""
+"""Refusals after which another node is tried."""
 LATER = ("PAUSED", "MAXLEN", "NOREPL", "LEAVING")
 """Refusals that end."""
 FULL = "used memory >"
-"""What a node without memory says, by redis-py, which takes the first word away."""
+"""A node's error for full memory; redis-py removes the first word."""
 
 
 @dataclass
 class Hold:
-    """How a job is ours. job: its id. node: which gave it. until: the monotonic time at which it is queued
-    again."""
+    """A job that we hold. job: its id. node: which delivered it. until: the monotonic time at which it is
+    queued again."""
 
     job: str
     node: Address
@@ -54,7 +54,7 @@ class Hold:
 
 
 class Options(NamedTuple):
-    """How jobs are added. retry, ttl: seconds. replicate: how many nodes keep a job; None: as Disque does.
+    """How jobs are added. retry, ttl: seconds. replicate: how many nodes keep a job; None: Disque's default.
     maxlen: the longest that a queue may be; None for any. fastack: whether jobs are ended by FASTACK."""
 
     retry: int
@@ -65,7 +65,7 @@ class Options(NamedTuple):
 
 
 def _way(options: Options, delay: int) -> list[str | int]:
-    """How ADDJOB is told that."""
+    """Return these options for ADDJOB."""
     way: list[str | int] = ["RETRY", options.retry, "TTL", options.ttl + delay]
     if delay:
         way += ["DELAY", delay]
@@ -77,11 +77,11 @@ def _way(options: Options, delay: int) -> list[str | int]:
 
 
 class DisqueQueue(ServerQueue):
-    """The queue *name*. Disque makes it with its first job."""
+    """The queue *name*. Disque creates it with its first job."""
 
     batch = BATCH
     longest_delay = LONGEST_DELAY
-    look_seconds = 0.1  # so that other nodes send what they have
+    look_seconds = 0.1  # so that other nodes send their jobs
 
     def __init__(self, cluster: Cluster, name: str, options: Options) -> None:
         self.name = name
@@ -97,7 +97,7 @@ class DisqueQueue(ServerQueue):
         self._add([(text.encode(), *_way(self._options, delay)) for text, delay, _ in entries])
 
     def again(self, body: bytes) -> Command:
-        """The command that adds a job anew, to be queued when its retry has passed."""
+        """Return the command that adds a job again, to be queued after its retry time."""
         options = self._options._replace(maxlen=None)
         return ("ADDJOB", self.name, body, REPLICATE_MILLISECONDS, *_way(options, options.retry))
 
@@ -139,7 +139,7 @@ class DisqueQueue(ServerQueue):
     # -- what was received --
 
     def extend(self, messages: Sequence[Received]) -> list[Received]:
-        """Those whose time is over, others may have by now, and so are not asked for."""
+        """Expired ones may belong to others by now, and are not extended."""
         now = time.monotonic()
         late = [one for one in messages if one.receipt.until < now]
         known = set(map(id, late))
@@ -167,7 +167,7 @@ class DisqueQueue(ServerQueue):
                 self._cluster.ask([("FASTACK", job["id"])])
 
     def finish(self, messages: Sequence[Received]) -> list[Received]:
-        """Disque ends also what somebody else has by now, so it is not asked to."""
+        """Disque would also end jobs that belong to others by now, so these are left out."""
         ours, gone = by_lease(messages)
         command = "FASTACK" if self._options.fastack else "ACKJOB"
         for node, ones in _by_node(ours).items():
@@ -178,8 +178,8 @@ class DisqueQueue(ServerQueue):
     # -- administration --
 
     def count(self) -> Count:
-        """What can be received, and no more: for the rest each job would have to be looked at, and this is
-        asked every few seconds. counts() does that."""
+        """Return what can be received, and nothing else: the rest would require reading each job, and this is
+        called every few seconds. See counts()."""
         return Count(sum(answer.replies[0] for answer in every_node(self._cluster, ("QLEN", self.name))))
 
     def purge(self) -> int:
@@ -195,7 +195,7 @@ class DisqueQueue(ServerQueue):
 
 
 class AllQueues(Source):
-    """All *queues*, in one question, on connections of its own."""
+    """All *queues*, in one query, on its own connections."""
 
     name = "disque"
     batch = BATCH
@@ -218,7 +218,7 @@ class AllQueues(Source):
 def received(
     cluster: Cluster, queues: dict[bytes, DisqueQueue], count: int, seconds: float
 ) -> list[Received]:
-    """Up to *count* jobs of *queues*; waits for the first of them."""
+    """Return up to *count* jobs of *queues*; waits for the first of them."""
     way: Command = ("TIMEOUT", math.ceil(seconds * 1000)) if seconds > 0 else ("NOHANG",)
     command: Command = ("GETJOB", *way, "COUNT", count, "WITHCOUNTERS", "FROM", *queues)
     (reply,), node = cluster.ask([command], wait=seconds)
@@ -227,7 +227,7 @@ def received(
         return []
     found = [_received(queues[job[0]], job, node) for job in accepted(reply, node) or ()]
     cluster.got([one.receipt.job for one in found])
-    gone = set(map(id, working(cluster, found)))  # they ended while we asked
+    gone = set(map(id, working(cluster, found)))  # they ended during the query
     return [one for one in found if id(one) not in gone]
 
 
@@ -241,13 +241,13 @@ def _received(queue: DisqueQueue, job: list[Any], node: Address) -> Received:
         id=name,
         receipt=Hold(name, node, time.monotonic() + lease),
         lease_seconds=lease,
-        redelivered=nacks + deliveries > 0,  # no deaths: who held it may never have run it
+        redelivered=nacks + deliveries > 0,  # not deaths: the holder may never have run it
     )
 
 
 def working(cluster: Cluster, messages: Sequence[Received]) -> list[Received]:
-    """Say that somebody works on *messages*, in one exchange with each node; return those that are not there
-    any more. What is too old for that is replaced."""
+    """Report *messages* as being worked on, in one round trip with each node; return those that no longer
+    exist. Those that are too old for that are replaced."""
     gone: list[Received] = []
     old: list[Received] = []
     for node, ones in _by_node([one for one in messages if not once(one.receipt.job)]).items():
@@ -267,15 +267,15 @@ def working(cluster: Cluster, messages: Sequence[Received]) -> list[Received]:
 
 
 def _replace(cluster: Cluster, node: Address, messages: Sequence[Received]) -> None:
-    """Put a new job in the place of each of *messages*, which *node* gave and which are too old to be kept.
-    The new ones are delayed by as long as WORKING would have hidden the old ones."""
+    """Replace each of *messages*, delivered by *node* and too old to be kept, with a new job. The new ones
+    are delayed by as long as WORKING would have hidden the old ones."""
     shown, _ = cluster.ask([("SHOW", one.receipt.job) for one in messages], node=node)
     commands: list[Command] = []
     left: list[tuple[Received, int]] = []
     for one, told in zip(messages, shown, strict=True):
         queue = one.queue
         assert isinstance(queue, DisqueQueue)
-        if isinstance(told, list):  # if not, the next WORKING says so
+        if isinstance(told, list):  # if not, the next WORKING reports it
             left.append((one, queue.retry))
             commands.append(queue.again(fields(told)["body"]))
     if not left:
@@ -305,7 +305,8 @@ def _by_node(messages: Sequence[Received]) -> dict[Address, list[Received]]:
 
 
 def every_node(cluster: Cluster, command: Command) -> list[Answer]:
-    """The answers of all nodes that are there. Raises BrokerUnavailable when none is, or one refuses."""
+    """Return the answers of all available nodes. Raises BrokerUnavailable when there is none, or one
+    refuses."""
     answers = [cluster.ask([command])]
     for address in cluster.addresses():
         if address != answers[0].node:
@@ -324,7 +325,7 @@ def accepted(reply: Any, node: Address) -> Any:
 
 
 def scanned(cluster: Cluster, queue: str | None = None) -> dict[bytes, list[dict[str, Any]]]:
-    """The copies of each job of *queue*, or of all, on all nodes that answer; by id."""
+    """Return the copies of each job of *queue*, or of all, on all available nodes; by id."""
     found: dict[bytes, list[dict[str, Any]]] = {}
     only: Command = () if queue is None else ("QUEUE", queue)
     for answer in every_node(cluster, ("TIME",)):
@@ -343,7 +344,7 @@ def scanned(cluster: Cluster, queue: str | None = None) -> dict[bytes, list[dict
 
 
 def counts(cluster: Cluster) -> dict[str, Count]:
-    """How the queues stand that have jobs, by name. Each job is looked at."""
+    """Return the states of the queues with jobs, by name. Each job is read."""
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for copies in scanned(cluster).values():
         states = {job["state"] for job in copies}
@@ -359,15 +360,15 @@ def counts(cluster: Cluster) -> dict[str, Count]:
 
 
 def once(job_id: str) -> bool:
-    """Whether a job is delivered once at most, and so never queued again."""
+    """Whether a job is delivered at most once, and so never queued again."""
     return not int(job_id[-1], 16) & 1
 
 
 def fields(told: list[Any]) -> dict[str, Any]:
-    """What SHOW and JSCAN tell of a job, by name."""
+    """Return the fields of SHOW and JSCAN for a job, by name."""
     return {name.decode(): value for name, value in zip(told[::2], told[1::2], strict=True)}
 
 
 def waits(job: dict[str, Any], now: float) -> bool:
-    """Whether a job that is active waits for its time, and so is not with anybody. now: of the node."""
+    """Whether an active job is delayed, and so not held by anybody. now: of the node."""
     return bool(job["delay"]) and job["ctime"] / 1e9 + job["delay"] > now

@@ -18,7 +18,7 @@ from qworker.transports.held.port import DEAD, Server, ServerQueue
 from qworker.transports.lease import QueueInfo
 
 SHELF_SECONDS = 120
-"""For how long a dead letter is hidden that somebody looks at."""
+"""How long a dead letter is hidden while it is being read."""
 WAIT_SECONDS = 10.0
 
 
@@ -52,7 +52,7 @@ class DisqueServer(Server):
 
     @contextmanager
     def errors(self, connection: Connection) -> Iterator[None]:
-        yield  # what goes wrong is BrokerUnavailable already
+        yield  # errors are BrokerUnavailable already
 
     def declare(self, connection: Connection, queue: str) -> DisqueQueue:
         options = self._options
@@ -61,7 +61,7 @@ class DisqueServer(Server):
         return DisqueQueue(connection.asking, queue, options)
 
     def names(self, connection: Connection) -> set[str]:
-        """Those that others have made, too."""
+        """Includes those that others have created."""
         answers = every_node(connection.asking, ("QSCAN", "BUSYLOOP"))
         return {name.decode("utf-8", "replace") for answer in answers for name in answer.replies[0][1]}
 

@@ -20,7 +20,7 @@ _NODE = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.%]+)\]|(?P<name>[^\[\]:/@,\s]+))(?
 
 
 class Address(NamedTuple):
-    """Where a node listens."""
+    """The address of a node."""
 
     host: str
     port: int
@@ -30,14 +30,14 @@ class Address(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """What a URL says. password: None for none."""
+    """The contents of a URL. password: None for none."""
 
     addresses: tuple[Address, ...]
     password: str | None
 
 
 def parsed(url: str) -> Nodes:
-    """Raises ConfigurationError for what is no such URL; the password is not shown."""
+    """Raises ConfigurationError for an invalid URL; the password is not shown."""
     refuse_parameters(url, "broker_url")
     rest = url.partition("://")[2].rstrip("/")
     login, _, places = rest.rpartition("@")

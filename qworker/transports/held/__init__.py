@@ -1,9 +1,9 @@
-"""Servers that reserve what they give out: whoever takes a message has it alone for some seconds.
+"""Servers that reserve delivered messages: a consumer has a message exclusively for some seconds.
 
-Modules, in reading order: ``messages`` (what a message looks like there), ``port`` (what a server and its
-queues must do: take, extend, finish, give back, send), ``sender``, ``holdings`` (what a consumer has, and how
-that leaves it), ``renewal`` (how it stays its own), ``long_poll`` (threads that wait for messages),
-``consumer``, ``letters`` (dead letters and failed tasks), ``admin``, ``broker``.
+Modules, in reading order: ``messages`` (the format of a message), ``port`` (the interface of a server and its
+queues: take, extend, finish, give back, send), ``sender``, ``holdings`` (the messages of a consumer, and
+their end), ``renewal`` (extending reservations), ``long_poll`` (threads that poll), ``consumer``, ``letters``
+(dead letters and failed tasks), ``admin``, ``broker``.
 
-A transport of such a server is a ServerQueue and a Server. All that is beside them here it has for nothing.
+A transport for such a server implements a ServerQueue and a Server; everything else is here.
 """

@@ -1,6 +1,6 @@
-"""Administration of a server that reserves messages, and counts what is delayed and leased where it can tell.
+"""Administration of a server that reserves messages, and counts delayed and leased ones if it can.
 
-Comes from:  people and tools, by ``Broker.admin``.
+Comes from:  users and tools, through ``Broker.admin``.
 Goes to:     ``Server`` and ``ServerQueue``, on a connection for each question; ``letters.py``.
 Thread:      any.
 """
@@ -55,7 +55,7 @@ class HeldAdmin(Admin):
         return [info for info in found if info.ready or info.delayed or info.leased or info.dead]
 
     def next_due(self, queues: Sequence[str]) -> float | None:
-        """Always None: such servers do not tell (see ``lacks``)."""
+        """Return None: such servers do not report it (see ``lacks``)."""
         return None
 
     @undisturbed
@@ -69,5 +69,5 @@ class HeldAdmin(Admin):
             return self._server.declare(connection, queue).purge()
 
     def workers(self) -> list[Presence]:
-        """Always []: such servers do not tell (see ``lacks``)."""
+        """Return []: such servers do not report them (see ``lacks``)."""
         return []

@@ -1,10 +1,10 @@
-"""The broker of a server that reserves messages: the sides beside this module, put together.
+"""The broker of a server that reserves messages, consisting of the modules in this package.
 
 Comes from:  the ``open_broker`` of each such transport.
 Goes to:     the sender, the consumer, the administration and the letters beside this module.
 Thread:      any; one connection publishes, in turn, one belongs to the listener; neither crosses a fork.
 
-It promises what the server does (see ``transports/capabilities.py``).
+It supports what the server supports (see ``transports/capabilities.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _brokers = forgetful()
 
 
 class HeldBroker(Broker):
-    """sender, consumer, admin: of one server. Connects at the first use, not before."""
+    """sender, consumer, admin: of one server. Connects on first use."""
 
     sender: HeldSender
     consumer: HeldConsumer
@@ -73,6 +73,6 @@ def held_broker(
     eta_limit: int = 1000,
     clock: Clock = SYSTEM_CLOCK,
 ) -> HeldBroker:
-    """The broker at *url*, which is *server*. known: queues to be listed. eta_limit: how many messages that
-    are not due yet a worker holds."""
+    """Return the broker at *url*, which is *server*. known: queues to be listed. eta_limit: how many delayed
+    messages a worker holds."""
     return HeldBroker(url, server, known, eta_limit, clock)

@@ -1,15 +1,15 @@
-"""The consumer of servers that reserve messages: what is here stays reserved as long as this worker lives.
+"""The consumer of servers that reserve messages: messages here stay reserved while this worker is alive.
 
 Comes from:  the Listener, by ``Broker.consumer``.
-Goes to:     ``Server`` and ``ServerQueue``; by ``long_poll.py``, which waits for messages, ``holdings.py``,
-             for what is here, and ``renewal.py``, which keeps it ours.
-Thread:      the listener's, but for wake() and notify().
+Goes to:     ``Server`` and ``ServerQueue``; through ``long_poll.py``, which waits for messages,
+             ``holdings.py``, for messages here, and ``renewal.py``, which extends them.
+Thread:      the listener's, except wake() and notify().
 
-The server gives what it gave to somebody to nobody else for some seconds. That is our lease: it is extended
-for as long as this worker lives, so no task is too long for it. What is due later waits in the server, as
-long as that can delay a message: it is given back with a delay, or sent anew with one, until it is due. Where
-the server cannot, it is kept here, up to a limit; what comes beyond that goes to the end of its queue, and
-nothing more is taken for a moment.
+The server gives a delivered message to nobody else for some seconds. That is our lease: it is extended while
+this worker is alive, so no task takes too long. A delayed message waits in the server, for as long as the
+server can delay it: it is given back or sent again with a delay, until it is due. If the server cannot delay,
+it is kept here, up to a limit; messages beyond that go to the end of their queue, and nothing more is taken
+for a moment.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ from qworker.transports.own_headers import DELIVERIES, DIED, DUE, QUEUE, REASON,
 logger = logging.getLogger(__name__)
 
 NEWS = b"n"
-"""What wakes those for whom something was pushed here."""
+"""The word that wakes consumers after a push in this process."""
 GENERATIONS = count(1)
 AHEAD_SECONDS = 30.0
-"""What is due sooner is kept here, though the server could."""
+"""A message due sooner is kept here, even if the server can delay it."""
 
 
 class HeldConsumer(Consumer):
-    """sender: for what goes back changed. wakeup: what wait() sleeps by. eta_limit: how many messages that
-    are not due yet are kept here."""
+    """sender: for messages that change when they go back. wakeup: used by wait(). eta_limit: how many delayed
+    messages are kept here."""
 
     def __init__(
         self, server: Server, sender: HeldSender, wakeup: WakeupPipe, clock: Clock, eta_limit: int
@@ -85,14 +85,14 @@ class HeldConsumer(Consumer):
         self._renewal = Renewal()
         self._heard = Heard()
         self._leaving: dict[int, End] = {}
-        """What came before its time, and is not ours to keep; by the identity of the message."""
+        """Messages that arrived early and must not stay here; by the identity of the message."""
         self._first_queue = 0
 
     def _no_polls(self) -> Polls | Looks:
         return Looks() if self._server.wait_seconds is None else Polls()
 
     def after_fork(self) -> None:
-        """In a forked child: the parent's leases are not ours."""
+        """In a forked child: the leases belong to the parent."""
         self._connection = None
         self._generation = 0
         self._forget_all()
@@ -107,17 +107,17 @@ class HeldConsumer(Consumer):
 
     @contextmanager
     def _leasing(self) -> Iterator[Any]:
-        """The connection. LeaseLost when what is held is not ours any more; it is when the server does not
-        answer for a while."""
+        """Return the connection. LeaseLost when held messages are no longer ours; they still are when the
+        server does not answer for a while."""
         connection = self._connection
         if connection is None:
-            raise LeaseLost("there is no connection to the broker: what was held goes to others")
+            raise LeaseLost("there is no connection to the broker: messages that were held go to others")
         try:
             with self._server.errors(connection):
                 yield connection
         except ConnectionGone as error:
             self._let_go()
-            raise LeaseLost(f"{error}; what was held goes to others") from error
+            raise LeaseLost(f"{error}; messages that were held go to others") from error
         except QueueGone as error:
             self._let_go()
             raise LeaseLost(f"{error}; a queue was deleted") from error
@@ -174,7 +174,7 @@ class HeldConsumer(Consumer):
                 del self._bound[name]
 
     def _take(self, queues: Sequence[str], limit: int, delayed_limit: int, eta_window: float) -> Claim:
-        """Give out what is here, and is due."""
+        """Return due messages that are here."""
         now = self._clock.now()
         holdings = self._holdings
         taken: list[Held] = []
@@ -191,7 +191,7 @@ class HeldConsumer(Consumer):
             raise
         taken.sort(key=lambda held: -held.leased.priority)
         holdings.leased.update((held.leased.tag, held) for held in taken)
-        # If it fails the next turn does it: what was taken must not be forgotten here.
+        # If it fails the next turn does it: the messages taken must not be lost here.
         with suppress(BrokerUnavailable), self._leasing():
             self._part_with_the_early()
         return Claim([held.leased for held in taken], holdings.next_due, last_revocation=0)
@@ -220,7 +220,7 @@ class HeldConsumer(Consumer):
             self._renew()
 
     def _renew(self) -> None:
-        """Keep what is here, and forget what others have by now."""
+        """Extend the messages here, and forget those that others have by now."""
         if gone := self._renewal.renew(self._everything()):
             logger.warning("%d messages were not renewed in time; others have them", len(gone))
             self._holdings.lose(gone)
@@ -240,7 +240,7 @@ class HeldConsumer(Consumer):
             return self._heard.since(cursor)
 
     def sweep(self, kind: Kind, expires: float, most: int) -> int:
-        """Letters stay until somebody looks after them, or the server drops them."""
+        """Return 0: letters stay until they are removed, or the server drops them."""
         return 0
 
     def running_path(self) -> str | None:
@@ -255,7 +255,7 @@ class HeldConsumer(Consumer):
         if self._stays(held, due):
             self._holdings.wait_until(due, held)
             return
-        if longest_return:  # it says itself when it is due, should it come before that
+        if longest_return:  # its headers contain the due time, if it comes earlier
             delay = max(0, min(longest_return, int(due - self._clock.now())))
         else:
             self._sender.send([of_leased(held.leased, {**held.own, DUE: due}, held.message_id)])
@@ -263,7 +263,7 @@ class HeldConsumer(Consumer):
         self._holdings.end(held)
 
     def _stays(self, held: Held, due: float, besides: int = 0) -> bool:
-        """Whether *held* is kept here until *due*, with so many others that are about to be."""
+        """Whether *held* is kept here until *due*, besides so many others that are about to be."""
         queue = held.message.queue
         waits = max(queue.longest_delay, queue.longest_return)
         near = not waits or due - self._clock.now() <= AHEAD_SECONDS
@@ -276,9 +276,9 @@ class HeldConsumer(Consumer):
     # -- settling --
 
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
-        """All that must be sent is sent before anything is finished. When this raises, call it again with the
-        same, as a whole or in parts: what was sent by then is not sent twice, and what was settled is not
-        lost."""
+        """Everything that must be sent is sent before anything is finished. If this raises, call it again
+        with the same settlements, together or in parts: messages already sent are not sent twice, and
+        settlements already made are not lost."""
         lost: set[int] = set()
         again: set[int] = set()
         ends: dict[int, End] = {}
@@ -306,7 +306,7 @@ class HeldConsumer(Consumer):
         return lost | late
 
     def _prepare(self, settlement: Ack | DeadLetter | Release, kept: int) -> End:
-        """Send what the end of a message wants sent. kept: how many are about to be kept here."""
+        """Send what the end of a message requires. kept: how many are about to be kept here."""
         held = self._holdings.leased[settlement.tag]
         if held.sent or isinstance(settlement, Ack):
             return End(held)
@@ -318,13 +318,13 @@ class HeldConsumer(Consumer):
         return End(held)
 
     def _release(self, held: Held, release: Release, kept: int) -> End | None:
-        """How *held* goes back. None: it was sent anew, because something about it has changed, or nobody
-        else keeps it until it is due."""
+        """Return how *held* goes back. None: it was sent again, because it has changed, or nobody else keeps
+        it until it is due."""
         now, due = self._clock.now(), release.due
         after = released(held, release)
         changed = release.counted or release.requeued or release.redelivered
         if due is not None and due > now:
-            # Given back or sent anew only if that is worth keeping beyond this worker's life.
+            # Given back or sent again only if it must outlive this worker.
             if self._stays(after, due, kept):
                 return End(after, due)
             if not changed and _may_return(held, due, now):
@@ -344,7 +344,7 @@ class HeldConsumer(Consumer):
         now = self._clock.now()
         try:
             self._sender.send([dead_lettered(held, dead_letter, now, of_leased)])
-        except PublishError:  # with its reason it is larger than what the server took before
+        except PublishError:  # with its reason it is larger than the server accepts
             self._sender.send([dead_lettered(held, dead_letter, now, packed)])
 
     def _finish(self, ends: Mapping[int, End]) -> None:
@@ -355,7 +355,7 @@ class HeldConsumer(Consumer):
             else:
                 self._holdings.wait_until(end.due, end.held)
                 del self._holdings.leased[tag]
-        for end, late in carry_out(leaving):  # where it raises, what is left will be settled again
+        for end, late in carry_out(leaving):  # if it raises, the rest is settled again
             self._holdings.end(end.held)
             if late:
                 self._holdings.late.add(end.held.leased.tag)
@@ -382,7 +382,7 @@ class HeldConsumer(Consumer):
         self._generation = 0
 
     def _let_go(self) -> None:
-        """Give back what is held."""
+        """Give back everything held."""
         polls, connection, self._connection = self._polls, self._connection, None
         if connection is None:
             self._forget_all()
@@ -406,7 +406,7 @@ class HeldConsumer(Consumer):
 
 
 def _may_return(held: Held, due: float, now: float) -> bool:
-    """Whether the server can keep *held* until it is *due* again, as it is."""
+    """Whether the server can keep *held* unchanged until it is *due*."""
     says = held.own.get(DUE, 0.0)
     return (
         type(says) in (int, float)
@@ -416,7 +416,7 @@ def _may_return(held: Held, due: float, now: float) -> bool:
 
 
 def released(held: Held, release: Release) -> Held:
-    """*held* as it goes on after *release*."""
+    """Return *held* changed by *release*."""
     own, old = dict(held.own), held.leased
     if release.counted:
         own[DELIVERIES] = old.deliveries + 1

@@ -1,9 +1,8 @@
 """Holdings: the messages that a consumer has taken and not finished, and how they leave it.
 
 Comes from:  the consumer, which takes them.
-Goes to:     the worker, when they are due; ``ServerQueue``, when they are finished or given back. What comes
-             with a settlement is told from what ended long ago.
-Thread:      the listener's; a poll's, for what comes too late.
+Goes to:     the worker, when they are due; ``ServerQueue``, when they are finished or given back.
+Thread:      the listener's; a poll's, for late messages.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from qworker.transports.lease import Leased
 from qworker.transports.own_headers import KEPT
 
 FULL_SECONDS = 1.0
-"""How long nothing more is taken once as many messages wait here as may."""
+"""How long nothing more is taken after the limit of waiting messages was reached."""
 
 
 class Held(NamedTuple):
-    """A message that was taken and not finished. own: its headers that are ours. sent: whether it was sent
-    anew by now, so that all that is left to do is to finish it."""
+    """A message taken and not finished. own: its internal headers. sent: whether it was sent again already,
+    so that it only has to be finished."""
 
     message: Received
     leased: Leased
@@ -36,8 +35,8 @@ class Held(NamedTuple):
 
 
 class End(NamedTuple):
-    """What is left to do with *held*, when all that must be sent was sent: keep it until *due*, give it back
-    to the server for *delay* seconds, or, with neither, finish it."""
+    """The last action for *held*, after everything was sent: keep it until *due*, give it back to the server
+    for *delay* seconds, or, with neither, finish it."""
 
     held: Held
     due: float | None = None
@@ -57,16 +56,16 @@ class Holdings:
     def forget(self) -> None:
         """Hold nothing."""
         self.leased: dict[int, Held] = {}
-        """By tag: what the worker has."""
+        """By tag: messages leased by the worker."""
         self.ended: set[int] = set()
         """Tags that a settlement has ended which raised; it will be repeated."""
         self.late: set[int] = set()
-        """Tags of what others had when it was to end, until settle() has said so."""
+        """Tags of messages that others had when they were to end, until settle() has reported them."""
         self._tags: set[int] = set()  # of all that is leased or waits
         self._waiting: list[tuple[float, int, Held]] = []  # heap of (due, order, …)
 
     def new_tag(self, tag: int) -> int:
-        """*tag*, or another one where a message of that tag is here: the same was sent twice."""
+        """Return *tag*, or another one if a message with that tag is here: it was sent twice."""
         while tag in self._tags:
             tag = tag % (2**63 - 1) + 1
         self._tags.add(tag)
@@ -75,11 +74,12 @@ class Holdings:
 
     @property
     def full(self) -> bool:
-        """Whether nothing more is to be taken for a moment."""
+        """Whether nothing more is taken for a moment."""
         return self._monotonic() < self._full_until
 
     def has_room(self, besides: int = 0) -> bool:
-        """Whether one more may wait here, with so many others that are about to; else we are full."""
+        """Whether one more may wait here, besides so many others that are about to; otherwise the limit is
+        reached."""
         if len(self._waiting) + besides < self._eta_limit:
             return True
         self._full_until = self._monotonic() + FULL_SECONDS
@@ -91,7 +91,7 @@ class Holdings:
 
     @property
     def next_due(self) -> float | None:
-        """When the first that waits is due; None when none waits."""
+        """Return when the first waiting one is due; None when there is none."""
         return self._waiting[0][0] if self._waiting else None
 
     def take_due(self, now: float, limit: int, until: float, delayed_limit: int) -> Iterator[Held]:
@@ -113,7 +113,7 @@ class Holdings:
         self._tags.discard(held.leased.tag)
 
     def of(self, message: Received, queue: str) -> Held:
-        """*message*, which came from *queue*, under a tag of its own."""
+        """Return *message* of *queue*, under a unique tag."""
         content = read(message)
         tag = self.new_tag(content.tag)
         own = {name: value for name, value in content.own.items() if name in KEPT}
@@ -136,8 +136,8 @@ class Holdings:
 
 
 def carry_out(ends: Sequence[End]) -> Iterator[tuple[End, bool]]:
-    """Finish or give back what *ends* say, and yield each that is done, and whether that came too late:
-    others have it. What is to be kept here is none of its business."""
+    """Finish or give back according to *ends*, and yield each that is done, and whether it was too late:
+    others have it. Those to be kept here are ignored."""
     kinds: dict[int | None, dict[int, End]] = {}
     for end in ends:
         kinds.setdefault(end.delay, {})[id(end.held.message)] = end
@@ -156,8 +156,8 @@ def carry_out(ends: Sequence[End]) -> Iterator[tuple[End, bool]]:
 
 
 def _finish(queue: ServerQueue, batch: Sequence[Received]) -> set[int]:
-    """Finish *batch*; return the id() of each that others have. What is gone though nobody else could have it
-    yet was finished before, when no answer came."""
+    """Finish *batch*; return the id() of each that others have. One that is gone, although nobody else could
+    have it yet, was finished before by a call without an answer."""
     again = {id(message) for message in batch if message.deleted}
     for message in batch:
         message.deleted = True
@@ -173,8 +173,8 @@ def give_all_back(messages: Iterable[Received]) -> None:
 
 
 def give_back(queue: ServerQueue, batch: Sequence[Received], delay: int = 0) -> None:
-    """As ServerQueue.give_back, but what may have been given back before, others may have by now. If it was
-    not, it comes back when its lease is over."""
+    """Like ServerQueue.give_back(), but a message that may have been given back before may belong to others
+    by now. If it was not, it comes back when its lease expires."""
     now = time.monotonic()
     places = [place for place, message in enumerate(batch) if message.is_kept(now)]
     if not places:

@@ -1,7 +1,7 @@
-"""Dead letters and failed tasks in a queue of their own: looked at, sent again, discarded.
+"""Dead letters and failed tasks in separate queues: shown, sent again, discarded.
 
-Comes from:  people and tools, by ``Broker.letters``; the consumer puts them there.
-Goes to:     ``ServerQueue``, on a connection for each question; the sender, for what runs again.
+Comes from:  users and tools, through ``Broker.letters``; the consumer stores them.
+Goes to:     ``ServerQueue``, on a connection for each call; the sender, for those that run again.
 Thread:      any.
 """
 
@@ -21,7 +21,7 @@ from qworker.transports.own_headers import DELIVERIES, DIED, QUEUE, REASON, REDE
 
 
 class HeldLetters(Letters):
-    """sender: of this process. Each look takes all of them in hand."""
+    """sender: of this process. Reading takes all of them."""
 
     portion = sys.maxsize
 
@@ -32,13 +32,13 @@ class HeldLetters(Letters):
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a forked child: whoever has the turn is in the parent."""
+        """In a forked child: the thread that held the lock is in the parent."""
         self._turn = threading.Lock()
 
     @contextmanager
     def taken(self) -> Iterator[list[tuple[Received, Dead]]]:
-        """All letters with their messages; what is not acknowledged goes back. One reader at a time: while
-        one has them, others would find none."""
+        """Yield all letters with their messages; unacknowledged ones go back. One reader at a time, because
+        others would find none meanwhile."""
         taken: list[tuple[Received, Dead]] = []
         with self._turn:
             connection = self._server.connect()
@@ -76,7 +76,8 @@ class HeldLetters(Letters):
 
     @undisturbed
     def send_again(self, calls: Sequence[Again]) -> int:
-        """As Letters has it, but each in two steps: a crash between them leaves a message sent and kept."""
+        """See Letters.send_again(), but each in two steps: a crash in between leaves a message both sent and
+        kept."""
         count = 0
         with self.taken() as taken:
             kept = {letter.tag: (message, letter) for message, letter in taken}
@@ -87,7 +88,7 @@ class HeldLetters(Letters):
         return count
 
     def _send(self, message: Received, letter: Dead, call: Again, own: dict[str, bool]) -> None:
-        """Send *call* in the place of *letter*, which is kept no longer."""
+        """Send *call* to replace *letter*, which is deleted."""
         priority = read(message).priority
         self._sender.send([outgoing(letter.queue, call.headers, call.properties, call.body, priority, own)])
         message.ack()

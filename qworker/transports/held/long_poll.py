@@ -3,7 +3,7 @@ that cannot wait.
 
 Comes from:  the consumer, which asks and collects.
 Goes to:     ``Source.take``.
-Thread:      the listener's, but for _run().
+Thread:      the listener's, except _run().
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from qworker.transports.held.port import Received, ServerQueue, Source
 logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 1.0
-"""How long the end waits for messages that are on their way to us."""
+"""How long the end waits for messages in transit to us."""
 LOOK_SECONDS = 1.0
 """How long the first poll after a failure waits for messages."""
 LATE_SECONDS = 2.0
-"""How long an answer may be on its way."""
+"""How long an answer may be in transit."""
 ANSWER_SECONDS = 3.0
-"""How long who collects waits for its answer."""
+"""How long collect() waits for its answer."""
 
 
 class LongPoll:
     """Asks *source*, for *seconds* at a time. ring: called when there is news.
 
-    Only what was asked for is received, so that nothing is hidden here from workers that have room for it.
+    Only requested messages are received, so that none is hidden here from workers that have room for it.
     """
 
     def __init__(self, source: Source, seconds: float, ring: Callable[[], None]) -> None:
@@ -51,15 +51,16 @@ class LongPoll:
         self._thread.start()
 
     def ask(self, room: int) -> None:
-        """Wait for up to *room* messages, unless that is under way, or some have come that nobody has got."""
+        """Wait for up to *room* messages, unless a poll is active, or some have arrived that were not
+        taken."""
         if not self._under_way and not any(self._arrived.values()):
             self._under_way = True
             seconds = min(LOOK_SECONDS, self._seconds) if self._failed else self._seconds
             self._orders.put((min(room, self.source.batch), seconds))
 
     def look(self) -> None:
-        """Have the answer of the server, what it has or that it has nothing, unless it is asked already, or
-        something has come that nobody has got. Raises what went wrong."""
+        """Query the server for messages, unless that was done, or some have arrived that were not taken.
+        Raises errors."""
         if self._under_way or any(self._arrived.values()):
             return
         self._under_way = True
@@ -68,10 +69,10 @@ class LongPoll:
             self._take(self._answers.get(timeout=ANSWER_SECONDS))
 
     def collect(self, room: int) -> None:
-        """Take in what has come. Raises what went wrong instead.
+        """Process arrived messages. Raises errors instead.
 
-        After that it asks anew, for up to *room* messages, and waits for the answer: as long as nobody knows
-        that the server is there again, nobody is told so.
+        Afterwards it polls again, for up to *room* messages, and waits for the answer: an available server is
+        only reported after it has answered.
         """
         if self._failed and room > 0:
             self.ask(room)
@@ -100,12 +101,12 @@ class LongPoll:
 
     @property
     def arrived(self) -> Iterator[Received]:
-        """What has come and nobody has got yet."""
+        """Return arrived messages that were not taken yet."""
         for messages in self._arrived.values():
             yield from messages
 
     def get(self, queue: str) -> Received | None:
-        """A message of *queue* that has come; None when there is none."""
+        """Return an arrived message of *queue*; None when there is none."""
         messages = self._arrived.get(queue)
         return messages.popleft() if messages else None
 
@@ -115,19 +116,18 @@ class LongPoll:
             self._arrived[name] = deque(one for one in messages if id(one) not in gone)
 
     def close(self) -> None:
-        """Ask no more; join() waits for what is under way."""
+        """Stop polling; join() waits for an active poll."""
         self._orders.put((0, 0.0))
         self.source.interrupt()
 
     def abandon(self) -> None:
-        """Ask no more, and let others have what has come and what is on its way."""
+        """Stop polling, and leave messages that arrived or are in transit to others."""
         self._abandoned = True
         self._orders.put((0, 0.0))
 
     def join(self, seconds: float) -> None:
-        """Take in what is on its way, but do not wait for longer than that. What comes later is shown to
-        others again, or, when this process has ended by then, hidden for as long as the server hides what it
-        gives."""
+        """Process messages in transit, but do not wait longer than that. Later ones are delivered to others
+        again, or, if this process has ended by then, hidden for as long as the server hides them."""
         self._thread.join(max(0.0, seconds))
         self._abandoned = self._thread.is_alive()
         try:
@@ -161,9 +161,10 @@ class LongPoll:
 
 
 def _hidden_from(asked: float, seconds: float, now: float) -> float:
-    """When what was *asked* for then, with the server to wait for so many *seconds*, and is here *now*, was
-    hidden at the earliest. That was at an unknown moment of the wait. Whoever gets an answer so late that the
-    server cannot have waited for so long did not run meanwhile, and the answer lay there."""
+    """Return the earliest time at which messages were hidden, given the time of the request (*asked*), the
+    *seconds* that the server waits, and *now*, when they arrived. They were hidden at an unknown moment of
+    the wait. If the answer is so late that the server cannot have waited that long, this process was frozen,
+    and the answer was waiting for it."""
     return asked if now - asked > seconds + LATE_SECONDS else max(asked, now - 1.0)
 
 
@@ -187,15 +188,15 @@ class Polls:
                 poll.ask(room)
 
     def look(self, queue: str) -> None:
-        """Have what the server has of *queue* now, if nothing has come yet. Raises what went wrong."""
+        """Query the server's messages of *queue* now, if none has arrived yet. Raises errors."""
         for poll in self._polls:
             if poll.source.serves(queue):
                 poll.collect(0)
                 poll.look()
 
     def unbind(self, queue: str, bound: Iterable[str]) -> list[str]:
-        """Poll for *queue* no more, and let others have what has come; return which of the *bound* queues
-        nobody polls for any more by that."""
+        """Stop polling *queue*, and leave arrived messages to others; return which of the *bound* queues are
+        not polled any more."""
         leaving = [poll for poll in self._polls if poll.source.serves(queue)]
         self._polls = [poll for poll in self._polls if poll not in leaving]
         for poll in leaving:
@@ -203,12 +204,12 @@ class Polls:
         return [name for name in bound if any(poll.source.serves(name) for poll in leaving)]
 
     def collect(self, room: int) -> None:
-        """Take in what has come. Raises what went wrong instead; see LongPoll."""
+        """Process arrived messages. Raises errors instead; see LongPoll."""
         for poll in self._polls:
             poll.collect(room)
 
     def get(self, queue: str) -> Received | None:
-        """A message of *queue* that has come; None when there is none."""
+        """Return an arrived message of *queue*; None when there is none."""
         for poll in self._polls:
             if message := poll.get(queue):
                 return message
@@ -216,7 +217,7 @@ class Polls:
 
     @property
     def arrived(self) -> Iterator[Received]:
-        """What has come and nobody has got yet."""
+        """Return arrived messages that were not taken yet."""
         for poll in self._polls:
             yield from poll.arrived
 
@@ -226,14 +227,14 @@ class Polls:
             poll.lose(gone)
 
     def close(self) -> None:
-        """Ask no more, and take in what is on its way, as long as the end may take for that."""
+        """Stop polling, and process messages in transit, as long as the end may take for that."""
         for poll in self._polls:
             poll.close()
         _join(self._polls)
 
     def drain(self, queues: set[ServerQueue]) -> None:
-        """After close(), when messages of *queues* were given back: a poll that was under way has got some of
-        them at once, and gives them back, too. Wait for that."""
+        """Called after close(), when messages of *queues* were given back: an active poll may have received
+        some of them at once, and gives them back, too. Wait for that."""
         _join([
             poll for poll in self._polls
             if (poll.source in queues if isinstance(poll.source, ServerQueue) else queues)
@@ -241,8 +242,8 @@ class Polls:
 
 
 class Looks:
-    """In the place of Polls, for sources that cannot wait: each is asked in the consumer's thread, for one
-    message at a time, and so nothing is here that nobody has got."""
+    """The replacement for Polls, for sources that cannot wait: each is queried in the consumer's thread, for
+    one message at a time, so nothing waits here."""
 
     arrived: Sequence[Received] = ()
 
@@ -257,7 +258,7 @@ class Looks:
         return iter(())
 
     def get(self, queue: str) -> Received | None:
-        """A message of *queue*; None when there is none."""
+        """Return a message of *queue*; None when there is none."""
         asked = time.monotonic()
         for message in self._sources[queue].take(1, 0.0) if queue in self._sources else ():
             message.hidden_from(asked)
@@ -265,7 +266,7 @@ class Looks:
         return None
 
     def unbind(self, queue: str, bound: Iterable[str]) -> list[str]:
-        """Nobody waits for any of *bound*."""
+        """Return *bound*: none of them is polled."""
         return []
 
     def _nothing(self, *given: object) -> None:

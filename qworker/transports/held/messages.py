@@ -41,7 +41,7 @@ _NAMES = ("correlation_id", "reply_to", "message_id", "timestamp", "type", "app_
 
 
 class Outgoing(NamedTuple):
-    """What Producer.publish is given, besides the queue."""
+    """The arguments of Producer.publish, besides the queue."""
 
     queue: str
     body: bytes
@@ -49,7 +49,7 @@ class Outgoing(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What a message of kombu's says. own: the headers that are ours alone."""
+    """The contents of a kombu message. own: the internal headers."""
 
     tag: int
     text: str
@@ -70,7 +70,7 @@ def outgoing(
     more: Mapping[str, Any],
     message_id: str | None = None,
 ) -> Outgoing:
-    """A message for kombu. TypeError or ValueError for what is no message."""
+    """Return a message for kombu. TypeError or ValueError for an invalid one."""
     if type(body) is not bytes:
         raise TypeError(f"a body of type {type(body).__name__}: brokers support bytes only")
     try:
@@ -103,7 +103,7 @@ def of_envelope(envelope: Envelope, now: float) -> Outgoing:
 def of_leased(
     leased: Leased, own: Mapping[str, Any], message_id: str | None, queue: str | None = None
 ) -> Outgoing:
-    """The message of *leased*, to be sent anew with *own* headers; to *queue* if not to its own."""
+    """Return the message of *leased*, to be sent again with *own* headers; to *queue* if not to its own."""
     return outgoing(
         queue or leased.queue,
         leased.headers,
@@ -118,7 +118,7 @@ def of_leased(
 def packed(
     leased: Leased, own: Mapping[str, Any], message_id: str | None, queue: str | None = None
 ) -> Outgoing:
-    """As of_leased(), as small as can be: for brokers that count bytes. Only dead() can read it."""
+    """Like of_leased(), as small as possible: for brokers that count bytes. Only dead() can read it."""
     text = leased.headers.encode("utf-8", "surrogatepass")
     body = b85encode(zlib.compress(text + leased.body, 9))
     small = leased._replace(headers=outline(leased.headers), body=body)
@@ -126,7 +126,7 @@ def packed(
 
 
 def _unpacked(content: Read) -> tuple[str, bytes]:
-    """The headers, as text, and the body of a dead letter."""
+    """Return the headers, as text, and the body of a dead letter."""
     size = content.own.get(PACKED)
     if type(size) is int:
         try:
@@ -138,7 +138,7 @@ def _unpacked(content: Read) -> tuple[str, bytes]:
 
 
 def read(message: Any) -> Read:
-    """What kombu's *message* says."""
+    """Return the contents of kombu's *message*."""
     headers = mapping(message.headers)
     own = {
         name: headers.pop(name) for name in [name for name in headers if name[:2] == "x-"] if is_apart(name)
@@ -178,14 +178,14 @@ def read(message: Any) -> Read:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """*value* as a dict of its own, with names; an empty one for what is none."""
-    if type(value) is dict and {*map(type, value)} <= _NAMED:  # as JSON has it
+    """Return *value* as a new dict with names as keys; an empty one for anything else."""
+    if type(value) is dict and {*map(type, value)} <= _NAMED:  # as in JSON
         return value.copy()
     return {str(name): item for name, item in value.items()} if isinstance(value, Mapping) else {}
 
 
 def as_text(value: Any) -> str:
-    """*value* as JSON; what cannot be written so the worker is to refuse, and say why."""
+    """Return *value* as JSON; the worker refuses values without JSON, with the reason."""
     try:
         return rewritten(value)
     except Exception as error:  # noqa: BLE001 - a stranger's
@@ -228,7 +228,8 @@ def dead(content: Read) -> Dead:
 
 
 class Content(NamedTuple):
-    """What is in a text, by the names of kombu's Message. body: bytes, or what a stranger put there."""
+    """The contents of a text, by the names of kombu's Message. body: bytes, or anything sent by somebody
+    else."""
 
     headers: dict[str, Any]
     properties: dict[str, Any]
@@ -264,8 +265,8 @@ def written(message: Outgoing) -> str:
 
 
 def parsed(text: str) -> Content:
-    """What kombu, or written(), put into *text*, as it is or in base64; or else all of it as the body: it is
-    for others to say what is wrong with it."""
+    """Return the contents of *text* written by kombu, or written(), plain or in base64; or else all of it as
+    the body: other code reports the error."""
     try:
         payload = json.loads(text if text.lstrip()[:1] == "{" else b64decode(text, validate=True))
         properties = dict(payload["properties"])

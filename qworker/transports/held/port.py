@@ -1,13 +1,13 @@
-"""What a transport must be able to do whose server reserves messages: whoever takes one has it alone for some
+"""The interface of a transport whose server reserves messages: a consumer has one exclusively for some
 seconds.
 
-Comes from:  the packages of such servers, which supply a Server and its ServerQueue.
+Comes from:  the packages of such servers, which implement a Server and its ServerQueue.
 Goes to:     the sender, the consumer, the administration and the letters beside this module.
-Thread:      a connection belongs to who called connect(); but take(), which a LongPoll calls in a thread of
-             its own, and interrupt(), which is called meanwhile.
+Thread:      a connection belongs to the caller of connect(); but take() is called by a LongPoll in its own
+             thread, and interrupt() meanwhile.
 
-What the methods of queues raise is what the transport's library raises, PublishError, and NotAll;
-``Server.errors`` makes errors of ours of it.
+Methods of queues raise the errors of the transport's library, PublishError, and NotAll; ``Server.errors``
+converts them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qworker.transports.lease import Kind, QueueInfo, Revocation
 DEAD = "qworker.dead"
 """The queue of dead letters."""
 FAILED = "qworker.failed"
-"""That of failed tasks, where the server keeps it within limits."""
+"""The queue of failed tasks, if the server keeps it within limits."""
 PLACES: Mapping[Kind, str] = {"dead": DEAD, "failed": FAILED}
 """The queues of letters, by kind."""
 
@@ -37,9 +37,9 @@ Item = TypeVar("Item")
 
 
 class NotAll(OSError):
-    """Some of what was given to one call was not carried out, and the rest was: only *left*, the places of
-    those, are to be given to it again. reason: what would have been raised if it had been all. It is raised
-    from nothing, so that its reason can be raised from it without a circle."""
+    """Some items of a call were not carried out, and the others were: only *left*, the positions of the
+    former, must be repeated. reason: the error if it had been all. It is raised without a cause, so that its
+    reason can be raised from it without a cycle."""
 
     def __init__(self, left: Iterable[int], reason: Exception) -> None:
         super().__init__(str(reason))
@@ -47,7 +47,7 @@ class NotAll(OSError):
         self.reason = reason
 
     def divide(self, given: Sequence[Item]) -> tuple[list[Item], list[Item]]:
-        """Those of *given* that were carried out, and those that were not."""
+        """Return those of *given* that were carried out, and those that were not."""
         done: list[Item] = []
         left: list[Item] = []
         for place, item in enumerate(given):
@@ -60,13 +60,13 @@ class QueueGone(BrokerUnavailable):
 
 
 class ConnectionGone(BrokerUnavailable):
-    """The server gives to others what was taken by this connection, which is of no use any more."""
+    """The server gives the messages of this connection to others; the connection is unusable."""
 
 
 class Entry(NamedTuple):
-    """What is to be sent. text: as ServerQueue.text() wrote it. delay: whole seconds until it can be taken; 0
-    up to the queue's longest_delay. id: the same, and its own, at each try; a server may store it once by
-    that."""
+    """A message to be sent. text: written by ServerQueue.text(). delay: whole seconds until it can be taken;
+    at most the queue's longest_delay. id: unique, and the same at each attempt; a server may use it to store
+    a message once."""
 
     text: Any
     delay: int
@@ -74,7 +74,8 @@ class Entry(NamedTuple):
 
 
 class Count(NamedTuple):
-    """How a queue stands, about; 0 for what the server does not tell apart. ready: what can be taken now."""
+    """The approximate state of a queue; 0 for what the server does not distinguish. ready: what can be taken
+    now."""
 
     ready: int
     delayed: int = 0
@@ -84,10 +85,9 @@ class Count(NamedTuple):
 class Received:
     """A message that was taken, and is reserved for us.
 
-    text: as it was sent, or what was in that. id: by which the server knows the message. receipt: by which it
-    knows that it was given to us; an extension may change it. lease_seconds: for how long it is hidden from
-    others, from when it was taken or extended; an extension may change that, too. redelivered: whether it was
-    given out before.
+    text: as sent, or its contents. id: the server's id of the message. receipt: identifies this delivery; an
+    extension may change it. lease_seconds: how long it is hidden from others, from its delivery or extension;
+    an extension may change that, too. redelivered: whether it was delivered before.
     """
 
     __slots__ = (
@@ -111,11 +111,12 @@ class Received:
         self.receipt = receipt
         self.lease_seconds = lease_seconds
         self.renew_at = 0.0
-        """The monotonic time at which it is to be hidden for longer."""
+        """The monotonic time at which it must be extended."""
         self.expires = math.inf
-        """That until which it is hidden from others."""
+        """The monotonic time until which it is hidden from others."""
         self.returns_at = math.inf
-        """That at which others may have it, for it may have been given back: it is not known whether."""
+        """The monotonic time from which others may have it, because it may have been given back: that is
+        unknown."""
         self.acknowledged = False
         self.deleted = False
         """Whether the server was told to delete it, and may have done so."""
@@ -142,23 +143,23 @@ class Received:
         return self.returns_at < math.inf
 
     def is_kept(self, moment: float) -> bool:
-        """Whether nobody else can have it at *moment* because it was given back. To do that again would take
-        it from them."""
+        """Whether nobody else can have it at *moment* because it was given back. Giving it back again would
+        take it from others."""
         return moment < self.returns_at
 
     def ack(self) -> None:
-        """It is to be finished; who took it does that, with others."""
+        """Mark it to be finished; its consumer does that, together with others."""
         self.acknowledged = True
 
 
 class Source(ABC):
-    """What a LongPoll asks: a queue, or several at once."""
+    """A source for a LongPoll: a queue, or several at once."""
 
     name: str
     batch: int
-    """The most messages that go in one call, to the server or from it."""
+    """Maximum messages per call, to the server or from it."""
     look_seconds = 0.0
-    """For how long take() is to wait where it must not miss a message that is there."""
+    """How long take() must wait in order not to miss an available message."""
 
     @abstractmethod
     def serves(self, queue: str) -> bool:
@@ -166,8 +167,8 @@ class Source(ABC):
 
     @abstractmethod
     def take(self, count: int, seconds: float) -> list[Received]:
-        """Up to *count* messages, which is *batch* at most; waits for the first of them for so many
-        *seconds*. [] when none came."""
+        """Return up to *count* messages, at most *batch*; waits for the first of them for so many *seconds*.
+        [] when there was none."""
 
     def interrupt(self) -> None:  # noqa: B027 - not every server's wait can be ended
         """End a take() that is under way early, where no message is lost or hidden by that. Any
@@ -175,15 +176,15 @@ class Source(ABC):
 
 
 class ServerQueue(Source):
-    """The queue *name*. All that is given to a method at a time is *batch* at most."""
+    """The queue *name*. Each method takes at most *batch* items at a time."""
 
     longest_delay = 0
-    """Seconds for which the server keeps what is sent to itself, at most; 0: it gives it out at once."""
+    """Maximum seconds for which the server delays a sent message; 0: it cannot."""
     longest_return = 0
-    """Seconds for which it keeps what is given back to itself, at most; 0: whoever asks next has it. What is
-    due later goes back so where it can, and is sent anew where it cannot."""
+    """Maximum seconds for which it delays a message that is given back; 0: the next consumer gets it. A
+    delayed message is given back if possible, and otherwise sent again."""
     portion_bytes = 2**20
-    """The most text in one send()."""
+    """Maximum text in one send()."""
 
     def serves(self, queue: str) -> bool:
         return queue == self.name
@@ -194,8 +195,8 @@ class ServerQueue(Source):
 
     @abstractmethod
     def send(self, entries: Sequence[Entry]) -> None:
-        """Raises PublishError when the server will never take one of them, and NotAll when it has taken the
-        others. What else it raises says that it did not take all."""
+        """Raises PublishError when the server will never accept one of them, and NotAll when it has accepted
+        the others. Any other error means that it did not accept all."""
 
     @abstractmethod
     def extend(self, messages: Sequence[Received]) -> list[Received]:
@@ -213,7 +214,7 @@ class ServerQueue(Source):
 
     @abstractmethod
     def count(self) -> Count:
-        """How it stands."""
+        """Return the state."""
 
     @abstractmethod
     def purge(self) -> int:
@@ -243,7 +244,7 @@ def batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 
 def by_lease(messages: Iterable[Received]) -> tuple[list[Received], list[Received]]:
-    """Those that are still ours, and those that others may have by now."""
+    """Return those that are still ours, and those that others may have by now."""
     now = time.monotonic()
     ours: list[Received] = []
     gone: list[Received] = []
@@ -263,41 +264,41 @@ def by_queue(messages: Iterable[Received]) -> Iterator[tuple[ServerQueue, list[R
 
 
 class Heard:
-    """Revocations that all workers hear of: none, where a server has no way to tell them."""
+    """Revocations received from the server: none, if it cannot broadcast."""
 
     has_news = False
     """Whether there may be some that since() has not returned."""
 
     def since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        """As Consumer.revoked_since."""
+        """See Consumer.revoked_since()."""
         return cursor, []
 
 
 class Server(ABC):
-    """How a server is reached, and what it can do. What connect() returns connects again by itself when it
-    has lost the server, so that what a consumer holds stays its own meanwhile; where it cannot, errors()
-    raises ConnectionGone. timeout: seconds for connecting."""
+    """How to connect to a server, and what it supports. A connection reconnects by itself after a loss, so
+    that the messages of a consumer stay reserved; if it cannot, errors() raises ConnectionGone. timeout:
+    seconds for connecting."""
 
     wait_seconds: float | None
-    """How long one take() of a long poll waits. None: the server cannot wait, and is asked in the consumer's
-    own thread."""
+    """How long one take() of a long poll waits. None: the server cannot wait, and is queried in the
+    consumer's own thread."""
     poll_seconds = 5.0
-    """Seconds after which a consumer looks, though it was told of nothing."""
+    """Seconds after which a consumer polls, even without a notification."""
     letters: Sequence[str] = (DEAD,)
-    """The kinds of letters that it keeps. Dead letters are in the queue DEAD, failed tasks in FAILED; who
-    looks at them has them hidden from others for a while, and does not extend that."""
+    """The kinds of letters that it keeps. Dead letters are in the queue DEAD, failed tasks in FAILED; a
+    reader has them hidden from others for a while, without extending it."""
     told_of_interrupts = False
-    """Whether a connection that was interrupted in the midst of a send() knows it; elsewhere another thread
-    sends, which nobody interrupts."""
+    """Whether a connection can be interrupted during a send() and notices it; otherwise another thread sends,
+    which is not interrupted."""
     spreads_revocations = False
-    """Whether revoke() tells all workers."""
+    """Whether revoke() reaches all workers."""
     purges_leased = False
-    """As ``Admin.purges_leased``."""
+    """See ``Admin.purges_leased``."""
 
     def __init__(self, url: str, timeout: float) -> None:
         self.url = url
         self.shown = mask_urls(url)
-        """The URL without what is secret."""
+        """The URL without secrets."""
         self.timeout = timeout
 
     @abstractmethod
@@ -312,44 +313,45 @@ class Server(ABC):
 
     @abstractmethod
     def declare(self, connection: Any, queue: str) -> ServerQueue:
-        """The queue, which there is from now on."""
+        """Return the queue, after creating it."""
 
     def declare_letters(self, connection: Any) -> None:
-        """The queues of letters, which there are from now on: whether that is allowed is said when a worker
-        starts, and not at its first letter."""
+        """Create the queues of letters: missing permissions are reported when a worker starts, and not at its
+        first letter."""
         for kind in self.letters:
             self.declare(connection, kind)
 
     def sources(self, connection: Any, queues: Sequence[ServerQueue]) -> Sequence[Source]:
-        """What is asked for messages of *queues*, by a thread each: the queues, or one source for all where
-        the server can wait for several at once."""
+        """Return the sources for messages of *queues*, with a thread for each: the queues, or one source for
+        all if the server can wait for several at once."""
         return queues
 
     def names(self, connection: Any) -> set[str]:
-        """The queues that the server knows of, where it tells."""
+        """Return the queues known to the server, if it lists them."""
         return set()
 
     def standing(self, connection: Any, queues: Sequence[str]) -> list[QueueInfo]:
-        """How *queues* stand, with all that the server tells only when it is asked for each message; it may
-        be of other queues, too."""
+        """Return the states of *queues*, including details that require reading each message; other queues
+        may be included."""
         return depths(self, connection, queues)
 
     def revocations(self, connection: Any, ring: Callable[[], None]) -> Heard:
-        """What is heard of revocations over *connection*. ring: called when there is news, in any thread."""
+        """Return the revocations received over *connection*. ring: called when there are new ones, in any
+        thread."""
         return Heard()
 
     def revoke(self, connection: Any, ids: Sequence[str], terminate: bool, signal: str) -> None:
-        """As Sender.revoke, where the server *spreads_revocations*."""
+        """See Sender.revoke(), if the server *spreads_revocations*."""
         raise NotImplementedError
 
 
 def depths(server: Server, connection: Any, queues: Sequence[str]) -> list[QueueInfo]:
-    """How each of *queues* stands, by its count."""
+    """Return the state of each of *queues*, by its count."""
     return [QueueInfo(name, *server.declare(connection, name).count()) for name in queues]
 
 
 def close(connection: Any) -> None:
-    """Let go of *connection*, in whatever state it is."""
+    """Close *connection*, in any state."""
     try:
         connection.release()
     except Exception as error:  # noqa: BLE001 - whatever the transport raises: it is given up

@@ -1,4 +1,4 @@
-"""Renewal: what a worker has is hidden from others for longer, before its time is over.
+"""Renewal: extends the messages of a worker before their time is over.
 
 Comes from:  the consumer, at each of its turns.
 Goes to:     ``ServerQueue.extend``.
@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterable
 from qworker.transports.held.port import NotAll, Received, by_queue
 
 LOOK_SECONDS = 0.5
-"""Between looks at what is held: it may be a lot, and a consumer's turns come quickly."""
+"""Interval of checks: there may be many messages, and a consumer's turns are frequent."""
 
 
 class Renewal:
-    """The leases of one consumer. monotonic: the clock that they run on."""
+    """The leases of one consumer. monotonic: their clock."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._look_at = 0.0
 
     def renew(self, messages: Iterable[Received]) -> set[int]:
-        """Hide those of *messages* for longer whose time it is; return the id() of each that others may have
-        by now."""
+        """Extend those *messages* that are due for it; return the id() of each that others may have by
+        now."""
         now = self._monotonic()
         if now < self._look_at:
             return set()

@@ -1,7 +1,7 @@
-"""Publishing in portions, with a delay for what is due later.
+"""Publishing in portions, with a delay for delayed messages.
 
-Comes from:  any thread, by ``Broker.sender``; the consumer and the letters, for what they send anew.
-Goes to:     ``ServerQueue.send``, on a connection of its own.
+Comes from:  any thread, through ``Broker.sender``; the consumer and the letters, for messages sent again.
+Goes to:     ``ServerQueue.send``, on its own connection.
 Thread:      any, in turn; neither the connection nor the turn crosses a fork.
 """
 
@@ -46,13 +46,13 @@ class HeldSender(Sender):
         self._declared: dict[str, ServerQueue] = {}
 
     def after_fork(self) -> None:
-        """In a forked child: the parent's connection is not ours."""
+        """In a forked child: the connection belongs to the parent."""
         self._turn = threading.Lock()
         self._connection = None
 
     @property
     def known(self) -> set[str]:
-        """The queues that were published to on this connection."""
+        """Return the queues that were published to on this connection."""
         return set(self._declared)
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
@@ -61,12 +61,12 @@ class HeldSender(Sender):
         if self._server.told_of_interrupts:
             self.send(messages, timeout)
         else:
-            apart(lambda: self.send(messages, timeout))  # what a library locks is not ours to give back
+            # We cannot release the locks of a library after an interrupt
+            apart(lambda: self.send(messages, timeout))
 
     def send(self, messages: Sequence[Outgoing], timeout: float = 10.0) -> None:
-        """Send *messages*, a portion at a time. Raises BrokerUnavailable when the first was not taken at
-        once, or another not within *timeout* seconds: who is told so in the middle will send all of them
-        again."""
+        """Send *messages*, a portion at a time. Raises BrokerUnavailable when the first was not accepted at
+        once, or another not within *timeout* seconds: the caller will send all of them again."""
         if messages:
             self._in_turn(timeout, lambda: self._send_portions(messages, timeout))
             self._notify()
@@ -111,7 +111,7 @@ class HeldSender(Sender):
             close(connection)
 
     def close(self) -> None:
-        """Let go of the connection; the next use opens another."""
+        """Close the connection; the next use opens another."""
         with self._turn:
             self._drop()
 
@@ -163,6 +163,6 @@ class HeldSender(Sender):
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _delay(self, message: Outgoing, queue: ServerQueue) -> int:
-        """For how many seconds the server is to keep *message* to itself."""
+        """Return how many seconds the server must delay *message*."""
         due = message.options["headers"].get(DUE)
         return 0 if due is None else max(0, min(queue.longest_delay, int(due - self._clock.now())))

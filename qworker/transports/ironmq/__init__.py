@@ -1,5 +1,5 @@
-"""IronMQ, by its HTTP interface: a transport of those that hide what they give out.
+"""IronMQ, through its HTTP interface: a server that reserves delivered messages.
 
-Modules, in reading order: ``address`` (what a URL says), ``client`` (HTTP), ``queue`` (one queue's calls),
+Modules, in reading order: ``address`` (URLs), ``client`` (HTTP), ``queue`` (operations of one queue),
 ``server`` (connecting, and errors), ``broker``.
 """

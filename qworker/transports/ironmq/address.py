@@ -1,4 +1,4 @@
-"""Address: where an IronMQ is, who we are there, and how it is encrypted.
+"""Address: the location of an IronMQ, our login, and encryption.
 
 Comes from:  ``broker_url``, ``broker_use_ssl``; where the URL leaves something out, the variables of the
              environment that IronMQ's own clients read.
@@ -14,7 +14,7 @@ from qworker.errors import ConfigurationError
 from qworker.transports.tls import Tls, divided, tls_of
 
 HOST = "mq-aws-us-east-1-1.iron.io"
-"""The region that IronMQ's own clients ask when they are told of none."""
+"""The default region of IronMQ's own clients."""
 
 
 class Address(NamedTuple):
@@ -26,9 +26,8 @@ class Address(NamedTuple):
 
 
 def address_of(url: str, environment: Mapping[str, str]) -> Address:
-    """Where *url* leads to: ``ironmq://project:token@host:port/path``, of which all may be left out that the
-    *environment* says. ``ironmq+http://`` is without TLS. Raises ConfigurationError for what leads
-    nowhere."""
+    """Return the address in *url*: ``ironmq://project:token@host:port/path``, with missing parts from the
+    *environment*. ``ironmq+http://`` is without TLS. Raises ConfigurationError for an invalid one."""
 
     def said(name: str) -> str:
         return environment.get(f"IRON_MQ_{name}") or environment.get(f"IRON_{name}") or ""
@@ -61,8 +60,8 @@ def address_of(url: str, environment: Mapping[str, str]) -> Address:
 
 
 def tls_to(url: str, use_ssl: Any) -> Tls | None:
-    """How TLS to *url* is asked for, in its parameters or by *use_ssl*; None: as this system has it, or no
-    TLS. Raises ConfigurationError for parameters there are none of, and for files that are not in order."""
+    """Return the TLS settings for *url*, from its parameters or *use_ssl*; None: the system's defaults, or no
+    TLS. Raises ConfigurationError for unknown parameters, and for unusable files."""
     parameters, others = divided(parse_qsl(url.partition("?")[2]))
     if others:
         raise ConfigurationError(

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def open_broker(url: str | None, conf: Settings) -> HeldBroker:
-    """The broker at *url* with the settings *conf*; it is connected to at the first use."""
+    """Return the broker at *url* with the settings *conf*; it connects on first use."""
     url = url or "ironmq://"
     options = dict(conf.broker_transport_options)
-    # The lease is renewed thrice in worker_lease_seconds, and must not end before that.
+    # The lease is renewed three times in worker_lease_seconds, and must not be shorter.
     visibility = max(
         int(options.get("visibility_timeout") or LEASE_SECONDS), math.ceil(conf.worker_lease_seconds)
     )

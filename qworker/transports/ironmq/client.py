@@ -4,8 +4,8 @@ Comes from:  ``queue.py``, ``server.py``.
 Goes to:     urllib3, which keeps connections and makes new ones.
 Thread:      any, at the same time.
 
-A server that is too busy (429, 503) has done nothing: it is asked again after a moment, and after a few times
-that is an error. Whatever else goes wrong is an error at once, for it is not known what the server did.
+A server that is too busy (429, 503) has done nothing: the request is repeated after a moment, a few times.
+Any other error is raised at once, because it is unknown what the server did.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ TRIES = 4
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 2.0
 MOST_ANSWER = 64 * 1024**2
-"""Bytes; a hundred messages, the most that it is asked for at once, take half of that."""
+"""Bytes; a hundred messages, the maximum per request, take half of that."""
 CHUNK = 65536
 CONNECTIONS = 64
-"""That stay open when nobody uses them; more may be open meanwhile."""
+"""Idle connections that stay open; more may be open meanwhile."""
 
 
 class IronError(OSError):
-    """status: of HTTP; 0 where the answer was none."""
+    """status: of HTTP; 0 if there was no valid answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{message} ({status})" if status else message)
@@ -73,8 +73,8 @@ class _AtOnce:
 
 
 class Client:
-    """timeout: seconds for connecting and, besides what a call itself waits, for an answer. ssl_context: None
-    for the authorities that the system trusts."""
+    """timeout: seconds for connecting and, in addition to a call's own wait, for an answer. ssl_context: None
+    for the system's trusted authorities."""
 
     def __init__(self, address: Address, timeout: float, ssl_context: Any = None) -> None:
         self._timeout = timeout
@@ -94,8 +94,8 @@ class Client:
         return pool
 
     def call(self, method: str, path: str, given: Any = None, wait: float = 0.0) -> dict[str, Any]:
-        """The answer to *given* at *path*, below the queues of the project. wait: seconds that the server
-        takes by our order. Raises IronError, and what urllib3 raises."""
+        """Return the answer to *given* at *path*, below the queues of the project. wait: seconds that the
+        server is asked to wait. Raises IronError, and errors of urllib3."""
         body = None if given is None else json.dumps(given).encode()
         timeout = urllib3.Timeout(connect=self._timeout, read=self._timeout + 5.0 + wait)
         for left in reversed(range(TRIES)):
@@ -109,13 +109,13 @@ class Client:
         return _read(answer.status, data)
 
     def release(self) -> None:
-        """Close what is open and not in use."""
+        """Close idle connections."""
         pool, self._pool = self._pool, self._new_pool()
         pool.close()
 
 
 def _whole(answer: Any) -> bytes:
-    """What *answer* says, which is not read beyond what IronMQ says at most, however much is announced."""
+    """Return the content of *answer*, limited to IronMQ's maximum, whatever size is announced."""
     parts: list[bytes] = []
     size = 0
     try:
@@ -136,7 +136,7 @@ def _whole(answer: Any) -> bytes:
 
 
 def _pause(told: str | None, tries: int) -> float:
-    """Seconds until it is asked again; never in step with others who were refused."""
+    """Return the seconds until the next attempt, randomised to spread clients."""
     try:
         least = float(told or "")
     except ValueError:

@@ -19,17 +19,16 @@ from qworker.transports.held.port import Count, Entry, NotAll, Received, ServerQ
 from qworker.transports.ironmq.client import Client, HTTPError, IronError
 
 LONGEST_DELAY = 604_800
-"""Seconds for which IronMQ keeps a message to itself, at most, and any message at all unless it is told
-otherwise."""
+"""Maximum seconds for which IronMQ delays a message, and the default lifetime of any message."""
 GONE = frozenset({403, 404})
-"""What it says of a message that was given to somebody else meanwhile, or deleted."""
+"""Status codes for a message that was delivered to somebody else meanwhile, or deleted."""
 UNFIT = frozenset({400, 406, 413, 422})
-"""What it says of messages that it will never take."""
+"""Status codes for messages that it will never accept."""
 
 
 class IronQueue(ServerQueue):
-    """The queue *name*, which is made if there is none. hidden: seconds for which others do not get what was
-    received or renewed, 30 to 86400."""
+    """The queue *name*, created if missing. hidden: seconds for which received or extended messages are
+    hidden from others, 30 to 86400."""
 
     batch = 100
     longest_delay = LONGEST_DELAY
@@ -61,7 +60,7 @@ class IronQueue(ServerQueue):
             raise
         ids = answer.get("ids")
         if not isinstance(ids, list) or len(ids) != len(messages):
-            raise IronError(0, f"it does not say that it took {len(messages)} messages")
+            raise IronError(0, f"it does not confirm {len(messages)} messages")
 
     def take(self, count: int, seconds: float) -> list[Received]:
         wait = int(seconds)
@@ -70,7 +69,7 @@ class IronQueue(ServerQueue):
         return [self.received(found) for found in answer.get("messages") or ()]
 
     def received(self, found: dict[str, Any]) -> Received:
-        """What IronMQ says of a message, as a message."""
+        """Return a message from IronMQ's form."""
         return Received(
             self,
             str(found.get("body", "")),
@@ -96,7 +95,7 @@ class IronQueue(ServerQueue):
     def _each(
         self, messages: Sequence[Received], verb: str, more: dict[str, Any]
     ) -> Iterator[tuple[Received, dict[str, Any] | None]]:
-        """What IronMQ answers to *verb* for each message; None where that is not ours any more."""
+        """Return IronMQ's answer to *verb* for each message; None for those that are no longer ours."""
         for message in messages:
             path = f"{self._message(message)}/{verb}"
             try:
@@ -113,7 +112,7 @@ class IronQueue(ServerQueue):
         ids = [{"id": one.delivery_tag, "reservation_id": one.receipt} for one in messages]
         try:
             self._client.call("DELETE", f"{self._path}/messages", {"ids": ids})
-        except IronError as error:  # one of them is not ours any more; it does not say which
+        except IronError as error:  # one of them is no longer ours; it does not say which
             if error.status not in GONE:
                 raise
             return self._delete_each(messages)
@@ -140,12 +139,12 @@ class IronQueue(ServerQueue):
         return True
 
     def count(self) -> Count:
-        """All as ready: IronMQ does not tell apart what waits, is due later or reserved."""
+        """Return all as ready: IronMQ does not distinguish waiting, delayed and reserved ones."""
         queue = self._client.call("GET", self._path).get("queue") or {}
         return Count(int(queue.get("size") or 0))
 
     def purge(self) -> int:
-        """Also what is being run, should its worker die."""
+        """Includes running messages, in case their worker dies."""
         size = self.count().ready
         self._client.call("DELETE", f"{self._path}/messages", {})
         return size

@@ -21,10 +21,10 @@ from qworker.transports.ironmq.client import Client, HTTPError, IronError
 from qworker.transports.ironmq.queue import IronQueue
 
 LEASE_SECONDS = 30
-"""For how long messages are hidden, if not for longer; IronMQ hides none for less."""
+"""How long messages are hidden by default; IronMQ's minimum."""
 LONGEST_LEASE = 86_400
 SHELF_SECONDS = 120
-"""For how long a dead letter is hidden that somebody looks at."""
+"""How long a dead letter is hidden while it is being read."""
 WAIT_SECONDS = 20
 LONGEST_WAIT = 30
 
@@ -57,12 +57,12 @@ class IronServer(Server):
         except IronError as error:
             if error.status in (401, 403) and not self._answered:
                 raise ConfigurationError(
-                    f"{self.shown} does not let us in: {error}; look at the project and the token",
+                    f"{self.shown} refuses the login: {error}; check the project and the token",
                     setting="broker_url",
                 ) from error
             if error.status == 404 and not self._answered:
                 raise ConfigurationError(
-                    f"{self.shown} has no such project: {error}; look at the project, the host and the path",
+                    f"{self.shown} has no such project: {error}; check the project, the host and the path",
                     setting="broker_url",
                 ) from error
             kind = QueueGone if error.status == 404 else BrokerUnavailable

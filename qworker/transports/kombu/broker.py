@@ -4,9 +4,9 @@ Comes from:  ``broker_url`` with such a scheme.
 Goes to:     ``transports/held/``, with the server and the queues beside this module.
 Thread:      any.
 
-It promises what the transport does (see ``transports/capabilities.py``), and polls. What kombu has no word
-for is done without: a message that is due later is held by the worker, unacknowledged; dead letters go to a
-queue; revocations do not spread.
+It supports what the transport supports (see ``transports/capabilities.py``), and polls. Features that kombu
+lacks are replaced: a delayed message is held by the worker, unacknowledged; dead letters go to a queue;
+revocations are not broadcast.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def kombu_broker(
     use_ssl: Any = None,
     **more: Any,
 ) -> HeldBroker:
-    """The broker at *url*. options: transport_options for kombu. poll: seconds between looks. timeout:
-    seconds for connecting. more: as held_broker() has it."""
+    """Return the broker at *url*. options: transport_options for kombu. poll: seconds between polls. timeout:
+    seconds for connecting. more: as in held_broker()."""
     return held_broker(url, KombuServer(url, options or {}, timeout, use_ssl, poll), **more)
 
 
 def open_broker(url: str | None, conf: Settings) -> HeldBroker:
-    """The broker at *url* with the settings *conf*; it is connected to at the first use. Raises
+    """Return the broker at *url* with the settings *conf*; it connects on first use. Raises
     ConfigurationError when a library is missing."""
     options = dict(conf.broker_transport_options)
     url = url or "memory://"

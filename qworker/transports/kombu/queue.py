@@ -1,8 +1,8 @@
-"""One queue of a transport of kombu's, message by message; and what kombu would spoil of them.
+"""One queue of a kombu transport, message by message; with corrections for kombu.
 
 Comes from:  ``server.py``.
 Goes to:     kombu's channels.
-Thread:      its user's; all who use it belong to one connection.
+Thread:      its user's; all users share one connection.
 """
 
 from __future__ import annotations
@@ -84,16 +84,16 @@ class KombuQueue(ServerQueue):
 
 
 def take_anything(channel: Any) -> None:
-    """Have *channel*, of a transport of kombu's own, make a message of whatever lies in a queue, which it has
-    taken out by then: what kombu cannot read comes as a body without headers, for the dead letters. And have
-    it leave a body compressed that is: that is what was signed, and workers know how large it may become."""
+    """Make *channel*, of kombu's own transport, return any content of a queue, which it has removed by then:
+    unreadable content comes as a body without headers, for the dead letters. Compressed bodies stay
+    compressed: that is what was signed, and workers limit the decompressed size."""
     kind = channel.Message
     if issubclass(kind, virtual.Message) and not issubclass(kind, _Anything):
         channel.Message = type(kind.__name__, (_Anything, kind), {})
 
 
 class _Compressed:
-    """kombu opens a body that its headers say is compressed, and forgets that it was."""
+    """kombu decompresses a body, and forgets that it was compressed."""
 
     headers: Any
 
@@ -108,7 +108,7 @@ class _Compressed:
         self.headers = {**self.headers, COMPRESSION: compression}
 
     def serializable(self) -> Any:
-        """As it is written when it goes back."""
+        """Return the form that is written when it goes back."""
         origin: Any = super()
         written = origin.serializable()
         if COMPRESSION in self.headers:
@@ -131,8 +131,8 @@ class _Anything(_Compressed):
 
 
 def with_way_back(message: Any, queue: str) -> Any:
-    """*message* of kombu's, which can be put back into *queue* where it does not say itself where it came
-    from."""
+    """Return kombu's *message*, extended so that it can be put back into *queue* if it lacks its own
+    address."""
     info = message.delivery_info
     if not (
         isinstance(info, Mapping)

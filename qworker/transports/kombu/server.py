@@ -23,13 +23,13 @@ from qworker.transports.kombu.queue import KombuQueue, take_anything
 kombu: Any = untyped_kombu
 
 EXTRAS = {"kafka": "confluentkafka", "sqla": "sqlalchemy", "pyro": "pyro4"}
-"""Of kombu's, where they have another name than the scheme."""
+"""Extras of kombu whose name differs from the scheme."""
 LATE = {"pyro": "Pyro4", "slmq": "softlayer_messaging"}
 """Modules that kombu's transports miss only when something is sent."""
 UNUSABLE = (ImportError, NameError, TypeError, AttributeError)
-"""As which transports end whose libraries are missing."""
+"""Errors of transports with missing libraries."""
 UNKNOWN_URL = "ArgumentError"
-"""What SQLAlchemy's are, by whatever version: it is not imported here."""
+"""The name of SQLAlchemy's error, in any version: it is not imported here."""
 
 
 class KombuServer(Server):
@@ -54,9 +54,9 @@ class KombuServer(Server):
                 _ = connection.transport
                 if (name := _name_of(self.url)) in LATE:
                     import_module(LATE[name])
-                elif name == "sqla":  # which looks for the driver of the database
+                elif name == "sqla":  # it looks for the driver of the database
                     import_module("sqlalchemy").create_engine(connection.hostname)
-        except RuntimeError as error:  # so qpid says it
+        except RuntimeError as error:  # raised by qpid
             raise _missing(self.url, error) from error
 
     def connect(self) -> Any:
@@ -111,7 +111,7 @@ class KombuServer(Server):
 
 def _missing(url: str, error: Exception) -> ConfigurationError:
     scheme, name = url.partition(":")[0], _name_of(url)
-    if isinstance(error, NameError):  # of the transport's own code, for what it could not import
+    if isinstance(error, NameError):  # raised by the transport's own code, for a failed import
         why = ""
     elif isinstance(error, ImportError | RuntimeError):
         why = f" ({error})"
@@ -127,5 +127,5 @@ def _missing(url: str, error: Exception) -> ConfigurationError:
 
 
 def _name_of(url: str) -> str:
-    """What kombu calls the transport of *url*."""
+    """Return kombu's name of the transport for *url*."""
     return url.partition(":")[0].partition("+")[0].lower()

@@ -1,7 +1,7 @@
 """NATS JetStream: the sides beside this module, put together; and its row of capabilities.
 
 Comes from:  ``broker_url = "nats://…"``, by the entry point.
-Goes to:     ``transports/held/``, with what is beside this module.
+Goes to:     ``transports/held/``, with the modules of this package.
 Thread:      any.
 """
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 CAPABILITIES = Capabilities(
     "NATS JetStream",
     ("nats", "tls"),
-    accepted="stored by the stream's leader and most of its replicas (one, if `replicas` says no more); on "
-    "its disk when the server syncs (`sync_interval`, 2 min if not set); of many sent together, some may be "
+    accepted="stored by the stream's leader and most of its replicas (one, by default); on its disk when "
+    "the server syncs (`sync_interval`, 2 min if not set); of many sent together, some may be "
     "accepted although an error was raised",
-    redelivered="when nobody renewed it for worker_lease_seconds (the consumer's `ack_wait`)",
+    redelivered="when it was not renewed for worker_lease_seconds (the consumer's `ack_wait`)",
     eta="given back to the server with a delay, until it is due (30 s ahead in a worker)",
     priority="none: first come, first served",
     fanout="a stream, read by all workers, also those that start later",
     dead_letters="a stream of their own, which the server keeps within the limits of the settings",
-    failed_tasks="a stream like that; who sends one again sends it first and deletes it then",
-    delivery_count="in a header, when a worker sees the death of a process; the death of a whole worker is "
-    "not counted",
-    note="What is delayed counts as ready until a worker has seen it, and as leased then. A purge also "
-    "deletes what is being run, should its worker die. A message is at most `max_payload` (1 MB) long. "
-    "JetStream writes down in the background what was acknowledged: of what was so in the last moment before "
-    "the server is killed, some comes again.",
+    failed_tasks="a similar stream; sending one again first sends it and then deletes it",
+    delivery_count="in a header, when a worker notices the death of a process; the death of a whole worker "
+    "is not counted",
+    note="A delayed message counts as ready until a worker has seen it, and as leased then. A purge also "
+    "deletes running messages: they are lost if their worker dies. A message is at most `max_payload` (1 MB) "
+    "long. JetStream writes acknowledgements in the background: after the server is killed, messages "
+    "acknowledged in the last moment may come again.",
     lacks=frozenset(Capability)
     - {Capability.ETA, Capability.FANOUT, Capability.DEAD_LETTERS, Capability.FAILED_TASKS},
     in_part={Capability.DELIVERY_COUNT: "of processes, not of whole workers"},
@@ -46,7 +46,7 @@ STREAM = "qworker"
 
 
 def open_broker(url: str | None, conf: Settings) -> HeldBroker:
-    """The broker at *url* with the settings *conf*; it is connected to at the first use."""
+    """Return the broker at *url* with the settings *conf*; it connects on first use."""
     options = _options(conf.broker_transport_options)
     place = read_url(url or "nats://", conf.broker_use_ssl)
     keeping = Keeping(
@@ -63,7 +63,7 @@ def open_broker(url: str | None, conf: Settings) -> HeldBroker:
         place,
         Layout(options.get("stream", STREAM)),
         keeping,
-        # Whole seconds: what is hidden is renewed thrice in that.
+        # Whole seconds: leases are renewed three times in that.
         max(1.0, math.ceil(conf.worker_lease_seconds)),
         conf.broker_connection_timeout,
     )

@@ -1,14 +1,13 @@
-"""A connection to NATS: what is published and asked by it, and what comes on the subjects that it listens to.
+"""A connection to NATS: publishing and requests, and subscriptions.
 
 Comes from:  ``server.py``.
-Goes to:     ``wire.py``; ``inbox.py`` and ``revocations.py``, with what comes.
+Goes to:     ``wire.py``; ``inbox.py`` and ``revocations.py``, with received messages.
 Thread:      one at a time, which reads itself what answers it; after share() several, and one more thread
              reads for all.
 
-Who sends has a connection that is not shared: a call is one write, and the reading of what answers it. It
-notices that the server went, or was restarted, when it has something to say, and connects again then. A
-consumer's is shared by its polls and the listener; its thread connects again at once, and what waits for an
-answer meanwhile is told that there will be none.
+A sender has its own connection: a call is one write, followed by reading the answers. It notices a lost or
+restarted server when it has something to send, and reconnects then. A consumer's connection is shared by its
+polls and the listener; its thread reconnects at once, and pending requests fail.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from qworker.transports.nats.url import Host, Place
 from qworker.transports.nats.wire import Told, Wire, left_until
 
 PAUSE_SECONDS = 0.05
-"""Between two tries to connect again, of who waits for that."""
+"""Between two attempts to reconnect, while a caller waits."""
 RECONNECT_SECONDS = 0.5
-"""The same, of the thread that reads; half as much again at most."""
+"""The same for the reading thread; at most half as much again."""
 PING_SECONDS = 10.0
-"""A server that says nothing for so long is asked whether it is there; after so long once more it is not."""
+"""A server that is silent for so long is pinged; after the same time again it is considered gone."""
 ANSWERS = "1"
-"""The subscription on which answers come."""
+"""The subscription for answers."""
 Item = TypeVar("Item")
 
 
@@ -48,12 +47,12 @@ class Refused(Exception):
 
 
 class Unanswered(TimeoutError):
-    """The connection was lost after something was sent: whether it arrived is not known."""
+    """The connection was lost after something was sent, which may have arrived."""
 
 
 class Post(NamedTuple):
-    """What is published. answered: whether an answer is wanted. reply: where it is to come, if not to who
-    published it."""
+    """A message to publish. answered: whether an answer is wanted. reply: the subject for it, if not our
+    own."""
 
     subject: str
     data: bytes = b""
@@ -63,7 +62,7 @@ class Post(NamedTuple):
 
 
 class _Exchange:
-    """The answers to what was published together."""
+    """The answers to messages published together."""
 
     def __init__(self, wanted: int) -> None:
         self.answers: dict[int, Told] = {}
@@ -77,9 +76,9 @@ class _Exchange:
 
 
 class Client:
-    """To one of the servers of *place*. timeout: seconds for an answer, and for connecting. api: what the
-    subjects of JetStream's own interface begin with. ping_seconds: see PING_SECONDS. Raises OSError,
-    TimeoutError among them, when there is no connection."""
+    """A client for one of the servers of *place*. timeout: seconds for an answer, and for connecting. api:
+    prefix of JetStream's subjects. ping_seconds: see PING_SECONDS. Raises OSError, including TimeoutError,
+    when there is no connection."""
 
     def __init__(
         self, place: Place, timeout: float, api: str = "$JS.API", ping_seconds: float = PING_SECONDS
@@ -89,22 +88,22 @@ class Client:
         self.declared: dict[str, str] = {}
         """Streams that are known to be there, and when they were made."""
         self.exchanges = 0
-        """How often the server was asked for something, and answered, or did not."""
+        """How many requests were made, answered or not."""
         self.reconnects = 0
-        """How often the connection was lost and found again."""
+        """How often the connection was lost and restored."""
         self._place = place
         self._ping_seconds = ping_seconds
         self._others: list[Host] = []
-        """Servers of the cluster that one of them has told of."""
+        """Servers of the cluster announced by one of them."""
         self._subject = self.new_subject()
         self._names = itertools.count(1)
         self._exchanges: dict[str, _Exchange] = {}
         self._whole = True
-        """Nobody was interrupted in the midst of an exchange; of who does not share it."""
+        """No exchange was interrupted; for an unshared connection."""
         self._order = threading.Lock()
-        self._wire: Wire | None = None  # under the order, once it is shared, as what follows
+        self._wire: Wire | None = None  # under the order, once it is shared, as below
         self._hearers: dict[str, tuple[str, Callable[[Told], None]]] = {}
-        """By subscription: the subject, and what is called with what comes there."""
+        """By subscription: the subject, and the function called for its messages."""
         self._pongs: deque[SimpleQueue[bool | Exception]] = deque()
         self._waiting: set[SimpleQueue[Any]] = set()
         self._reader: threading.Thread | None = None
@@ -124,8 +123,8 @@ class Client:
     # -- asking --
 
     def exchange(self, posts: Sequence[Post], timeout: float | None = None) -> list[Told]:
-        """Publish *posts*; return the answers to those that want one. TimeoutError when not all have come in
-        time, ConnectionError when there is no connection; nothing was sent then by who shares it."""
+        """Publish *posts*; return the requested answers. TimeoutError when not all have arrived in time,
+        ConnectionError when there is no connection; a shared connection has sent nothing then."""
         end = time.monotonic() + (self.timeout if timeout is None else timeout)
         self.exchanges += 1
         if self._reader is not None:
@@ -139,7 +138,7 @@ class Client:
             self._whole = True
             return answers
         except BaseException:
-            self._drop()  # whatever is on its way answers nobody any more
+            self._drop()  # answers in transit have no reader any more
             raise
 
     def _exchange(self, wire: Wire, posts: Sequence[Post], end: float) -> list[Told]:
@@ -155,7 +154,7 @@ class Client:
             del self._exchanges[name]
 
     def ask(self, operation: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """What JetStream's interface answers to *operation*. Raises Refused when that is an error."""
+        """Return JetStream's answer to *operation*. Raises Refused when that is an error."""
         data = b"" if request is None else json.dumps(request).encode()
         (answer,) = self.exchange([Post(f"{self.api}.{operation}", data)])
         return read_answer(answer)
@@ -163,8 +162,8 @@ class Client:
     # -- listening --
 
     def subscribe(self, subject: str, hear: Callable[[Told], None]) -> str:
-        """Have *hear* called with whatever comes on *subject*, by the thread that reads; return the name of
-        the subscription."""
+        """Call *hear* for each message on *subject*, in the reading thread; return the name of the
+        subscription."""
         with self._order:
             name = str(next(self._names) + 1)  # not that of the answers
             self._hearers[name] = (subject, hear)
@@ -173,7 +172,7 @@ class Client:
             return name
 
     def unsubscribe(self, name: str) -> None:
-        """Hear no more by subscription *name*. What the server has sent by now is heard still."""
+        """End subscription *name*. Messages already sent by the server are still delivered."""
         done: SimpleQueue[bool | Exception] = SimpleQueue()
         with self._order:
             wire = self._wire
@@ -189,26 +188,26 @@ class Client:
                 self._hearers.pop(name, None)
 
     def forget(self, name: str) -> None:
-        """Hear no more by subscription *name*, whatever the server has sent."""
+        """End subscription *name*, and drop messages already sent."""
         with self._order:
             self._hearers.pop(name, None)
             if self._wire is not None:
                 self._wire.send(f"UNSUB {name}\r\n".encode(), time.monotonic() + self.timeout)
 
     def new_subject(self) -> str:
-        """A subject that nobody else publishes on, unless we say so."""
+        """Return a subject that nobody else publishes on, unless we pass it on."""
         return f"_INBOX.{task_id()}"
 
     def publish(self, post: Post, end: float) -> Wire:
-        """Publish *post*, which is answered to its own *reply*, by the monotonic time *end*; what is returned
-        is for wait()."""
+        """Publish *post*, whose answer goes to its own *reply*, by the monotonic time *end*; pass the return
+        value to wait()."""
         wire = self._wire or (self._connect_again if self._reader is None else self._connected)(end)
         self._send(wire, _framed([post], ""), end)
         return wire
 
     def wait(self, queue: SimpleQueue[Any], wire: Wire, end: float) -> Any:
-        """The next thing in *queue*, which is put there when it comes by *wire*. TimeoutError when nothing
-        comes by the monotonic time *end*, Unanswered when the connection is lost."""
+        """Return the next item in *queue*, filled from *wire*. TimeoutError when there is none by the
+        monotonic time *end*, Unanswered when the connection is lost."""
         if self._reader is None:
             while queue.empty():
                 self._hear(wire, wire.next(end))
@@ -236,7 +235,7 @@ class Client:
             raise Unanswered(f"the connection was lost: {error}") from error  # some of it may have arrived
 
     def _hear(self, wire: Wire, found: Any) -> None:
-        """See to what the server said."""
+        """Handle messages from the server."""
         match found:
             case Told():
                 if found.subscription == ANSWERS:
@@ -270,7 +269,7 @@ class Client:
             time.sleep(PAUSE_SECONDS)
 
     def _connect(self, end: float) -> Wire:
-        """Connect to one of the servers, and listen there to what was listened to."""
+        """Connect to one of the servers, and restore the subscriptions."""
         self._drop()
         errors: list[OSError] = []
         hosts = [*self._place.servers, *self._others]
@@ -290,7 +289,7 @@ class Client:
         raise errors[-1]
 
     def _is_there(self, wire: Wire) -> bool:
-        """Whether the server has not gone since the last exchange; what it said since is answered."""
+        """Whether the server has not gone since the last exchange; its messages since are answered."""
         try:
             for found in wire.whatever_came(self.timeout):
                 self._hear(wire, found)
@@ -325,7 +324,7 @@ class Client:
             self._reader.start()
 
     def _connected(self, end: float) -> Wire:
-        """The connection. While there is none nothing is published: it would go out when nobody waits for it
+        """Return the connection. Without one nothing is published: it would be sent when nobody waits for it
         any more."""
         while True:
             wire = self._wire
@@ -350,14 +349,14 @@ class Client:
         self._lose(ConnectionError("the connection is closed"))
 
     def _read(self, wire: Wire) -> None:
-        """Hear what comes by *wire* as long as it is there. Raises why it is there no more."""
+        """Read from *wire* until it is lost. Raises the reason."""
         silent = False
         while True:
             if not wire.is_silent(self._ping_seconds):
                 silent = False
                 self._hear(wire, wire.next(time.monotonic() + self.timeout))
             elif silent:
-                raise TimeoutError("the server says nothing any more")
+                raise TimeoutError("the server does not answer any more")
             else:
                 silent = True
                 with self._order:
@@ -372,7 +371,7 @@ class Client:
         self._tell(Unanswered(f"the connection was lost: {error}"))
 
     def _tell(self, error: Exception) -> None:
-        """Tell all who wait for something that it does not come."""
+        """Report the failure to all waiting callers."""
         for queue in list(self._waiting):
             queue.put(error)
 
@@ -393,7 +392,7 @@ def _framed(posts: Sequence[Post], inbox: str) -> bytes:
 
 
 def _head(headers: Mapping[str, str] | None) -> bytes:
-    """*headers* as they go before what is published."""
+    """Return *headers* in the form that precedes a message."""
     if not headers:
         return b""
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -405,7 +404,7 @@ def _listening(name: str, subject: str) -> bytes:
 
 
 def read_answer(message: Told) -> dict[str, Any]:
-    """JetStream's answer. Raises Refused when it is an error, or nobody was there to answer."""
+    """Return JetStream's answer. Raises Refused when it is an error, or nobody answered."""
     status = (message.headers or {}).get("Status")
     if status:
         raise Refused(int(status), "JetStream does not answer here" if status == "503" else "no answer")

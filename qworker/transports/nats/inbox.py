@@ -1,9 +1,9 @@
-"""Inbox: messages that are asked of a consumer of JetStream; and Reading, of a stream to its end.
+"""Inbox: requests messages from a JetStream consumer; and Reading, of a complete stream.
 
 Comes from:  ``queue.py``, with the durable consumers of queues; ``letters.py`` and ``revocations.py``, which
              read a stream and take nothing out of it.
 Goes to:     ``client.py``.
-Thread:      that of who asks; but interrupt().
+Thread:      the requesting one, except interrupt().
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from qworker.transports.nats.client import Client, Post, Refused, Unanswered
 from qworker.transports.nats.wire import Told
 
 AT_ONCE_SECONDS = 1.0
-"""How long the server may take to give out what it has. It does not always say that it has nothing: it may
-count what was purged a moment ago."""
+"""How long the server may take to deliver available messages. It does not always report that there are none:
+it may count messages purged a moment ago."""
 OLD_BOXES = 4
-"""In so many something may still come that was asked for in vain; what comes later is given to others when
-its lease is over."""
+"""How many old boxes may still receive messages of abandoned requests; later messages are delivered to others
+when their lease expires."""
 FORGOTTEN_AFTER_SECONDS = 60
 
 
 class Pulled(NamedTuple):
-    """since: the monotonic time at which it was given to us at the earliest, where that may be long ago: to a
-    request that nobody waited for any more. None: just now."""
+    """since: the earliest monotonic time of its delivery, if that may be long ago: for an abandoned request.
+    None: just now."""
 
     message: Told
     since: float | None
 
 
 class Box:
-    """A subject of ours on which answers come. since: when the request was made that nobody waits for any
-    more; None while there is no such request. A message does not say to which request it was given."""
+    """Our subject for answers. since: the time of an abandoned request; None if there is none. A message does
+    not name its request."""
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
@@ -47,37 +47,37 @@ class Box:
 
 
 class Inbox:
-    """Where messages are delivered that were asked for. Asked from one thread; interrupt() from any."""
+    """Receives requested messages. Used by one thread; interrupt() by any."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._box: Box | None = None  # of who asks, as all below
         self._old: deque[Box] = deque()
-        """Those in which something may still come that was asked for."""
+        """Boxes that may still receive requested messages."""
         self._requests = 0
         self.silent = False
-        """Whether the last request was answered by nothing, not even that there is no message. JetStream says
-        nothing to who asks a consumer that was deleted."""
+        """Whether the last request had no answer at all. JetStream does not answer requests to a deleted
+        consumer."""
         self._arrived: SimpleQueue[tuple[Told, Box] | Exception | None] = SimpleQueue()
         """None: there was an interrupt()."""
         self._interrupted = False
 
     def pull(self, subject: str, count: int, seconds: float) -> list[Pulled]:
-        """Up to *count* messages from JetStream's *subject* for the next message of a consumer; waits for the
-        first of them for so many *seconds*."""
+        """Return up to *count* messages from JetStream's *subject* for the next message of a consumer; waits
+        for the first of them for so many *seconds*."""
         self._client.exchanges += 1
         at_once = {"batch": count, "no_wait": True}
         found = self._request(subject, at_once, AT_ONCE_SECONDS)
         if found or self.silent or seconds <= 0 or self._interrupted:
             return found
-        # When one has come, the others that have are asked for: who waits for many would wait for all.
+        # After the first one the others are requested: a request for many would wait for all.
         found = self._request(subject, {"batch": 1, "expires": int(seconds * 1e9)}, seconds + 1.0)
         if found and count > 1 and not self._interrupted:
             found += self._request(subject, {**at_once, "batch": count - 1}, AT_ONCE_SECONDS)
         return found
 
     def interrupt(self) -> None:
-        """Let a pull() that waits come back with what is there, and the next one not wait."""
+        """Make a waiting pull() return with what is there, and the next one not wait."""
         self._interrupted = True
         self._arrived.put(None)
 
@@ -113,7 +113,7 @@ class Inbox:
             self.silent = not found
             if not found and (isinstance(error, Unanswered) or not isinstance(error, TimeoutError)):
                 raise
-            return found  # what is still on its way comes with the next, or is given to others
+            return found  # messages in transit come with the next, or are delivered to others
         if own < request["batch"]:
             self._retire(box, asked)
         return found
@@ -128,7 +128,7 @@ class Inbox:
         self._arrived.put((message, box))
 
     def _retire(self, box: Box, asked: float) -> None:
-        """Of what comes in *box* from now on, nobody knows when it was given to us: not before *asked*."""
+        """The delivery time of later messages in *box* is unknown: not before *asked*."""
         box.since = asked
         self._box = None
         self._old.append(box)
@@ -136,9 +136,9 @@ class Inbox:
             self._client.forget(self._old.popleft().subscription)
 
     def _drained(self, box: Box) -> list[Pulled]:
-        """What came before the server knew that nothing more is wanted."""
+        """Return messages sent before the server knew that no more are wanted."""
         self._box = None
-        self._client.unsubscribe(box.subscription)  # what the server had sent is here now
+        self._client.unsubscribe(box.subscription)  # messages already sent by the server have arrived
         found: list[Pulled] = []
         while not self._arrived.empty():
             item = self._arrived.get()
@@ -158,8 +158,8 @@ class Entry(NamedTuple):
 
 
 class Reading:
-    """Of *stream*, from its beginning, or from what was stored at *start* or later (nanoseconds); by a
-    consumer of its own, which the server forgets."""
+    """Reads *stream*, from its beginning, or from messages stored at *start* or later (nanoseconds); with a
+    temporary consumer."""
 
     def __init__(self, client: Client, stream: str, start: int | None = None) -> None:
         self._client = client
@@ -200,7 +200,7 @@ class Reading:
         ]
 
     def _has_more(self) -> bool:
-        """Whether the server has something that has not come here; it may be on its way."""
+        """Whether the server has more messages, or some are in transit."""
         found = self._client.ask(f"CONSUMER.INFO.{self._stream}.{self._consumer}")
         return int(found["delivered"]["consumer_seq"]) > self._count or int(found["num_pending"]) > 0
 

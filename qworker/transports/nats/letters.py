@@ -4,7 +4,7 @@ Comes from:  ``server.py``.
 Goes to:     ``client.py`` and ``inbox.py``.
 Thread:      see ServerQueue.
 
-Nobody takes letters out by looking at them: they are read, and deleted by their numbers.
+Reading letters does not take them out: they are read, and deleted by number.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from qworker.transports.nats.wire import Told
 from qworker.transports.own_headers import QUEUE
 
 NO_MESSAGE = frozenset({10037, 10043, 10057})
-"""What JetStream says when it is to delete what is not there."""
+"""JetStream's errors for deleting a missing message."""
 
 
 class LetterQueue(ServerQueue):
-    """See NatsQueue. name: the kind of the letters: DEAD, FAILED. A take() goes on where the last one
-    ended; who wants to begin anew declares the queue anew."""
+    """See NatsQueue. name: the kind of the letters: DEAD, FAILED. A take() continues where the last one
+    ended; declare the queue again to start from the beginning."""
 
     batch = BATCH
 
@@ -85,7 +85,7 @@ class LetterQueue(ServerQueue):
 
 
 def _was_there(answer: Told) -> bool:
-    """Whether what was to be deleted was still there."""
+    """Whether the message to be deleted existed."""
     try:
         read_answer(answer)
     except Refused as error:

@@ -1,13 +1,13 @@
-"""One queue of JetStream: the messages of a subject, which a durable consumer gives out, in batches.
+"""One queue of JetStream: the messages of a subject, delivered by a durable consumer, in batches.
 
 Comes from:  ``server.py``.
 Goes to:     ``client.py`` and ``inbox.py``.
 Thread:      see ServerQueue; take() has an inbox of its own.
 
-JetStream takes any acknowledgement or renewal for the last one's to whom it gave the message, so whose lease
-has run out must not send any: that is known here, by the time of the last renewal, and the server is not
-asked. Of a batch of acknowledgements to one consumer the last is answered: the server carries them out in
-order, so all before it are done by then.
+JetStream accepts any acknowledgement or renewal as that of the last recipient, so a worker with an expired
+lease must not send any: this is determined here, from the time of the last renewal. Of a batch of
+acknowledgements to one consumer the last is answered: the server works in order, so all before it are done by
+then.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from qworker.transports.nats.inbox import Inbox, Pulled
 
 ACK, RENEW = b"+ACK", b"+WPI"
 LONGEST_RETURN = 365 * 86400
-"""Seconds; the server has no limit of its own."""
+"""Seconds; the server has no limit."""
 BATCH = 256
 TRIES = 2
 TOO_LARGE = 10054
-"""What JetStream says of a message that is larger than the stream takes."""
+"""JetStream's error for a message larger than the stream allows."""
 DELIVERED_AT = {9: 4, 11: 6, 12: 6}
-"""Where the number of the delivery stands in the subject of an acknowledgement, by its length in tokens."""
+"""Position of the delivery number in the subject of an acknowledgement, by its length in tokens."""
 
 
 class Delivery(Received):
-    """A message that JetStream gave to us, as long as somebody here has it."""
+    """A message delivered to us, while it is in use here."""
 
     __slots__ = ("__weakref__",)
 
 
 class NatsQueue(ServerQueue):
-    """The queue *name*: messages of *subject* in *stream*, given out by *consumer*. lease_seconds: the
-    ack_wait of that."""
+    """The queue *name*: messages of *subject* in *stream*, delivered by *consumer*. lease_seconds: its
+    ack_wait."""
 
     batch = BATCH
     longest_return = LONGEST_RETURN
@@ -66,7 +66,7 @@ class NatsQueue(ServerQueue):
         self.lease_seconds = lease_seconds
         self._inbox = Inbox(connection)
         self._held: WeakValueDictionary[str, Delivery] = WeakValueDictionary()
-        """By their ids. The server (2.9.10) gives out some messages of a dead worker twice at a time."""
+        """By id. The server (2.9.10) delivers some messages of a dead worker twice at a time."""
 
     def send(self, entries: Sequence[Entry]) -> None:
         publish(
@@ -80,14 +80,14 @@ class NatsQueue(ServerQueue):
         next_message = f"{self._connection.api}.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
         received = map(self._received, self._inbox.pull(next_message, count, seconds))
         if self._inbox.silent:
-            self.count()  # raises what it is, where there is no such consumer any more
+            self.count()  # raises an error if the consumer no longer exists
         return [one for one in received if one is not None]
 
     def interrupt(self) -> None:
         self._inbox.interrupt()
 
     def _received(self, pulled: Pulled) -> Received | None:
-        """The message that was *pulled*; None when we hold it already."""
+        """Return the *pulled* message; None when we hold it already."""
         found = pulled.message
         words = found.reply.split(".")
         id = f"{words[-4]}.{words[-2]}"  # the number in the stream, and when it was stored
@@ -145,15 +145,15 @@ class NatsQueue(ServerQueue):
         return Count(int(found["num_pending"]), leased=int(found["num_ack_pending"]))
 
     def purge(self) -> int:
-        """Also what is being run, should its worker die."""
+        """Includes running messages, in case their worker dies."""
         found = self._connection.ask(f"STREAM.PURGE.{self._stream}", {"filter": self._subject})
         return int(found["purged"])
 
 
 def publish(connection: Client, stream: str, posts: Sequence[Post], ids: Iterable[str]) -> None:
-    """Publish *posts* to *stream*; it has stored them when this returns. What was not answered in time is
-    sent again, once, under the same *ids*, and stored once. Raises PublishError for what it will never
-    take."""
+    """Publish *posts* to *stream*; it has stored them when this returns. Unanswered ones are sent again,
+    once, under the same *ids*, and stored once. Raises PublishError for messages that it will never
+    accept."""
     largest = connection.max_payload
     for post in posts:
         if len(post.data) > largest:

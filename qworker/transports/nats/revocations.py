@@ -2,11 +2,11 @@
 
 Comes from:  ``broker.py`` (encoded), the server.
 Goes to:     the listener, by ``revoked_since``.
-Thread:      the listener's; but _hear(), which the connection's thread calls.
+Thread:      the listener's, except _hear(), which the connection's thread calls.
 
-The server drops what is older than revoke_expires. Who is told by a plain subscription that there is
-something new reads the stream from there on, and reads it again after the connection was away. Numbers are
-the microseconds at which the server stored them: those of a server that has lost its data do not begin anew.
+The server drops messages older than revoke_expires. A plain subscription announces new ones; the stream is
+then read from there on, and again after a lost connection. Numbers are the microseconds at which the server
+stored them: they do not restart after a loss of data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def encoded(id: str, terminate: bool, signal: str) -> bytes:
 
 
 class Revocations(Heard):
-    """What is heard over *connection*, the stream being there. ring: called in the thread of that."""
+    """The revocations received over *connection*; the stream exists. ring: called in its thread."""
 
     def __init__(self, layout: Layout, connection: Client, ring: Callable[[], None]) -> None:
         self._stream = layout.revoked_stream
@@ -56,7 +56,7 @@ class Revocations(Heard):
         found: list[Revocation] = []
         last = cursor
         for entry in entries:
-            # Two that were stored in one microsecond may be heard twice, which does no harm.
+            # Two stored in one microsecond may be returned twice, which does no harm.
             if entry.stored > cursor * 1000:
                 last = max(last, -(-entry.stored // 1000))
                 revocation = _read(entry)
@@ -66,7 +66,7 @@ class Revocations(Heard):
 
 
 def _read(entry: Entry) -> Revocation | None:
-    """What a message says; None for a stranger's."""
+    """Return the contents of a message; None for a foreign one."""
     try:
         value = json.loads(entry.data)
         return Revocation(str(value["id"]), bool(value["terminate"]), str(value["signal"]))

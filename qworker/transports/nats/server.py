@@ -29,8 +29,8 @@ WAIT_SECONDS = 10.0
 
 
 class Keeping(NamedTuple):
-    """What the streams are told. replicas: of each. duplicate_seconds: how long ids of messages are
-    remembered. dead_seconds, dead_max: how long dead letters are kept, and how many of each queue.
+    """Settings of the streams. replicas: of each. duplicate_seconds: how long ids of messages are remembered.
+    dead_seconds, dead_max: how long dead letters are kept, and how many of each queue.
     failed_seconds, failed_max: the same of failed tasks. revoke_seconds: how long revocations are."""
 
     replicas: int = 1
@@ -42,7 +42,7 @@ class Keeping(NamedTuple):
     revoke_seconds: float = 86400.0
 
     def of(self, kind: str) -> tuple[float, int]:
-        """For how many seconds letters of a *kind* are kept, and how many of each queue."""
+        """Return how many seconds letters of a *kind* are kept, and how many of each queue."""
         if kind == FAILED:
             return self.failed_seconds, self.failed_max
         return self.dead_seconds, self.dead_max
@@ -78,7 +78,7 @@ class NatsServer(Server):
         return connection
 
     def _meaning(self, text: str) -> ConfigurationError | BrokerUnavailable:
-        """Our error for *text*, which was said when there was no connection."""
+        """Return our error for *text*, a connection error."""
         if not self._answered and any(word in text.lower() for word in REFUSING):
             return ConfigurationError(
                 f"broker_url: {self.shown} refuses us: {text}; write the user and password, or the "
@@ -128,7 +128,7 @@ class NatsServer(Server):
         )
 
     def sources(self, connection: Client, queues: Sequence[ServerQueue]) -> Sequence[Source]:
-        """The queues, whose leases are from now on as long as this worker's; each has a thread."""
+        """Return the queues, whose leases now have this worker's duration; each has a thread."""
         connection.share()
         for queue in queues:
             assert isinstance(queue, NatsQueue)
@@ -136,7 +136,7 @@ class NatsServer(Server):
         return queues
 
     def names(self, connection: Client) -> set[str]:
-        """Each queue has a consumer, which says what it is called."""
+        """Each queue has a consumer, whose description contains the name."""
         found: set[str] = set()
         total, seen = 1, 0
         while seen < total:
@@ -164,7 +164,7 @@ class NatsServer(Server):
         return Revocations(self.layout, connection, ring)
 
     def declare_revocations(self, connection: Client) -> None:
-        """The stream of revocations, which there is from now on."""
+        """Create the stream of revocations."""
         self._declare_stream(
             connection,
             self.layout.revoked_stream,
@@ -213,11 +213,11 @@ class NatsServer(Server):
         return made
 
     def _declare_consumer(self, connection: Client, queue: str, change: bool) -> tuple[float, str]:
-        """Have the consumer of *queue*, and return its ack_wait, which is changed only if asked for, and its
-        name."""
+        """Create the consumer of *queue* if missing, and return its ack_wait, which is only changed on
+        request, and its name."""
         layout, stream, seconds = self.layout, self.layout.stream, self._lease_seconds
         subjects = layout.subject("x").rpartition(".")[0] + ".*"
-        # Should somebody limit the stream, who sends is told that it is full, and what is in it stays.
+        # If somebody limits the stream, senders get an error when it is full, and its messages are kept.
         made = self._declare_stream(connection, stream, subjects, retention="workqueue", discard="new")
         name = layout.consumer(queue, made)
         try:
@@ -237,7 +237,7 @@ class NatsServer(Server):
                 "replay_policy": "instant",
                 "ack_wait": int(seconds * 1e9),
                 "max_deliver": -1,  # the server must give up no message: that is for the worker
-                "max_ack_pending": -1,  # what is due later counts as given out, and must not be in the way
+                "max_ack_pending": -1,  # delayed messages count as delivered, and must not block others
                 "max_waiting": 10000,
             }
         connection.ask(f"CONSUMER.DURABLE.CREATE.{stream}.{name}", {"stream_name": stream, "config": config})

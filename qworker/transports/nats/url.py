@@ -1,4 +1,4 @@
-"""A URL of NATS: the servers, who we are, and how it is encrypted.
+"""A URL of NATS: the servers, our login, and encryption.
 
 Comes from:  ``broker_url``, ``broker_use_ssl``.
 Goes to:     ``server.py``.
@@ -22,7 +22,7 @@ PORT = 4222
 
 
 class Host(NamedTuple):
-    """Where a server listens. tls_name: what its certificate is to say."""
+    """The address of a server. tls_name: the name in its certificate."""
 
     name: str
     port: int
@@ -30,7 +30,7 @@ class Host(NamedTuple):
 
 
 class Place(NamedTuple):
-    """login: ``user`` and ``password``, or ``token``. shown: the URL without what is secret."""
+    """login: ``user`` and ``password``, or ``token``. shown: the URL without secrets."""
 
     servers: list[Host]
     login: dict[str, str]
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 
 def read_url(url: str, use_ssl: Any = None) -> Place:
-    """What *url* says. ConfigurationError when that is nothing to connect to."""
+    """Parse *url*. ConfigurationError for an invalid one."""
     scheme, _, rest = url.partition("://")
     address, _, query = rest.partition("?")
     login_text, at, hosts = address.rpartition("@")
@@ -72,7 +72,7 @@ def read_url(url: str, use_ssl: Any = None) -> Place:
 
 
 def host_of(text: str) -> Host:
-    """What *text* says, with a port or without. ValueError when that is no host."""
+    """Parse *text*, with or without a port. ValueError for an invalid host."""
     name, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
         name, port = text, str(PORT)
@@ -83,11 +83,10 @@ def host_of(text: str) -> Host:
 
 
 # -- What things are called in JetStream: streams, subjects, and the consumer of each queue --
-# Names of consumers and tokens of subjects may hold no dots, spaces, wildcards or path separators, and
-# JetStream makes a directory of a consumer's name. Queues may be called anything. So what is not a
-# letter, a digit, "-" or "_" is written as "=" and two hexadecimal digits for each byte of it; and what
-# would be too long so is written as its beginning and a digest. The description of the consumer says
-# what the queue is called.
+# Names of consumers and tokens of subjects may not contain dots, spaces, wildcards or path separators, and
+# JetStream makes a directory of a consumer's name. Queues may have any name. So any character except letters,
+# digits, "-" and "_" is written as "=" and two hexadecimal digits for each byte; and a name that would be too
+# long is shortened and completed with a digest. The description of the consumer contains the queue's name.
 
 _PLAIN = frozenset((ascii_letters + digits + "-_").encode())
 LONGEST = 120
@@ -108,12 +107,12 @@ def token(queue: str) -> str:
 
 
 class Layout(NamedTuple):
-    """The names of all that is ours. stream: the stream of messages; those beside it begin with its name."""
+    """Our names. stream: the stream of messages, and prefix of the other streams."""
 
     stream: str
 
     def letters_stream(self, kind: str) -> str:
-        """Of letters of a *kind*: DEAD, FAILED."""
+        """Return the stream for letters of a *kind*: DEAD, FAILED."""
         return f"{self.stream}_{LETTERS[kind]}"
 
     @property
@@ -125,11 +124,11 @@ class Layout(NamedTuple):
         return f"{self.stream}.revoked"
 
     def subject(self, queue: str) -> str:
-        """Of the messages of *queue*."""
+        """Return the subject for messages of *queue*."""
         return f"{self.stream}.queue.{token(queue)}"
 
     def letter_subject(self, kind: str, queue: str | None) -> str:
-        """Of the letters of a *kind* that come from *queue*; None: from any."""
+        """Return the subject for letters of a *kind* from *queue*; None: from any."""
         return f"{self.stream}.{LETTERS[kind]}.{'*' if queue is None else token(queue)}"
 
     def consumer(self, queue: str, made: str) -> str:

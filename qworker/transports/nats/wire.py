@@ -4,8 +4,9 @@ Comes from:  ``client.py``.
 Goes to:     a socket.
 Thread:      one reads; send() and shut() are for any.
 
-NATS speaks in lines: ``PUB``, ``HPUB`` and ``SUB`` from us, ``MSG`` and ``HMSG`` with what comes on a
-subject, ``PING`` now and then. Who does not answer that for some minutes is cut off.
+The protocol of NATS consists of lines: ``PUB``, ``HPUB`` and ``SUB`` from us, ``MSG`` and ``HMSG`` with
+messages on a subject, ``PING`` from time to time. A client that does not answer pings for some minutes is
+disconnected.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from qworker.transports.nats.url import Host, Place, host_of
 
 CHUNK = 65536
 MAX_PAYLOAD = 1024**2
-"""Bytes, where a server does not say how large a message may be."""
+"""Bytes, if a server does not announce its maximum."""
 MOST_PAYLOAD = 64 * 1024**2
-"""Bytes; no server of NATS takes more, whatever it says."""
+"""Bytes; the maximum of any NATS server, whatever it announces."""
 LONGEST_LINE = 65536
 """Bytes; INFO, the longest that a server writes, has some thousands."""
 WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Told(NamedTuple):
-    """What came on *subject*, by a *subscription*. reply: where an answer to it is to go. headers: None where
-    there are none; with the status as ``Status`` and ``Description``."""
+    """A message on *subject*, for a *subscription*. reply: the subject for an answer. headers: None if there
+    are none; with the status as ``Status`` and ``Description``."""
 
     subscription: str
     subject: str
@@ -47,8 +48,8 @@ class Told(NamedTuple):
 
 
 class Wire:
-    """Connects to *host* by the monotonic time *end*, and says who we are, by *place*. Raises OSError,
-    TimeoutError among them."""
+    """Connects to *host* by the monotonic time *end*, and logs in with *place*. Raises OSError, including
+    TimeoutError."""
 
     def __init__(self, host: Host, place: Place, end: float) -> None:
         self._host = host
@@ -82,12 +83,12 @@ class Wire:
         return found
 
     def _encrypt(self, place: Place, end: float) -> None:
-        """Go on under TLS if we or the server want that: nothing goes unencrypted to a server without TLS, or
-        to whoever plays one."""
+        """Switch to TLS if we or the server want that: nothing is sent unencrypted to a server without TLS,
+        or to an impostor."""
         if place.tls is None and not self.info.get("tls_required"):
             return
         if self._read:  # it would be read as if it had come under TLS
-            raise ConnectionError("the server says more than who it is before there is TLS")
+            raise ConnectionError("the server sends more than its greeting before TLS")
         context = place.tls.context() if place.tls else ssl.create_default_context()
         self._socket.settimeout(left_until(end))
         secure = context.wrap_socket(self._socket, server_hostname=self._host.tls_name)
@@ -113,7 +114,8 @@ class Wire:
                 raise found
 
     def others(self, info: dict[str, Any]) -> list[Host]:
-        """The servers of the cluster that *info* tells of. Of an address the certificate has a name."""
+        """Return the servers of the cluster announced in *info*. For an IP address the certificate has a
+        name."""
         found: list[Host] = []
         for text in info.get("connect_urls") or ():
             with suppress(ValueError):  # nothing to connect to
@@ -147,7 +149,7 @@ class Wire:
     # -- reading --
 
     def is_silent(self, seconds: float) -> bool:
-        """Whether nothing comes for so long."""
+        """Whether nothing arrives for so long."""
         return not (
             self._read
             or (self._pending is not None and self._pending())
@@ -155,8 +157,8 @@ class Wire:
         )
 
     def whatever_came(self, seconds: float) -> Iterator[Any]:
-        """All that has come, as next() has it; what has begun ends within so many *seconds*. Raises
-        ConnectionError when the server went."""
+        """Yield everything that has arrived, like next(); an incomplete message must end within so many
+        *seconds*. Raises ConnectionError when the server is gone."""
         try:
             while data := self._receive():
                 self._read += data
@@ -168,8 +170,8 @@ class Wire:
             yield self.next(end)
 
     def next(self, end: float) -> Any:
-        """What the server says next, by the monotonic time *end*: a Told; what it says of itself, as a dict;
-        "PONG"; a ConnectionError that says what it does not like; or None."""
+        """Return the next item from the server, by the monotonic time *end*: a Told; its description, as a
+        dict; "PONG"; a ConnectionError for its complaint; or None."""
         line, begin = self._line(end)
         word, _, rest = line.partition(" ")
         try:
@@ -190,10 +192,10 @@ class Wire:
             self.send(b"PONG\r\n", end)
         return None
 
-    # What is read stays where it is until all of it is there: it may be asked for again.
+    # Data stays in the buffer until an item is complete, because reading may be repeated.
 
     def _line(self, end: float) -> tuple[str, int]:
-        """The next line, and where what follows it begins."""
+        """Return the next line, and the position after it."""
         while (found := self._read.find(b"\r\n")) < 0:
             if len(self._read) > LONGEST_LINE:
                 raise ConnectionError(f"what answers is not a NATS server: {bytes(self._read[:80])!r}")
@@ -235,14 +237,14 @@ class Wire:
     # -- the end --
 
     def shut(self) -> None:
-        """End it: who reads is told so."""
+        """End it: the reader gets an error."""
         try:
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS has no say, which others are using
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # without TLS, which others are using
         except OSError as error:
             let_pass(error)
 
     def close(self) -> None:
-        """To be called by who reads."""
+        """Called by the reader."""
         self.shut()
         with self._sending:
             self._socket.close()

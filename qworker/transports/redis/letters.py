@@ -1,8 +1,8 @@
-"""The Lua about dead letters and failed tasks, and about sweeping out what is too old.
+"""Lua for dead letters and failed tasks, and for deleting old ones.
 
-Comes from:  what is below; ``consumer.py``, which sweeps.
+Comes from:  the classes below; ``consumer.py``, which sweeps.
 Goes to:     a hash for each dead letter, the sorted sets ``qworker.dead`` and ``qworker.dead.<queue>`` by
-             time of death; for failed tasks the same with "failed" in the place of "dead".
+             time of death; for failed tasks the same with "failed" instead of "dead".
 Thread:      any; constants.
 """
 
@@ -21,7 +21,7 @@ from qworker.transports.redis.result_rows import STORE_ROW, TASK_PREFIX
 from qworker.transports.redis.scripts import KEEP_LETTER, PRELUDE, PUT_BACK
 
 PORTION = 500
-"""How many letters go through a script at a time."""
+"""How many letters one script handles."""
 
 FORGET = r"""
 local function key_of(place, tag)
@@ -216,7 +216,7 @@ class RedisLetters(Letters):
         return count
 
     def _as_sent(self, call: Again, queue: str, payload: bytes) -> tuple[str | int | bytes, ...]:
-        """What RETRY takes for *call*, which is kept as *payload*."""
+        """Return the arguments of RETRY for *call*, which is kept as *payload*."""
         scale = self._layout.scale
         kept = from_payload(payload, scale)
         _, tail = route(queue, kept.priority, scale)
@@ -255,7 +255,8 @@ class RedisLetters(Letters):
 
 
 def result_key(layout: Layout, message: Leased) -> str:
-    """Where the result of the task of *message* is kept, if it is here; "" for what has no id."""
+    """Return the key of the result of *message*'s task, if it is stored here; "" for a message without an
+    id."""
     try:
         headers = json.loads(message.headers)
     except ValueError:

@@ -1,9 +1,9 @@
 """Dead letters and failed tasks in a database: read, sent again, discarded.
 
-Comes from:  people and tools, by ``Broker.letters``; ``settle.py`` puts them there.
+Comes from:  users and tools, through ``Broker.letters``; ``settle.py`` stores them.
 Goes to:     the tables ``qworker_dead`` and ``qworker_failed``; ``qworker_message`` and the results when one
              is sent again.
-Thread:      any; they take turns at one connection with who publishes.
+Thread:      any; they share one connection with publishers, in turn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which Link speaks to a database: by its URL, as the driver has it or as SQLAlchemy writes it.
+"""Chooses the Link for a database: by its URL, in the driver's or SQLAlchemy's notation.
 
 Comes from:  ``broker.py``; ``beat/place_server.py``, which keeps schedules in a database.
 Goes to:     ``postgresql.py`` and ``mysql.py``, of which only the one that is needed is loaded.
@@ -23,17 +23,18 @@ _LINKS = {
 
 
 def family_of(url: str) -> str:
-    """``postgresql`` or ``mysql``, for a URL of one of them."""
+    """Return ``postgresql`` or ``mysql``, for a URL of one of them."""
     return "postgresql" if url.removeprefix("db+").startswith("postgres") else "mysql"
 
 
 def connector(
     url: str, connect_timeout: float, options: Mapping[str, Any], setting: str = "broker_url"
 ) -> Callable[[bool], Link]:
-    """What makes Links to *url*; True: of one, commits need not be on the disk when they return.
+    """Return a function that makes Links to *url*; its argument: commits need not be on the disk when they
+    return.
 
-    setting: which has the URL. Raises ConfigurationError when its driver is not installed, or what it asks of
-    TLS can never work.
+    setting: the one with the URL. Raises ConfigurationError when its driver is not installed, or its TLS
+    settings can never work.
     """
     family, (_, _, rest) = family_of(url), url.partition("://")
     plain = f"{family}://{rest}"

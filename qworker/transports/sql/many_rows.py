@@ -20,7 +20,7 @@ def statements(
 ) -> Iterator[bytes]:
     """Yield *statement*, an INSERT with VALUES (%s, …), with the values of some of *rows* at a time.
 
-    most: bytes of one, where a row is not longer. escape: writes what is not written here.
+    most: bytes of one, unless a row is longer. escape: writes values not written here.
     """
     head, _, rest = statement.partition(" VALUES (")
     _, _, tail = rest.partition(")")
@@ -39,7 +39,7 @@ def statements(
 
 
 def literal(value: Any, escape: Callable[[Any], str]) -> str:
-    """Return *value* as a statement has it, where a backslash escapes."""
+    """Return *value* in SQL syntax, where a backslash escapes."""
     kind = type(value)
     if kind is str:
         if "\\" in value or "'" in value or "\0" in value:

@@ -4,11 +4,11 @@ Comes from:  ``broker.py``, for ``mysql://`` and ``mariadb://`` URLs.
 Goes to:     the tables of ``schema.py``.
 Thread:      one at a time.
 
-What belongs together goes as several statements in one packet: each exchange is a wake-up of the server and
-one of ours, which cost more than what most of the statements do.
+Related statements are sent in one packet: each round trip wakes the server and us, which costs more than most
+statements.
 
-These servers notify nobody. Who publishes counts up a row of ``qworker_bell`` if some worker waits, and who
-waits looks at the sum: often when there was traffic lately, rarely when not.
+These servers have no notifications. A publisher increments a row of ``qworker_bell`` if some worker waits,
+and waiting workers poll the sum: often after recent traffic, rarely otherwise.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ except ImportError as error:
     ) from error
 
 ANSWER_SECONDS = 30.0
-"""Seconds after which a server that says nothing is given up, where the URL has no ``read_timeout``."""
+"""Seconds after which a silent server is given up, if the URL has no ``read_timeout``."""
 NOW = "UNIX_TIMESTAMP(NOW(6))"
 SOMEBODY_LISTENS = f"EXISTS (SELECT 1 FROM qworker_owner WHERE armed_until > {NOW})"
 _NOTE = "INSERT IGNORE INTO qworker_schema (id, version) VALUES (%s, %s)"
-# Whoever takes this consumer for dead deletes its row first, and so waits until what is taken here can be
-# seen.
+# A consumer that declares this one dead deletes its row first, and so waits until messages taken here are
+# visible.
 ALIVE = "SELECT id FROM qworker_owner WHERE id = %s LOCK IN SHARE MODE"
 CLAIM = """SELECT tag, length(body) FROM qworker_message WHERE queue = %s AND state = 0
 ORDER BY urgency, tag LIMIT %s FOR UPDATE SKIP LOCKED"""
@@ -78,7 +78,7 @@ PLACES = f"({', '.join(['%s'] * len(NEW_COLUMNS.split(',')))})"
 NOTIFY = f"UPDATE qworker_bell SET rung = rung + 1 WHERE slot = %s AND {SOMEBODY_LISTENS}"
 BEGIN, COMMIT = ("BEGIN", ()), ("COMMIT", ())
 ONE_PACKET = 32
-"""So many messages, and so many bytes of them, are stored in one packet with all that belongs to it."""
+"""Maximum messages, and bytes, stored in one packet with everything that belongs to them."""
 PACKET_BYTES = 512 * 1024
 PASSING = (1205, 1213, 3572)
 MISSING_TABLE = (1146, 1054, 1049)
@@ -95,7 +95,7 @@ _USUAL: Mapping[str, Any] = {
 
 
 def asked_by(url: str) -> Asked:
-    """What PyMySQL connects to *url* with; ConfigurationError for options there are none of."""
+    """Return PyMySQL's arguments for *url*; ConfigurationError for unknown options."""
     parts = urlsplit(url)
     asked = asked_of(parse_qsl(parts.query, keep_blank_values=True), "broker_url")
     said = {
@@ -128,7 +128,7 @@ class MySQLLink(Link):
                 "autocommit": True,
                 "client_flag": CLIENT.MULTI_STATEMENTS,
                 "connect_timeout": seconds,
-                # For the greeting, too, as it comes after what PyMySQL calls connecting.
+                # Also for the greeting, which comes after what PyMySQL calls connecting.
                 "read_timeout": seconds,
                 "write_timeout": seconds,
                 "sql_mode": SQL_MODE,
@@ -186,7 +186,7 @@ class MySQLLink(Link):
 
     @contextmanager
     def _making(self) -> Iterator[None]:
-        """Nobody else makes tables meanwhile."""
+        """Lock against other processes that create tables."""
         name = "SELECT {}(concat('qworker ', left(database(), 50)){})"
         if self.ask(name.format("get_lock", ", 30"))[0][0] != 1:
             raise BrokerUnavailable("another process is making the tables of the broker, and does not finish")
@@ -220,8 +220,8 @@ class MySQLLink(Link):
                 cursor.execute(text)
 
     def _together(self, *statements: tuple[str, Sequence[Any]]) -> list[list[Row]]:
-        """The rows of each of *statements*, carried out in order by one exchange; after the first that fails,
-        none."""
+        """Return the rows of each of *statements*, carried out in order in one round trip; after the first
+        failure, none."""
         found: list[list[Row]] = []
         with self._connection.cursor() as cursor:
             texts = [cursor.mogrify(self._text(text), values or None) for text, values in statements]
@@ -232,7 +232,7 @@ class MySQLLink(Link):
                     return found
 
     def _transacted(self, *statements: tuple[str, Sequence[Any]]) -> list[list[Row]]:
-        """The same in one transaction: the one that is open, or one of its own."""
+        """The same in one transaction: the open one, or a new one."""
         if self._connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS:
             return self._together(*statements)
         return self._together(BEGIN, *statements, COMMIT)[1:-1]
@@ -408,7 +408,7 @@ def _size(row: MessageRow) -> int:
 
 
 def _fitting(rows: Sequence[Row]) -> list[int]:
-    """The tags of those of (tag, size) that MAX_LEASE_BYTES allows."""
+    """Return the tags of those (tag, size) that fit into MAX_LEASE_BYTES."""
     tags: list[int] = []
     total = 0
     for tag, size in rows:

@@ -1,11 +1,11 @@
-"""What a URL of MySQL or MariaDB asks of the connection, as PyMySQL takes it.
+"""The parameters of a MySQL or MariaDB URL, converted for PyMySQL.
 
 Comes from:  ``mysql://…?name=value``: words of PyMySQL, of mysqlclient, of the server's own client and of its
              option files.
 Goes to:     ``mysql.py``, for the broker; ``backends/sql/tables.py``, for the result store.
 Thread:      any; pure, but that option files are read.
 
-Each name is carried over, without a meaning here (IGNORED says why), or refused: none is dropped in silence.
+Each name is converted, ignored (IGNORED says why), or refused: none is dropped silently.
 """
 
 from __future__ import annotations
@@ -56,43 +56,43 @@ _CARRIED: dict[str, tuple[str, Callable[[str], Any]]] = {
 """Names of options → PyMySQL's name for it, and what reads the value."""
 _FILE, _GROUP = "read_default_file", "read_default_group"
 MOST_INCLUDED = 10
-"""How deep option files may include one another, as with MySQL."""
+"""Maximum nesting of included option files, as in MySQL."""
 IGNORED = {
-    "autocommit": "each statement, or group of statements, of ours says itself how it is committed",
+    "autocommit": "qworker's statements control their own commits",
     "isolation_level": "it is READ COMMITTED, which claims need",
     "sql_mode": "it is what our statements are written for",
     "use_unicode": "it is how values come to the caller, and these are ours",
     "binary_prefix": "it is how values are written into statements, and these are ours",
     "conv": "it is how values come to the caller, and these are ours",
     "cursorclass": "it is how rows come to the caller, and these are ours",
-    "client_flag": "it is how rows are counted; of these flags only that of TLS is looked at",
+    "client_flag": "it concerns the counting of rows; of these flags only that of TLS is used",
     "multi_statements": "our own connection has them",
     "multi_results": "our own connection has them",
     "local_infile": "no statement of ours loads a file",
-    "max_allowed_packet": "the server is asked how much it takes",
-    "defer_connect": "we connect at the first use in any case",
+    "max_allowed_packet": "the limit is read from the server",
+    "defer_connect": "qworker connects on first use in any case",
 }
 """Names that mean nothing to our connection, and why."""
 _SWITCHES = ("compress", "named_pipe")
-"""What PyMySQL cannot do: they may only say no."""
+"""Options that PyMySQL does not support: they may only be off."""
 _AUTH = "auth_plugin"
 _PLUGINS = (
     "mysql_native_password", "caching_sha2_password", "sha256_password", "mysql_clear_password",
     "client_ed25519", "dialog",
 )  # fmt: skip
-"""Ways to say who we are that PyMySQL knows; the server says which."""
+"""Authentication plugins that PyMySQL supports; the server chooses."""
 _MODES: dict[str, dict[str, Any]] = {
     "PREFERRED": {},
     "REQUIRED": {"ssl_cert_reqs": "none"},
     "VERIFY_CA": {"ssl_cert_reqs": "required", "ssl_check_hostname": False},
     "VERIFY_IDENTITY": {"ssl_cert_reqs": "required", "ssl_check_hostname": True},
 }
-"""What each ``ssl_mode`` means; DISABLED is none of them."""
+"""The meaning of each ``ssl_mode``, except DISABLED."""
 _SSL_FLAG = 2048
 """CLIENT.SSL, among the flags of a client."""
 _AUTHORITIES = ("ssl_ca", "ssl_capath", "ssl_ca_certs", "ssl_ca_path", "ssl_ca_data")
 NAMES = frozenset((*_CARRIED, _FILE, _GROUP, *IGNORED, *_SWITCHES, _AUTH, "ssl_mode", "ssl_disabled"))
-"""Every name that is known, but for those of TLS, which are in ``tls.py``."""
+"""Every known name, except those of TLS, which are in ``tls.py``."""
 _IN_FILES = {
     "socket": "unix_socket",
     "default_character_set": "charset",
@@ -103,8 +103,8 @@ _IN_FILES = {
 
 
 class Asked(NamedTuple):
-    """fields: arguments of PyMySQL's connection. tls: None where none is asked for: PyMySQL encrypts then
-    if the server can, and looks at no certificate. plain: there shall be none."""
+    """fields: arguments of PyMySQL's connection. tls: None if not requested: then PyMySQL encrypts if the
+    server can, without verification. plain: TLS is disabled."""
 
     fields: dict[str, Any]
     tls: Tls | None
@@ -118,11 +118,10 @@ class Asked(NamedTuple):
 
 
 def asked_of(query: Iterable[tuple[str, str]], setting: str) -> Asked:
-    """What the parameters of a URL ask for, which is the value of *setting*. Files of certificates are not
-    looked at.
+    """Return the options in the parameters of a URL, the value of *setting*. Files of certificates are not
+    read.
 
-    Raises ConfigurationError for names there are none of, values that mean nothing, and option files that
-    cannot be read.
+    Raises ConfigurationError for unknown names, invalid values, and option files that cannot be read.
     """
     given = dict(query)
     if _FILE in given or _GROUP in given:
@@ -158,7 +157,7 @@ def _flags(text: str) -> int:
 
 
 def _tls(parameters: dict[str, str], setting: str) -> tuple[Tls | None, bool]:
-    """What is asked of TLS, and whether there shall be none."""
+    """Return the TLS options, and whether TLS is disabled."""
     given = dict(parameters)
     mode = given.pop("ssl_mode", None)
     off = given.pop("ssl_disabled", None)
@@ -170,13 +169,13 @@ def _tls(parameters: dict[str, str], setting: str) -> tuple[Tls | None, bool]:
         raise _wrong(setting, f"ssl_mode is {mode!r}, and must be one of DISABLED, {', '.join(_MODES)}")
     meant = _MODES[mode.upper()]
     if mode.upper() == "REQUIRED" and any(name in given for name in _AUTHORITIES):
-        meant = _MODES["VERIFY_CA"]  # as MySQL's own client has it
+        meant = _MODES["VERIFY_CA"]  # like MySQL's own client
     return tls_of("mysql", {**meant, **given}, setting=setting), False
 
 
 def _from_file(given: dict[str, str], setting: str) -> dict[str, str]:
-    """What the option file says, in the words of a URL: the group of every client, and before it the one that
-    is named, as MySQL's own library reads them."""
+    """Return the contents of the option file, with the names of URL parameters: the group of every client,
+    overridden by the named one, as in MySQL's own library."""
     found: dict[str, str] = {}
     parsers = list(_parsed(Path(given.get(_FILE, "/etc/my.cnf")).expanduser(), setting))
     for group in dict.fromkeys(("client", given.get(_GROUP, "client"))):
@@ -189,7 +188,7 @@ def _from_file(given: dict[str, str], setting: str) -> dict[str, str]:
 
 
 def _parsed(path: Path, setting: str, depth: int = 0) -> Iterator[RawConfigParser]:
-    """The file *path*, and those that it includes, which go before it."""
+    """Return the file *path*, and those that it includes, which come before it."""
     parser = RawConfigParser(allow_no_value=True, strict=False)
     orders: list[list[str]] = []
     try:

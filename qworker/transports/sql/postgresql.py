@@ -4,10 +4,10 @@ Comes from:  ``broker.py``, for ``postgresql://`` URLs.
 Goes to:     the tables of ``schema.py``.
 Thread:      one at a time.
 
-Whoever waits is told by NOTIFY; but a commit with one waits for all other such commits, so publishers send it
-only when some worker has a subscription in ``qworker_owner.armed_until`` (``consumer.py``). The worker's
-own commits need not reach the disk at once (``synchronous_commit = off``): what a crash of the server undoes
-of them, the worker does again (``consumer.py``).
+Waiting consumers are notified by NOTIFY; but a commit with one waits for all other such commits, so
+publishers only send it when some worker has a subscription in ``qworker_owner.armed_until``
+(``consumer.py``). The worker's own commits need not reach the disk at once (``synchronous_commit = off``):
+the worker repeats those that a crash of the server undoes (``consumer.py``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ except ImportError as error:
     ) from error
 
 TYPES = ("text", "int2", "float8", "int2", "float8", "text", "text", "bytea")
-"""Of what a new message has."""
+"""Of the columns of a new message."""
 ARRAYS = ", ".join(f"CAST(%s AS {name}[])" for name in TYPES)
 COPY_FROM = 32
 """From so many messages on, COPY is faster than INSERT."""
@@ -66,7 +66,7 @@ _NOTE = "INSERT INTO qworker_schema (id, version) VALUES (%s, %s) ON CONFLICT DO
 
 
 class ArrayDumper(Dumper):
-    """Writes a list as PostgreSQL writes an array. psycopg's own looks at each value five times."""
+    """Writes a list as a PostgreSQL array. psycopg's own dumper examines each value five times."""
 
     def dump(self, obj: Any) -> bytes:
         return f"{{{','.join(map(_item, obj))}}}".encode()
@@ -84,8 +84,8 @@ def _item(value: Any) -> str:
 
 
 def fields_of(url: str) -> dict[str, Any]:
-    """The arguments of psycopg's connection that *url* means. psycopg.ProgrammingError when libpq does not
-    know one of its parameters; ConfigurationError for one of psycopg's that means nothing."""
+    """Return the arguments of psycopg's connection for *url*. psycopg.ProgrammingError when libpq does not
+    know a parameter; ConfigurationError for an invalid one of psycopg's own."""
     start, mark, query = url.partition("?")
     pairs = query.split("&")
     plain = "&".join(pair for pair in pairs if pair.partition("=")[0] != PREPARE_THRESHOLD)
@@ -103,7 +103,7 @@ def _no_url(error: Exception) -> ConfigurationError:
 
 
 class PostgreSQLLink(Link):
-    """url: as libpq has it, and with ``prepare_threshold``. relaxed: commits need not be on the disk when
+    """url: in libpq's notation, and with ``prepare_threshold``. relaxed: commits need not be on the disk when
     they return."""
 
     errors = (psycopg.Error,)
@@ -156,8 +156,7 @@ class PostgreSQLLink(Link):
             f"SET statement_timeout = '{ANSWER_SECONDS:g}s'; SET lock_timeout = '10s'; "
             "SET idle_in_transaction_session_timeout = '60s'; SET default_transaction_isolation = 'read "
             "committed'" + ("; SET synchronous_commit = off; " + BY_INDEX if self._relaxed else "")
-            # All that a worker asks has an index. What was planned while a table was small must do when it is
-            # large.
+            # All queries of a worker have an index. Plans made for a small table must work for a large one.
         )
 
     def has_tables(self) -> bool:
@@ -210,7 +209,7 @@ class PostgreSQLLink(Link):
     def flush(self) -> None:
         with self.transaction():
             self.do("SET LOCAL synchronous_commit = on")
-            # What has written nothing has nothing to wait for: this is the least that can be written.
+            # A transaction that has written nothing does not wait: this is the smallest possible write.
             self.ask("SELECT pg_logical_emit_message(true, 'qworker', '')")
 
     def crash(self) -> tuple[str, float]:
@@ -225,7 +224,7 @@ class PostgreSQLLink(Link):
         where = (
             "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('qworker_message')"
         )
-        found = self.ask(where)  # nothing where the table is missing: who inserts is told so
+        found = self.ask(where)  # empty if the table is missing: the insert will fail
         return ".".join([*(schema for (schema,) in found), "qworker_message"]), self.table
 
     def insert(self, rows: Sequence[MessageRow]) -> None:
@@ -243,7 +242,7 @@ class PostgreSQLLink(Link):
             self.notify()
 
     def add_messages(self, rows: Sequence[MessageRow], table: str) -> None:
-        # Not by COPY: PostgreSQL would wait without end for one who falls silent in the midst of it.
+        # Not with COPY: PostgreSQL would wait forever for a client that falls silent during it.
         arrays = [list(values) for values in zip(*rows, strict=True)]
         self.do(f"INSERT INTO {table} ({NEW_COLUMNS}) SELECT * FROM unnest({ARRAYS})", arrays)
 
@@ -317,7 +316,7 @@ class PostgreSQLLink(Link):
     # -- trouble --
 
     def gone(self) -> bool:
-        return bool(self._rest.poll(0))  # it says something, though nothing was asked: good-bye
+        return bool(self._rest.poll(0))  # it sent data without a request: it closes the connection
 
     def trouble(self, error: Exception) -> Trouble:
         code = getattr(error, "sqlstate", None) or ""
@@ -325,7 +324,7 @@ class PostgreSQLLink(Link):
         if code in PASSING:
             return Trouble(BrokerUnavailable(f"PostgreSQL was too busy: {text}"), passing=True)
         if not self._connection.closed and refused(error):
-            # Of a number that is taken another try may find a free one.
+            # For a number in use, another attempt may find a free one.
             return Trouble(PublishError(f"PostgreSQL cannot take this: {text}"), passing=code == TAKEN)
         if self._connection.closed or not code or code.startswith(BROKEN_CLASSES):
             return Trouble(BrokerUnavailable(f"PostgreSQL does not answer: {text}"), broken=True)

@@ -1,12 +1,12 @@
-"""Who is dead, and what becomes of what it held; and what is deleted for its age.
+"""Reclaiming messages of dead consumers, and deleting old data.
 
 Comes from:  ``consumer.py``, about once a second.
 Goes to:     the tables ``qworker_owner`` and ``qworker_message``.
 Thread:      the listener's.
 
-On one machine the lock of a dead consumer tells at once (``process/owner_files.py``); elsewhere its lease
-must run out, on the clock of the database. Only what it was running when it died counts as a delivery: its
-running file says so, or where that is not to be had, the copy of it in its row.
+On one machine the lock of a dead consumer shows its death at once (``process/owner_files.py``); elsewhere its
+lease must expire, on the clock of the database. Only messages that were running when it died count a
+delivery: its running file lists them, or, if that is not accessible, the copy in its row.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def reclaim(link: Link, generation: int, now: float | None, silent_too: bool) ->
         if not dead and not silent:
             continue
         with link.transaction():
-            # Another may have been quicker; and the silent one may have spoken since we looked.
+            # Another consumer may have been quicker; and the silent one may have renewed since we read it.
             spoken = "" if dead else " AND lease_until <= %s"
             if not link.do(
                 f"DELETE FROM qworker_owner WHERE id = %s{spoken}", (id,) if dead else (id, current)
@@ -77,7 +77,7 @@ def _put_back(link: Link, owner: Row) -> Reclaimed:
 
 
 def forget_silent(link: Link) -> int:
-    """Delete rows of consumers that ended elsewhere, holding nothing, and could not say so."""
+    """Delete rows of consumers that ended elsewhere, without messages and without notice."""
     return link.do(
         f"DELETE FROM qworker_owner WHERE lease_until + %s < {NOW} AND lease_until > 1e9 AND NOT EXISTS "
         "(SELECT 1 FROM qworker_message WHERE owner = qworker_owner.id AND state = 2)",
@@ -86,8 +86,8 @@ def forget_silent(link: Link) -> int:
 
 
 def sweep(link: Link, results: ResultTable, now: float) -> int:
-    """Delete revocations and results whose time is over *now*. Returns how many rows went, of which there are
-    never very many at once."""
+    """Delete revocations and results that have expired by *now*. Return the number of rows, limited per
+    call."""
     count = link.do("DELETE FROM qworker_revoked WHERE expires < %s", (now,))
     if ids := results.expired(link, now):
         count += results.delete(link, ids)
@@ -95,8 +95,8 @@ def sweep(link: Link, results: ResultTable, now: float) -> int:
 
 
 def sweep_letters(link: Link, table: str, died_before: float, most: int) -> int:
-    """As sweep(), of the letters in *table* those that died before then, or are beyond the newest *most* of
-    their queue."""
+    """Like sweep(), for the letters in *table* that died before then, or exceed the newest *most* of their
+    queue."""
     old = f"SELECT tag FROM {table} WHERE died_at < %s LIMIT {PORTION}"
     tags = {tag for (tag,) in link.ask(old, (died_before,))}
     crowded = f"SELECT queue FROM {table} GROUP BY queue HAVING count(*) > %s"

@@ -1,17 +1,16 @@
-"""What a database says of a value that it will never take, told from what it says when it can take nothing
-for now.
+"""Distinguishes errors about a value that a database will never accept from temporary failures.
 
 Comes from:  the brokers ``postgresql.py`` and ``mysql.py``; ``backends/sql/database.py``.
-Goes to:     who stored: such a value is told of and left out, everything else is tried again.
-Thread:      any; pure. Drivers are known by what PEP 249 has them raise, and by the codes of their servers.
+Goes to:     the storing code: such a value is reported and left out, everything else is retried.
+Thread:      any; pure. Drivers are recognised by the exceptions of PEP 249, and the codes of their servers.
 """
 
 from __future__ import annotations
 
 _CLASSES = ("21", "22", "23", "42", "44", "54", "P0")
-"""Of PostgreSQL's codes: a value, a constraint, a type, a limit, a trigger of the user's."""
+"""Of PostgreSQL's codes: a value, a constraint, a type, a limit, a user's trigger."""
 _NOT_VALUES = ("42501", "42P01", "42703", "42P05", "42P08")
-"""Of these classes, but about rights, tables that are gone, and statements."""
+"""In these classes, but about permissions, missing tables, and statements."""
 _MYSQL = frozenset({
     1048, 1062, 1118, 1153, 1264, 1265, 1292, 1301, 1364, 1366, 1406, 1526, 1644, 1690, 1748, 3140, 3819,
     3988, 4025, 4161,
@@ -24,14 +23,13 @@ _KINDS = frozenset({"DataError", "IntegrityError", "NotSupportedError", "Program
 
 
 def passing(error: BaseException | None) -> bool:
-    """Whether trying again at once may help: a deadlock, a lock that was not given, a table made at the same
-    time."""
+    """Whether an immediate retry may help: a deadlock, a lock that was not available, a table created at the
+    same time."""
     return not _PASSING.isdisjoint(kind.__name__ for kind in type(error).__mro__)
 
 
 def refused(error: BaseException | None) -> bool:
-    """Whether *error*, of any driver, is about what was to be stored, or read: the same again will always
-    fail."""
+    """Whether *error*, of any driver, is about the values: a retry will always fail."""
     if isinstance(error, UnicodeError | OverflowError):
         return True  # it never left this process
     if "Could not decode to UTF-8" in str(error):
@@ -47,5 +45,5 @@ def refused(error: BaseException | None) -> bool:
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None:
         return (code & 0xFF) in _SQLITE
-    # Of drivers that check what they are given: there is no code, for the server was not asked.
+    # Raised by drivers that check values themselves: there is no code from the server.
     return not kinds.isdisjoint(_KINDS) and "closed" not in str(error)

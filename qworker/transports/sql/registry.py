@@ -14,11 +14,11 @@ from qworker.transports.registry import Registry
 from qworker.transports.sql.link import Handle, Link
 from qworker.transports.sql.schema import MYSQL_TABLE
 
-# The key is a digest: MySQL's keys are bounded, and entries are not.
+# The key is a digest, because MySQL limits keys, and entries have no limit.
 TABLE = """CREATE TABLE IF NOT EXISTS qworker_registry (
 digest varchar(64) PRIMARY KEY, entry {text} NOT NULL, expires double precision) {suffix}"""
 _MAKE = {
-    # Two who make a table at the same time are in each other's way in PostgreSQL.
+    # Two processes that create a table at the same time conflict in PostgreSQL.
     "postgresql": ("SELECT pg_advisory_xact_lock(7161001)", TABLE.format(text="text", suffix="")),
     "mysql": (TABLE.format(text="longtext", suffix=MYSQL_TABLE),),
 }

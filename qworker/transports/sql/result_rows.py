@@ -1,4 +1,4 @@
-"""What the SQL result store and the SQL broker share: the rows of results, and which database a URL leads to.
+"""Shared code of the SQL result store and the SQL broker: the rows of results, and the database of a URL.
 
 Comes from:  ``backends/sql/backend.py``, in the child that ran the task.
 Goes to:     ``backends/sql/backend.py`` in the worker, or the transaction of the ack (``results.py``).
@@ -25,11 +25,11 @@ _MARK = b"\x00columns"
 _FAMILIES = {"postgresql": ("postgresql", 5432), "postgres": ("postgresql", 5432), "mysql": ("mysql", 3306),
              "mariadb": ("mysql", 3306)}  # fmt: skip
 _NAMING = ("host", "port", "options", "unix_socket")
-"""Parameters that say which server, or which part of its database."""
+"""Parameters that name the server, or a part of its database."""
 
 
 def key_of(task_id: str) -> str:
-    """What a task is called in the table: by its id, unless that does not fit there, or might be taken for
+    """Return the key of a task in the table: its id, unless that is too long, or could be mistaken for
     another's."""
     if len(task_id) <= LONGEST_ID and not task_id.endswith(" "):  # MySQL overlooks blanks at the end
         return task_id
@@ -37,12 +37,12 @@ def key_of(task_id: str) -> str:
 
 
 def pack(values: Mapping[str, Any]) -> bytes:
-    """The payload of a row with these columns; date_done is ISO text."""
+    """Return the payload of a row with these columns; date_done is ISO text."""
     return _MARK + marshal.dumps(dict(values))
 
 
 def unpack(status: str, payload: bytes) -> dict[str, Any]:
-    """The columns of a row; a payload that pack() did not make is the column ``result``."""
+    """Return the columns of a row; a payload that pack() did not make is the column ``result``."""
     if payload.startswith(_MARK):
         columns: dict[str, Any] = marshal.loads(payload[len(_MARK) :])
         return columns
@@ -50,8 +50,7 @@ def unpack(status: str, payload: bytes) -> dict[str, Any]:
 
 
 def latest(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Of *rows*, oldest first, the one that stands for each task in the end. In one order,
-    against deadlocks."""
+    """Return of *rows*, oldest first, the final one for each task. In a fixed order, against deadlocks."""
     last: dict[str, ResultRow] = {}
     for row in rows:
         standing = last.get(row[0])

@@ -1,13 +1,12 @@
-"""The statements that store many results at once, over no state that may not be replaced; and how they are
-told of.
+"""The statements that store many results at once, without replacing final states; and their notifications.
 
 Comes from:  ``backends/sql/backend.py``, and the brokers ``postgresql.py`` and ``mysql.py`` with an ack.
 Goes to:     ``celery_taskmeta``, or what ``database_table_names`` calls it.
 Thread:      any; pure functions.
 
-Each of them takes the names of the columns and a tuple of their values for each row, no task twice, and gives
-statements with their values. One is enough, but for what is too large for one. makes_ids: the server gives a
-new row its id. place: how the driver writes the place of a value.
+Each takes the names of the columns and a tuple of values for each row, at most one per task, and returns
+statements with their values. Usually one, more if it would be too large. makes_ids: the server assigns ids to
+new rows. place: the driver's placeholder.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ Steps = Iterator[tuple[str, tuple[Any, ...]]]
 Upsert = Callable[[str, tuple[str, ...], Sequence[Row], bool, str], Steps]
 
 LOOK = "look"
-"""What PostgreSQL tells instead of ids that are too many for one notification, or not all whole."""
+"""PostgreSQL's notification if the ids are too many, or too long."""
 MAX_ROWS = 500
 MAX_BYTES = 1024**2
-"""Of the values of one statement, where the server limits the length of its text."""
+"""Maximum bytes of the values of one statement, if the server limits the length of its text."""
 
 _FINAL = "({})".format(", ".join(f"'{state}'" for state in sorted(states.READY_STATES)))
 _MAY_REPLACE = (
@@ -41,28 +40,28 @@ _KINDS = {
 }  # fmt: skip
 """The types of columns on PostgreSQL; the others are text."""
 _LISTENERS = 7_291_407
-"""The first half of the advisory lock that whoever listens shares."""
+"""The first half of the advisory lock shared by listeners."""
 
 
 def channel_of(table: str) -> str:
-    """The channel on which PostgreSQL tells of results in *table*, as an expression."""
+    """Return PostgreSQL's channel for results in *table*, as an expression."""
     return f"('qworker_result_' || '{table}'::regclass::oid)"
 
 
 def lock_of(table: str) -> str:
-    """What who listens for results in *table* keeps locked, as the arguments of an advisory lock."""
+    """Return the lock that listeners for results in *table* hold, as the arguments of an advisory lock."""
     return f"{_LISTENERS}, '{table}'::regclass::oid::integer"
 
 
 def postgresql_upsert(
     table: str, columns: tuple[str, ...], rows: Sequence[Row], makes_ids: bool, place: str = "%s"
 ) -> Steps:
-    """One statement, whatever the number of rows; its first column says how many were stored.
+    """Return one statement for any number of rows; its first column is how many were stored.
 
-    Those of them that have ended are told of once it is committed: their ids, one a line, or LOOK where they
-    are too many. But a commit that tells waits for all others that do, so it tells only if somebody listens.
-    Who listens shares a lock; here it is tried, and kept until the commit if it was free, so that whoever
-    comes to listen waits until what was not told can be seen.
+    Those that have ended are announced after the commit: their ids, one per line, or LOOK if there are too
+    many. But a commit with a notification waits for all others that have one, so it is only sent if somebody
+    listens. Listeners share a lock; here it is tried, and kept until the commit if it was free, so that a new
+    listener waits until results that were not announced are visible.
     """
     if rows:
         yield (
@@ -93,9 +92,9 @@ FROM ended"""
 def mysql_upsert(
     table: str, columns: tuple[str, ...], rows: Sequence[Row], makes_ids: bool, place: str = "%s"
 ) -> Steps:
-    """For MySQL and MariaDB. How many rows they say they changed is of no use: they count some twice, others
-    not."""
-    # The status comes last: the conditions look at what stood there before.
+    """For MySQL and MariaDB. Their counts of changed rows are useless: some rows count twice, others not at
+    all."""
+    # The status comes last, because the conditions use the old one.
     order = [name for name in columns if name not in ("task_id", "status")] + ["status"]
     may_replace = _MAY_REPLACE.format(old="status", new="VALUES(status)")
     changes = ", ".join(f"{name} = IF({may_replace}, VALUES({name}), {name})" for name in order)
@@ -112,7 +111,7 @@ def mysql_upsert(
 def sqlite_upsert(
     table: str, columns: tuple[str, ...], rows: Sequence[Row], makes_ids: bool, place: str = "%s"
 ) -> Steps:
-    """SQLite says how many rows it stored, and gives them their ids."""
+    """SQLite returns how many rows it stored, and assigns their ids."""
     changes = ", ".join(f"{name} = excluded.{name}" for name in columns if name != "task_id")
     one = f"({', '.join([place] * len(columns))})"
     may_replace = _MAY_REPLACE.format(old=f"{table}.status", new="excluded.status")
@@ -148,6 +147,6 @@ UPSERTS: dict[str, Upsert] = {
     "mariadb": mysql_upsert,
     "sqlite": sqlite_upsert,
 }
-"""By the dialect; on others a row is stored at a time."""
+"""By dialect; with others each row is stored separately."""
 COUNTING = ("postgresql", "sqlite")
-"""Where the upsert tells how many rows it stored."""
+"""Where the upsert returns how many rows it stored."""

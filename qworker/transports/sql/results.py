@@ -1,9 +1,9 @@
 """Results beside the messages: in the table that Celery makes, in the transaction of the ack.
 
 Comes from:  the settlements that the worker gives to ``consumer.py``.
-Goes to:     ``celery_taskmeta``, or what ``database_table_names`` calls it; ``backends/sql/backend.py`` reads
-             it, and on PostgreSQL those who wait there are told.
-Thread:      the listener's, but for forget_failures().
+Goes to:     ``celery_taskmeta``, or its name in ``database_table_names``; ``backends/sql/backend.py`` reads
+             it, and on PostgreSQL waiting callers are notified.
+Thread:      the listener's, except forget_failures().
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ PORTION = 1000
 
 
 class ResultTable:
-    """name: of the table. expires: seconds for which results are kept, None for ever. joins: the tables
-    beside, whose parts are recorded."""
+    """name: of the table. expires: seconds for which results are kept, None forever. joins: the tables of
+    joins, whose parts are recorded."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class ResultTable:
         self._has_joins = False
 
     def record(self, link: Link, parts: Sequence[Part]) -> None:
-        """Within a transaction, after prepare(): record *parts*. Who opens a join makes the tables of joins:
-        where there are none, these are parts of nothing."""
+        """Within a transaction, after prepare(): record *parts*. Opening a join creates the tables of joins:
+        without them, the parts belong to nothing."""
         if parts and self._has_joins:
             if CRASHING:
                 crash_point("recording-parts")
@@ -97,13 +97,13 @@ class ResultTable:
         self._columns = tuple(name for name in found if name != "id")
 
     def forget_failures(self, link: Link, headers: Iterable[str]) -> None:
-        """Delete the failures of these messages: who waits for one that is retried is to see its new end."""
+        """Delete the failures of these messages, so that those who wait for a retried one see its new end."""
         ids = [key_of(task_id) for text in headers if (task_id := _id(text)) is not None]
         if ids and link.columns(self._name):
             link.do(f"DELETE FROM {self._name} WHERE status = 'FAILURE' AND task_id = ANY(%s)", (ids,))
 
     def expired(self, link: Link, now: float) -> Collection[int]:
-        """The ids of some rows that may go."""
+        """Return the ids of some rows that may be deleted."""
         if self._expires is None or not self._columns:
             return ()
         before = from_epoch(now).replace(tzinfo=None) - timedelta(seconds=self._expires)

@@ -21,15 +21,14 @@ if TYPE_CHECKING:
     from qworker.transports.lease import Kind
 
 VERSION = 1
-"""Of the tables: a version does not touch those of a newer one."""
+"""Of the tables: a version does not change those of a newer one."""
 ADDITIONS = (("qworker_owner", "presence", "text"), ("qworker_failed", "", ""))
-"""Table, column and type ("": the whole table) of what was added since, so that a consumer of before takes no
-notice of it: workers of before and after share the tables. ``qworker_schema`` has the row 1 for the version,
-and one with the next id for each addition; all have that version, which is all that a consumer of before
-reads."""
+"""Table, column and type ("": the whole table) of later additions, made so that earlier consumers ignore
+them: workers of both versions share the tables. ``qworker_schema`` has the row 1 for the version, and one
+with the next id for each addition; all have that version, which is all that an earlier consumer reads."""
 SQL_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
-"""Of our sessions on MySQL and MariaDB, whatever the server's is: text that does not fit is an error and not
-cut, and a backslash escapes."""
+"""Of our sessions on MySQL and MariaDB, whatever the server's is: text that does not fit is an error, and a
+backslash escapes."""
 READY, DELAYED, LEASED = 0, 1, 2
 LETTERS: Mapping[Kind, str] = {"dead": "qworker_dead", "failed": "qworker_failed"}
 """The tables of letters, by kind."""
@@ -37,11 +36,11 @@ LETTERS: Mapping[Kind, str] = {"dead": "qworker_dead", "failed": "qworker_failed
 NOW = "extract(epoch FROM clock_timestamp())"
 """The server's clock."""
 COLUMNS = "tag, queue, urgency, due, deliveries, redelivered, parked, headers, properties, body"
-"""Of ``qworker_message``, as link.leased() reads them."""
+"""Of ``qworker_message``, as read by link.leased()."""
 LAST_REVOKED = "SELECT coalesce(max(seq), 0) FROM qworker_revoked"
 NEXT_DUE = "SELECT min(due) FROM qworker_message WHERE queue = %s AND state = 1"
 NEW_COLUMNS = "queue, urgency, due, state, sent, headers, properties, body"
-"""What a new message is inserted with."""
+"""The columns of a new message."""
 
 _CHURN = (
     "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, "
@@ -113,7 +112,7 @@ MYSQL = (
     f"{MYSQL_TABLE}",
 )
 BELLS = 16
-"""Rows of MySQL's ``qworker_bell``, so that those who notify at the same time rarely wait for each other."""
+"""Rows of MySQL's ``qworker_bell``, so that notifying publishers rarely wait for each other."""
 
 NEXT_NUMBER = """SELECT greatest(coalesce(max({column}), 0) + 1,
 floor(extract(epoch FROM clock_timestamp()) * 1000000)) FROM {table}"""
@@ -124,7 +123,7 @@ armed_until, running, presence) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, {unt
 PUT_BACK = """UPDATE qworker_message SET state = 0, owner = NULL, redelivered = 1
 WHERE tag = ANY(%s) AND owner = %s"""
 STANDING = "SELECT id FROM qworker_owner WHERE id = %s FOR UPDATE"
-"""Whether a consumer counts as alive; within a transaction it does so until that ends."""
+"""Whether a consumer counts as alive; within a transaction this holds until it ends."""
 PRESENT = "SELECT tag FROM qworker_message WHERE tag = ANY(%s)"
 CLAIM_AGAIN = """UPDATE qworker_message SET state = 2, owner = %s
 WHERE tag = ANY(%s) AND state <> 2 AND owner IS NULL"""

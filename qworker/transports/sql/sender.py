@@ -24,8 +24,8 @@ REVOKE = (
 
 
 class SQLSender(Sender):
-    """family: ``postgresql`` or ``mysql``. revoke_expires: seconds for which a revocation stands. name: of
-    the database, for messages; url: where it is."""
+    """family: ``postgresql`` or ``mysql``. revoke_expires: seconds for which a revocation is valid. name: of
+    the database, for messages; url: its address."""
 
     def __init__(
         self, handle: Handle, family: str, clock: Clock, revoke_expires: float, name: str, url: str
@@ -36,10 +36,10 @@ class SQLSender(Sender):
         self._clock = clock
         self._revoke_expires = revoke_expires
         self._commits = GroupCommit(handle, self._store, name)
-        self._found: tuple[str, str] | None = None  # whoever asks first finds the same
+        self._found: tuple[str, str] | None = None  # any thread would find the same
 
     def after_fork(self) -> None:
-        """In a forked child: what the parent's threads were about to publish is theirs."""
+        """In a forked child: pending messages belong to the parent's threads."""
         self._commits.forget()
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
@@ -47,7 +47,7 @@ class SQLSender(Sender):
             self._commits.push(self._rows(envelopes), timeout)
 
     def _rows(self, envelopes: Sequence[Envelope]) -> list[MessageRow]:
-        """The rows that *envelopes* are stored as."""
+        """Return the rows for *envelopes*."""
         now = self._clock.now()
         return [
             (
@@ -85,7 +85,7 @@ class SQLSender(Sender):
         return TransactionalSender(execute, *self._table_and_channel(), self._rows, self.url)
 
     def _table_and_channel(self) -> tuple[str, str]:
-        """As the connection of our URL sees them, which that of a caller may not; they are asked for once."""
+        """As our connection sees them, which may differ from the caller's; they are read once."""
         if self._found is None:
             self._found = self._handle.run_once(lambda link: link.table_and_channel())
         return self._found
@@ -100,8 +100,8 @@ class SQLSender(Sender):
             link.do("SELECT pg_notify(%s, '')", (channel,))
 
     def notify(self) -> None:
-        """Tell who waits of what join() or push_in() has published, where that has not: once it is
-        committed."""
+        """Notify consumers of messages that join() or push_in() has published without a notification: after
+        the commit."""
         if self._family == "mysql":
             self._handle.transact(lambda link: link.notify())
 
@@ -131,7 +131,7 @@ Execute = Callable[[str, tuple[Any, ...]], Any]
 
 
 class TransactionalSender(Sender):
-    """What ``publishing_in`` publishes to. table: of the messages. channel: of PostgreSQL's notifications, ''
+    """The sender of ``publishing_in``. table: of the messages. channel: of PostgreSQL's notifications, ''
     elsewhere: a worker that waits finds the message at its next look, since a notification would make other
     publishers wait for this transaction. url: of the database. execute: carries out a statement in the
     transaction."""
@@ -164,8 +164,8 @@ class TransactionalSender(Sender):
 
 
 def executor(connection: Any, family: str) -> Execute:
-    """What executes statements on *connection*: a Session or Connection of SQLAlchemy, a connection of
-    Django, or one of psycopg, psycopg2, PyMySQL or mysqlclient.
+    """Return a function that executes statements on *connection*: a Session or Connection of SQLAlchemy, a
+    connection of Django, or one of psycopg, psycopg2, PyMySQL or mysqlclient.
 
     Raises ConfigurationError for anything else, and for a database of another family than *family*.
     """

@@ -1,4 +1,4 @@
-"""How messages end: they are deleted, go back to their queue, or among the dead letters.
+"""Settling messages: they are deleted, go back to their queue, or to the dead letters.
 
 Comes from:  ``consumer.py``.
 Goes to:     the tables ``qworker_message``, ``qworker_dead`` and ``qworker_failed``; results and parts of
@@ -94,7 +94,7 @@ def _release(link: Link, generation: int, order: Release, now: float) -> bool:
 
 def _dead_letter(link: Link, generation: int, order: DeadLetter, now: float) -> bool:
     """Make a dead letter of a message, or a failed task; False when *generation* does not hold it."""
-    # Of a message table that was made anew, tags come again that older dead letters have.
+    # In a recreated message table, tags of older dead letters are used again.
     table = LETTERS["failed" if order.failed else "dead"]
     taken = link.ask(f"SELECT 1 FROM {table} WHERE tag = %s", (order.tag,))
     tag = link.new_tag() if taken else order.tag

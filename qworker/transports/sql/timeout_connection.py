@@ -1,10 +1,10 @@
-"""TimeoutConnection: psycopg's connection, which gives up on a server that says nothing.
+"""TimeoutConnection: psycopg's connection, which gives up on a silent server.
 
 Comes from:  ``postgresql.py``, for the broker; ``backends/sql/tables.py``, for the result store.
 Goes to:     PostgreSQL.
 Thread:      one at a time.
 
-libpq itself waits for an answer for ever, as long as the other end of its TCP connection is there.
+libpq itself waits for an answer forever, as long as the TCP connection exists.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qworker.errors import ConfigurationError
 from qworker.naming import install_command
 
 ANSWER_SECONDS = 30.0
-"""Seconds after which a server that says nothing is given up."""
+"""Seconds after which a silent server is given up."""
 
 
 class _Unanswered(psycopg.OperationalError):
@@ -27,8 +27,9 @@ class _Unanswered(psycopg.OperationalError):
 
 
 class TimeoutConnection(psycopg.Connection[Any]):
-    """Raises psycopg.OperationalError when an answer is not whole after *answer_seconds*, or when *deadline*
-    (monotonic seconds) has come. It is closed then, since libpq sends nothing before it has the answer."""
+    """Raises psycopg.OperationalError when an answer is not complete after *answer_seconds*, or when
+    *deadline* (monotonic seconds) has come. It is closed then, because libpq sends nothing before it has the
+    answer."""
 
     answer_seconds = ANSWER_SECONDS
     deadline: float | None = None

@@ -1,17 +1,17 @@
-"""The embedded broker: one SQLite file, which qworker needs when no server is configured.
+"""The embedded broker: one SQLite file, used when no server is configured.
 
 Comes from:  a ``sqlite:///path`` URL, or nothing at all (``.qworker/qworker.db`` beside the project).
 Goes to:     ``broker`` (messages) and ``backends/sql/sqlite.py`` (results), which share the file.
 Thread:      any; see each module.
 
-The file is in WAL mode. Who needs to be told of a change does not poll the file: it makes a *notification
-pipe*, a named pipe in the directory beside it, and writers write one byte into all pipes of a kind after they
+The file is in WAL mode. A process that needs notifications does not poll the file: it creates a *notification
+pipe*, a named pipe in the directory beside it, and writers write one byte to all pipes of a kind after they
 commit.
 
-Modules, in reading order: ``path`` (where the file is), ``schema``, ``database`` (a connection), ``handle``
-(who uses it when), ``notify``, ``broker``, and what it has: ``sender``, ``consumer``,
-``admin``, ``letters`` (dead letters and failed tasks), ``registry`` (kombu's exchanges); ``join_rows`` (parts
-of joins, with the ack), ``reclaim`` (from dead workers), ``damage`` (bad rows).
+Modules, in reading order: ``path`` (the path of the file), ``schema``, ``database`` (a connection),
+``handle`` (sharing a connection), ``notify``, ``broker``, and its parts: ``sender``, ``consumer``, ``admin``,
+``letters`` (dead letters and failed tasks), ``registry`` (kombu's exchanges); ``join_rows`` (parts of joins,
+with the ack), ``reclaim`` (from dead workers), ``damage`` (bad rows).
 """
 
 from qworker.transports.sqlite.database import Database, transaction, write

@@ -1,7 +1,7 @@
 """Administration of the embedded broker: queues, workers.
 
-Comes from:  people and tools, by ``Broker.admin``.
-Goes to:     all tables; the notification pipes of who waits.
+Comes from:  users and tools, through ``Broker.admin``.
+Goes to:     all tables; the notification pipes of waiting consumers.
 Thread:      any, in turn, on the connection that publishes.
 """
 
@@ -36,8 +36,8 @@ PEEK: Mapping[Standing, str] = {
 
 
 class SQLiteAdmin(Admin):
-    """handle: the connection that publishes. notifier: tells who waits for messages. owners: the directory of
-    owner files. silent_since: gives the time, on the clock of leases, since which a worker must have
+    """handle: the connection that publishes. notifier: notifies waiting consumers. owners: the directory of
+    owner files. silent_since: returns the time, on the clock of leases, since which a worker must have
     renewed."""
 
     def __init__(

@@ -6,12 +6,13 @@ Thread:      one connection publishes (any thread, in turn), one belongs to the 
              fork.
 
 Publishing is durable: the commit is on the disk (``synchronous=FULL``) before push returns; callers that wait
-together share one commit. The worker's own claims and acks are NORMAL: a power cut may undo the last of them,
-which only means running a task again.
+together share one commit. The worker's own claims and acks are NORMAL: a power failure may undo the last of
+them, which only means running a task again.
 
-Who holds leases has a row in ``owner`` and a locked file. The kernel drops the lock with the process, so the
-death of a consumer is certain and seen at once; one that lives but does not renew for ``lease_seconds`` is
-taken for dead too. Leases run on the clock that all processes of one boot share, never on the wall clock.
+A consumer with leases has a row in ``owner`` and a locked file. The kernel releases the lock with the
+process, so the death of a consumer is certain and noticed at once; one that is alive but does not renew for
+``lease_seconds`` is considered dead too. Leases use the clock shared by all processes of one boot, never the
+wall clock.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ _brokers = forgetful()
 
 
 class SQLiteBroker(Broker):
-    """The embedded broker. Opens the file at the first use, not before.
+    """The embedded broker. Opens the file on first use.
 
     url: ``sqlite:///path`` or None for the default file.
     synchronous: FULL or NORMAL, for publishing.
     lease_seconds: how long a silent consumer is believed to live.
-    revoke_expires: seconds for which a revocation stands.
-    uptime: seconds on a clock that all processes of this boot share and nobody sets, for the leases.
+    revoke_expires: seconds for which a revocation is valid.
+    uptime: seconds on a clock shared by all processes of this boot, which nobody sets, for leases.
     store_rows: keeps the results of settlements.
     """
 
@@ -96,7 +97,7 @@ class SQLiteBroker(Broker):
 
 
 def open_broker(url: str | None, conf: Settings) -> SQLiteBroker:
-    """The embedded broker at *url* with the settings *conf*; the file is opened at the first use."""
+    """Return the embedded broker at *url* with the settings *conf*; the file is opened on first use."""
     return SQLiteBroker(
         url,
         synchronous=conf.embedded_synchronous,

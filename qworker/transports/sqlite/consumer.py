@@ -1,8 +1,8 @@
-"""The consumer of the embedded broker: who holds which message, and what becomes of a dead one's.
+"""The consumer of the embedded broker: leasing, settling and reclaiming messages.
 
 Comes from:  the Listener.
 Goes to:     the tables ``message``, ``owner``, ``dead`` and ``revoked`` of ``embedded``.
-Thread:      listener only, but for wake().
+Thread:      listener only, except wake().
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from qworker.transports.sqlite.join_rows import record
 from qworker.transports.sqlite.reclaim import reclaim
 
 COLUMNS = "tag, queue, priority, due, deliveries, redelivered, parked, headers, properties, body"
-# The innermost select is cut by its limit before anything is summed up: a claim costs what it takes, not what
-# waits.
+# The innermost select is limited before anything is summed up: a claim's cost depends on what it takes, not
+# on what waits.
 FITTING = f"""UPDATE message SET state = {LEASED}, owner = ? WHERE tag IN (SELECT tag FROM (
 SELECT tag, sum(size) OVER (ROWS UNBOUNDED PRECEDING) - size AS before FROM (%s))
 WHERE before < {MAX_LEASE_BYTES})
@@ -79,7 +79,7 @@ LETTERS = {failed: DEAD_LETTER.format(table="failed" if failed else "dead") for 
 
 
 def _over(table: str) -> tuple[tuple[str, str, str], ...]:
-    """What goes of the letters in *table*: those that are too old, and those that are too many."""
+    """Select the letters in *table* that are too old or surplus."""
     return (
         (table, "tag", f"SELECT tag FROM {table} WHERE died_at < ?"),
         (
@@ -96,11 +96,11 @@ EXPIRED = (
     ("result", "task_id", "SELECT task_id FROM result WHERE expires IS NOT NULL AND expires < ?"),
     ("key_value", "key", "SELECT key FROM key_value WHERE expires < ?"),
 )  # fmt: skip
-"""What sweep() deletes beside letters: table, key, and the selection by one limit."""
+"""What sweep() deletes besides letters: table, key, and the selection by one limit."""
 LAST_REVOCATION = "SELECT ifnull(max(seq), 0) FROM revoked"
 SWEEP_ROWS = 1000
 LOOK_SECONDS = 0.1
-"""How often to see whether the file is still there."""
+"""Interval of checks whether the file still exists."""
 
 StoreRows = Callable[[sqlite3.Connection, Sequence[ResultRow]], object]
 """Stores results within the transaction of their acks."""
@@ -116,8 +116,8 @@ class _NotAllOursError(Exception):
 
 
 class SQLiteConsumer(LeaseConsumer):
-    """messages, results: tell who waits for these. uptime: a clock that all processes of this boot share and
-    nobody sets, for the leases. store_rows: keeps the results of settlements."""
+    """messages, results: notify those who wait for these. uptime: a clock shared by all processes of this
+    boot, which nobody sets, for leases. store_rows: stores the results of settlements."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class SQLiteConsumer(LeaseConsumer):
         self._wakeup = WakeupPipe()
         self._pipe: NotificationPipe | None = None
         self._strict = False
-        """Whether the file keeps what it is given to the types of its columns."""
+        """Whether the file enforces the types of its columns."""
         super().__init__(clock, lease_seconds, uptime, lambda: database.owners)
 
     def _abandon_connections(self) -> None:
@@ -192,8 +192,8 @@ class SQLiteConsumer(LeaseConsumer):
                     crash_point("registering")
                 self._files.take()
                 known = [name for (name,) in connection.execute("SELECT CAST(marks AS TEXT) FROM owner")]
-                # There is no lock whose row is still to come: who makes one has the turn to write, as we
-                # have.
+                # No row of an existing lock is still to come: creating one needs the write lock, which we
+                # hold.
                 self._files.tidy(known, age=0.0)
             self._handle.pinned = self._handle.file
         return generation
@@ -266,7 +266,7 @@ class SQLiteConsumer(LeaseConsumer):
                 began = self._uptime()
                 self._renew_by(connection)
                 self._renewed(began)
-        if len(messages) < claimed:  # there may be more in the place of what was damaged
+        if len(messages) < claimed:  # there may be more besides damaged ones
             messages += self._claim(queues, claimed - len(messages), 0, 0.0).messages
         return Claim(messages, next_due, last_revocation)
 
@@ -290,7 +290,8 @@ class SQLiteConsumer(LeaseConsumer):
                     others = [settlement for settlement in settlements if type(settlement) is not Ack]
                     lost = self._settle_each(connection, generation, others)
             except _NotAllOursError:
-                # Rolled back: go one by one, since only what is still ours may store its result.
+                # Rolled back: settle one by one, because only messages that are still ours may store their
+                # results.
                 with transaction(connection):
                     lost = self._settle_each(connection, generation, settlements)
         if rows or len(acks) < len(settlements):
@@ -403,7 +404,7 @@ def _leased(row: tuple[Any, ...]) -> Leased:
 
 
 def _promote_due(connection: sqlite3.Connection, queue: str, now: float) -> float | None:
-    """Make ready what is due in *queue*; return when the first of the rest is due, if any is."""
+    """Make due messages of *queue* ready; return when the first of the rest is due, if there is one."""
     due = _earliest(connection, queue)
     if due == NO_TIME:
         mend_dues(connection)
@@ -415,8 +416,8 @@ def _promote_due(connection: sqlite3.Connection, queue: str, now: float) -> floa
 
 
 def _earliest(connection: sqlite3.Connection, queue: str) -> float | None:
-    """When the first of the delayed messages is due: None when there is none, NO_TIME when its row does not
-    say."""
+    """Return when the first delayed message is due: None when there is none, NO_TIME when its row is
+    damaged."""
     row = connection.execute(
         "SELECT due FROM message WHERE queue = ? AND state = 1 ORDER BY due LIMIT 1", (queue,)
     ).fetchone()

@@ -1,5 +1,4 @@
-"""Rows that are not what they should be: SQLite keeps a text in a column of numbers, unless its table is
-STRICT.
+"""Damaged rows: SQLite accepts text in a column of numbers, unless its table is STRICT.
 
 Comes from:  ``consumer.py``, for files that were made by an older version of SQLite, or of ours.
 Goes to:     the tables ``message`` and ``dead``.
@@ -21,7 +20,7 @@ from qworker.transports.sqlite import DELAYED, READY
 logger = logging.getLogger(__name__)
 
 STRICT = "SELECT sql LIKE '%STRICT%' FROM sqlite_master WHERE type = 'table' AND name = 'message'"
-# When it is due its headers say as well; without a time in its row the worker goes by them.
+# The headers contain the due time as well; without one in the row the worker uses them.
 MEND = f"""UPDATE message SET state = {READY}, due = NULL
 WHERE state = {DELAYED} AND typeof(due) NOT IN ('real', 'integer')"""
 DEAD_LETTER = """INSERT OR REPLACE INTO dead (tag, queue, reason, died_at, deliveries, priority, headers,
@@ -29,12 +28,12 @@ properties, body)
 SELECT tag, queue, ?, ?, CAST(deliveries AS INTEGER), CAST(priority AS INTEGER), CAST(headers AS TEXT),
 CAST(properties AS TEXT), CAST(body AS BLOB) FROM message WHERE tag = ?"""
 NO_TIME = -math.inf
-"""In the place of a time at which a message is due, where the row has none."""
+"""Replaces a missing due time of a row."""
 _NUMBERS = (float, int)
 
 
 def is_strict(connection: sqlite3.Connection) -> bool:
-    """Whether rows are what they should be."""
+    """Whether column types are enforced."""
     (strict,) = connection.execute(STRICT).fetchone()
     return bool(strict)
 
@@ -61,7 +60,7 @@ def without_damaged(connection: sqlite3.Connection, rows: list[Leased], now: flo
 
 
 def _wrong(row: Leased) -> str:
-    """The first column that is not of its type; '' when all are."""
+    """Return the first column with a wrong type; '' if there is none."""
     _, _, priority, due, deliveries, _, requeued, headers, properties, body = row
     for name, well in (
         ("priority", type(priority) is int),

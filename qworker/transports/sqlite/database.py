@@ -1,8 +1,8 @@
-"""The file itself: opening it, taking turns at writing, and saying what is wrong with it.
+"""The file itself: opening it, write locks, and explanations of errors.
 
-Comes from:  ``path.py`` (where it is) and ``schema.py`` (what is in it).
+Comes from:  ``path.py`` (the path) and ``schema.py`` (the tables).
 Goes to:     ``handle.py``, which keeps a connection open; the result store.
-Thread:      any; a connection belongs to whoever opened it.
+Thread:      any; a connection belongs to the thread that opened it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qworker.transports.sqlite.path import NETWORK_FILE_SYSTEMS, file_system
 from qworker.transports.sqlite.schema import ADDED_COLUMNS, SCHEMA, SCHEMA_VERSION
 
 BUSY_SECONDS = 30.0
-"""How long a writer waits for its turn before it gives up."""
+"""How long a writer waits for the write lock before it gives up."""
 
 NEW_FILE_MODE = 0o600
 """Messages hold whatever callers pass: passwords, addresses. The log and its index take their mode from the
@@ -63,7 +63,7 @@ class Database:
                 directory.mkdir(parents=True, exist_ok=True)
 
     def is_absent(self) -> bool:
-        """Whether there is no file, and no log of one that was there."""
+        """Whether there is no file, and no log of an earlier one."""
         return not os.path.lexists(self.path) and not self._log_size()
 
     def check_place(self, mountinfo: str | None = None) -> None:
@@ -86,7 +86,7 @@ class Database:
 
     @contextmanager
     def _refused(self) -> Iterator[None]:
-        """Make ConfigurationError of what the system says of the place."""
+        """Convert errors of the file system to ConfigurationError."""
         try:
             yield
         except OSError as error:
@@ -129,7 +129,7 @@ class Database:
             return connection
 
     def _open(self) -> sqlite3.Connection:
-        """A connection to the file; to a new one, for its owner alone to read, when there is none."""
+        """Return a connection to the file; a new file can be read only by its owner."""
         uri = f"{self.path.as_uri()}?mode=rw"
         if not self.path.exists():
             self._refuse_beside_a_log()
@@ -138,13 +138,13 @@ class Database:
         return sqlite3.connect(uri, timeout=0, isolation_level=None, check_same_thread=False, uri=True)
 
     def _refuse_beside_a_log(self) -> None:
-        """Make no new file where the log of another lies: SQLite would take that for the new one's, and begin
-        it anew."""
+        """Refuse to create a file beside the log of another: SQLite would use that log for the new file, and
+        overwrite it."""
         if self._log_size() and not self.path.exists():  # another process may have begun both in this moment
             log = f"{self.path.name}-wal"
             raise BrokerUnavailable(
-                f"{self.path} is gone, and its log {log} is still there: put the file back, and nothing is "
-                f"lost. To begin anew, delete {log} and {self.path.name}-shm"
+                f"{self.path} is gone, and its log {log} still exists: restore the file, and nothing is "
+                f"lost. To start with a new file, delete {log} and {self.path.name}-shm"
             )
 
     def _log_size(self) -> int:
@@ -180,20 +180,19 @@ def _create(connection: sqlite3.Connection) -> None:
 
 
 def schema_statements() -> list[str]:
-    """The statements that make the tables of a new file, in the words that this SQLite knows, and note their
-    version; twice does no harm."""
+    """Return the statements that create the tables of a new file, in this SQLite's syntax, and record their
+    version; may be repeated."""
     made = [part if _STRICT else _STRICTLY.sub("", part) for part in SCHEMA.split(";\n") if part]
     return [*made, f"PRAGMA user_version = {SCHEMA_VERSION}"]
 
 
 def busy(error: BaseException) -> bool:
-    """Whether *error* only says that another has the turn (SQLite tells several kinds of it, all meaning:
-    wait)."""
+    """Whether *error* only means that another process holds the lock (SQLite has several such errors)."""
     return _code(error) in _BUSY
 
 
 def broken(error: BaseException) -> bool:
-    """Whether a connection that met *error* had better be opened anew."""
+    """Whether a connection with this *error* should be reopened."""
     return isinstance(error, sqlite3.Error) and _code(error) not in (
         *_BUSY, *_UNFIT, 0, sqlite3.SQLITE_FULL, sqlite3.SQLITE_ERROR,
     )  # fmt: skip
@@ -204,7 +203,7 @@ def _code(error: BaseException) -> int:
 
 
 def explained(error: sqlite3.Error | OSError, path: Path) -> QWorkerError:
-    """The error of ours that says what is wrong with the file at *path*, and what to do."""
+    """Return our error that explains what is wrong with the file at *path*, and what to do."""
     code = _code(error)
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return ConfigurationError(
@@ -218,7 +217,7 @@ def explained(error: sqlite3.Error | OSError, path: Path) -> QWorkerError:
         return PublishError(f"{path} cannot take this: {error}")
     if code in _BUSY:
         return BrokerUnavailable(
-            f"{path} was locked by another process for too long: look for one that holds a transaction open"
+            f"{path} was locked by another process for too long: find the one that holds a transaction open"
         )
     return BrokerUnavailable(f"{path} cannot be used: {error}")
 

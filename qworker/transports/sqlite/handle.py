@@ -4,13 +4,13 @@ Comes from:  ``database.py``.
 Goes to:     the transport (one to publish, one to lease) and the result store.
 Thread:      any, in turn.
 
-SQLite's locks are the process's, and what it knows of them is inherited by a child that does not have them: a
-child that opens the file while it has its parent's connection can lose what it commits, or wait for ever. So
-every handle is closed before a fork and opened again, on both sides, when it is next needed.
+SQLite's locks belong to the process, and a child inherits the knowledge of them, but not the locks: a child
+that opens the file while it has its parent's connection can lose commits, or wait forever. So every handle is
+closed before a fork and reopened, on both sides, on the next use.
 
-A file that was removed or replaced goes on existing for who has it open: what is written there, nobody else
-will ever see. So every handle looks, now and then, whether its file is still the one at its path, and goes
-over to that one.
+A file that was removed or replaced continues to exist for processes that have it open: nobody else will ever
+see what they write. So every handle checks from time to time whether its file is still the one at its path,
+and switches to that one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 
 class Handle:
-    """The connection to *database*: ``handle.run(work)`` in our turn, with its errors explained;
-    ``with handle as connection`` does the same on a thread that no signal interrupts, as the listener's.
+    """The connection to *database*: ``handle.run(work)`` in turn, with its errors explained; ``with handle as
+    connection`` does the same on a thread that signals do not interrupt, such as the listener's.
 
     Opened when it is first needed. Raises ConfigurationError and BrokerUnavailable as Database.connect does.
     look_seconds: how often to see whether the file is still there (0: at every use, for 1 us).
@@ -41,7 +41,7 @@ class Handle:
 
     def __init__(self, database: Database, synchronous: str | None = None, look_seconds: float = 0.0) -> None:
         self.lock = threading.Lock()
-        """Who holds this has the connection."""
+        """The holder of this lock has the connection."""
         self._database = database
         self._synchronous = synchronous
         self._place = str(database.path)  # a Path would be turned into text at each look
@@ -51,13 +51,12 @@ class Handle:
         self.file = 0
         """Which file was opened last (its number in the file system)."""
         self.pinned: int | None = None
-        """The only file that will do; for another, opened() raises LeaseLost. None: any."""
+        """The only file that is accepted; for another, opened() raises LeaseLost. None: any."""
         with _registry:
             _handles.add(self)
 
     def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What *work* makes of the connection. What it leaves undone, or is kept from doing, is rolled
-        back."""
+        """Return *work* applied to the connection. Unfinished or failed work is rolled back."""
         return in_turn(self.lock, None, self.use, work)
 
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -70,7 +69,7 @@ class Handle:
         return self.run(whole)
 
     def read(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        """The rows of *statement*; [] where there is no file: who only reads makes none.
+        """Return the rows of *statement*; [] if there is no file: reading does not create one.
 
         Raises as run() does, also where the file could not be made.
         """
@@ -83,7 +82,7 @@ class Handle:
         return self.use(lambda connection: connection.execute(statement, values).fetchall())
 
     def use(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """run(), for who holds the lock."""
+        """run(), for the holder of the lock."""
         connection = self._opened()
         try:
             return work(connection)
@@ -91,7 +90,7 @@ class Handle:
             raise self._failed(error) from error
         except QWorkerError:
             raise
-        except BaseException:  # an interrupt: whatever it was in the midst of, nobody goes on with it
+        except BaseException:  # an interrupt: nobody can continue its work
             self._drop()
             raise
         finally:
@@ -118,7 +117,7 @@ class Handle:
             return 0
 
     def _failed(self, error: sqlite3.Error | OSError) -> QWorkerError:
-        """The error to raise for *error*; what is broken is opened anew next time."""
+        """Return the error to raise for *error*; a broken connection is reopened next time."""
         if broken(error):
             self._drop()
         return explained(error, self._database.path)
@@ -152,7 +151,7 @@ class Handle:
 
 _registry = threading.Lock()
 _handles: weakref.WeakSet[Handle] = weakref.WeakSet()  # under _registry
-_held: list[Handle] = []  # between before and after a fork: those whose lock we took
+_held: list[Handle] = []  # between before and after a fork: those whose lock we hold
 _inherited: list[sqlite3.Connection | None] = []
 """Connections that could not be closed before a fork, in the child: closing them there would be worse."""
 
@@ -160,7 +159,7 @@ _inherited: list[sqlite3.Connection | None] = []
 def _before_fork() -> None:
     _registry.acquire()
     for handle in list(_handles):
-        # A turn ends in time but for a fork from within it, by a signal handler: that one must not wait for
+        # A turn ends in time, except for a fork within it by a signal handler: that one must not wait for
         # itself.
         if handle.lock.acquire(timeout=BUSY_SECONDS + 1):
             _held.append(handle)

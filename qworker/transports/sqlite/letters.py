@@ -1,6 +1,6 @@
 """Dead letters and failed tasks of the embedded broker: read, sent again, discarded.
 
-Comes from:  people and tools, by ``Broker.letters``; the consumer puts them there.
+Comes from:  users and tools, through ``Broker.letters``; the consumer stores them.
 Goes to:     the tables ``dead`` and ``failed``; ``message`` and ``result`` when one is sent again.
 Thread:      any, in turn, on the connection that publishes.
 """
@@ -18,11 +18,11 @@ MOST_VARIABLES = 500
 PAGE = """SELECT tag, CAST(queue AS TEXT), CAST(reason AS TEXT), CAST(died_at AS REAL),
 CAST(deliveries AS INTEGER), CAST(headers AS TEXT), CAST(properties AS TEXT), CAST(body AS BLOB) FROM {kind}
 WHERE (? IS NULL OR queue = ?){after} ORDER BY died_at DESC, tag DESC LIMIT ?"""
-# As it is stored: of a file that was not STRICT, it may be no number.
+# As stored: in a file that was not STRICT, it may not be a number.
 AFTER = " AND (died_at, tag) < (coalesce((SELECT died_at FROM {kind} WHERE tag = ?), ?), ?)"
 INSERT = """INSERT INTO {kind} (tag, queue, reason, died_at, deliveries, priority, headers, properties, body)
 VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?)"""
-# Who waits for a task that is sent again is to see its new end, not the old one.
+# So that those who wait for a task that is sent again see its new end.
 FORGET_FAILURE = """DELETE FROM result WHERE status = 'FAILURE' AND task_id IN
 (SELECT CASE WHEN json_valid(headers) THEN json_extract(headers, '$.id') END FROM {kind} {where})"""
 _SEND = f"""INSERT INTO message (tag, queue, priority, state, sent, redelivered, headers, properties, body)
@@ -32,7 +32,7 @@ SEND_CHANGED = _SEND.replace("{message}", "?, ?, ?")
 
 
 class SQLiteLetters(Letters):
-    """kind: the table. handle: the connection that publishes. notifier: tells who waits for messages."""
+    """kind: the table. handle: the connection that publishes. notifier: notifies waiting consumers."""
 
     def __init__(self, kind: Kind, handle: Handle, notifier: Notifier, clock: Clock) -> None:
         self._kind = kind
@@ -101,7 +101,7 @@ class SQLiteLetters(Letters):
 
 
 def selections(tags: Sequence[int] | None) -> list[tuple[str, tuple[int, ...]]]:
-    """The WHERE clauses that select *tags*, in portions that SQLite's limit of variables allows."""
+    """Return the WHERE clauses that select *tags*, in portions allowed by SQLite's limit of variables."""
     if tags is None:
         return [("", ())]
     starts = range(0, len(tags), MOST_VARIABLES)

@@ -23,8 +23,8 @@ _NO_PIPES_HERE = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 class NotificationPipe:
     """A named pipe that others write a byte to when there is news. Owner: one thread at a time.
 
-    kind: 'message' (publishers notify it) or 'result' (whoever stores results does). Where the system or
-    this file system has no named pipes, fileno() is -1 and wait() a sleep of at most 50 ms.
+    kind: 'message' (notified by publishers) or 'result' (notified by code that stores results). Where named
+    pipes are not supported, fileno() is -1 and wait() a sleep of at most 50 ms.
     """
 
     _fd = -1
@@ -32,7 +32,7 @@ class NotificationPipe:
     def __init__(self, directory: Path, kind: str) -> None:
         self._path = directory / f"{kind}.{os.getpid()}.{os.urandom(4).hex()}"
         self._pid = os.getpid()
-        # Made under another name and opened first: a notifier must never see a pipe that nobody reads.
+        # Created under another name and opened first: a notifier must never see a pipe without a reader.
         hidden = directory / f".{self._path.name}"
         if _make_pipe(hidden):
             # Also its own writer, so that it never reads as hung up when the last notifier leaves.
@@ -43,7 +43,7 @@ class NotificationPipe:
         return self._fd
 
     def clear(self) -> bytes:
-        """Empty the pipe; return the words that were in it, b"" when there was none."""
+        """Empty the pipe; return the words in it, b"" when there were none."""
         if self._fd < 0:
             return b""
         try:
@@ -68,7 +68,7 @@ class NotificationPipe:
                 self._path.unlink(missing_ok=True)
 
     def __del__(self) -> None:
-        """Who was to close it may have been interrupted."""
+        """The owner may have been interrupted before closing it."""
         with suppress(OSError):
             self.close()
 
@@ -88,7 +88,7 @@ def _make_pipe(path: Path) -> bool:
 class Notifier:
     """Writes to all pipes of one kind in *directory*. Any thread.
 
-    The pipes are kept open; the directory is read again only when its time stamp has changed.
+    Pipes are kept open; the directory is read again only when its time stamp has changed.
     """
 
     def __init__(self, directory: Path, kind: str) -> None:
@@ -101,7 +101,7 @@ class Notifier:
         _notifiers.add(self)
 
     def notify(self, word: bytes = NEWS) -> None:
-        """Write *word* to all pipes: one byte that says what for. A pipe that is full does not take it."""
+        """Write *word* to all pipes: one byte that names the reason. A full pipe is skipped."""
         with self._lock:
             try:
                 changed = os.stat(self._place).st_mtime_ns
@@ -113,7 +113,7 @@ class Notifier:
                 try:
                     os.write(pipe, word)
                 except BlockingIOError:
-                    pass  # full: its reader was told 65,536 times and is sure to look
+                    pass  # full: its reader has 65,536 unread notifications
                 except OSError:
                     self._drop(name)
 
@@ -139,13 +139,12 @@ class Notifier:
             (self._directory / name).unlink(missing_ok=True)
 
     def after_fork(self) -> None:
-        """In a forked child: let go of the parent's pipes, which another thread may have been about to
-        use."""
+        """In a forked child: drop the parent's pipes, which another thread may have been about to use."""
         self._lock = threading.Lock()
         self.close()
 
     def close(self) -> None:
-        """Let go of the pipes; notify() finds them anew. Safe to call twice."""
+        """Close the pipes; notify() finds them again. Safe to call twice."""
         with self._lock:
             for pipe in self._pipes.values():
                 os.close(pipe)

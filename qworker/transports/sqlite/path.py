@@ -1,4 +1,4 @@
-"""Where the file is, and whether it may be there.
+"""The path of the file, and whether it is allowed.
 
 Comes from:  ``broker_url`` or ``result_backend``.
 Goes to:     ``database.py``, the command line.
@@ -47,8 +47,8 @@ def database_path(url: str | None) -> Path:
     bare = url or ""
     if "?" in bare:
         raise ConfigurationError(
-            f"{url!r}: sqlite:// has no parameters; take out what stands from the question mark on, or write "
-            "%3F for one in the path",
+            f"{url!r}: sqlite:// has no parameters; remove everything from the question mark on, or write "
+            "%3F for a question mark in the path",
             setting="broker_url",
         )
     if bare in ("", "sqlite:", "sqlite://", "sqlite:///"):

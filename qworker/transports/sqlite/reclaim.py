@@ -1,12 +1,12 @@
-"""Who is dead, and what becomes of what it held.
+"""Reclaiming messages of dead consumers.
 
 Comes from:  ``consumer.py``.
 Goes to:     the tables ``owner`` and ``message``.
 Thread:      the listener's.
 
-Beside the database lies a directory with the files of each holder (``process/owner_files.py``): a lock,
-and the marks of what its children run, whose name its row tells. A dead holder's marks say which messages
-were being run, and only for these does the death count as a delivery.
+Beside the database there is a directory with the files of each consumer (``process/owner_files.py``): a lock,
+and the running file of its children, whose name is in its row. A dead consumer's running file lists the
+messages that were running, and only for these the death counts a delivery.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def reclaim(
         if not dead and not silent:
             continue
         with transaction(connection):
-            # Another may have been quicker; and the silent one may have spoken since we looked.
+            # Another consumer may have been quicker; and the silent one may have renewed since we read it.
             last = math.inf if dead else now
             if not connection.execute(
                 "DELETE FROM owner WHERE id = ? AND lease_until <= ?", (id, last)

@@ -13,9 +13,9 @@ from qworker.transports.registry import Registry
 from qworker.transports.sqlite.handle import Handle
 
 PREFIX = "registry:"
-"""Of keys; what lapses is the value, since the table's own ``expires`` would delete it unseen."""
+"""Prefix of keys. The expiry is in the value, because the table's own ``expires`` would delete it unseen."""
 AFTER = "registry;"
-"""The first text behind all that begin with the prefix."""
+"""The first text after all that begin with the prefix."""
 
 
 class SQLiteRegistry(Registry):

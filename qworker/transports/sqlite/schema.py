@@ -1,4 +1,4 @@
-"""What is in the file: its tables, and the rule by which one result replaces another.
+"""The contents of the file: its tables, and the rule by which results are replaced.
 
 Comes from:  nothing.
 Goes to:     ``database.py``, which makes the tables; the statements of the transport and the result store.
@@ -12,8 +12,8 @@ SCHEMA_VERSION = 6
 READY, DELAYED, LEASED = 0, 1, 2
 """States of a row in ``message``."""
 
-# STRICT where SQLite knows the word: else a text in a column of numbers stands there until somebody counts
-# with it. A file of an older version gets what it lacks: so far every version only added to the one before.
+# STRICT if SQLite supports it: otherwise text in a column of numbers is only noticed in computations. A file
+# of an older version gets missing parts: so far every version only added some.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS message (
     tag INTEGER PRIMARY KEY, queue TEXT NOT NULL, priority INTEGER NOT NULL DEFAULT 0, due REAL,
@@ -62,15 +62,14 @@ CREATE TRIGGER IF NOT EXISTS message_highest AFTER DELETE ON message
 """
 
 ADDED_COLUMNS = (("owner", "presence", "TEXT NOT NULL DEFAULT ''"),)
-"""Table, column and type of what came to tables that older files have."""
+"""Table, column and type of later additions that older files lack."""
 
 NEXT_NUMBER = "max(?, (SELECT ifnull(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = '{table}'))"
 """The number of a new owner or revocation, given the microseconds of the wall clock; see ``lease.py``."""
 
 NEXT_TAG = "max(ifnull((SELECT max(tag) FROM message), 0), (SELECT tag FROM highest)) + 1"
-"""The tag of a new message: never one that was given before. AUTOINCREMENT would promise the same, but for a
-page more in every publisher's commit; this way it is who deletes the last message that writes, once a
-batch."""
+"""The tag of a new message: never a reused one. AUTOINCREMENT would ensure the same, but with an additional
+page in every publisher's commit; this way the deletion of the last message writes, once per batch."""
 
 UPSERT_RESULT = """
 INSERT INTO result (task_id, status, payload, expires) VALUES (?, ?, ?, ?)

@@ -1,7 +1,7 @@
 """Publishing into the embedded broker, and calling tasks off.
 
 Comes from:  any thread, by ``Broker.sender``; ``backends/sql/joins.py``, in a transaction of its own.
-Goes to:     the tables ``message`` and ``revoked``; the notification pipes of who waits.
+Goes to:     the tables ``message`` and ``revoked``; the notification pipes of waiting consumers.
 Thread:      any, in turn; callers that wait together share one commit.
 """
 
@@ -44,8 +44,8 @@ T = TypeVar("T")
 
 
 class SQLiteSender(Sender):
-    """handle: the connection that publishes. notifier: tells who waits for messages. path: of the file.
-    revoke_expires: seconds for which a revocation stands."""
+    """handle: the connection that publishes. notifier: notifies waiting consumers. path: of the file.
+    revoke_expires: seconds for which a revocation is valid."""
 
     def __init__(
         self, handle: Handle, notifier: Notifier, path: Path, clock: Clock, revoke_expires: float
@@ -58,7 +58,7 @@ class SQLiteSender(Sender):
         self._commits = GroupCommit(handle, self._store, str(path))
 
     def after_fork(self) -> None:
-        """In a forked child: what the parent was about to publish is not ours."""
+        """In a forked child: pending messages belong to the parent."""
         self._commits.forget()
 
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
@@ -70,7 +70,7 @@ class SQLiteSender(Sender):
         insert(connection, envelopes, self._clock.now())
 
     def notify(self) -> None:
-        """Wake those who wait for messages."""
+        """Notify waiting consumers."""
         self._notifier.notify()
 
     def join(self, connection: Any) -> Sender:
@@ -107,13 +107,13 @@ class SQLiteSender(Sender):
 
 
 def insert(connection: sqlite3.Connection, envelopes: Sequence[Envelope], now: float) -> None:
-    """Store *envelopes* in the tables of the broker that *connection* leads to; nobody is told. now: epoch
+    """Store *envelopes* in the tables of the broker of *connection*, without notification. now: epoch
     seconds."""
     connection.executemany(INSERT, _rows(envelopes, now))
 
 
 def _rows(envelopes: Sequence[Envelope], now: float) -> list[tuple[Any, ...]]:
-    """What INSERT takes for *envelopes*."""
+    """Return the arguments of INSERT for *envelopes*."""
     return [
         (
             queue,
@@ -130,8 +130,8 @@ def _rows(envelopes: Sequence[Envelope], now: float) -> list[tuple[Any, ...]]:
 
 
 class JoinedSender(Sender):
-    """Publishes by *connection*, in whatever transaction it is in. Who waits is told by the notify() of the
-    sender, once that is committed.
+    """Publishes through *connection*, in its current transaction. The sender's notify() wakes consumers after
+    the commit.
 
     given: the caller's, which has *connection*.
     """
@@ -152,8 +152,8 @@ class JoinedSender(Sender):
     def write(
         self, work: Callable[[sqlite3.Connection], T], is_one: bool = False, timeout: float = BUSY_SECONDS
     ) -> T:
-        """What *work* makes of the connection: in the transaction that it is in, or that the driver begins by
-        itself; else in one of its own, but where the work is one statement (*is_one*)."""
+        """Return *work* applied to the connection: in its transaction, or one that the driver begins by
+        itself; else in a new one, unless the work is one statement (*is_one*)."""
         with getattr(self._given, "wrap_database_errors", NOTHING):
             if is_one or self._connection.in_transaction or _begins_by_itself(self._connection):
                 return work(self._connection)
@@ -169,8 +169,8 @@ def _begins_by_itself(connection: sqlite3.Connection) -> bool:
 
 
 def _driver_connection(connection: Any, path: Path) -> sqlite3.Connection:
-    """The connection of the driver that a connection of sqlite3, Django or SQLAlchemy has, to the file at
-    *path*. Raises ConfigurationError for any other."""
+    """Return the driver's connection of a connection of sqlite3, Django or SQLAlchemy, to the file at *path*.
+    Raises ConfigurationError for any other."""
     if hasattr(connection, "ensure_connection"):  # Django's
         connection.ensure_connection()
     found = connection

@@ -1,4 +1,4 @@
-"""Amazon's SQS, and servers that speak as it does: a transport of those that hide what they give out.
+"""Amazon's SQS, and compatible servers: they reserve delivered messages.
 
 Modules, in reading order: ``queue`` (one queue's calls), ``server`` (connecting), ``broker``.
 """

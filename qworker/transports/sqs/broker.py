@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def open_broker(url: str | None, conf: Settings) -> HeldBroker:
-    """The broker at *url* with the settings *conf*; it is connected to at the first use."""
+    """Return the broker at *url* with the settings *conf*; it connects on first use."""
     refuse_setting(
         conf.broker_use_ssl,
         "SQS is reached by HTTPS, as sqs:// or sqs+https://; AWS_CA_BUNDLE names the file of an authority of "
@@ -30,7 +30,7 @@ def open_broker(url: str | None, conf: Settings) -> HeldBroker:
     scheme, _, rest = (url or "").partition("://")
     if scheme.endswith("+https"):
         options["is_secure"] = True
-    # The lease is renewed thrice in worker_lease_seconds, and must not end before that.
+    # The lease is renewed three times in worker_lease_seconds, and must not be shorter.
     visibility = max(
         int(options.get("visibility_timeout") or LEASE_SECONDS), math.ceil(conf.worker_lease_seconds)
     )

@@ -20,25 +20,25 @@ from qworker.transports.held.messages import Outgoing
 from qworker.transports.held.port import Count, Entry, NotAll, Received, ServerQueue, by_lease
 
 FIFO = ".fifo"
-"""How the names of queues end that keep an order; they delay no single message."""
+"""Suffix of queues that keep an order; they cannot delay single messages."""
 LONGEST_DELAY = 900
 """Seconds for which SQS keeps a message to itself, at most."""
 GONE = frozenset({"ReceiptHandleIsInvalid", "InvalidParameterValue", "MessageNotInflight"})
-"""What SQS says of a message that was given to somebody else meanwhile, or deleted."""
+"""SQS's errors for a message that was delivered to somebody else meanwhile, or deleted."""
 UNFIT = frozenset({"BatchRequestTooLong", "InvalidParameterValue", "InvalidMessageContents"})
-"""What it says of messages that it will never take."""
+"""Its errors for messages that it will never accept."""
 
 
 NONSENSE = "the answer is not one of SQS"
 
 
 class SqsQueue(ServerQueue):
-    """The queue *name*, which is made if there is none. hidden: seconds for which others do not get what was
-    received. visibility: the same for what was renewed."""
+    """The queue *name*, created if missing. hidden: seconds for which received messages are hidden from
+    others. visibility: the same for extended ones."""
 
     batch = 10
     portion_bytes = 250_000
-    look_seconds = 1.0  # so that all of SQS's servers are asked
+    look_seconds = 1.0  # so that all of SQS's servers are queried
 
     def __init__(self, channel: Any, name: str, hidden: int, visibility: int) -> None:
         self.channel = channel
@@ -51,7 +51,7 @@ class SqsQueue(ServerQueue):
 
     @property
     def client(self) -> Any:
-        """Of boto; the channel renews it when its credentials end."""
+        """Return boto's client; the channel renews it when its credentials expire."""
         return self.channel.sqs(queue=self.channel.canonical_queue_name(self.name))
 
     def text(self, message: Outgoing) -> str:
@@ -91,7 +91,7 @@ class SqsQueue(ServerQueue):
         return [self.received(found) for found in answer.get("Messages") or ()]
 
     def received(self, found: dict[str, Any]) -> Received:
-        """What SQS says of a message, as a message."""
+        """Return a message from SQS's form."""
         times = str(found.get("Attributes", {}).get("ApproximateReceiveCount", "1"))
         return Received(
             self,
@@ -112,7 +112,8 @@ class SqsQueue(ServerQueue):
         self._hide(messages, delay)
 
     def finish(self, messages: Sequence[Received]) -> list[Received]:
-        """SQS deletes by an old receipt, too, what somebody else has by now, so it is not asked to."""
+        """SQS also deletes with an old receipt a message that somebody else has by now, so these are left
+        out."""
         ours, gone = by_lease(messages)
         return gone + (self._do("delete_message_batch", ours) if ours else [])
 
@@ -139,7 +140,7 @@ class SqsQueue(ServerQueue):
         return Count(*(int(found.get(name, 0)) for name in names))
 
     def purge(self) -> int:
-        """Also what is being run, should its worker die."""
+        """Includes running messages, in case their worker dies."""
         count = self.count()
         self.client.purge_queue(QueueUrl=self.url)
         return count.ready + count.delayed
@@ -150,14 +151,14 @@ def _places(failed: Sequence[dict[str, Any]]) -> list[int]:
 
 
 def _said(operation: str, failure: dict[str, Any]) -> str:
-    """Not whose fault it is, which says nothing of whether it passes: a throttled key of KMS is ours."""
+    """Describe the failure without the sender's fault, which does not show whether it is temporary: a
+    throttled KMS key is ours."""
     return f"{operation}: {failure['Code']}: {failure.get('Message', '')}"
 
 
 def told(answer: dict[str, Any], operation: str, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Which of *entries* have failed, by the *answer*. OSError when it does not speak of all of them: what
-    stands between us and SQS may answer anything, and boto takes a page of HTML for an answer without
-    contents."""
+    """Return which of *entries* have failed, according to the *answer*. OSError when it does not mention all
+    of them: a proxy may answer anything, and boto accepts a page of HTML as an empty answer."""
     failed = list(answer.get("Failed") or ())
     spoken_of = {one["Id"] for one in (*failed, *(answer.get("Successful") or ()))}
     if not spoken_of.issuperset(entry["Id"] for entry in entries):
@@ -166,7 +167,7 @@ def told(answer: dict[str, Any], operation: str, entries: Sequence[dict[str, Any
 
 
 def code_of(error: BaseException | None) -> str:
-    """What SQS calls *error*, without the name of the service before it; "" for any other."""
+    """Return SQS's code for *error*, without the prefix of the service; "" for any other."""
     if not isinstance(error, ClientError):
         return ""
     return str(error.response.get("Error", {}).get("Code", "")).rpartition(".")[2]

@@ -37,9 +37,9 @@ kombu_sqs: Any = untyped_sqs
 
 OPTIONS = "broker_transport_options"
 LEASE_SECONDS = 30
-"""For how long messages are hidden, at least when they are received."""
+"""How long messages are hidden at least when they are received."""
 SHELF_SECONDS = 120
-"""For how long a dead letter is hidden that somebody looks at."""
+"""How long a dead letter is hidden while it is being read."""
 WAIT_SECONDS = 10
 REFUSED = frozenset({
     "InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "InvalidAccessKeyId",
@@ -66,7 +66,7 @@ class SqsServer(Server):
         self._region = options.get("region")
         if self._region is not None and not isinstance(self._region, str):
             raise ConfigurationError(
-                f"broker_transport_options: region is a text such as eu-central-1, and not {self._region!r}",
+                f"broker_transport_options: region must be a text such as eu-central-1, not {self._region!r}",
                 setting=OPTIONS,
             )
         self._kombu = KombuServer(url, {**options, "client-config": client}, timeout)
@@ -110,7 +110,7 @@ class SqsServer(Server):
         hidden = SHELF_SECONDS if queue == DEAD else min(LEASE_SECONDS, self.visibility)
         try:
             return SqsQueue(connection.default_channel, queue, hidden, self.visibility)
-        except KeyError as error:  # of an answer that has no such thing
+        except KeyError as error:  # of an answer without the key
             if isinstance(error, (kombu_sqs.UndefinedQueueException, kombu_sqs.InvalidQueueException)):
                 raise
             raise OSError(f"making or finding a queue: {NONSENSE} ({error} is missing)") from error
@@ -122,7 +122,7 @@ def _unavailable(error: BaseException | None) -> type[BrokerUnavailable]:
 
 
 def _refuses(error: BaseException | None) -> bool:
-    """Whether it is the keys that are wrong, or lacking."""
+    """Whether the credentials are wrong or missing."""
     if (answer := _caused_by(error, ClientError)) is not None:
         status = answer.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         return status in (401, 403) or code_of(answer) in REFUSED
@@ -130,7 +130,7 @@ def _refuses(error: BaseException | None) -> bool:
 
 
 def _caused_by(error: BaseException | None, kind: type[Any]) -> Any:
-    """*error*, or what it was caused by, if it is of *kind*; None otherwise."""
+    """Return *error* or one of its causes, if it is of *kind*; None otherwise."""
     while error is not None and not isinstance(error, kind):
         error = error.__cause__
     return error
