@@ -33,7 +33,7 @@ from qworker.clock import Clock
 from qworker.contracts import App
 from qworker.errors import BackendError, BrokerUnavailable, LeaseLost
 from qworker.interrupts import deferred, let_pass
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.transports.lease import Sender
 from qworker.transports.redis.connection import Link, Links, Script
 from qworker.transports.redis.sender import PUBLISH, RedisSender
@@ -320,11 +320,9 @@ class RedisScheduleStore(ScheduleStore):
             if self._take_slots(ours, free, firings, sender):
                 break
         if free and not self.is_with(sender):
-            if CRASHING:
-                crash_point("slots-pending")
+            crash_point("slots-pending")
             sender.push([envelope for each in free for envelope in each.envelopes])
-            if CRASHING:
-                crash_point("entries-sent")
+            crash_point("entries-sent")
             self.sent(lease, [(each.name, each.due) for each in free])
         return free
 
@@ -343,11 +341,9 @@ class RedisScheduleStore(ScheduleStore):
         if not pending and free:
             assert isinstance(sender, RedisSender)
             arguments += sender.commands([envelope for each in free for envelope in each.envelopes])
-        if CRASHING:
-            crash_point("slots-taken")
+        crash_point("slots-taken")
         taken = bool(self._call(_FIRE, *ours, *arguments, tries=1))
-        if CRASHING:
-            crash_point("entries-published")
+        crash_point("entries-published")
         return taken
 
     def pending(self) -> list[Slot]:

@@ -30,7 +30,7 @@ from qworker.beat.store import (
 )
 from qworker.clock import Clock
 from qworker.errors import BackendError, LeaseLost
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.transports.lease import Envelope, Sender
 
 T = TypeVar("T")
@@ -329,12 +329,10 @@ class SQLScheduleStore(ScheduleStore):
                     ],
                 )
             self._note(session, {each.name: each.state for each in firings})
-            if CRASHING:
-                crash_point("slots-taken")
+            crash_point("slots-taken")
             if push is not None and free:
                 push(session, [envelope for each in free for envelope in each.envelopes])
-                if CRASHING:
-                    crash_point("entries-published")
+                crash_point("entries-published")
             return free
 
         free = self._transact(work)
@@ -343,11 +341,9 @@ class SQLScheduleStore(ScheduleStore):
         if push is not None:
             self._place.pushed(sender)
             return free
-        if CRASHING:
-            crash_point("slots-pending")
+        crash_point("slots-pending")
         sender.push([envelope for each in free for envelope in each.envelopes])
-        if CRASHING:
-            crash_point("entries-sent")
+        crash_point("entries-sent")
         self.sent(lease, [(each.name, each.due) for each in free])
         return free
 

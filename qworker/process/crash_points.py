@@ -2,8 +2,8 @@
 
 Comes from:  the environment variables ``QWORKER_CRASH_AT`` and ``QWORKER_HOLD_AT``, "name of the point@file
              that records that it was hit".
-Goes to:     ``if CRASHING: crash_point("claimed")`` at each step; without the variables, one look at a
-             constant.
+Goes to:     ``crash_point("claimed")`` at each step. Without the variables it does nothing, in some 45 ns;
+             steps that each task passes have ``if CRASHING:`` before it, which takes 15 ns.
 Thread:      any.
 """
 
@@ -17,15 +17,21 @@ CRASH_AT = os.environ.get("QWORKER_CRASH_AT", "")
 HOLD_AT = os.environ.get("QWORKER_HOLD_AT", "")
 CRASHING = bool(CRASH_AT or HOLD_AT)
 
+if CRASHING:
 
-def crash_point(name: str) -> None:
-    """Kill this process, or stop this thread until the file is no longer empty, if this is the requested
-    point and it was not hit before."""
-    if name == HOLD_AT.partition("@")[0] and (file := _first(HOLD_AT)):
-        while not os.path.getsize(file):
-            time.sleep(0.01)
-    if name == CRASH_AT.partition("@")[0] and _first(CRASH_AT):
-        os.kill(os.getpid(), signal.SIGKILL)
+    def crash_point(name: str) -> None:
+        """Kill this process, or stop this thread until the file is no longer empty, if this is the requested
+        point and it was not hit before."""
+        if name == HOLD_AT.partition("@")[0] and (file := _first(HOLD_AT)):
+            while not os.path.getsize(file):
+                time.sleep(0.01)
+        if name == CRASH_AT.partition("@")[0] and _first(CRASH_AT):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+else:
+
+    def crash_point(name: str) -> None:
+        """Do nothing."""
 
 
 def _first(point: str) -> str:

@@ -19,7 +19,7 @@ from qworker.errors import BackendError, EncodeError, NotSupported, PublishError
 from qworker.message.context import current_context
 from qworker.message.marks import MARKS
 from qworker.message.reading import valid_id
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.publishing.bodies import written
 from qworker.publishing.call import read_call
 from qworker.publishing.transactions import is_sent_later, transaction_of
@@ -162,8 +162,7 @@ def _open(app: App, plans: list[Plan]) -> None:
                 for join, delay in joins
             ]
         )
-    if CRASHING:
-        crash_point("joins-opened")
+    crash_point("joins-opened")
 
 
 def _opening(app: App) -> tuple[Opening, bool]:
@@ -192,8 +191,7 @@ def _publish(app: App, plans: list[Plan]) -> None:
         if joins:  # nothing was sent
             _opening(app)[0].drop(joins)
         raise
-    if CRASHING:
-        crash_point("calls-sent")
+    crash_point("calls-sent")
     context = current_context()
     if context is not None:
         context.children.extend(made.first for made in plans if made.first is not None)

@@ -30,7 +30,7 @@ from qworker.message.context import message_headers, pop, push
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.marks import JOINS, KEPT, RUN, kept_in, mark, run_in
 from qworker.naming import ids_of, task_id
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.publishing.bodies import note_added
 from qworker.publishing.workflows import check_later, planned, refuse_ignored, start
 from qworker.states import FAILURE
@@ -110,8 +110,7 @@ def replace(task: Task, sig: Signature) -> NoReturn:
 
 
 def _publish(task: Task, request: Context, sig: Signature) -> None:
-    if CRASHING:
-        crash_point("replacement-made")
+    crash_point("replacement-made")
     made = planned(task.app, sig, run=run_in(message_headers(request)))
     check_later(task.app, made)
     for call in made.calls:
@@ -126,8 +125,7 @@ def _publish(task: Task, request: Context, sig: Signature) -> None:
     finally:
         pop(token)
     # A run that dies here is delivered again, and sends the same calls.
-    if CRASHING:
-        crash_point("replacement-sent")
+    crash_point("replacement-sent")
 
 
 def add_to_chord(task: Task, sig: Any, lazy: bool) -> Any:
@@ -170,8 +168,7 @@ def _add(task: Task, work: Any, last: Signature, joins: Joins, join: str, lazy: 
     with put_back_if_unsent(task, request):  # else the chord would wait for a call that is never sent
         number = _grown(joins, join, last["options"]["task_id"])
     # A run that dies here is delivered again, and adds the same calls.
-    if CRASHING:
-        crash_point("chord-grown")
+    crash_point("chord-grown")
     if number is None:
         raise NotInChord(
             f"the chord of {task.name}[{request.id}] has got all its members already, or no longer exists"

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from qworker.backends.joins import PUSH_SECONDS, Finished, Join, Joins, fitting, remembered
 from qworker.clock import Clock
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.transports.join_parts import by_join, check_join
 from qworker.transports.lease import Envelope, Part, Sender
 
@@ -161,14 +161,12 @@ class KeyValueJoins(Joins):
         for place, some in together.items():
             if self._add_to(_part_key(key, place), some) == min(TOGETHER, state.size - place * TOGETHER):
                 state.complete |= 1 << place
-        if CRASHING:
-            crash_point("recording-parts")
+        crash_point("recording-parts")
         if state.complete != before:
             if state.finished and state.token is None:
                 state.due = 0.0
             self._write(key, state)
-        if CRASHING:
-            crash_point("parts-recorded")
+        crash_point("parts-recorded")
 
     def _add_to(self, key: str, parts: Sequence[Part]) -> int:
         """Add *parts* to those in *key*; return how many there are now."""
@@ -231,8 +229,7 @@ class KeyValueJoins(Joins):
             state.due = self._clock.now() + PUSH_SECONDS
             self._write(key, state)
         sender.push(envelopes)
-        if CRASHING:
-            crash_point("body-sent")
+        crash_point("body-sent")
         with self._keys.locked(key):
             state = self._standing(key)
             if state is not None and state.token == join.token:
@@ -248,8 +245,7 @@ class KeyValueJoins(Joins):
             return
         state.gone, state.due = True, None
         self._write(key, state)
-        if CRASHING:
-            crash_point("forgetting-join")
+        crash_point("forgetting-join")
         for place in range(state.keys):
             self._keys.remove(_part_key(key, place))
         self._keys.remove(key)

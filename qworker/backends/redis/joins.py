@@ -31,7 +31,7 @@ from qworker.backends.joins import (
 )
 from qworker.clock import Clock
 from qworker.errors import DamagedResult
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.states import FAILURE
 from qworker.transports.join_parts import check_join
 from qworker.transports.lease import Envelope, Part, Sender
@@ -313,11 +313,9 @@ class RedisJoins(Joins):
             arguments = part_arguments(parts[start : start + PORTION], self._keys)
             if not arguments:
                 continue
-            if CRASHING:
-                crash_point("recording-parts")
+            crash_point("recording-parts")
             self._call(_ADD, *arguments)
-            if CRASHING:
-                crash_point("parts-recorded")
+            crash_point("parts-recorded")
 
     def claim(self, limit: int, seconds: float) -> list[Finished]:
         token = os.urandom(8).hex()
@@ -384,14 +382,13 @@ class RedisJoins(Joins):
             if not self._call(_EXTEND, join.id, join.token, repr(until), math.ceil(PUSH_SECONDS)):
                 return False
             sender.push(envelopes)
-            if CRASHING:
-                crash_point("body-sent")
-        if CRASHING and here:
+            crash_point("body-sent")
+        if here:
             crash_point("finishing-join")
         now = repr(self._clock.now())
         lasting = (DONE_SECONDS, DONE_SECONDS_FOR_EVER, self._keys.seconds)
         ours = self._call(_FINISH, join.id, join.token, now, *lasting, *commands, tries=1)
-        if CRASHING and here:
+        if here:
             crash_point("join-finished")
         return bool(ours) or not here
 

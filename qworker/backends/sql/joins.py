@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from qworker.backends.joins import PUSH_SECONDS, Finished, Join, Joins, Opening, fitting, remembered
 from qworker.clock import Clock
 from qworker.errors import EncodeError, PublishError
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.transports.join_parts import check_join
 from qworker.transports.lease import Envelope, Part, Sender
 from qworker.transports.sql.join_rows import PORTION, JoinTables, Row, Session, places, portions
@@ -153,8 +153,7 @@ class SQLJoins(Joins):
     def add(self, parts: Sequence[Part]) -> None:
         if parts and self._place.are_there():
             self._transact(lambda session: self._place.record(session, parts))
-            if CRASHING:
-                crash_point("parts-recorded")
+            crash_point("parts-recorded")
 
     # -- claims --
 
@@ -203,8 +202,7 @@ class SQLJoins(Joins):
         if not self._transact(lambda session: session.do(extend, (until, join.id, join.token))):
             return False
         sender.push(envelopes)
-        if CRASHING:
-            crash_point("body-sent")
+        crash_point("body-sent")
         self._transact(lambda session: self._done(session, join))
         return True
 
@@ -214,8 +212,7 @@ class SQLJoins(Joins):
         def work(session: Session) -> bool:
             ours = self._done(session, join)
             if ours:
-                if CRASHING:
-                    crash_point("finishing-join")
+                crash_point("finishing-join")
                 publishing.write(session, envelopes)
             return ours
 
@@ -224,8 +221,7 @@ class SQLJoins(Joins):
         except EncodeError as error:
             raise PublishError(f"the body of join {join.id} cannot be published: {error}") from error
         if ours:
-            if CRASHING:
-                crash_point("join-finished")
+            crash_point("join-finished")
             publishing.notify()
         return ours
 

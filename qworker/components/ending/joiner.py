@@ -33,7 +33,7 @@ from qworker.errors import (
 )
 from qworker.interrupts import let_pass
 from qworker.message.exceptions import exception_of, exception_to_dict
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.publishing import bodies
 from qworker.safe_repr import safe_repr
 from qworker.tasks import followup
@@ -111,8 +111,7 @@ class Joiner(ThreadComponent):
 
     def _finish(self, join: Finished) -> None:
         """Send the body of *join*. If it cannot be sent, report its failure as far as possible."""
-        if CRASHING:
-            crash_point("join-claimed")
+        crash_point("join-claimed")
         try:
             body, doubt = bodies.read_body(self._app, join)
             error = doubt or self._error(join, body)
@@ -134,8 +133,7 @@ class Joiner(ThreadComponent):
                     raise
                 error = error or _told(raised)  # missing values, or a call that cannot be sent
                 continue
-            if CRASHING:
-                crash_point("body-made")
+            crash_point("body-made")
             try:
                 self._joins.finish(join, envelopes, self._app.broker.sender)
                 break

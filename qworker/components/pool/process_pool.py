@@ -320,8 +320,7 @@ class ProcessPool(TaskPool):
             if len(ended) + len(stored) == before:
                 self._forget(child)
         unstarted, running = self._children.remove(child)
-        if CRASHING:
-            crash_point("child reaped")
+        crash_point("child reaped")
         child.close()
         outcome, target = child.killed or (Outcome(LOST, text=how), None)
         how = outcome.text

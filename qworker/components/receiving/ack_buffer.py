@@ -20,7 +20,7 @@ from qworker.components.request import Request
 from qworker.components.waiting.doubts import DOUBT_SECONDS, Doubts
 from qworker.components.waiting.early_acks import EarlyAcks
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost, PublishError
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.publishing.retry import RECONNECT
 from qworker.transports.lease import Ack, Broker, DeadLetter, Envelope, Release, Settlement
 
@@ -106,7 +106,7 @@ class AckBuffer:
     def give_back(self, requests: Sequence[Request]) -> None:
         """Give *requests*, which must not run here, back to the broker. An acked one is sent again, because
         the broker no longer has it."""
-        if CRASHING and requests:
+        if requests:
             crash_point("giving back")
         for request in requests:
             if request.acked:
@@ -143,8 +143,7 @@ class AckBuffer:
             for order in orders
             if order.settlement is not None and not _is_over(order, generation)
         ]
-        if CRASHING:
-            crash_point("settling")
+        crash_point("settling")
         told = self._told.copy()
         if self._hurry:
             self._told.update(order.request.tag for order in orders if order.starts and order.request)
@@ -156,8 +155,7 @@ class AckBuffer:
         if self._hurry:
             self._settlements.confirm(self._told)  # if an ack were lost, the task would run twice
             self._told.clear()
-        if CRASHING:
-            crash_point("settled")
+        crash_point("settled")
         self._orders, self._hurry = [order for order in self._orders if order.anew], False
         self._answered([order.request for order in starting if order.request is not None], lost, told)
         if self._orders:

@@ -31,7 +31,7 @@ from qworker.components.request import Request
 from qworker.components.waiting.inventory import WaitingRequests
 from qworker.components.worker_lease import WorkerLease
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.publishing.retry import RECONNECT
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class Listener(ThreadComponent):
         messages = claim.messages
         if messages:  # else it may not have checked; see Consumer.lease()
             self._lease.claimed(asked)
-        if CRASHING and messages:
+        if messages:
             crash_point("claimed")
         if claim.last_revocation is not None:
             self._revocations.told(claim.last_revocation)

@@ -23,7 +23,7 @@ from qworker.components.request import Request
 from qworker.components.waiting.early_acks import EarlyAcks
 from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.components.worker_lease import Held, WorkerLease
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.tasks.outcome import EXPIRED, LAPSED, REVOKED, Outcome
 
 WAIT_SECONDS = 10.0
@@ -115,11 +115,9 @@ class Mediator(ThreadComponent):
             ready.put_back(back, tell=False)
             self._expect(back)
         if runnable:
-            if CRASHING:
-                crash_point("dispatching")
+            crash_point("dispatching")
             refused = pool.submit(runnable)
-            if CRASHING:
-                crash_point("dispatched")
+            crash_point("dispatched")
             if any(request.is_async for request in runnable):
                 self._mailbox.wake()  # they run beside the next ones
             if refused:
@@ -152,8 +150,7 @@ class Mediator(ThreadComponent):
             if held is None:
                 return requests
             runnable, back = self._runnable(requests, held)
-            if CRASHING:
-                crash_point("offering")
+            crash_point("offering")
             return [*self.pool.submit(runnable), *back]
         finally:
             self._turn.release()

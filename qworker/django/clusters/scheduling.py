@@ -42,7 +42,7 @@ from qworker.django.models import Schedule
 from qworker.django.transports.packages import envelope_of, options_apart
 from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, PublishError, QWorkerError
 from qworker.interrupts import let_pass
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.transports.lease import Envelope
 
 NAMESPACE = uuid.UUID("3f0a8a0e-0d2a-5e64-8f6c-6d0a2b9a1c55")
@@ -183,7 +183,7 @@ class Scheduler(ThreadComponent):
     def _send(self, lease: Lease, firings: list[Firing], ends: Ends) -> None:
         """Send *firings*, and change the rows."""
         refused = self._fire(lease, firings, ends)
-        if CRASHING and firings:
+        if firings:
             crash_point("schedules-sent")
         for row, changes in ends.values():
             if str(row.pk) in refused:

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from qworker.errors import InvalidPacket, SpoolError
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.safe_repr import safe_repr
 from qworker.spooler.files.attempts import Attempts, Note, note_name, read_note, returns_of
 from qworker.spooler.files.locks import FileLock, Locked, best_lock
@@ -182,8 +182,7 @@ class SpoolAdmin:
                 self._never_tried(held.file, own, returns)
                 os.utime(held.file, times)
                 os.rename(own, own, src_dir_fd=held.folder, dst_dir_fd=folder)
-            if CRASHING:
-                crash_point("spool job put back")
+            crash_point("spool job put back")
             self._remove_note(own)
         return path
 
@@ -322,8 +321,7 @@ def copy(file: int, folder: int, name: str, attempts: Attempts, begun: int) -> N
             attempts.write(written, name, begun)
         os.utime(written, ns=(status.st_atime_ns, status.st_mtime_ns))
         os.fsync(written)
-        if CRASHING:
-            crash_point("spool copy written")
+        crash_point("spool copy written")
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         os.unlink(temporary, dir_fd=folder)
@@ -331,8 +329,7 @@ def copy(file: int, folder: int, name: str, attempts: Attempts, begun: int) -> N
     finally:
         os.close(written)
     os.fsync(folder)
-    if CRASHING:
-        crash_point("spool copy named")
+    crash_point("spool copy named")
 
 
 # -- Examining: what one spool file says, for people, whoever runs it --

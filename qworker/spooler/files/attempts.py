@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from qworker.clock import from_epoch, parse_iso
 from qworker.errors import SpoolError
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.spooler.files.packet import DEAD, job_path
 
 logger = logging.getLogger(__name__)
@@ -155,8 +155,7 @@ def set_aside(directory: int, path: str, *, reason: str, attempts: int, now: flo
     file = os.open(note_name(name), flags, 0o600, dir_fd=directory)
     with open(file, "w", encoding="utf-8") as stream:
         json.dump(note, stream)
-    if CRASHING:
-        crash_point("spool note written")
+    crash_point("spool note written")
     os.rename(path, f"{DEAD}/{name}", src_dir_fd=directory, dst_dir_fd=directory)
 
 

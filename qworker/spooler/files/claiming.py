@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeAlias
 
 from qworker.clock import Clock
 from qworker.errors import InvalidPacket
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.safe_repr import printable
 from qworker.spooler.files.attempts import Attempts, returns_of, set_aside
 from qworker.spooler.files.locks import FileLock, Locked
@@ -120,7 +120,7 @@ class Claim:
     def begin_first(self) -> bool:
         """begin(), when that is certainly the first attempt; else False, and nothing is done."""
         first = self._place.attempts.count_first(self._file)
-        if CRASHING and first:
+        if first:
             crash_point("spool job begun")
         return first
 
@@ -128,8 +128,7 @@ class Claim:
         """Count an attempt and return its number, 1 for the first. To be called before the job is run, so
         that a crash counts, too."""
         number = self._place.attempts.count(self._file, self.name)
-        if CRASHING:
-            crash_point("spool job begun")
+        crash_point("spool job begun")
         return number
 
     def finish(self) -> bool:
@@ -145,8 +144,7 @@ class Claim:
             logger.warning(
                 "%s was %s while its job ran", self.path, "moved, and will run again" if moved else "removed"
             )
-        if CRASHING:
-            crash_point("spool file removed")
+        crash_point("spool file removed")
         place.attempts.forget(self.name)
         place.returns.forget(self.name)
         self._let_go(None)
@@ -167,8 +165,7 @@ class Claim:
         now = self._place.clock.now()
         with suppress(PermissionError):  # another's file, which we may write: only we know of the delay then
             os.utime(self._file, (now, now + delay))
-        if CRASHING:
-            crash_point("spool file given back")
+        crash_point("spool file given back")
         self._let_go(Refusal(Reason.NOT_DUE, now + delay, stamp_of(os.fstat(self._file))))
 
     def due(self) -> float:
@@ -182,8 +179,7 @@ class Claim:
     def give_back_for(self, due: float) -> None:
         """The job is to run at that time, epoch seconds."""
         os.utime(self._file, (due, due))
-        if CRASHING:
-            crash_point("spool file given back")
+        crash_point("spool file given back")
         self._let_go(Refusal(Reason.NOT_DUE, due, stamp_of(os.fstat(self._file))))
 
     def let_go(self, attempts: int | None = None) -> None:
@@ -269,8 +265,7 @@ class ClaimedPlace:
         if isinstance(found, Refusal):
             self.lock.release(file)
             return found
-        if CRASHING:
-            crash_point("spool file claimed")
+        crash_point("spool file claimed")
         return found
 
     def look(self, path: str, known: Refusal) -> Refusal | None:

@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeAlias
 
 from qworker.clock import SYSTEM_CLOCK, Clock, from_epoch, to_epoch
 from qworker.errors import SpoolError
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.spooler.files.packet import TEMPORARY, Pairs, encode, job_name, priority_name
 from qworker.spooler.files.place import prepared
 
@@ -139,11 +139,9 @@ class Writer:
         except OSError as error:
             raise self._failed(error) from error
         try:
-            if CRASHING:
-                crash_point("spool file opened")
+            crash_point("spool file opened")
             _write(file, packet, body)
-            if CRASHING:
-                crash_point("spool file written")
+            crash_point("spool file written")
             if due:
                 os.utime(file, (due, due))
         except BaseException as error:
@@ -178,11 +176,9 @@ class Writer:
         """Give each its name."""
         try:
             for _, temporary, path in drafts:
-                if CRASHING:
-                    crash_point("spool file ready")
+                crash_point("spool file ready")
                 os.rename(temporary, path)
-            if CRASHING:
-                crash_point("spool file named")
+            crash_point("spool file named")
             if self._sync is Sync.DIRECTORY:
                 # The directory itself, too: it has the names of the priorities.
                 for folder in {self.path, *(folder for folder, _, _ in drafts)}:

@@ -25,7 +25,7 @@ from typing import Any
 from amqp.exceptions import ChannelError
 
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.process.owner_files import OwnerFiles, runtime_directory
 from qworker.process.wakeup import WakeupPipe
 from qworker.transports.amqp.codec import content_header, largest_header
@@ -192,7 +192,7 @@ class AMQPConsumer(Consumer):
             self._send_back(subscription, inbox.later_than(now + KEPT_SECONDS))
             taken = inbox.take(queues, limit, delayed_limit, now + eta_window)
             subscription.unheard = False
-            if CRASHING and taken:
+            if taken:
                 crash_point("claiming")
             return Claim(taken, inbox.next_due(), self._revoked.last)
 
@@ -268,8 +268,7 @@ class AMQPConsumer(Consumer):
             if anew:
                 # First, because only this can fail without losing the lease: then nothing was done.
                 self._part_with(subscription, anew)
-            if CRASHING:
-                crash_point("acking")
+            crash_point("acking")
             subscription.settle(gone, back)
             self._finished.add([held.identity for held in gone])
             return lost

@@ -20,7 +20,7 @@ from typing import Any
 
 from qworker.errors import BrokerUnavailable, QueueNotFound
 from qworker.interrupts import NotOurTurn, apart, in_turn
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.process.group_commit import Line, Pending
 from qworker.transports.amqp.codec import content_header, message_frames, publish_method
 from qworker.transports.amqp.delay_queues import DelayQueues
@@ -201,8 +201,7 @@ class Publisher:
         self._prepare(link, messages, deadline)
         self._refused = False
         self._returned = set()
-        if CRASHING:
-            crash_point("publishing")
+        crash_point("publishing")
         parts: list[bytes] = []
         size = delayed = 0
         for message in messages:
@@ -229,8 +228,7 @@ class Publisher:
             self._write(link, b"".join(parts), deadline)
         if self._confirms:
             self._await_confirms(link, deadline)
-        if CRASHING:
-            crash_point("published")
+        crash_point("published")
 
     def _write(self, link: Link, data: bytes, deadline: float) -> None:
         left = deadline - time.monotonic()

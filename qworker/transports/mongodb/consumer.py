@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.process.owner_files import runtime_directory
 from qworker.transports.lease import Claim, Kind, Leased, Reclaimed, Revocation, Settlement, Store
 from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, WorkerRecord
@@ -101,8 +101,7 @@ class MongoConsumer(LeaseConsumer):
                 self._remove(found)
             generation = found.number("generation")
             found.owner.update_one({"_id": generation}, {"$set": fields, **clock}, upsert=True)
-            if CRASHING:
-                crash_point("registering")
+            crash_point("registering")
             self._revoked = last_number(found)
             return generation
 
@@ -113,8 +112,7 @@ class MongoConsumer(LeaseConsumer):
         return generation
 
     def _renew(self) -> None:
-        if CRASHING:
-            crash_point("renewing")
+        crash_point("renewing")
         fields, clock = self._standing()
         change = {"$set": {**fields, "presence": self._presence}, **clock}
         which = {"_id": self._generation, "ended": None}
@@ -140,8 +138,7 @@ class MongoConsumer(LeaseConsumer):
     def _remove(self, found: Collections) -> None:
         """Release everything held under the old generation; uncounted."""
         found.message.update_many({"owner": self._generation}, ready())
-        if CRASHING:
-            crash_point("deregistering")
+        crash_point("deregistering")
         found.owner.delete_one({"_id": self._generation})
 
     # -- leasing --
@@ -164,7 +161,7 @@ class MongoConsumer(LeaseConsumer):
             if not taken:
                 raise
             next_due, last = self._clock.now(), None  # the next claim will find it, or raise the same
-        if CRASHING and taken:
+        if taken:
             crash_point("claiming")
         messages = [leased(document) for document in taken]
         self._held.update(message.tag for message in messages)

@@ -21,7 +21,7 @@ import pymongo
 
 from qworker.clock import Clock
 from qworker.errors import QWorkerError
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.process.group_commit import GroupCommit
 from qworker.transports.lease import Envelope, Revocation, Sender
 from qworker.transports.mongodb.layout import ARRIVING, DELAYED, READY, RECORD_OF_ALL, Document, new_tags
@@ -83,8 +83,7 @@ class MongoSender(Sender):
                     publish(found, documents)
 
         try:
-            if CRASHING:
-                crash_point("publishing")
+            crash_point("publishing")
             self._server.run(work)
         except Exception as error:  # noqa: BLE001 - it is returned to who pushed
             if not isinstance(error, QWorkerError):
@@ -93,8 +92,7 @@ class MongoSender(Sender):
             with suppress(QWorkerError):  # then the outcome is unknown, as after any lost answer
                 self._server.run(lambda found: withdraw(found, documents[0].get("batch"), ids))
             return error
-        if CRASHING:
-            crash_point("published")
+        crash_point("published")
         return None
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pymongo import ReplaceOne, UpdateOne
 
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.transports.lease import Ack, DeadLetter, Release, ResultRow, Settlement, Store
 from qworker.transports.mongodb import result_documents
 from qworker.transports.mongodb.layout import DELAYED, READY, Document
@@ -30,8 +30,7 @@ def forget(found: Collections, generation: int, tags: Collection[int]) -> set[in
     if not tags:
         return set()
     ids = list(tags)
-    if CRASHING:
-        crash_point("acking")
+    crash_point("acking")
     count = found.message.delete_many({"_id": {"$in": ids}, "owner": generation}).deleted_count
     if count == len(ids):
         return set()
@@ -77,12 +76,11 @@ def _acknowledge(
 ) -> None:
     """Acknowledge *tags*, and store *rows*, if *generation* holds all of them; this is determined by
     deleting, not by reading before."""
-    if CRASHING:
-        crash_point("acking")
+    crash_point("acking")
     which = {"_id": {"$in": list(tags)}, "owner": generation}
     if tags and found.message.delete_many(which, session=session).deleted_count != len(tags):
         raise _NotAllOurs
-    if CRASHING and rows:
+    if rows:
         crash_point("storing")
     result_documents.store(found, rows, session)
 
@@ -125,21 +123,19 @@ def _settle(
             letter = ReplaceOne({"_id": tag}, _letter(ours[tag], each, now), upsert=True)
             (failed if each.failed else dead).append(letter)
         gone.append(tag)
-    if CRASHING and rows:
+    if rows:
         crash_point("storing")
     result_documents.store(found, rows, session)
     for collection, letters in ((found.dead, dead), (found.failed, failed)):
         if letters:
             collection.bulk_write(letters, ordered=False, session=session)
-    if CRASHING and (dead or failed):
+    if dead or failed:
         crash_point("dead-lettering")
     if releases:
-        if CRASHING:
-            crash_point("releasing")
+        crash_point("releasing")
         found.message.bulk_write(releases, ordered=False, session=session)
     if gone:
-        if CRASHING:
-            crash_point("acking")
+        crash_point("acking")
         found.message.delete_many({"_id": {"$in": gone}, "owner": generation}, session=session)
     return orders.keys() - ours.keys()
 

@@ -111,8 +111,7 @@ class RedisConsumer(LeaseConsumer):
             "marks": record.running,
             "presence": record.presence,
         }
-        if CRASHING:
-            crash_point("registering")
+        crash_point("registering")
         self._subscription.open(record.queues)
         generation = int(
             self._call(
@@ -145,8 +144,7 @@ class RedisConsumer(LeaseConsumer):
     def _remove(self) -> None:
         """Release everything held under the old generation; uncounted."""
         if self._generation != NOT_REGISTERED:
-            if CRASHING:
-                crash_point("deregistering")
+            crash_point("deregistering")
             self._call(GIVE_BACK, self._generation, "", "own", *ALL)
         self._generation = NOT_REGISTERED
 
@@ -155,8 +153,7 @@ class RedisConsumer(LeaseConsumer):
         self._remove()
 
     def _renew(self) -> None:
-        if CRASHING:
-            crash_point("renewing")
+        crash_point("renewing")
         fields = self._claims.held.values()
         lease = self._lease_now(), repr(self._lease_seconds)
         if self._call(EXTEND, self._generation, *lease, self._presence, *fields) is None:
@@ -202,7 +199,7 @@ class RedisConsumer(LeaseConsumer):
         return Answer.of(reply)
 
     def _take(self, answer: Answer) -> list[Leased]:
-        if CRASHING and answer.fields:
+        if answer.fields:
             crash_point("claiming")
         messages, copies = self._claims.take(answer)
         if copies:
@@ -236,8 +233,7 @@ class RedisConsumer(LeaseConsumer):
                     crash_point("recording-parts")
             for field in self._call(SETTLE, *arguments):
                 lost.add(tags[field])
-            if CRASHING:
-                crash_point("parts-recorded")
+            crash_point("parts-recorded")
         for tag in tags.values():
             del held[tag]
         return lost

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qworker.naming import task_ids
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.transports.lease import Envelope, Revocation, Sender
 from qworker.transports.redis.connection import SURELY_TAKEN, Link, Script, checked, pack, refuse_too_large
 from qworker.transports.redis.database import Database
@@ -82,8 +82,7 @@ class RedisSender(Sender):
         links = self._database.links
         link = links.take()
         try:
-            if CRASHING:
-                crash_point("publishing")
+            crash_point("publishing")
             replies = link.ask(data + notifications, count + len(queues), timeout)
             # After MULTI the last reply covers all.
             for reply in replies[: count - 2 or 1] if count > 1 else ():
@@ -93,8 +92,7 @@ class RedisSender(Sender):
                 checked(link, reply)
         finally:
             links.give(link)
-        if CRASHING:
-            crash_point("published")
+        crash_point("published")
 
     def _push_portions(self, envelopes: Sequence[Envelope], timeout: float) -> None:
         """Push in portions, so that at most one portion is in memory twice; all or none."""
@@ -109,8 +107,7 @@ class RedisSender(Sender):
                     checked(link, reply)
                 for queue, more in self._queues(writes).items():
                     queues[queue] = queues.get(queue, False) or more
-            if CRASHING:
-                crash_point("publishing")
+            crash_point("publishing")
             final, *_ = link.ask(pack(("EXEC",)) + self._notifications(queues), 1 + len(queues), timeout)
             for reply in checked(link, final):
                 checked(link, reply)
@@ -118,8 +115,7 @@ class RedisSender(Sender):
             link.close()  # with its transaction
             raise
         links.give(link)  # not when interrupted
-        if CRASHING:
-            crash_point("published")
+        crash_point("published")
 
     def _packed(self, writes: Writes) -> tuple[bytes, int]:
         """Return the commands that store *writes*, and their number. Raises EncodeError for a value larger

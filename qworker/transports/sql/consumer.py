@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable, ConfigurationError
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.process.owner_files import runtime_directory
 from qworker.process.wakeup import WakeupPipe
 from qworker.transports.lease import Claim, Kind, Leased, Reclaimed, Release, Revocation, Settlement, Store
@@ -153,8 +153,7 @@ class SQLConsumer(LeaseConsumer):
                     self._remove(link)
                 generation = int(link.ask(NEXT_NUMBER.format(table="qworker_owner", column="id"))[0][0])
                 link.do(statement, (generation, *row))
-                if CRASHING:
-                    crash_point("registering")
+                crash_point("registering")
             link.flush()  # without the record, a crash of the server would give our messages to others
             return generation
 
@@ -167,8 +166,7 @@ class SQLConsumer(LeaseConsumer):
         self._run(self._renew_on)
 
     def _renew_on(self, link: Link) -> None:
-        if CRASHING:
-            crash_point("renewing")
+        crash_point("renewing")
         until, values = self._until()
         also = f", {self._subscription.renewal}" if self._subscription.active else ""
         statement = f"UPDATE qworker_owner SET lease_until = {until}{also}, presence = %s WHERE id = %s"
@@ -200,8 +198,7 @@ class SQLConsumer(LeaseConsumer):
             "UPDATE qworker_message SET state = 0, owner = NULL WHERE owner = %s AND state = 2",
             (self._generation,),
         )
-        if CRASHING:
-            crash_point("deregistering")
+        crash_point("deregistering")
         link.do("DELETE FROM qworker_owner WHERE id = %s", (self._generation,))
 
     # -- leasing --
@@ -236,7 +233,7 @@ class SQLConsumer(LeaseConsumer):
             found = claimed.ready + claimed.early
             messages += found
             self._recent.leased(found)
-        if CRASHING and messages:
+        if messages:
             crash_point("claiming")
         self._subscription.claimed(began, full=asked > 0 and limit <= 0)
         if self._subscription.has_enough:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from qworker.clock import from_epoch, parse_iso
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.transports.lease import Part, Release, ResultRow, Settlement
 from qworker.transports.sql.join_rows import TABLES, JoinTables
 from qworker.transports.sql.link import Link
@@ -52,11 +52,9 @@ class ResultTable:
         """Within a transaction, after prepare(): record *parts*. Opening a join creates the tables of joins:
         without them, the parts belong to nothing."""
         if parts and self._has_joins:
-            if CRASHING:
-                crash_point("recording-parts")
+            crash_point("recording-parts")
             link.record_parts(self.joins, parts)
-            if CRASHING:
-                crash_point("parts-recorded")
+            crash_point("parts-recorded")
 
     def store(self, link: Link, rows: Sequence[ResultRow]) -> None:
         """Within a transaction, after prepare(): store *rows*, oldest first, none over a state that it may

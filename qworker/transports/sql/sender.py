@@ -12,7 +12,7 @@ from typing import Any
 
 from qworker.clock import Clock
 from qworker.errors import ConfigurationError
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.process.group_commit import GroupCommit
 from qworker.transports.lease import Envelope, Sender
 from qworker.transports.sql.link import Handle, Link, MessageRow
@@ -71,13 +71,11 @@ class SQLSender(Sender):
                 link.insert(rows)
 
         try:
-            if CRASHING:
-                crash_point("publishing")
+            crash_point("publishing")
             self._handle.run_at_rest(work)
         except Exception as error:  # noqa: BLE001 - it is returned to who pushed
             return error
-        if CRASHING:
-            crash_point("published")
+        crash_point("published")
         return None
 
     def join(self, connection: Any) -> Sender:

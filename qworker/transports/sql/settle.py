@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.transports.lease import Ack, DeadLetter, Part, Release, ResultRow, Settlement, Store
 from qworker.transports.sql.link import Link
 from qworker.transports.sql.results import ResultTable
@@ -52,15 +52,13 @@ def settle_within(
         elif acks.setdefault(each.tag, each) is not each:
             lost.add(each.tag)  # it comes twice
     gone = link.remove(list(acks), generation) if acks else set()
-    if CRASHING:
-        crash_point("acking")
+    crash_point("acking")
     lost |= acks.keys() - gone
     rows += [ack.row for tag, ack in acks.items() if ack.row is not None and tag in gone]
     parts += [part for tag, ack in acks.items() if ack.parts and tag in gone for part in ack.parts]
     for each in others:
         if isinstance(each, Store):
-            if CRASHING:
-                crash_point("storing")
+            crash_point("storing")
             if each.row is not None:
                 rows.append(each.row)
             parts += each.parts
@@ -83,8 +81,7 @@ def settle_within(
 
 def _release(link: Link, generation: int, order: Release, now: float) -> bool:
     """Give a message back to its queue; False when *generation* does not hold it."""
-    if CRASHING:
-        crash_point("releasing")
+    crash_point("releasing")
     due = order.due
     state = DELAYED if due is not None and due > now else READY
     again = int(order.counted or order.redelivered)
@@ -102,6 +99,5 @@ def _dead_letter(link: Link, generation: int, order: DeadLetter, now: float) -> 
         DEAD_LETTER.format(table=table), (tag, order.reason, now, int(order.counted), order.tag, generation)
     ):
         return False
-    if CRASHING:
-        crash_point("dead-lettering")
+    crash_point("dead-lettering")
     return bool(link.remove([order.tag], generation))

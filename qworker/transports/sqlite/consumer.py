@@ -15,7 +15,7 @@ from typing import Any
 
 from qworker.clock import Clock
 from qworker.errors import LeaseLost
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.process.wakeup import WakeupPipe
 from qworker.transports.lease import (
     MAX_LEASE_BYTES,
@@ -188,8 +188,7 @@ class SQLiteConsumer(LeaseConsumer):
                     record.presence,
                 )
                 generation = int(connection.execute(NEW_OWNER, row).lastrowid or 0)
-                if CRASHING:
-                    crash_point("registering")
+                crash_point("registering")
                 self._files.take()
                 known = [name for (name,) in connection.execute("SELECT CAST(marks AS TEXT) FROM owner")]
                 # No row of an existing lock is still to come: creating one needs the write lock, which we
@@ -206,8 +205,7 @@ class SQLiteConsumer(LeaseConsumer):
             f"UPDATE message SET state = {READY}, owner = NULL WHERE owner = ? AND state = 2",
             (self._generation,),
         )
-        if CRASHING:
-            crash_point("deregistering")
+        crash_point("deregistering")
         connection.execute("DELETE FROM owner WHERE id = ?", (self._generation,))
 
     def _give_back(self) -> None:
@@ -225,8 +223,7 @@ class SQLiteConsumer(LeaseConsumer):
             self._renew_by(connection)
 
     def _renew_by(self, connection: sqlite3.Connection) -> None:
-        if CRASHING:
-            crash_point("renewing")
+        crash_point("renewing")
         until = self._uptime() + self._lease_seconds
         renewed = connection.execute(
             "UPDATE owner SET lease_until = ?, presence = ? WHERE id = ?",
@@ -260,7 +257,7 @@ class SQLiteConsumer(LeaseConsumer):
             claimed = len(messages)
             if messages and not self._strict:
                 messages = without_damaged(connection, messages, now)
-            if CRASHING and messages:
+            if messages:
                 crash_point("claiming")
             if messages and self.renewal_is_due():
                 began = self._uptime()
@@ -281,8 +278,7 @@ class SQLiteConsumer(LeaseConsumer):
                         ACK, [(ack.tag, generation) for ack in acks]
                     ).rowcount < len(acks):
                         raise _NotAllOursError
-                    if CRASHING:
-                        crash_point("acking")
+                    crash_point("acking")
                     if rows:
                         self._store_rows(connection, rows)
                     if parts:
@@ -307,8 +303,7 @@ class SQLiteConsumer(LeaseConsumer):
         lost = set()
         for settlement in settlements:
             if isinstance(settlement, Store):
-                if CRASHING:
-                    crash_point("storing")
+                crash_point("storing")
                 if settlement.row is not None:
                     self._store_rows(connection, (settlement.row,))
                 record(connection, settlement.parts)
@@ -317,8 +312,7 @@ class SQLiteConsumer(LeaseConsumer):
             if isinstance(settlement, Release):
                 due = settlement.due
                 state = DELAYED if due is not None and due > now else READY
-                if CRASHING:
-                    crash_point("releasing")
+                crash_point("releasing")
                 again = settlement.counted or settlement.redelivered
                 count = connection.execute(
                     RELEASE, (state, due, settlement.counted, settlement.requeued, again, tag, generation)
@@ -329,8 +323,7 @@ class SQLiteConsumer(LeaseConsumer):
                         LETTERS[settlement.failed],
                         (settlement.reason, now, settlement.counted, tag, generation),
                     )
-                    if CRASHING:
-                        crash_point("dead-lettering")
+                    crash_point("dead-lettering")
                 count = connection.execute(ACK, (tag, generation)).rowcount
                 if count and settlement.row is not None:
                     self._store_rows(connection, (settlement.row,))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.transports.join_parts import by_join
 from qworker.transports.lease import Part
 
@@ -38,9 +38,7 @@ def record(connection: sqlite3.Connection, parts: Sequence[Part]) -> None:
             (seq, number, part.task_id, part.status) for number, part in numbered.items() if number < size
         ]
         new = connection.executemany(INSERT, rows).rowcount
-        if CRASHING:
-            crash_point("recording-parts")
+        crash_point("recording-parts")
         if new > 0:
             connection.execute(COUNT, {"new": new, "seq": seq})
-    if CRASHING:
-        crash_point("parts-recorded")
+    crash_point("parts-recorded")

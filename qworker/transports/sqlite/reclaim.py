@@ -16,7 +16,7 @@ import sqlite3
 
 from qworker.clock import boot_id
 from qworker.process import owner_files
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.safe_repr import printable
 from qworker.transports.lease import Reclaimed
 from qworker.transports.sqlite import READY, Database, transaction
@@ -56,8 +56,7 @@ def reclaim(
             ).rowcount:
                 continue
             found.append(_put_back(connection, id, name, owner_files.running_tags(marks) or set()))
-            if CRASHING:
-                crash_point("reclaiming")
+            crash_point("reclaiming")
         if dead:
             owner_files.bury(lock)
     return found

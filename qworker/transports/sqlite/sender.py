@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from qworker.clock import Clock
 from qworker.errors import ConfigurationError
-from qworker.process.crash_points import CRASHING, crash_point
+from qworker.process.crash_points import crash_point
 from qworker.process.group_commit import GroupCommit
 from qworker.transports.lease import Envelope, Sender
 from qworker.transports.sqlite import (
@@ -81,8 +81,7 @@ class SQLiteSender(Sender):
         rows = _rows(envelopes, self._clock.now())
 
         def work(connection: sqlite3.Connection) -> None:
-            if CRASHING:
-                crash_point("publishing")
+            crash_point("publishing")
             if len(rows) == 1:
                 write(connection, INSERT, rows[0], deadline - time.monotonic())
             else:
@@ -93,8 +92,7 @@ class SQLiteSender(Sender):
             self._handle.use(work)
         except Exception as error:  # noqa: BLE001 - it is returned to who pushed
             return error
-        if CRASHING:
-            crash_point("published")
+        crash_point("published")
         self.notify()
         return None
 
