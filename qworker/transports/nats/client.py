@@ -62,16 +62,17 @@ class Post(NamedTuple):
 
 
 class _Exchange:
-    """The answers to messages published together."""
+    """The answers to messages published together. done: notified when all have arrived; None if the caller
+    reads them itself."""
 
-    def __init__(self, wanted: int) -> None:
+    def __init__(self, wanted: int, done: SimpleQueue[bool | Exception] | None) -> None:
         self.answers: dict[int, Told] = {}
         self.wanted = wanted
-        self.done: SimpleQueue[bool | Exception] = SimpleQueue()
+        self.done = done
 
     def add(self, number: int, told: Told) -> None:
         self.answers[number] = told
-        if len(self.answers) == self.wanted:
+        if self.done is not None and len(self.answers) == self.wanted:
             self.done.put(True)
 
 
@@ -143,12 +144,16 @@ class Client:
 
     def _exchange(self, wire: Wire, posts: Sequence[Post], end: float) -> list[Told]:
         name = str(next(self._names))
-        exchange = _Exchange(sum(post.answered for post in posts))
+        done: SimpleQueue[bool | Exception] | None = None if self._reader is None else SimpleQueue()
+        exchange = _Exchange(sum(post.answered for post in posts), done)
         self._exchanges[name] = exchange
         try:
             self._send(wire, _framed(posts, f"{self._subject}.{name}."), end)
-            if exchange.wanted:
-                self.wait(exchange.done, wire, end)
+            if done is None:
+                while len(exchange.answers) < exchange.wanted:
+                    self._hear(wire, wire.next(end))
+            elif exchange.wanted:
+                self.wait(done, wire, end)
             return [exchange.answers[number] for number in range(exchange.wanted)]
         finally:
             del self._exchanges[name]
@@ -236,24 +241,23 @@ class Client:
 
     def _hear(self, wire: Wire, found: Any) -> None:
         """Handle messages from the server."""
-        match found:
-            case Told():
-                if found.subscription == ANSWERS:
-                    name, _, number = found.subject[len(self._subject) + 1 :].partition(".")
-                    exchange = self._exchanges.get(name)
-                    if exchange is not None and number.isdecimal():  # somebody waits for it still
-                        exchange.add(int(number), found)
-                elif hearer := self._hearers.get(found.subscription):
-                    hearer[1](found)
-            case dict():
-                self._others = wire.others(found)
-            case "PONG":
-                if self._pongs:
-                    self._pongs.popleft().put(True)
-            case Exception():
-                if self._reader is None or "permissions violation" not in str(found).lower():
-                    raise found
-                self._tell(found)  # the connection stays
+        if type(found) is Told:
+            if found.subscription == ANSWERS:
+                name, _, number = found.subject[len(self._subject) + 1 :].partition(".")
+                exchange = self._exchanges.get(name)
+                if exchange is not None and number.isdecimal():  # somebody waits for it still
+                    exchange.add(int(number), found)
+            elif hearer := self._hearers.get(found.subscription):
+                hearer[1](found)
+        elif isinstance(found, dict):
+            self._others = wire.others(found)
+        elif found == "PONG":
+            if self._pongs:
+                self._pongs.popleft().put(True)
+        elif found is not None:
+            if self._reader is None or "permissions violation" not in str(found).lower():
+                raise found
+            self._tell(found)  # the connection stays
 
     # -- one thread at a time --
 
@@ -291,8 +295,9 @@ class Client:
     def _is_there(self, wire: Wire) -> bool:
         """Whether the server has not gone since the last exchange; its messages since are answered."""
         try:
-            for found in wire.whatever_came(self.timeout):
-                self._hear(wire, found)
+            if not wire.is_silent(0.0):
+                for found in wire.whatever_came(self.timeout):
+                    self._hear(wire, found)
         except OSError as error:
             let_pass(error)
             return False

@@ -12,16 +12,15 @@ disconnected.
 from __future__ import annotations
 
 import json
-import math
 import select
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from ipaddress import ip_address
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from qworker.interrupts import let_pass
 from qworker.transports.nats.url import Host, Place, host_of
@@ -33,6 +32,9 @@ MOST_PAYLOAD = 64 * 1024**2
 """Bytes; the maximum of any NATS server, whatever it announces."""
 LONGEST_LINE = 65536
 """Bytes; INFO, the longest that a server writes, has some thousands."""
+Item = TypeVar("Item")
+Done = TypeVar("Done")
+Buffer = bytes | memoryview
 WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -56,12 +58,12 @@ class Wire:
         self._read = bytearray()
         self.max_payload = MAX_PAYLOAD
         self._sending = threading.Lock()
-        self._turn = threading.Lock()
-        """At the socket: what encrypts is not made for two threads."""
         self._socket: socket.socket = socket.create_connection((host.name, host.port), left_until(end))
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._pending: Any = None
+            self._pending: Callable[[], int] = int  # of what is decrypted already: 0
+            self._receive: Callable[[int], bytes] = self._socket.recv
+            self._transmit: Callable[[Buffer], int] = self._socket.send
             self._watch()
             self.info: dict[str, Any] = self._greeting(end)
             self.max_payload = max(1, min(int(self.info["max_payload"]), MOST_PAYLOAD))
@@ -93,6 +95,8 @@ class Wire:
         self._socket.settimeout(left_until(end))
         secure = context.wrap_socket(self._socket, server_hostname=self._host.tls_name)
         self._socket, self._pending = secure, secure.pending
+        turn = threading.Lock()  # what encrypts is not made for two threads
+        self._receive, self._transmit = _in_turn(turn, secure.recv), _in_turn(turn, secure.send)
         self._watch()
 
     def _introduce(self, place: Place, end: float) -> None:
@@ -127,16 +131,18 @@ class Wire:
 
     def send(self, data: bytes, end: float) -> None:
         """Send all of *data* by the monotonic time *end*, or it is the end of this connection."""
-        left = memoryview(data)
         try:
             with self._sending:
-                while left:
+                left: Buffer = data
+                while True:
                     try:
-                        with self._turn:
-                            sent = self._socket.send(left)
-                        left = left[sent:]
+                        sent = self._transmit(left)
                     except WAITS:
                         self._wait_for_room(end)
+                        continue
+                    if sent == len(left):
+                        return
+                    left = memoryview(left)[sent:]
         except BaseException:
             self.shut()
             raise
@@ -150,17 +156,13 @@ class Wire:
 
     def is_silent(self, seconds: float) -> bool:
         """Whether nothing arrives for so long."""
-        return not (
-            self._read
-            or (self._pending is not None and self._pending())
-            or self._readable.poll(_milliseconds(seconds))
-        )
+        return not (self._read or self._pending() or self._readable.poll(_milliseconds(seconds)))
 
     def whatever_came(self, seconds: float) -> Iterator[Any]:
         """Yield everything that has arrived, like next(); an incomplete message must end within so many
         *seconds*. Raises ConnectionError when the server is gone."""
         try:
-            while data := self._receive():
+            while data := self._receive(CHUNK):
                 self._read += data
             raise ConnectionError("the server has closed the connection")
         except WAITS:
@@ -217,22 +219,16 @@ class Wire:
 
     def _fill(self, end: float) -> None:
         while True:
-            if (self._pending is None or not self._pending()) and not self._readable.poll(
-                _milliseconds(left_until(end))
-            ):
+            if not self._pending() and not self._readable.poll(_milliseconds(left_until(end))):
                 continue  # which ends when *end* has come
             try:
-                data = self._receive()
+                data = self._receive(CHUNK)
             except WAITS:
                 continue
             if not data:
                 raise ConnectionError("the server has closed the connection")
             self._read += data
             return
-
-    def _receive(self) -> bytes:
-        with self._turn:
-            return self._socket.recv(CHUNK)
 
     # -- the end --
 
@@ -258,6 +254,14 @@ def left_until(end: float) -> float:
     return left
 
 
+def _in_turn(turn: threading.Lock, work: Callable[[Item], Done]) -> Callable[[Item], Done]:
+    def call(given: Item) -> Done:
+        with turn:
+            return work(given)
+
+    return call
+
+
 def _is_address(name: str) -> bool:
     try:
         ip_address(name)
@@ -267,7 +271,7 @@ def _is_address(name: str) -> bool:
 
 
 def _milliseconds(seconds: float) -> int:
-    return math.ceil(seconds * 1000)
+    return int(seconds * 1000) + (seconds > 0)  # never too few, and none for none
 
 
 def _headers(text: bytes) -> dict[str, str]:
