@@ -163,6 +163,10 @@ class Pool(InlinePool):
             outcome = outcome._replace(runtime=process.time.random.choice(RUNTIMES))
         return outcome
 
+    def execute(self, request: Request) -> None:
+        with suppress(Terminated):  # while the worker is told to end, too
+            super().execute(request)
+
     def busy_beyond(self, seconds: float) -> int:
         now = self.process.time.now
         return sum(self.until.get(each.key, 0.0) > now for each in self.started)
@@ -184,8 +188,7 @@ class Pool(InlinePool):
                 time.took += LONG_RUN
                 return 0.0
         if not is_new or time.random.random() >= 0.3:
-            with suppress(Terminated):
-                self.execute(request)
+            self.execute(request)
         return 0.0 if self.held else None
 
 

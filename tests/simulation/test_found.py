@@ -478,3 +478,10 @@ def test_an_edit_that_is_not_answered_may_have_set_jitter() -> None:
     table = Timetable(entries=(Entry("e2"),), edits=(edit,))
     lost = Fault("after", "caller0", "beat.edit")
     assert problems(run(Case(World("sqlite+memory"), faults=(lost,), schedules=table))) == []
+
+
+def test_a_run_is_ended_while_its_worker_is_told_to_end() -> None:
+    header = [Call(), Call(links=[Call()]), Call(coroutine=True)]
+    order = Order(numbered(Chord(header, Call())), 0.9)
+    late = Fault("late", "worker2", "push")
+    assert problems(run(Case(World(workers=3, key="late"), (order,), (late,), seed=2636530819))) == []
