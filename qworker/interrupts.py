@@ -132,7 +132,8 @@ def let_pass(error: BaseException) -> None:
     """For code that converts any *error* to another one: raise it, if it is an interrupt, or was caused by
     one.
 
-    An exception raised by a signal handler, of any type, is not an error of the interrupted code.
+    An exception raised by a signal handler, of any type, is not an error of the interrupted code. Only the
+    main thread is interrupted: the threads of a worker's and a scheduler's parts need no such call.
     """
     cause: BaseException | None = error
     while cause is not None:

@@ -35,7 +35,6 @@ from qworker.beat.store import LOOK_SECONDS, Firing, Lease, Row, ScheduleStore, 
 from qworker.beat.stores import open_store
 from qworker.components.component import ThreadComponent
 from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, NotSupported, QWorkerError
-from qworker.interrupts import let_pass
 from qworker.transports.lease import Envelope
 
 if TYPE_CHECKING:
@@ -145,7 +144,6 @@ class Beat(ThreadComponent):
             self._agenda = None
             return LOOK_SECONDS
         except AWAY as error:
-            let_pass(error)
             self._sweep_at = 0.0  # there may be slots whose messages were not sent
             if not self._away:
                 self._away = True
@@ -397,7 +395,6 @@ class Beat(ThreadComponent):
         except LeaseLost:
             raise
         except AWAY as error:
-            let_pass(error)
             if not self._caution.failed(names, self.clock.monotonic()):
                 raise
             if len(names) > 1:
@@ -408,7 +405,6 @@ class Beat(ThreadComponent):
             for name in names:
                 self._note(name, f"it waits: {error}")
         except Exception as error:  # noqa: BLE001 - what is refused of one entry stops no other
-            let_pass(error)
             if len(part) == 1:
                 refused(part[0], error)
                 return
@@ -425,7 +421,6 @@ class Beat(ThreadComponent):
         try:
             return self._prepared(due, known is Before.LIVES)
         except AWAY as error:  # raised by the task when it is called, and not by the broker
-            let_pass(error)
             self._caution.failed(frozenset([due.name]), self.clock.monotonic())
             self._note(due.name, f"it waits: {error}")
             return None
@@ -490,7 +485,6 @@ class Beat(ThreadComponent):
             if every:
                 self.app.control.revoke([task_id for _, task_id in every], terminate=True)
         except AWAY as error:
-            let_pass(error)
             for name in self._revocations:
                 self._note(name, f"the replaced call is not revoked yet: {error}")
             return

@@ -262,6 +262,20 @@ def test_every_module_says_what_it_is() -> None:
     assert not silent, "without a docstring"
 
 
+def test_a_broad_except_says_why() -> None:
+    """In the same line, or in a comment right below. They are for code of others: tasks, signal receivers,
+    drivers, values whose methods are anybody's."""
+    wrong = []
+    for path in MODULES.values():
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines):
+            _, found, reason = line.partition("noqa: BLE001")
+            below = lines[number + 1].strip() if found else ""
+            if found and not (reason.startswith(" - ") or below.startswith("# ")):
+                wrong.append(f"{path.relative_to(REPOSITORY)}:{number + 1}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_there_is_no_drawer() -> None:
     drawers = {"utils", "util", "helpers", "common", "misc"}
     assert not [module for module in MODULES if drawers & set(module.split("."))]

@@ -31,7 +31,6 @@ from qworker.errors import (
     QWorkerError,
     ResultNotFound,
 )
-from qworker.interrupts import let_pass
 from qworker.message.exceptions import exception_of, exception_to_dict
 from qworker.process.crash_points import crash_point
 from qworker.publishing import bodies
@@ -298,5 +297,4 @@ def _has_succeeded(meta: Any) -> bool:
 
 
 def _told(error: Exception) -> str:
-    let_pass(error)
     return str(error) if isinstance(error, QWorkerError) else safe_repr(error)

@@ -20,7 +20,6 @@ from qworker.django.conf import conf
 from qworker.django.signing import SignedPackage
 from qworker.django.transports.packages import envelope_of, text_of
 from qworker.errors import BrokerUnavailable
-from qworker.interrupts import let_pass
 from qworker.transports.capabilities import Capability
 from qworker.transports.lease import (
     Ack,
@@ -98,7 +97,6 @@ class CustomTransport(Undivided):
             try:
                 packages = broker.dequeue() or ()
             except Exception as error:  # a class of somebody else's, and whatever its server says
-                let_pass(error)
                 raise BrokerUnavailable(f"{self.url}: {type(error).__name__}: {error}") from error
             for receipt, text in packages:
                 leased = self._leased(queue, broker, receipt, text)

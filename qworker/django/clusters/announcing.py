@@ -19,7 +19,6 @@ from qworker.components.component import ThreadComponent
 from qworker.django.brokers import Broker
 from qworker.django.conf import conf, logger
 from qworker.django.signing import BadSignature, SignedPackage
-from qworker.interrupts import let_pass
 from qworker.transports.presence import Presence, from_text
 
 INTERVAL_SECONDS = 1.0
@@ -49,7 +48,6 @@ class Announcer(ThreadComponent):
             announce(self._broker, self._snapshot())
             self._failing = False
         except Exception as error:  # noqa: BLE001 - a cache that is away, of any kind, stops no worker
-            let_pass(error)
             if not self._failing:
                 logger.warning("the cache %r does not take the state of this cluster: %s", conf.cache, error)
             self._failing = True

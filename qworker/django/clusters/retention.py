@@ -27,7 +27,6 @@ from qworker.django.execution import connections as task_connections
 from qworker.django.execution import parts
 from qworker.django.models import Success, Task
 from qworker.errors import BackendError
-from qworker.interrupts import let_pass
 
 LOOK_SECONDS = 1.0
 TIDY_SECONDS = 60.0
@@ -66,7 +65,6 @@ class Retention(ThreadComponent):
                 return LOOK_SECONDS * 10
             deleted = self._look(now)
         except (Error, BackendError) as error:
-            let_pass(error)
             task_connections.drop_broken()
             logger.warning("nothing that is old is deleted for now: %s", error)
             return LOOK_SECONDS * 10

@@ -41,7 +41,6 @@ from qworker.django.execution.calls import package_of, signed
 from qworker.django.models import Schedule
 from qworker.django.transports.packages import envelope_of, options_apart
 from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, PublishError, QWorkerError
-from qworker.interrupts import let_pass
 from qworker.process.crash_points import crash_point
 from qworker.transports.lease import Envelope
 
@@ -96,7 +95,6 @@ class Scheduler(ThreadComponent):
             self._unsure = True
             return LOOK_SECONDS
         except (BackendError, BrokerUnavailable, Error) as error:
-            let_pass(error)
             task_connections.drop_broken()
             self._unsure = True
             if not self._away:
@@ -162,7 +160,6 @@ class Scheduler(ThreadComponent):
             try:
                 made, changes = self._calls(row, now, most)
             except Exception as error:  # noqa: BLE001 - one that cannot be read keeps no other from being sent
-                let_pass(error)
                 self._note_wrong(row, error)
                 continue
             firings += made
@@ -204,7 +201,6 @@ class Scheduler(ThreadComponent):
             try:
                 envelopes += self._firing(row, _instant(slot.due))[0].envelopes
             except Exception as error:  # noqa: BLE001 - as in _send_due()
-                let_pass(error)
                 self._note_wrong(row, error)
         if envelopes:
             self._app.broker.sender.push(envelopes)
