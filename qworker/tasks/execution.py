@@ -24,6 +24,7 @@ from qworker.canvas.membership import is_ignored
 from qworker.contracts import App, Task
 from qworker.errors import (
     BackendError,
+    ChordError,
     EncodeError,
     Ignore,
     InvalidValue,
@@ -341,9 +342,11 @@ class Run:
             self.status, self.value = states.IGNORED, error
             if isinstance(error, Replaced):
                 return Outcome(REPLACED, self.runtime, storable(str(error)))
-            # Otherwise its chord would wait for a value forever.
+            # Otherwise its chord, and callers of the rest of its chain, would wait forever.
             parts = self._parts(states.FAILURE, exception_to_dict(error))
-            return Outcome(IGNORED, self.runtime, safe_repr(error), parts=parts)
+            ended = ChordError(f"Dependency {self.context.id} ended as {states.IGNORED}")
+            follow = self._doomed(ended, "")
+            return Outcome(IGNORED, self.runtime, safe_repr(error), parts=parts, follow=follow)
         if isinstance(error, Reject):
             return self._rejected(error)
         if isinstance(error, Retry):

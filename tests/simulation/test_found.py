@@ -485,3 +485,14 @@ def test_a_run_is_ended_while_its_worker_is_told_to_end() -> None:
     order = Order(numbered(Chord(header, Call())), 0.9)
     late = Fault("late", "worker2", "push")
     assert problems(run(Case(World(workers=3, key="late"), (order,), (late,), seed=2636530819))) == []
+@pytest.mark.parametrize(
+    "flow",
+    [
+        Chain([Call(does="ignore"), Call(), Call()]),
+        Chord([Chain([Call(does="ignore"), Call()]), Call()], Call()),
+        Chain([Chord([Call()], Call(does="ignore")), Group([Call(), Call()])]),
+    ],
+)
+def test_a_task_that_ignores_itself_keeps_no_join_open(flow: object) -> None:
+    """The calls after it never ended, and what joined them waited until results expire."""
+    assert problems(run(case_of(flow, world=World(segment=2)))) == []

@@ -436,7 +436,7 @@ class Expected:
     causes: the errors of members for which bodies fail, of which get() raises one. early: something before
     the last stage fails. called: the values of what
     the calls call, by the number of who calls. dead: how many messages are rejected. pending: something never
-    ends. hangs: a body waits for it, until the time of results is over."""
+    ends."""
 
     value: Any = None
     runs: Counter[int] = field(default_factory=Counter)
@@ -448,7 +448,6 @@ class Expected:
     called: dict[int, Any] = field(default_factory=dict)
     dead: int = 0
     pending: bool = False
-    hangs: bool = False
 
 
 @dataclass
@@ -504,7 +503,7 @@ def _built(flow: Any) -> Built:
     if steps:
         made = _header(flow.steps[0]) or made
     for place, step in enumerate(steps, 1):
-        if made.members is not None and place < len(steps):
+        if made.members is not None and place < len(steps) and not _is_several(steps[place]):
             step = _header(flow.steps[place]) or step
         if step.members == []:
             continue
@@ -524,6 +523,11 @@ def _header(flow: Any) -> Built | None:
     for errback in _around(flow):
         _enter(errback, header.stages)
     return Built(header.stages)
+
+
+def _is_several(step: Built) -> bool:
+    """Whether *step* is a group of several calls: what stands before it stays a step of its own."""
+    return step.members is not None and len(step.stages[0].rows) > 1
 
 
 def _group(members: list[Built]) -> Built:
@@ -638,8 +642,8 @@ class _Oracle:
                     value = failed if alone and failed is not PENDING else Failed("ChordError")
                     if not last:
                         self.tell(stages, place + 1)
-            if value is PENDING and joined and not last:
-                self.found.hangs = True
+            if value is PENDING and not last:
+                value = Failed("ChordError")  # what would follow fails
             if isinstance(value, Failed):
                 return self.failed(stages[-1], value, joined), after
             args = (value,)
