@@ -93,6 +93,7 @@ class InProject(Node):
         made._commit = lambda: process.call("orm", "orm.commit", commit, (), {})
         process.errors |= {"orm": OperationalError, "cache": ConnectionError}
         self.connection = made
+        self._opened = stores.opened
         self._kept: list[Any] = [[], {}, {}, {}, made]
         with self.entered():
             super().__init__(process, time, stores, *more)
@@ -256,6 +257,7 @@ class DjangoWorker(InProject, WorkerNode):
         for part in self.more:
             if part.name == "schedules":
                 watch(self.process, "broker", part._store, SCHEDULES, "schedules.")
+                self._opened.append(part._store)
         return self.more
 
     def _stepping(self, step: Any) -> Any:
