@@ -15,6 +15,7 @@ from qworker import Middleware, QWorker, Task, signals, states
 from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.errors import (
     BackendError,
+    ChordError,
     Ignore,
     InvalidTaskMessage,
     Reject,
@@ -171,6 +172,20 @@ def test_ignore_leaves_the_state_alone(kind: str) -> None:
     outcome = bench.do(raiser(Ignore("never mind")), kind)
     assert (outcome.kind, bench.stored) == (IGNORED, None)
     assert "never mind" in outcome.text
+
+
+def test_the_calls_after_an_ignored_task_fail() -> None:
+    bench = Bench()
+    task = bench.task(raiser(Ignore()))
+    bench.app.finalize()
+    context, body = bench.context(task)
+    context.chain = [task.s().set(task_id="id-3"), task.s().set(task_id="id-2")]
+    outcome = execute(bench.app, task, context, body)
+    assert (outcome.kind, bench.stored) == (IGNORED, None)
+    bench.app.backend.store_rows([row for row, _ in outcome.follow])
+    for task_id in ("id-2", "id-3"):
+        with pytest.raises(ChordError, match="Dependency id-1 ended as IGNORED"):
+            bench.app.AsyncResult(task_id).get(timeout=0)
 
 
 @ASYNC
