@@ -485,6 +485,8 @@ def test_a_run_is_ended_while_its_worker_is_told_to_end() -> None:
     order = Order(numbered(Chord(header, Call())), 0.9)
     late = Fault("late", "worker2", "push")
     assert problems(run(Case(World(workers=3, key="late"), (order,), (late,), seed=2636530819))) == []
+
+
 @pytest.mark.parametrize(
     "flow",
     [
