@@ -1,4 +1,4 @@
-"""The spooler: jobs as files in a directory, which uWSGI's spooler and ours can both write and run.
+"""The spooler: jobs as files in a directory, which both uWSGI's spooler and qworker can write and run.
 
 Comes from:  ``Writer``, uWSGI, or any program that writes the same files.
 Goes to:     ``SpoolDirectory``, which claims one job after the other.
@@ -36,7 +36,7 @@ _MODULE_OF = {
     "encode": "files.packet",
     "sweep": "files.writing",
 }
-"""Who only writes does without what claiming and waking need, and a worker without a spooler without all."""
+"""Writers don't import claiming and waking, and a worker without a spooler imports none of it."""
 __all__ = [
     "Claim",
     "NewJob",

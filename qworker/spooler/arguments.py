@@ -11,8 +11,8 @@ Thread:      any; nothing is kept.
 
 A pickle can run any code, and whoever can write to a spool directory writes pickles. So only plain data is
 written and read: None, bool, numbers, text, bytes, lists, tuples, dictionaries, sets, dates and times, and
-Decimal. A pickle of these names nothing else, so that reading it runs nothing, and uWSGI reads and writes it
-as it always did. Only with ``allow_pickle`` anything is written and read.
+Decimal. A pickle of these names nothing else, so reading it runs no code, and uWSGI can read and write it.
+Other values are written and read only with ``allow_pickle``.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from qworker.errors import SpoolError, UnrunnableJob
 from qworker.safe_repr import safe_repr
 
 PROTOCOL = 4
-"""The newest that every Python 3 of a uWSGI reads."""
+"""The newest protocol that every Python 3 of a uWSGI reads."""
 LONGEST = 65_535
-"""Bytes of one of them; a pair can have no more."""
+"""Maximum bytes of either pair; the format allows no more."""
 _PLAIN: dict[tuple[str, str], Any] = {
     ("builtins", "set"): set,
     ("builtins", "frozenset"): frozenset,
@@ -44,7 +44,7 @@ _PLAIN: dict[tuple[str, str], Any] = {
     ("datetime", "timezone"): datetime.timezone,
     ("decimal", "Decimal"): decimal.Decimal,
 }
-"""What a pickle may name: classes that do nothing but to hold a value."""
+"""The classes that a pickle may name: they only hold a value."""
 _CLASSES = frozenset(_PLAIN.values())
 # fmt: off
 OPERATIONS = frozenset((
@@ -64,16 +64,16 @@ _PUTS = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 def write_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], *, allow_pickle: bool = False
 ) -> dict[bytes, bytes]:
-    """The pairs ``args`` and ``kwargs``. SpoolError when they are no plain data and *allow_pickle* is not
-    set, or cannot be pickled at all."""
+    """Return the pairs ``args`` and ``kwargs``. SpoolError when they are not plain data and *allow_pickle* is
+    not set, or cannot be pickled at all."""
     return {b"args": _dumped(args, allow_pickle), b"kwargs": _dumped(kwargs, allow_pickle)}
 
 
 def read_arguments(
     env: Mapping[str, Any], *, allow_pickle: bool = False
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """What the function is to be called with, by the pairs of a job, whose values are bytes; None when it is
-    to be called with the pairs themselves. UnrunnableJob when that cannot be read, or may not be."""
+    """Return the arguments of the function from the pairs of a job, whose values are bytes; None when the
+    function takes the pairs themselves. UnrunnableJob when they cannot be read, or must not be."""
     if "qw_args" in env or "qw_kwargs" in env:
         args, kwargs = _json(env, "qw_args", "[]"), _json(env, "qw_kwargs", "{}")
         args = tuple(args) if isinstance(args, list) else args
@@ -103,7 +103,7 @@ class _PlainPickler(pickle.Pickler):
             return NotImplemented
         raise SpoolError(
             f"an argument has {safe_repr(obj, 100)}, and only plain data is written, such as text, numbers, "
-            "lists and dates: pass what it is made of, or set spooler_allow_pickle on both sides"
+            "lists and dates: pass its plain content, or set spooler_allow_pickle on both sides"
         )
 
 
@@ -139,14 +139,14 @@ def _loaded(data: object, key: str, allow_pickle: bool) -> Any:
         return load(data)
     except UnrunnableJob:
         raise
-    except Exception as error:  # a pickle raises what it likes
+    except Exception as error:  # a pickle can raise anything
         raise UnrunnableJob(
             f"the pair {key} is not a pickle that can be read: {safe_repr(error, 200)}"
         ) from error
 
 
 def _load_plain(data: bytes) -> Any:
-    """What a pickle of plain data holds."""
+    """Load a pickle of plain data."""
     if len(data) > LONGEST:
         raise UnrunnableJob(f"a pickle of {len(data):,} bytes is not read: a pair has {LONGEST:,} at most")
     for operation, argument, _ in pickletools.genops(data):

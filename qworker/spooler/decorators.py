@@ -1,12 +1,12 @@
-"""The decorators of uWSGI's ``uwsgidecorators``, by their names, in uWSGI and outside it.
+"""uWSGI's ``uwsgidecorators``, with the same names, in uWSGI and outside it.
 
 Comes from:  the application, on import.
 Goes to:     ``spool_functions``, and the signals of ``uwsgi``, ours or the real one.
 Thread:      that which imports the application.
 
-To import this module makes manage_spool_request() the function that runs jobs, as uWSGI's module does. A
-uWSGI with its own module may be on the other side of a job: the pairs are the same. ``spool_functions`` says
-what is different; and here, what belongs to mules, RPC and Erlang says what to do instead.
+Importing this module makes manage_spool_request() the function that runs jobs, as uWSGI's module does. A
+uWSGI with its own module may be on the other side of a job: the pairs are the same. ``spool_functions`` lists
+the differences; decorators for mules, RPC and Erlang raise an error that suggests a replacement.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ __all__ = [
 ]
 
 postfork_chain: list[Callable[[], object]] = []
-"""What each process of a spooler calls when it has started."""
+"""Functions that each process of a spooler calls after it has started."""
 
 
 def spool(f: Callable[..., Any] | None = None, pass_arguments: bool = False) -> Any:
-    """The function is run later, once; what it returns does not matter. One that raises is run again."""
+    """Run the function once, later; its return value is ignored. A function that raises is run again."""
     return decorated(f, uwsgi_api.SPOOL_OK, pass_arguments)
 
 
 def spoolforever(f: Callable[..., Any] | None = None, pass_arguments: bool = False) -> Any:
-    """The function is run again and again."""
+    """Run the function again and again."""
     return decorated(f, uwsgi_api.SPOOL_RETRY, pass_arguments)
 
 
 def spoolraw(f: Callable[..., Any] | None = None, pass_arguments: bool = False) -> Any:
-    """What the function returns says what becomes of the job, such as uwsgi.SPOOL_OK."""
+    """The function's return value, such as uwsgi.SPOOL_OK, decides about the job."""
     return decorated(f, None, pass_arguments)
 
 
 def get_free_signal() -> int:
-    """The lowest signal that has no handler. SpoolError when all 256 have one."""
+    """Return the lowest signal without a handler. SpoolError when all 256 have one."""
     for signum in range(256):
         if not uwsgi.signal_registered(signum):
             return signum
@@ -74,35 +74,34 @@ def get_free_signal() -> int:
 
 
 def signal(num: int, *, target: str = "") -> Callable[[Callable[[int], Any]], Callable[[int], Any]]:
-    """The function is called with the signal *num*. target: 'spooler', or a spool directory."""
+    """Call the function on signal *num*. target: 'spooler', or a spool directory."""
     return _on_signal(num, target, lambda signum: None)
 
 
 def timer(secs: float, **where: Any) -> Callable[[Callable[[int], Any]], Callable[[int], Any]]:
-    """The function is called every *secs* seconds. signum, target: as for signal(); a free signal by
-    default."""
+    """Call the function every *secs* seconds. signum, target: as for signal(); a free signal by default."""
     return _raised(where, lambda signum: uwsgi.add_timer(signum, secs))
 
 
 def mstimer(msecs: float, **where: Any) -> Callable[[Callable[[int], Any]], Callable[[int], Any]]:
-    """The function is called every *msecs* milliseconds. uWSGI has this from 2.1 on."""
+    """Call the function every *msecs* milliseconds. uWSGI has this from 2.1 on."""
     return _raised(where, lambda signum: uwsgi.add_ms_timer(signum, msecs))
 
 
 def rbtimer(secs: float, **where: Any) -> Callable[[Callable[[int], Any]], Callable[[int], Any]]:
-    """As timer(), by another of uWSGI's clocks; here it is the same."""
+    """Like timer(), which uWSGI implements with another clock; here both are the same."""
     return _raised(where, lambda signum: uwsgi.add_rb_timer(signum, secs))
 
 
 def cron(
     minute: int, hour: int, day: int, month: int, dayweek: int, **where: Any
 ) -> Callable[[Callable[[int], Any]], Callable[[int], Any]]:
-    """The function is called at these minutes; -1 is any, -N what N divides."""
+    """Call the function at these minutes; -1 is any, -N every multiple of N."""
     return _raised(where, lambda signum: uwsgi.add_cron(signum, minute, hour, day, month, dayweek))
 
 
 def filemon(fsobj: str, **where: Any) -> Callable[[Callable[[int], Any]], Callable[[int], Any]]:
-    """The function is called when the file or directory has changed."""
+    """Call the function when the file or directory has changed."""
     return _raised(where, lambda signum: uwsgi.add_file_monitor(signum, fsobj))
 
 
@@ -111,7 +110,7 @@ def _raised(
 ) -> Callable[[Callable[[int], Any]], Callable[[int], Any]]:
     unknown = where.keys() - {"signum", "target"}
     if unknown:
-        raise TypeError(f"there is no {min(unknown)}: say signum, or target")
+        raise TypeError(f"there is no {min(unknown)}: pass signum or target")
     return _on_signal(where.get("signum"), where.get("target", ""), source)
 
 
@@ -128,8 +127,8 @@ def _on_signal(
 
 
 class postfork:
-    """The function is called in each process when it has started. With a number: only in that worker of
-    uWSGI's, so never in a spooler."""
+    """Call the function in each process after it has started. With a number: only in that worker of uWSGI, so
+    never in a spooler."""
 
     def __init__(self, f: Callable[[], Any] | int) -> None:
         self.f = f if callable(f) else None
@@ -144,13 +143,13 @@ class postfork:
 
 
 def postfork_chain_hook() -> None:
-    """Call all of them, in order."""
+    """Call all functions of the chain, in order."""
     for function in postfork_chain:
         function()
 
 
 def harakiri(seconds: float) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The process is ended when a call takes longer, and its job is run again."""
+    """End the process when a call takes longer; its job is run again."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

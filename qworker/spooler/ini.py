@@ -1,4 +1,4 @@
-"""IniFile: what a uWSGI ini file says of the spooler, and of how the application is found.
+"""IniFile: the settings of the spooler, and of the application's location, in a uWSGI ini file.
 
 Comes from:  a file that uWSGI reads as well, and those it includes.
 Goes to:     ``settings``; the runner, which has to import the application.
@@ -8,10 +8,10 @@ It is read as uWSGI reads it: ``key = value``, a key alone for a flag, ``;`` and
 line for comments, keys that are repeated, sections that come again, ``%d`` and its like, ``%(key)``,
 ``$(VARIABLE)``, ``set-placeholder``, and ``ini``, with a path relative to the current directory.
 
-Different on purpose: only what is used here is resolved, so all else may stand there. What cannot be resolved
-is told, where uWSGI leaves it as it is; so are a section that is missing, and values that are no numbers,
-which uWSGI takes for 0. Conditions (``if-env``), loops and ``@(file)`` are refused. ``ini = :section`` is of
-the file in which it stands, and not of the one that was read last.
+Intended differences: only options used here are resolved, so others may contain anything. Unresolved
+placeholders are reported, which uWSGI leaves as they are; so are missing sections, and values that are not
+numbers, which uWSGI takes for 0. Conditions (``if-env``), loops and ``@(file)`` are refused. ``ini =
+:section`` refers to the file that contains it, and not to the last file read.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from qworker.safe_repr import safe_repr
 from qworker.spooler.options import SETTING_OF, SpoolerOptions, is_file, with_whole_paths
 
 LONGEST_FILE = 1_048_576
-"""Bytes. A configuration is never so long; what is longer is another file."""
+"""Bytes. A longer file is not a configuration."""
 LONGEST_VALUE = 65_536
 MOST_FILES = 64
-"""How many files and sections are read at most, with all that they include."""
+"""Files and sections that are read at most, including nested ones."""
 DEEPEST = 16
 
 _SECTION = "uwsgi"
 _FALSE = ("false", "off", "no", "0")
-"""What makes a flag not count, for uWSGI; everything else does."""
+"""Values that turn a flag off, for uWSGI; every other value turns it on."""
 
 _ALIASES = {
     "spooler-freq": "spooler-frequency",
@@ -65,7 +65,7 @@ _ALIASES = {
 _FIELD_OF = {setting.replace("_", "-"): name for name, setting in SETTING_OF.items()}
 _LISTS = frozenset(option.name for option in fields(SpoolerOptions) if isinstance(option.default, tuple))
 _EMPTY_IS_UNSAID = frozenset({"processes", "chdir", "max_tasks", "harakiri", "frequency", "imports"})
-"""Fields that may be without a value, as uWSGI has it: they are not said then."""
+"""Fields that may be empty, as in uWSGI: they count as not set then."""
 _APPLICATION = frozenset({"chdir", "pythonpath", "env", "module", "wsgi-file", "import", "shared-import"})
 _LOGIC = re.compile(r"(end-?)?(if|for)(-.*)?", re.ASCII | re.DOTALL)
 _WITHOUT_EFFECT = {
@@ -78,12 +78,12 @@ _REFERENCE = re.compile(r"([%$@])\(([^()]*)\)|%(.)", re.DOTALL)
 
 @dataclass(frozen=True)
 class IniFile:
-    """What was read. Paths are absolute.
+    """The parsed file. Paths are absolute.
 
     - files: those that were read.
-    - values: fields of SpoolerOptions that were said.
-    - chdir: where the application is started. None: not said.
-    - pythonpath: directories to look for modules in, after those of the interpreter.
+    - values: the fields of SpoolerOptions that are set.
+    - chdir: where the application is started. None: not set.
+    - pythonpath: directories to search for modules, after those of the interpreter.
     - env: variables to set before anything is imported.
     - module: that of the application; wsgi_file: its file. At most one is used, the module first.
     - imports, shared_imports: modules or files to import besides; the latter first.
@@ -126,8 +126,8 @@ def _wrong(file: str, why: str, number: int = 0) -> ConfigurationError:
 def read_ini(*names: str, environ: Mapping[str, str] | None = None) -> IniFile:
     """Read uWSGI ini files, ``file.ini`` or ``file.ini:section``, as if they were one.
 
-    environ: what ``$(VARIABLE)`` stands for; None for the process's environment. ConfigurationError says what
-    is wrong in which line.
+    environ: the values of ``$(VARIABLE)``; None for the process's environment. ConfigurationError names the
+    line and the error.
     """
     files: list[str] = []
     values = _Values(os.environ if environ is None else environ)
@@ -140,7 +140,7 @@ def read_ini(*names: str, environ: Mapping[str, str] | None = None) -> IniFile:
 def _lines(
     name: str, values: _Values, files: list[str], within: tuple[tuple[str, str], ...], by: _Line | None = None
 ) -> Iterator[_Line]:
-    """The lines of a file's section with those of what it includes, where it includes them."""
+    """Return the lines of a file's section, with included lines in their place."""
     given, section = _split(name)
     if not given and by is not None:
         given = by.given  # :section, of the same file
@@ -179,7 +179,7 @@ def _lines(
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The file and the section of file.ini:section."""
+    """Split file.ini:section into the file and the section."""
     file, colon, section = name.rpartition(":")
     return (file, section) if colon and "/" not in section else (name, "")
 
@@ -200,7 +200,7 @@ def _content(path: str) -> str:
 
 
 def _split_lines(content: str, file: str, given: str, section: str) -> Iterator[_Line | None]:
-    """The options of a section, and None for its heading."""
+    """Return the options of a section, and None for its heading."""
     here = ""
     wanted = section or _SECTION
     for number, text in enumerate(content.split("\n"), 1):
@@ -217,7 +217,7 @@ def _split_lines(content: str, file: str, given: str, section: str) -> Iterator[
 
 
 class _Values:
-    """All options so far, and what the placeholders in them stand for."""
+    """All options so far, and the values of the placeholders in them."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.lines: list[_Line] = []
@@ -233,7 +233,7 @@ class _Values:
                 "without conditions and loops, and name it as file.ini:section"
             )
         self.lines.append(line)
-        self._first.setdefault(line.key, line)  # of a key that is there twice %(key) is the first
+        self._first.setdefault(line.key, line)  # for a repeated key, %(key) is the first value
         if key in ("set-placeholder", "set"):
             name, equals, value = line.value.partition("=")
             if not equals:
@@ -241,7 +241,7 @@ class _Values:
             self._first.setdefault(name, line._replace(key=name, value=value))
 
     def resolved(self, line: _Line, depth: int = 0) -> str:
-        """The value of an option, with what its placeholders stand for."""
+        """Return the value of an option, with its placeholders replaced."""
         if line not in self._done:
             if depth > DEEPEST:
                 raise line.wrong(f"its placeholders lead {DEEPEST} options far, or in a circle")
@@ -273,7 +273,7 @@ class _Values:
                 raise line.wrong(f"there is no environment variable {safe_repr(name)}")
             return self._environ[name]
         if name not in self._first:
-            raise line.wrong(f"%({name[:80]}) stands for nothing: no option of that name is in the file")
+            raise line.wrong(f"%({name[:80]}) has no value: the file has no option of that name")
         return self.resolved(self._first[name], depth + 1)
 
     def _magic(self, letter: str, line: _Line) -> str:
@@ -366,7 +366,7 @@ def _understood(values: _Values, files: tuple[str, ...]) -> IniFile:
 
 
 def _say(said: dict[str, Any], name: str, line: _Line, text: str) -> None:
-    """Take an option of the spooler. Lists grow, and of all else the last counts."""
+    """Take an option of the spooler. Lists grow; for other options the last value wins."""
     setting = SETTINGS[SETTING_OF[name]]
     if setting.kind is BOOLEAN:
         said[name] = text.lower() not in _FALSE
@@ -387,7 +387,7 @@ def _say(said: dict[str, Any], name: str, line: _Line, text: str) -> None:
     else:
         said[name] = value
     if name in ("directories", "external"):
-        said.setdefault("default", value[0])  # the first that is named, whichever it is
+        said.setdefault("default", value[0])  # the first directory, of either kind
 
 
 def _variable(line: _Line, text: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""SpoolerOptions: everything that can be said of a spooler, wherever it was said.
+"""SpoolerOptions: all options of a spooler, from any source.
 
 Comes from:  the command line, settings, and uWSGI's ini files.
 Goes to:     the runner, its jobs, and the ``uwsgi`` API.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 FREQUENCY_SECONDS = 30.0
-"""Between two scans: uWSGI's spooler-frequency."""
+"""Seconds between two scans: uWSGI's spooler-frequency."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SpoolerOptions:
     - backoff, backoff_max: seconds until the second attempt, which double with each one, up to the latter.
     - allow_pickle: whether arguments that are pickled are run.
     - bridge: ``module:function``, which makes a task signature of a job. None: jobs are run here.
-    - results: what a job returns is stored, under the name of its file; jobs are then run one by one.
+    - results: the return value of a job is stored, under the name of its file; jobs are then run one by one.
     - socket_key: keys that packets of peers elsewhere are signed with: the first signs, all verify. (): none.
     - socket_allow: addresses and networks of peers that may send, beside this machine's own.
     - socket_timeout: seconds that a peer may take for a packet.
@@ -76,19 +76,19 @@ _OTHERWISE = {"directories": "spooler", "imports": "spooler_python_import", "soc
 SETTING_OF = {
     field.name: _OTHERWISE.get(field.name, f"spooler_{field.name}") for field in fields(SpoolerOptions)
 }
-"""The setting that says each."""
+"""The setting of each field."""
 
 
 def is_file(module: str) -> bool:
-    """Whether something to import is the path of a file, and not the name of a module."""
+    """Return whether a module to import is given as the path of a file, not as a name."""
     return "/" in module or module.endswith(".py")
 
 
 def with_whole_paths(values: Mapping[str, Any], folder: str | None = None) -> dict[str, Any]:
-    """The same fields of SpoolerOptions with absolute paths without links.
+    """Return the same fields of SpoolerOptions with absolute paths without links.
 
-    Spool directories are relative to the current directory, as uWSGI has it. folder: what all else is
-    relative to; None for the current directory as well.
+    Spool directories are relative to the current directory, as in uWSGI. folder: the base of all other paths;
+    None for the current directory as well.
     """
     base = os.getcwd() if folder is None else folder
     whole = dict(values)
@@ -107,7 +107,7 @@ def with_whole_paths(values: Mapping[str, Any], folder: str | None = None) -> di
         whole["sockets"] = tuple(
             address
             if address.startswith("@") or ("/" not in address and ":" in address)
-            # The file of the socket may be a link that is replaced; its folder is looked up now.
+            # The file of the socket may be a link that is replaced; its folder is resolved now.
             else os.path.abspath(os.path.join(base, address))
             for address in whole["sockets"]
         )

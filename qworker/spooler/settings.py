@@ -1,4 +1,4 @@
-"""What settings, an ini file and the command line say of a spooler, together.
+"""Merges settings, an ini file and the command line into the options of a spooler.
 
 Comes from:  the settings of an app, ``ini``, and the command line.
 Goes to:     SpoolerOptions.
@@ -18,21 +18,21 @@ from qworker.spooler.ini import IniFile
 from qworker.spooler.options import FREQUENCY_SECONDS, SETTING_OF, SpoolerOptions, with_whole_paths
 
 _OFF_AT_ZERO = ("processes", "max_tasks", "harakiri", "max_attempts")
-"""Where 0 means none, as it does for uWSGI."""
+"""Fields where 0 means none, as in uWSGI."""
 
 
 def options_of(conf: Settings) -> SpoolerOptions:
-    """What the settings say."""
+    """Return the options in the settings."""
     return merge(conf)
 
 
 def merge(
     conf: Settings, ini: IniFile | None = None, given: Mapping[str, Any] | None = None
 ) -> SpoolerOptions:
-    """What all say together: *given* on the command line wins over *ini*, and that over the settings.
+    """Merge all sources: *given* on the command line wins over *ini*, and that over the settings.
 
-    given: fields of SpoolerOptions. A list in one place takes the place of the whole list of another.
-    ConfigurationError when they do not go together.
+    given: fields of SpoolerOptions. A list replaces the whole list of another source. ConfigurationError when
+    they contradict each other.
     """
     values: dict[str, Any] = {}
     for layer in (values_of(conf), {} if ini is None else ini.values, given or {}):
@@ -44,19 +44,19 @@ def merge(
     values["socket_key"] = values["socket_key"] or ()
     values["frequency"] = values["frequency"] or FREQUENCY_SECONDS
     if values["ordered"] and values["processes"] is None:
-        values["processes"] = 1  # as uWSGI's always is when it is not said: several keep no order
+        values["processes"] = 1  # uWSGI's default, too: several processes keep no order
     options = SpoolerOptions(**values)
     _check(options)
     return options
 
 
 def values_of(conf: Settings) -> dict[str, Any]:
-    """What the settings say, by the names of the fields."""
+    """Return the values in the settings, by the names of the fields."""
     return {field: conf[setting] for field, setting in SETTING_OF.items()}
 
 
 def _with_default(values: dict[str, Any]) -> dict[str, Any]:
-    """Who names directories also says which is the default: the first."""
+    """The first named directory becomes the default."""
     named = (*values.get("directories", ()), *values.get("external", ()))
     if named and not values.get("default"):
         values["default"] = named[0]

@@ -7,10 +7,10 @@ Thread:      any; functions are decorated while the application is imported.
 Different from uWSGI's own module, on purpose:
 
 - Values may be text, bytes and whole numbers, and ``at`` a datetime or a number.
-- A value that is no UTF-8 is passed as bytes; uWSGI's module fails with it for ever.
+- A value that is not UTF-8 is passed as bytes; uWSGI's module fails with it every time.
 - Only plain data is passed by ``pass_arguments``: see ``arguments``.
-- A job for a function that is not there raises UnknownFunction, and is set aside, not tried for ever; unless
-  a module could not be imported: then it waits.
+- A job for an unknown function raises UnknownFunction, and is set aside, not tried again and again; unless a
+  module could not be imported: then it waits.
 - Two functions of one name are warned of: jobs only have the name.
 - Either of ``spooler`` and ``spooler-external`` will do. Outside uWSGI only a call needs one: a module can
   be imported without any.
@@ -48,7 +48,7 @@ class Spooled:
     """A decorated function. To call it, or its spool(), enqueues a job and returns the path of its file, as
     bytes; f is the function itself.
 
-    answer: what becomes of a job that did not raise, whatever the function returns; None: what it returns.
+    answer: the job's outcome if it did not raise, whatever the function returns; None: the return value.
     """
 
     def __init__(self, function: Callable[..., Any], answer: int | None, pass_arguments: bool) -> None:
@@ -111,7 +111,7 @@ def remember(function: Callable[..., Any]) -> None:
 
 
 def manage_spool_request(env: dict[Any, Any]) -> int:
-    """Run the function of a job, and return what becomes of it. UnrunnableJob when no retry can help;
+    """Run the function of a job, and return the outcome. UnrunnableJob when no retry can help;
     NoSpoolFunction when the function may be in a module that could not be imported."""
     pairs = {_decoded(key): value for key, value in env.items()}
     name = _decoded(pairs.get("ud_spool_func", ""))
@@ -173,7 +173,7 @@ def _as_uwsgi_takes_it(key: Any, value: Any) -> Any:
 
 
 def _check_size(message: Mapping[Any, Any]) -> None:
-    """Raise NotSpooled for what uWSGI would cut and say nothing: it keeps two bytes of each length."""
+    """Raise NotSpooled for sizes that uWSGI would cut silently: it keeps two bytes of each length."""
     try:
         encode({key: value for key, value in message.items() if key != b"body"})
     except SpoolError as error:

@@ -1,17 +1,16 @@
-"""The ``uwsgi`` API, outside uWSGI: what applications call, in the web process and in the spooler.
+"""The ``uwsgi`` API, outside uWSGI: for applications, in the web process and in the spooler.
 
 Comes from:  application code, as ``uwsgi`` once install() was called.
 Goes to:     ``enqueueing``, ``introspection``, ``runtime`` and ``signal_table``; and the jobs, which ask for
              ``spooler``.
 Thread:      any.
 
-configure() says what the directories are, or the settings of the app do. While nothing does, ``spool`` and
-all else that needs a spooler is not there, as in a uWSGI without one: ``hasattr(uwsgi, "spool")`` is false,
-and to use it raises NoSpooler, which is an AttributeError and says what to set. What is different from uWSGI
-2.0:
+configure() or the settings of the app name the directories. Until then ``spool`` and everything else that
+needs a spooler does not exist, as in a uWSGI without one: ``hasattr(uwsgi, "spool")`` is false, and using it
+raises NoSpooler, an AttributeError that names the setting. Differences from uWSGI 2.0:
 
-- ``spool`` takes text, bytes and whole numbers, in any spelling, and ``at`` as a number or datetime, too.
-  It never changes what it is passed, and refuses what uWSGI cuts or misunderstands.
+- ``spool`` takes text, bytes and whole numbers, in any spelling, and ``at`` as a number or datetime, too. It
+  never changes its arguments, and refuses values that uWSGI cuts or misunderstands.
 - ``spooler_jobs`` looks into all directories and priorities; ``spooler_get_task`` only into these.
 - ``spooler_pids`` has one process for each spooler that works off a directory, wherever it was started on
   this machine: that which sees to it, not its children.
@@ -57,17 +56,18 @@ version_info = (2, 0, 31, 0, b"")
 spooler: Callable[[dict[Any, Any]], object] | None = None
 """The function that runs jobs; the application sets it. Looked up for each job."""
 post_fork_hook: Callable[[], object] | None = None
-"""What each process of the spooler calls when it has started; the application sets it."""
+"""Called in each process of the spooler after it has started; the application sets it."""
 not_imported: list[str] = []
-"""The modules of the application that could not be imported: what is not there may be in one of them."""
+"""The modules of the application that could not be imported: an unknown function may be in one of them."""
 signal_table = SignalTable()
-"""What the application registered."""
+"""The application's registrations."""
 
 Provider: TypeAlias = "Callable[[], SpoolerOptions | None]"
 
 
 class _Configured:
-    """What configure() was told. enqueuer: made when it is first needed, of options that name a directory."""
+    """The argument of configure(). enqueuer: made when it is first needed, from options that name a
+    directory."""
 
     def __init__(self, provider: Provider) -> None:
         self.provider = provider
@@ -87,7 +87,7 @@ class _Configured:
 
 
 def _settings() -> SpoolerOptions | None:
-    """What the settings of the current app say; None while there is none."""
+    """Return the options in the current app's settings; None without an app."""
     try:
         return options_of(get_current_app().conf)
     except ConfigurationError:
@@ -99,8 +99,8 @@ _main_process = os.getpid()
 
 
 def configure(options: SpoolerOptions | Provider) -> None:
-    """Say what the spool directories of this process are: before the application is imported, or by a
-    function that is asked when they are needed, and again until it names one."""
+    """Set the spool directories of this process: before the application is imported, or by a function that is
+    called when they are needed, and again until it names one."""
     global _configured
     provider = (lambda: options) if isinstance(options, SpoolerOptions) else options
     _configured = _Configured(provider)
@@ -126,7 +126,7 @@ def no_function() -> str:
 
 
 def options() -> SpoolerOptions:
-    """What is configured; nothing but defaults when nothing is."""
+    """Return the configured options, or the defaults."""
     _configured.ready()
     return _configured.options
 
@@ -147,27 +147,27 @@ def _spool(*arguments: Any, **keywords: Any) -> bytes:
 
 
 def _spooler_jobs() -> list[bytes]:
-    """The paths of the jobs that wait or are run."""
+    """Return the paths of the jobs that wait or run."""
     return introspection.jobs(_enqueuer().directories)
 
 
 def _spooler_get_task(path: str | bytes) -> dict[Any, Any] | None:
-    """What a job that waits says; None when there is none, or somebody runs it."""
+    """Return the content of a waiting job; None when it does not exist, or runs."""
     return introspection.task(_enqueuer().directories, path)
 
 
 def _spooler_pids() -> list[int]:
-    """The processes that work off the directories, on this machine."""
+    """Return the processes on this machine that process the directories."""
     return [pid for directory in _enqueuer().directories for pid in runtime.pids(directory)]
 
 
 def _spooler_pid() -> int:
-    """The first of them; 0 when there is none."""
+    """Return the first of them; 0 when there is none."""
     return next(iter(_spooler_pids()), 0)
 
 
 def _set_spooler_frequency(seconds: float) -> bool:
-    """Have all spoolers of the directories scan them every *seconds*, until none of them runs any more."""
+    """Have all spoolers of the directories scan them every *seconds*, until none of them is running."""
     try:
         for directory in _enqueuer().directories:
             runtime.set_frequency(prepared(directory), seconds)
@@ -196,7 +196,7 @@ def __getattr__(name: str) -> Any:
     if name == "opt":
         return _opt()
     raise AttributeError(
-        f"uwsgi has no attribute {name!r} here: outside uWSGI there is what a spooler needs, and nothing else"
+        f"uwsgi has no attribute {name!r} here: outside uWSGI only the functions of a spooler exist"
     )
 
 
@@ -216,7 +216,8 @@ def _enqueuer(name: str = "spool") -> Enqueuer:
 
 
 def _opt() -> dict[str, bytes]:
-    """The options of a spooler that are set, by uWSGI's names, as uWSGI has them; of several the last."""
+    """Return the options of a spooler that are set, by uWSGI's names and with uWSGI's types; of a repeated
+    one the last."""
     enqueuer, known = _configured.ready(), _configured.options
     found: dict[str, bytes] = {}
     if enqueuer is not None:
@@ -232,13 +233,13 @@ def _opt() -> dict[str, bytes]:
 
 
 def spooler_dir() -> bytes | None:
-    """The directory whose job is run in this process; None when none is."""
+    """Return the directory whose job is running in this process; None when none is."""
     job = job_context.current_job()
     return os.fsencode(job.directory) if job is not None and job.directory else None
 
 
 def i_am_the_spooler() -> bool | None:
-    """True in a process that runs jobs; None elsewhere, as uWSGI has it."""
+    """True in a process that runs jobs; None elsewhere, as in uWSGI."""
     return True if job_context.is_spooler() else None
 
 
@@ -248,7 +249,7 @@ def set_user_harakiri(seconds: float) -> None:
 
 
 def masterpid() -> int:
-    """The process that first loaded this module: in a spooler that which sees to the others."""
+    """Return the process that first loaded this module: in a spooler the parent of the others."""
     return _main_process
 
 
@@ -277,7 +278,7 @@ def lock(number: int = 0) -> None:
 
 
 def unlock(number: int = 0) -> None:
-    """Let go of it; nothing happens when it is not held here."""
+    """Release the lock; nothing happens when it is not held here."""
     _lock_place()
     file = _configured.locks.pop(int(number), -1)
     if file >= 0:
@@ -299,7 +300,7 @@ def register_signal(signum: int, target: str, function: Callable[[int], object])
 
 
 def signal_registered(signum: int) -> bool | None:
-    """True, or None, as uWSGI has it."""
+    """Return True or None, as uWSGI does."""
     return True if signal_table.is_registered(signum) else None
 
 
@@ -314,7 +315,7 @@ def add_ms_timer(signum: int, milliseconds: float) -> None:
 
 
 def add_rb_timer(signum: int, seconds: float, iterations: int = 0) -> None:
-    """Raise a signal every so many seconds, and only so often; 0: for ever."""
+    """Raise a signal every *seconds*, *iterations* times; 0: without limit."""
     signal_table.add_timer(signum, seconds, iterations)
 
 
@@ -325,7 +326,7 @@ def add_cron(signum: int, minute: int, hour: int, day: int, month: int, weekday:
 
 
 def add_file_monitor(signum: int, path: str | bytes) -> None:
-    """Raise a signal when the file or directory has changed; that is looked for every second."""
+    """Raise a signal when the file or directory has changed; that is checked every second."""
     signal_table.add_monitor(signum, os.fsdecode(path))
 
 
@@ -338,16 +339,16 @@ def signal(signum: int, *_: Any) -> None:
         directories = tuple(place for place in directories if place == os.path.realpath(target))
     elif target != SPOOLER:
         raise SpoolError(
-            f"signal {signum} is for {target or 'a worker of uWSGI'}, which is not there: register it with "
-            "the target 'spooler'"
+            f"signal {signum} is for {target or 'a worker of uWSGI'}, which does not exist here: register "
+            "it with the target 'spooler'"
         )
     if not any(signal_socket.send(place, signum) for place in directories):
         raise SpoolError(f"signal {signum} was not sent: no spooler that it is for runs on this machine")
 
 
 def run_signal(signum: int) -> bool:
-    """Run the handler of a signal in this process, as a spooler's; for who runs jobs. False when there is
-    none. What the handler raises comes through."""
+    """Run the handler of a signal in this process, as a spooler would. False when there is none. Exceptions
+    of the handler propagate."""
     handler = signal_table.handlers.get(signum)
     directory = handler.target if handler is not None and os.path.isabs(handler.target) else ""
     with job_context.RunningJob(directory):
@@ -355,7 +356,7 @@ def run_signal(signum: int) -> bool:
 
 
 def run_post_fork() -> None:
-    """Call what the application wants to be called in each process of the spooler; for who starts them."""
+    """Call the application's hooks in a new process of the spooler; called by whoever starts it."""
     if post_fork_hook is not None:
         post_fork_hook()
 
@@ -368,7 +369,7 @@ _OURS = "qworker.spooler.decorators"
 
 
 class _Loader:
-    """Gives a module that is there already another name."""
+    """Gives an existing module another name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -380,7 +381,7 @@ class _Loader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # what the import system has just replaced
+        module.__spec__ = self._spec  # the import system has just replaced it
 
 
 class _Finder:
@@ -407,6 +408,6 @@ def install_as_uwsgi(api: ModuleType) -> bool:
 
 
 def uwsgi_of_process(api: ModuleType) -> ModuleType:
-    """The uWSGI that this process runs in, and *api* outside one."""
+    """Return the uWSGI that this process runs in, and *api* outside one."""
     there = sys.modules.get("uwsgi")
     return there if there is not None and hasattr(there, "masterpid") else api

@@ -1,4 +1,4 @@
-"""SpoolAdmin: a spool directory for people who look after it: see, remove, retry, move.
+"""SpoolAdmin: administration of a spool directory: list, remove, retry and move jobs.
 
 Comes from:  the command line.
 Goes to:     the files, each changed under its lock, so that none is touched that somebody runs.
@@ -46,7 +46,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Examined(NamedTuple):
-    """A job with what its file says. note: why it was set aside; None when it was not."""
+    """A job with the content of its file. note: why it was set aside; None when it was not."""
 
     job: Waiting
     content: Content
@@ -62,7 +62,7 @@ class _Held(NamedTuple):
 
 
 class SpoolAdmin:
-    """path: a directory that is there, ConfigurationError otherwise. writable: whether it is to be changed.
+    """path: an existing directory, ConfigurationError otherwise. writable: whether changes are allowed.
     lock: None for the best that the system has.
 
     Whatever cannot be done with a job is a SpoolError, and then nothing of the job has changed.
@@ -84,28 +84,28 @@ class SpoolAdmin:
             self._directory = -1
 
     def waiting(self) -> Iterator[Waiting]:
-        """The jobs that wait or are run, in the order in which a spooler that keeps one would run them."""
+        """Return the waiting and running jobs, in the order in which an ordered spooler would run them."""
         try:
             yield from waiting(self.path, self._directory, self._attempts, self._lock)
         except OSError as error:
             raise self._failed(self.path, error) from error
 
     def set_aside(self) -> Iterator[Aside]:
-        """The jobs that were set aside."""
+        """Return the jobs that were set aside."""
         try:
             yield from aside(self.path, self._directory)
         except OSError as error:
             raise self._failed(DEAD, error) from error
 
     def set_aside_names(self) -> list[str]:
-        """The names of those; none of the files is looked at."""
+        """Return the names of the jobs that were set aside, without reading the files."""
         try:
             return aside_names(self.path)
         except OSError as error:
             raise self._failed(DEAD, error) from error
 
     def examine(self, name: str) -> Examined:
-        """What one job is and says, whether it waits, is run, or was set aside."""
+        """Return a job and its content, whether it waits, runs or was set aside."""
         path = job_path(name)
         own = _own(path)
         note = None
@@ -145,8 +145,8 @@ class SpoolAdmin:
             os.utime(held.file, (due, due))
 
     def read_set_aside(self, name: str) -> tuple[int, Packet]:
-        """The inode of the file of a job that was set aside, and all that it says. InvalidPacket when it is
-        none."""
+        """Return the inode and the content of a job's file that was set aside. InvalidPacket when it is not a
+        job."""
         path = f"{DEAD}/{_own(job_path(name))}"
         with self._folder(path) as folder:
             try:
@@ -190,8 +190,8 @@ class SpoolAdmin:
         """Move a job that waits to another spool directory, or to another priority, and return its path.
         priority: '' for none, None for the one that it has.
 
-        Within one file system that is one step. From one to another the job is complete there before it is
-        removed here, and here nobody runs it meanwhile; who loses power between has it in both.
+        Within one file system that is one step. Between two, the job is complete at its destination before it
+        is removed here, and its lock is held meanwhile; after a power loss in between it exists in both.
         """
         path = job_path(name)
         own = _own(path)
@@ -215,7 +215,7 @@ class SpoolAdmin:
 
     @contextmanager
     def _held(self, path: str) -> Iterator[_Held]:
-        """The file *path* under its lock: nobody runs it meanwhile."""
+        """Hold the lock of the file *path*, so that nobody runs it meanwhile."""
         called = path.removeprefix(f"{DEAD}/")
         name = _own(path)
         try:
@@ -239,7 +239,7 @@ class SpoolAdmin:
 
     @contextmanager
     def _folder(self, path: str, *, make: bool = False) -> Iterator[int]:
-        """A descriptor of the folder in which *path* lies. make: with what is missing of it."""
+        """Return a descriptor of the folder that contains *path*. make: create missing folders."""
         folder = os.dup(self._directory)
         try:
             for part in path.split("/")[:-1]:
@@ -261,7 +261,7 @@ class SpoolAdmin:
             with suppress(FileNotFoundError):
                 os.stat(_own(path), dir_fd=folder, follow_symlinks=False)
                 raise SpoolError(
-                    f"{safe_repr(path)} is in {safe_repr(self.path)} already: remove one of them"
+                    f"{safe_repr(path)} is already in {safe_repr(self.path)}: remove one of them"
                 )
             yield folder
 
@@ -295,7 +295,7 @@ class SpoolAdmin:
 
 
 def _own(path: str) -> str:
-    """The name of a file without its folders."""
+    """Return the name of a file without its folders."""
     return path.rpartition("/")[2]
 
 
@@ -303,9 +303,9 @@ def _own(path: str) -> str:
 
 
 def copy(file: int, folder: int, name: str, attempts: Attempts, begun: int) -> None:
-    """Write what the opened *file* holds as *name* in the directory whose descriptor is *folder*, as a job
-    that was *begun* so often. It has its name when it is complete, and then survives a loss of power, too.
-    OSError when that cannot be done; then it has no name there, unless only the name could not be synced."""
+    """Write the content of the opened *file* as *name* in the directory whose descriptor is *folder*, as a
+    job that was *begun* so many times. It gets its name when it is complete, and then survives a power loss.
+    OSError when that fails; then the name does not exist, unless only the sync of the name failed."""
     status = os.fstat(file)
     temporary = TEMPORARY + job_name(time.time())
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -314,7 +314,7 @@ def copy(file: int, folder: int, name: str, attempts: Attempts, begun: int) -> N
         os.lseek(file, 0, os.SEEK_SET)
         with open(file, "rb", closefd=False) as source, open(written, "wb", closefd=False) as target:
             shutil.copyfileobj(source, target)
-        with suppress(PermissionError):  # only root gives files away
+        with suppress(PermissionError):  # only root may change the owner
             os.fchown(written, status.st_uid, status.st_gid)
         os.fchmod(written, status.st_mode & 0o777)
         if begun:
@@ -349,7 +349,8 @@ class Content(NamedTuple):
 
 
 def content(file: int) -> Content:
-    """What the opened file says. SpoolError when it is not a plain file, OSError when it cannot be read."""
+    """Return the content of the opened file. SpoolError when it is not a plain file, OSError when it cannot
+    be read."""
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
         raise SpoolError("it is not a plain file")
@@ -378,7 +379,7 @@ class Waiting(NamedTuple):
 
     @property
     def priority(self) -> str:
-        """The directory that it lies in; '' for none."""
+        """Return the directory of its priority; '' for none."""
         return self.path.rpartition("/")[0]
 
 
@@ -391,14 +392,14 @@ class Aside(NamedTuple):
 
 
 def waiting(place: str, directory: int, attempts: Attempts, lock: FileLock) -> Iterator[Waiting]:
-    """The jobs in the spool directory *place*, and in its priorities, in natural order."""
+    """Return the jobs in the spool directory *place* and in its priorities, in natural order."""
     for path, _ in scan_in_order(place, math.inf, lambda folder: None):
         with suppress(FileNotFoundError):  # it has just been done
             yield look(place, path, directory, attempts, lock)
 
 
 def look(place: str, path: str, directory: int, attempts: Attempts, lock: FileLock) -> Waiting:
-    """One of them. OSError when it is not there."""
+    """Return one job. OSError when it does not exist."""
     status = os.stat(path, dir_fd=directory, follow_symlinks=False)
     try:
         running: bool | None = lock.is_held(path, directory)
@@ -411,7 +412,7 @@ def look(place: str, path: str, directory: int, attempts: Attempts, lock: FileLo
 
 
 def aside(place: str, directory: int) -> Iterator[Aside]:
-    """The jobs that were set aside there, in natural order. OSError when that cannot be read."""
+    """Return the jobs that were set aside, in natural order. OSError when they cannot be read."""
     for name in sorted(aside_names(place), key=natural_key):
         with suppress(FileNotFoundError):  # it has just gone
             status = os.stat(f"{DEAD}/{name}", dir_fd=directory, follow_symlinks=False)
@@ -420,12 +421,13 @@ def aside(place: str, directory: int) -> Iterator[Aside]:
 
 
 def aside_names(place: str) -> list[str]:
-    """Their names, in no order; none is looked at."""
+    """Return the names of the jobs that were set aside, in no order, without reading the files."""
     try:
         names = set(os.listdir(f"{place}/{DEAD}"))
     except FileNotFoundError:
         return []
-    # The note may be older than its file, or be left; a job whose own name ends so has a note besides.
+    # A note may be older than its file, or be left over; a job whose own name ends like that has a note
+    # besides.
     return [
         name
         for name in names

@@ -1,7 +1,7 @@
 """Census: how many jobs a spool directory has of each kind, and how many come and go.
 
 Comes from:  `qworker spool watch`.
-Goes to:     the directory, of which names, times and locks are looked at; no packet is read, nothing changes.
+Goes to:     the directory's names, times and locks, read only; no packet is read.
 Thread:      any; one at a time.
 """
 
@@ -22,7 +22,7 @@ from qworker.spooler.watching.inotify import Inotify
 from qworker.spooler.watching.scanning import Entry
 
 LOCKS = 2000
-"""Of so many jobs the locks are asked for, each time. Of more it would take longer than it is worth."""
+"""Locks checked at most in one census; checking more would take too long."""
 
 _COMES = inotify.MOVED_TO | inotify.CREATE
 _GOES = inotify.MOVED_FROM | inotify.DELETE
@@ -30,13 +30,13 @@ _HOW = inotify.ONLY_DIRECTORY | inotify.NO_LINK
 
 
 class Counts(NamedTuple):
-    """What is there.
+    """The counts of a directory.
 
-    - due: jobs that nobody runs, and that could be run. running: jobs whose lock somebody has.
+    - due: runnable jobs that nobody runs. running: jobs whose lock is held.
     - delayed: jobs that are due later. dead: those that were set aside; None when they may not be seen.
-    - oldest: since when the job is due that is due for longest; next_due: when the next delayed one is. Epoch
-      seconds; None without such a job.
-    - complete: whether the locks of all due jobs were asked for; some that count as due are run otherwise.
+    - oldest: due time of the oldest due job; next_due: due time of the next delayed job. Epoch seconds; None
+      without such a job.
+    - complete: whether the locks of all due jobs were checked; otherwise some of the due jobs may be running.
     """
 
     due: int
@@ -74,7 +74,7 @@ class Census:
         self._since: float | None = None
 
     def fileno(self) -> int:
-        """What can be read when something has come or gone; -1 when nothing is told of."""
+        """Return the descriptor that is readable after a change; -1 without notifications."""
         return -1 if self._inotify is None else self._inotify.fileno()
 
     def close(self) -> None:
@@ -84,8 +84,8 @@ class Census:
             self._inotify = None
 
     def listen(self) -> None:
-        """Count what was told of since the last time. Never waits. To be called when there is something: the
-        system keeps some ten thousand events."""
+        """Count the notifications since the last call. Never waits. Call it when fileno() is readable: the
+        kernel's queue holds some ten thousand events."""
         if self._inotify is None:
             return
         while events := self._inotify.read():
@@ -99,7 +99,7 @@ class Census:
                         self._went += 1
 
     def look(self) -> tuple[Counts, Flow | None]:
-        """What is there, and what came and went since the last look; None at the first one.
+        """Return the counts, with arrivals and departures since the last look; None at the first one.
 
         OSError when the directory cannot be read. The next look is a first one then.
         """
@@ -113,7 +113,7 @@ class Census:
         moment = time.monotonic()
         before, self._watched = self._watched, set()
         entries = list(self._everything())
-        # What came into a priority that is new, before it was watched, was not told of.
+        # Arrivals in a new priority, before it was watched, were not notified.
         self._lost = self._lost or not self._watched <= before
         counts = self._counted(entries)
         self.listen()
@@ -122,7 +122,7 @@ class Census:
         if self._since is not None:
             came, went, complete = self._came, self._went, not self._lost
             if self._inotify is None and self._names is not None:
-                # What came and went between two looks is not seen.
+                # Jobs that came and went between two looks are not seen.
                 came, went = len(names - self._names), len(self._names - names)
                 complete = False
             flow = Flow(came, went, moment - self._since, complete)
@@ -132,7 +132,7 @@ class Census:
         return counts, flow
 
     def _everything(self) -> Iterator[Entry]:
-        """The jobs in the directory and in its priorities, which are watched from now on."""
+        """Return the jobs in the directory and in its priorities, and watch these from now on."""
         folders = [""]
         for folder in folders:  # grows meanwhile
             place = f"{self.path}/{folder}" if folder else self.path

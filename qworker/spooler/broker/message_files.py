@@ -1,12 +1,12 @@
 """Message files: messages of a broker as spool files, in a directory for each queue.
 
-Comes from:  ``broker``, with what is to be sent; the files themselves, when they are claimed or looked at.
+Comes from:  ``broker``, with messages to send; claimed or inspected files.
 Goes to:     the bytes of a file, and back.
 Thread:      any; functions.
 
-The pairs say what the file is: ``qw_message``, ``qw_queue``, ``qw_priority``, and how long the headers and
-the properties are, which stand in the body before the message's own. The name begins with the time, so that
-the order of names is that in which messages were sent, whoever sent them.
+The pairs describe the file: ``qw_message``, ``qw_queue``, ``qw_priority``, and the lengths of the headers and
+the properties, which precede the message's own body. The name begins with the time, so names sort in the
+order in which the messages were sent, by any sender.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qworker.transports.lease import Envelope, Leased
 QUEUES = ".qw-queues"
 """The directory within a spool directory for the queues of a broker."""
 AT_ONCE = 1.0
-"""The time of what is due at once: no clock that is set back makes it wait."""
+"""The due time of immediate messages: even a clock that is set back does not delay them."""
 VERSION = b"1"
 MOST_URGENT = 9
 
@@ -32,30 +32,31 @@ _counter = count(1)  # next() of it is one step: no two threads get the same num
 
 
 class Stamp(NamedTuple):
-    """When messages were sent together: microseconds, and a number in this process."""
+    """The send time of a batch of messages: microseconds, and a number in this process."""
 
     microseconds: int
     number: int
 
     def name(self, index: int) -> str:
-        """A name for the message *index* of these."""
+        """Return a name for the message *index* of the batch."""
         return f"{PREFIX}qw_{self.microseconds}_{self.number}_{index}_{os.getpid()}_{os.urandom(4).hex()}"
 
 
 def stamp(now: float) -> Stamp:
-    """For what is sent at epoch second *now*."""
+    """Return the stamp of a batch sent at epoch second *now*."""
     return Stamp(round(now * 1_000_000), next(_counter))
 
 
 def sent_at(name: str) -> float | None:
-    """When the message in the file *name* was sent, epoch seconds; None when the name does not say."""
+    """Return when the message in the file *name* was sent, epoch seconds; None when the name does not contain
+    it."""
     numbers = _numbers(name)
     return None if numbers is None else numbers[0] / 1e6
 
 
 def tag_of(name: str, inode: int) -> int:
-    """A number for the message in the file *name*: older ones have smaller ones. inode: where the name says
-    nothing."""
+    """Return a tag for the message in the file *name*: older messages have smaller ones. inode: used when the
+    name has no time."""
     numbers = _numbers(name)
     if numbers is None:
         return inode
@@ -72,17 +73,17 @@ def _numbers(name: str) -> tuple[int, int, int, int] | None:
 
 
 def queue_folder(queue: str) -> str:
-    """The name of the directory of *queue*, which leads nowhere else."""
+    """Return the name of the directory of *queue*, which cannot lead outside."""
     return quote(queue, safe="").replace(".", "%2E")
 
 
 def queue_of(folder: str) -> str:
-    """The queue whose directory has that name."""
+    """Return the queue whose directory has that name."""
     return unquote(folder)
 
 
 def to_job(envelope: Envelope, name: str) -> NewJob:
-    """What is written for *envelope*, into a file of that name."""
+    """Return the job to write for *envelope*, with that file name."""
     headers = envelope.headers.encode()
     properties = b"" if envelope.properties is None else envelope.properties.encode()
     urgency = min(max(envelope.priority, 0), MOST_URGENT)
@@ -99,7 +100,7 @@ def to_job(envelope: Envelope, name: str) -> NewJob:
         pairs,
         headers + properties + envelope.body,
         envelope.due if envelope.due is not None and envelope.due > AT_ONCE else AT_ONCE,
-        # Those without a priority are in the directory itself, which comes last.
+        # Messages without a priority are in the directory itself, which comes last.
         "" if urgency == 0 else MOST_URGENT + 1 - urgency,
         name,
     )
@@ -115,9 +116,9 @@ def from_file(
     requeued: int = 0,
     redelivered: bool = False,
 ) -> Leased:
-    """The message in a file with these *pairs* and *body*. due: the time of the file, epoch seconds.
+    """Return the message in a file with these *pairs* and *body*. due: the time of the file, epoch seconds.
 
-    InvalidPacket when it is none.
+    InvalidPacket when it is not a message.
     """
     try:
         if pairs[b"qw_message"] != VERSION:
@@ -127,7 +128,7 @@ def from_file(
         first, second = int(pairs[b"qw_headers"]), int(pairs[b"qw_properties"])
         end = first + max(0, second)
         if first < 0 or end > len(body):
-            raise InvalidPacket("its headers and properties are longer than what is there")
+            raise InvalidPacket("its headers and properties are longer than the file")
         return Leased(
             tag,
             pairs[b"qw_queue"].decode(),

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LATEST = 2.0**53
-"""The epoch second before which every time of a file is."""
+"""Every file time is before this epoch second."""
 
 
 class _Held(NamedTuple):
@@ -75,7 +75,7 @@ class _Held(NamedTuple):
 
 
 class MessageConsumer(DirectoryConsumer[Lane]):
-    """Holds the locks of what it has given out."""
+    """Holds the locks of delivered messages."""
 
     def __init__(
         self, open_lanes: Callable[[Sequence[str]], list[Lane]], clock: Clock = SYSTEM_CLOCK
@@ -83,7 +83,7 @@ class MessageConsumer(DirectoryConsumer[Lane]):
         super().__init__(open_lanes, clock)
         self._held: dict[int, _Held] = {}
         self._stuck: list[FileClaim] = []
-        """What has ended, and could not be settled."""
+        """Messages that have ended and could not be settled."""
 
     def _forget(self) -> None:
         for held in self._held.values():
@@ -92,7 +92,7 @@ class MessageConsumer(DirectoryConsumer[Lane]):
         self._stuck.clear()
 
     def offer_again(self) -> None:
-        """Nothing: whoever consumes this broker alone keeps what it has."""
+        """Do nothing: a consumer of this broker alone keeps its messages."""
 
     def _take(self, lane: Lane, limit: int) -> list[Leased]:
         while (claim := lane.directory.next()) is not None:
@@ -129,7 +129,7 @@ class MessageConsumer(DirectoryConsumer[Lane]):
         return tag
 
     def settle_held(self, orders: Sequence[Order]) -> set[int]:
-        for order in orders:  # all or none of them: what is refused is told apart by settling it alone
+        for order in orders:  # all or none of them: refusals are told apart by settling one by one
             if isinstance(order, Release) and order.due is not None and not abs(order.due) < LATEST:
                 raise ValueError(f"no file can be due at {order.due!r}")
         lost: set[int] = set()
@@ -177,7 +177,7 @@ class _Place:
         self.clock = clock
 
     def queue(self, name: str) -> str:
-        """The directory of a queue."""
+        """Return the directory of a queue."""
         base = prepared(self.path)
         folder = f"{base}/{QUEUES}/{queue_folder(name)}"
         for each in (f"{base}/{QUEUES}", folder):  # here, since it is no news that a queue has a directory
@@ -186,11 +186,11 @@ class _Place:
         return prepared(folder)
 
     def administer(self, queue: str) -> closing[SpoolAdmin]:
-        """The files of a queue, for people and tools."""
+        """Return the administration of a queue's files."""
         return closing(SpoolAdmin(self.queue(queue)))
 
     def known(self) -> list[str]:
-        """The queues that have a directory, by name."""
+        """Return the queues that have a directory, by name."""
         with suppress(FileNotFoundError, NotADirectoryError):
             return sorted(map(queue_of, os.listdir(f"{self.path}/{QUEUES}")))
         return []
@@ -248,7 +248,7 @@ class SpoolSender(Sender):
 
 
 class SpoolQueues(Admin):
-    """The queues of a spool directory, for people and tools."""
+    """The queues of a spool directory, for administration."""
 
     def __init__(self, place: _Place) -> None:
         self._place = place
@@ -294,7 +294,7 @@ class SpoolQueues(Admin):
         return QueueInfo(queue, ready, delayed, leased, dead, oldest)
 
     def _waiting(self, queue: str) -> list[Waiting]:
-        """What is in a queue; [] when there is no such queue."""
+        """Return the messages in a queue; [] when the queue does not exist."""
         if queue not in self._place.known():
             return []
         with self._place.administer(queue) as admin:
@@ -306,7 +306,7 @@ class SpoolQueues(Admin):
         act: Callable[[SpoolAdmin, Waiting], object],
         only: Callable[[Waiting], bool] = lambda job: True,
     ) -> int:
-        """Act on what waits in *queue* and is not being run; return on how many."""
+        """Apply *act* to the messages in *queue* that are not running; return their number."""
         number = 0
         if queue in self._place.known():
             with self._place.administer(queue) as admin:
@@ -319,8 +319,8 @@ class SpoolQueues(Admin):
 
 
 class SpoolLetters(Letters):
-    """The dead letters of a spool directory: what is set aside, in files. A letter has the tag of its
-    message. Each look takes all of them in hand."""
+    """The dead letters of a spool directory: the files that were set aside. A letter has the tag of its
+    message. Each look reads all of them."""
 
     portion = sys.maxsize
 
@@ -336,7 +336,8 @@ class SpoolLetters(Letters):
         return self._each(tags, lambda admin, name: admin.retry(name, due=AT_ONCE, returns=1))
 
     def send_again(self, calls: Sequence[Again]) -> int:
-        """As Letters has it, but each in two steps: a crash between them leaves a message sent and kept."""
+        """As Letters does, but each in two steps: a crash between them leaves a message both sent and
+        kept."""
         kept = {letter.tag: (letter, queue, name) for letter, queue, name in self._dead(None)}
         found = [(call, *kept[call.tag]) for call in calls if call.tag in kept]
         for call, letter, queue, name in found:
@@ -352,7 +353,7 @@ class SpoolLetters(Letters):
         raise NotSupported("this broker takes no dead letters from elsewhere")
 
     def _dead(self, queue: str | None) -> Iterator[tuple[Dead, str, str]]:
-        """The dead letters of *queue* (None: of all), each with its queue and the name of its file."""
+        """Return the dead letters of *queue* (None: of all), each with its queue and the name of its file."""
         for known in self._place.known():
             if queue not in (None, known):
                 continue
@@ -442,7 +443,7 @@ class SpoolBroker(Broker):
 
 
 def open_broker(url: str | None, conf: Settings) -> SpoolBroker:
-    """The broker at *url*, ``spool:///dir``; nothing is made before it is used.
+    """Return the broker at *url*, ``spool:///dir``; nothing is created before it is used.
 
     The only option (``broker_transport_options``) is ``sync``: nothing, file or directory.
     """
@@ -452,7 +453,7 @@ def open_broker(url: str | None, conf: Settings) -> SpoolBroker:
     directory = unquote(parts.path)
     if parts.netloc or not directory.startswith("/") or not directory.strip("/"):
         raise ConfigurationError(
-            "broker_url names a spool directory as spool:///var/spool/jobs: three slashes, and a whole path",
+            "broker_url names a spool directory as spool:///var/spool/jobs: three slashes, the absolute path",
             setting="broker_url",
         )
     options = dict(conf.broker_transport_options)

@@ -1,8 +1,8 @@
 """Attempts: how often a job was begun, and how often given back, kept with its file: no crash forgets it.
 
 Comes from:  ``claiming`` and ``administration``, under the job's lock.
-Goes to:     an extended attribute of the file, which goes with it wherever it is moved; a file of its own
-             below ``.qw-attempts`` where the file system has no attributes.
+Goes to:     an extended attribute of the file, which moves with it; a file below ``.qw-attempts`` where the
+             file system has no attributes.
 Thread:      the one that has the claim.
 """
 
@@ -29,8 +29,8 @@ _NONE_HERE = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
 
 
 class Attempts:
-    """Those of the jobs of one spool directory, whose descriptor is *directory*. attribute: its name. suffix:
-    of the file that stands for it where there are no attributes."""
+    """The attempts of the jobs in one spool directory, whose descriptor is *directory*. attribute: its name.
+    suffix: of the file that replaces the attribute where there are none."""
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class Attempts:
         self._attributes = attributes
 
     def read(self, file: int | str, name: str) -> int:
-        """How often the job was begun; 0 when nothing is known. file: its descriptor, or its whole path."""
+        """Return how many times the job was begun; 0 when unknown. file: its descriptor, or its absolute
+        path."""
         if self._attributes:
             try:
                 return _number(os.getxattr(file, self._attribute))
@@ -68,7 +69,7 @@ class Attempts:
             try:
                 os.setxattr(file, self._attribute, b"1", os.XATTR_CREATE)
                 return True
-            except OSError:  # one is there, or there are no attributes, or no room: count() tells
+            except OSError:  # one exists, or there are no attributes, or no space: count() reports
                 pass
         return False
 
@@ -96,7 +97,7 @@ class Attempts:
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             noted = os.open(self._noted(name), flags, 0o600, dir_fd=self._directory)
             try:
-                os.write(noted, b"%010d" % attempts)  # always as long, so that it replaces what was there
+                os.write(noted, b"%010d" % attempts)  # always the same length, so it replaces the old number
             finally:
                 os.close(noted)
         except OSError as error:
@@ -106,20 +107,20 @@ class Attempts:
         return f"{FOLDER}/{name}{self._suffix}"
 
     def reset(self, file: int, name: str) -> None:
-        """The job counts as one that was never begun. OSError when that cannot be noted."""
+        """Set the count to 0. OSError when that cannot be stored."""
         if self.read(file, name) and self._attributes:
             os.removexattr(file, self._attribute)
         self.forget(name)
 
     def forget(self, name: str) -> None:
-        """The job is no more; an attribute has gone with its file."""
+        """Remove the count of a job that is gone; an attribute has gone with its file."""
         if not self._attributes:
             with suppress(OSError):
                 os.unlink(self._noted(name), dir_fd=self._directory)
 
 
 def returns_of(directory: int) -> Attempts:
-    """How often jobs were given back by who had begun them: what was begun more often met with a death."""
+    """Return the counter of returned jobs: a job begun more often than it was returned met with a death."""
     return Attempts(directory, attribute=RETURNS, suffix=".returns")
 
 
@@ -135,8 +136,7 @@ LONGEST_NOTE = 65_536
 
 
 class Note(NamedTuple):
-    """What is known of a file that was set aside. path: where it was. at: when, epoch seconds; 0.0 when that
-    was not noted."""
+    """The note of a file that was set aside. path: its former path. at: epoch seconds; 0.0 when unknown."""
 
     path: str
     reason: str = "nothing was noted"
@@ -146,7 +146,7 @@ class Note(NamedTuple):
 
 def set_aside(directory: int, path: str, *, reason: str, attempts: int, now: float) -> None:
     """Move *path* of the spool directory, whose descriptor is *directory*, and note why. OSError when that
-    cannot be done; the file is still there then."""
+    fails; the file is still in its place then."""
     name = path.rpartition("/")[2]
     note = {"path": path, "reason": reason, "attempts": attempts, "at": from_epoch(now).isoformat()}
     with suppress(FileExistsError):
@@ -160,13 +160,13 @@ def set_aside(directory: int, path: str, *, reason: str, attempts: int, now: flo
 
 
 def note_name(name: str) -> str:
-    """The path of the note beside the file *name*."""
+    """Return the path of the note beside the file *name*."""
     return f"{DEAD}/{name}.json"
 
 
 def read_note(directory: int, name: str) -> Note:
-    """The note of the file *name* that was set aside. What cannot be read, or leads anywhere else, stands as
-    if it had not been noted."""
+    """Return the note of the set-aside file *name*. Fields that cannot be read, or paths that lead outside,
+    count as not noted."""
     try:
         file = os.open(note_name(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
         with open(file, "rb") as stream:

@@ -1,11 +1,11 @@
 """Claims: a job is taken under the lock of its file, and ends in one of four ways.
 
 Comes from:  ``directory``, which knows which file to try.
-Goes to:     a Claim, held until the job has ended; or a Refusal, which says when to try again.
-Thread:      whoever runs the job may end its claim; a Claim is for one thread at a time.
+Goes to:     a Claim, held until the job has ended; or a Refusal, with the time of the next try.
+Thread:      any thread may end a claim; a Claim is for one thread at a time.
 
-Nothing that was found out before the lock is believed under it: the file must still have its name, be a plain
-file of an owner who may have code run here, and be due.
+Every check is repeated under the lock: the file must still have its name, be a plain file of an allowed
+owner, and be due.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 GRACE_SECONDS = 60.0
 """A file that is no packet is set aside when it has not changed for so long: its writer may be slow."""
 BUSY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EIO)
-"""Errors that say nothing about the file."""
+"""Errors that are not about the file."""
 
 
 class Reason(Enum):
@@ -71,8 +71,8 @@ class Claim:
     """A job that is ours, its file locked. It ends with finish(), give_back(), decline() or set_aside(); as a
     context manager, with give_back() if with nothing else.
 
-    path: its file, relative to the spool directory. name: of the file, which is the job's id. pairs: what it
-    says. inode: of the file. is_over: it has ended, and there is no such job any more.
+    path: its file, relative to the spool directory. name: of the file, which is the job's id. pairs: its
+    content. inode: of the file. is_over: it has ended, and the job no longer exists.
     """
 
     __slots__ = ("_file", "_head", "_place", "inode", "is_over", "name", "pairs", "path")
@@ -89,32 +89,31 @@ class Claim:
 
     @property
     def body(self) -> bytes:
-        """What follows the pairs. A large one is read each time that it is asked for, while the claim is
-        held."""
+        """Return the body after the pairs. A large one is read anew on each call, while the claim is held."""
         body = self._head.body
         return read_body(self._file, self._head.start) if body is None else body
 
     @property
     def attempts(self) -> int:
-        """How often the job was begun, as far as that was counted."""
+        """Return how many times the job was begun, as far as that was counted."""
         return self._place.attempts.read(self._file, self.name)
 
     @property
     def returns(self) -> int:
-        """How often the job was given back by who had begun it and lived on."""
+        """Return how many times the job was given back by a process that survived."""
         return self._place.returns.read(self._file, self.name)
 
     def changed(self) -> float:
-        """When the file, or what is noted with it, was last changed, epoch seconds."""
+        """Return when the file, or its attributes, last changed, epoch seconds."""
         return os.fstat(self._file).st_ctime
 
     @property
     def held(self) -> bool:
-        """Whether it has not ended yet."""
+        """Return whether it has not ended yet."""
         return self._file >= 0
 
     def stamp(self) -> Stamp:
-        """By which the file is known to be the same as before."""
+        """Return a value that changes when the file does."""
         return stamp_of(os.fstat(self._file))
 
     def begin_first(self) -> bool:
@@ -132,8 +131,8 @@ class Claim:
         return number
 
     def finish(self) -> bool:
-        """The job is done: remove its file. False when it was not there any more; that is a warning in the
-        log. OSError when it cannot be removed; the claim is still held then."""
+        """Remove the file of the finished job. Return False, after a warning in the log, when it had gone
+        already. OSError when it cannot be removed; the claim is still held then."""
         place = self._place
         try:
             os.unlink(self.path, dir_fd=place.directory)
@@ -151,11 +150,11 @@ class Claim:
         return there
 
     def count_return(self) -> None:
-        """What was begun has come back."""
+        """Count a begun job as returned."""
         self._place.returns.count(self._file, self.name)
 
     def give_back(self, delay: float = 0.0, *, returned: bool = False, attempts: int | None = None) -> None:
-        """The job is to run again, in *delay* seconds; every spooler keeps to that, uWSGI's to the second.
+        """Run the job again in *delay* seconds; every spooler respects that, uWSGI's to the second.
 
         returned: count it among its returns. attempts: how often it counts as begun; None: as it was.
         """
@@ -169,7 +168,7 @@ class Claim:
         self._let_go(Refusal(Reason.NOT_DUE, now + delay, stamp_of(os.fstat(self._file))))
 
     def due(self) -> float:
-        """When it was due, epoch seconds."""
+        """Return when it was due, epoch seconds."""
         return os.fstat(self._file).st_mtime
 
     def note_returns(self, number: int) -> None:
@@ -177,30 +176,30 @@ class Claim:
         self._place.returns.write(self._file, self.name, number)
 
     def give_back_for(self, due: float) -> None:
-        """The job is to run at that time, epoch seconds."""
+        """Run the job again at that time, epoch seconds."""
         os.utime(self._file, (due, due))
         crash_point("spool file given back")
         self._let_go(Refusal(Reason.NOT_DUE, due, stamp_of(os.fstat(self._file))))
 
     def let_go(self, attempts: int | None = None) -> None:
-        """As if it had never been claimed: it is free for everybody, us too. attempts: how often it counts as
-        begun; None: nothing is changed."""
+        """Release the job as if it had never been claimed; this process may claim it too. attempts: how often
+        it counts as begun; None: unchanged."""
         self._set_attempts(attempts)
         now = self._place.clock.now()
         self._let_go(Refusal(Reason.NOT_DUE, now, stamp_of(os.fstat(self._file))))
 
     def leave_to_parent(self) -> None:
-        """In a forked child: the job is its parent's, which ends the claim; its death is to free the lock."""
+        """In a forked child: leave the claim to the parent, whose death must free the lock."""
         file, self._file = self._file, -1
         os.close(file)
 
     def decline(self) -> None:
-        """The job is for another process: it is not offered to this one again, unless its file changes."""
+        """Leave the job to another process: it is not offered to this one again, unless its file changes."""
         self._let_go(Refusal(Reason.DECLINED, math.inf, stamp_of(os.fstat(self._file))))
 
     def set_aside(self, reason: str) -> None:
-        """The job is not to run any more: keep its file, and the reason, in ``.qw-dead``. OSError when that
-        cannot be done; the claim is still held then."""
+        """Move the file to ``.qw-dead`` with the reason; the job does not run again. OSError when that fails;
+        the claim is still held then."""
         self._place.put_aside(self._file, self.path, reason)
         self._let_go(None)
 
@@ -223,7 +222,7 @@ class Claim:
 
 
 class ClaimedPlace:
-    """A spool directory, for who claims there.
+    """A spool directory, for claiming.
 
     directory: its descriptor. owners: user ids whose jobs are run. grace: see GRACE_SECONDS.
     """
@@ -269,8 +268,8 @@ class ClaimedPlace:
         return found
 
     def look(self, path: str, known: Refusal) -> Refusal | None:
-        """Whether *path*, which was refused before, is still refused, found out without a trace; None when it
-        is worth to be claimed."""
+        """Check, without a trace, whether the refused *path* is still refused; None when it is worth
+        claiming."""
         try:
             status = os.stat(path, dir_fd=self.directory, follow_symlinks=False)
             now = self.clock.now()
@@ -284,7 +283,7 @@ class ClaimedPlace:
         return known if known.until > now and known.stamp == stamp_of(status) else None
 
     def put_aside(self, file: int, path: str, reason: str) -> None:
-        """Move a file that is held to ``.qw-dead``, and say so. OSError when that cannot be done."""
+        """Move a held file to ``.qw-dead`` and log that. OSError when that fails."""
         name = path.rpartition("/")[2]
         attempts = self.attempts.read(file, name)
         set_aside(self.directory, path, reason=reason, attempts=attempts, now=self.clock.now())
@@ -293,9 +292,9 @@ class ClaimedPlace:
         logger.warning("%s is set aside: %s", path, printable(reason))
 
     def _locked(self, path: str, file: int) -> Claim | Refusal:
-        """The claim of a file that is locked, or why it cannot be run."""
+        """Return the claim of a locked file, or why it cannot be run."""
         status = os.fstat(file)
-        # Who had the lock before may have removed the file, or moved it, since it was opened here.
+        # The previous holder may have removed or moved the file since it was opened here.
         if not status.st_nlink or not os.access(path, os.F_OK, dir_fd=self.directory):
             return GONE
         if not stat.S_ISREG(status.st_mode):

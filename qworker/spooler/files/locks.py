@@ -1,4 +1,4 @@
-"""Locks on spool files: who holds one runs the job, whether it is ours or uWSGI's.
+"""Locks on spool files, shared with uWSGI: the holder of the lock runs the job.
 
 Comes from:  ``claiming``.
 Goes to:     the kernel, which frees a lock with the process that holds it.
@@ -6,7 +6,7 @@ Thread:      any.
 
 uWSGI takes a POSIX record lock on the whole file. An OFD lock (of the open file description) excludes it and
 is excluded by it, and belongs to one opening of the file; a record lock belongs to the process, which loses
-it when it closes the file anywhere. So OFD locks are used where there are some: on Linux, but not on NFS.
+it when it closes the file anywhere. So OFD locks are used where they exist: on Linux, but not on NFS.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from contextlib import suppress
 from typing import Protocol
 
 _FLOCK = "hhqqi0q"
-"""The structure of Linux: kind, from where, first byte, length (0: to the end), process (0 for OFD locks)."""
+"""Linux's structure: type, whence, start, length (0: to the end), process (0 for OFD locks)."""
 _WHOLE_FILE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _REMOTE = ("nfs", "cifs", "smb", "ceph", "glusterfs", "fuse.glusterfs", "lustre", "9p")
-"""How the kinds of file systems begin that belong to other machines."""
+"""Prefixes of the names of network file systems."""
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class Locked(Exception):
-    """Another one holds the lock of that file."""
+    """Another process holds the lock of the file."""
 
 
 class FileLock(Protocol):
-    """How the files of a spool directory are locked."""
+    """The kind of lock for the files of a spool directory."""
 
     def acquire(self, path: str, directory: int) -> int:
         """Open and lock *path*, relative to the descriptor *directory*; return its descriptor. Never waits.
@@ -44,8 +44,8 @@ class FileLock(Protocol):
         """Unlock and close what acquire() returned."""
 
     def is_held(self, path: str, directory: int) -> bool:
-        """Whether another holds the lock, found out without a trace: nobody is told that the file was closed.
-        OSError when it cannot be opened."""
+        """Check whether another process holds the lock, without a trace: no one is notified of the closed
+        file. OSError when it cannot be opened."""
 
 
 class DescriptionLock:
@@ -79,7 +79,7 @@ class RecordLock:
     """POSIX record locks, as uWSGI has them.
 
     Two threads of one process both get such a lock, and lose it when either closes the file. So a table of
-    this process says which files are held, and none of them is opened again.
+    this process lists the held files, and none of them is opened again.
     """
 
     _table: set[tuple[int, int, int]] = set()
@@ -127,14 +127,14 @@ class RecordLock:
 
     @staticmethod
     def _key(path: str, directory: int) -> tuple[int, int, int]:
-        """The file, for this process: a forked child inherits no record lock."""
+        """Return the file's key in this process: a forked child inherits no record lock."""
         status = os.stat(path, dir_fd=directory, follow_symlinks=False)
         return os.getpid(), status.st_dev, status.st_ino
 
 
 def best_lock(place: str = "", mounts: str = "/proc/self/mounts") -> FileLock:
-    """OFD locks where the system has them; record locks elsewhere, and when the directory *place* is on a
-    network file system, whose server knows no others. mounts: the file that lists what is mounted."""
+    """Return OFD locks where the system has them; record locks elsewhere, and when the directory *place* is
+    on a network file system, which supports only those. mounts: the file that lists the mounts."""
     if not hasattr(fcntl, "F_OFD_SETLK") or _is_remote(os.path.realpath(place), mounts):
         return RecordLock()
     return DescriptionLock()
@@ -147,12 +147,12 @@ def _is_remote(place: str, mounts: str) -> bool:
     except OSError:
         return False
     inside = [(len(point), kind) for point, kind in map(_mount, found) if _is_below(place, point)]
-    # The mount that was made last hides those below it.
+    # The latest mount hides those below it.
     return bool(inside) and max(reversed(inside), key=lambda each: each[0])[1].startswith(_REMOTE)
 
 
 def _mount(fields: list[str]) -> tuple[str, str]:
-    """Where, and of which kind; blanks are written in octal."""
+    """Return mount point and type; blanks are written in octal."""
     point, kind = fields
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point), kind
 

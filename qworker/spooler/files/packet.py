@@ -1,4 +1,4 @@
-"""The packet: pairs of bytes in the form that uWSGI gives them, in a spool file or on a socket.
+"""The packet: uWSGI's encoding of pairs of bytes, in a spool file or on a socket.
 
     byte 0        modifier1: 17, "for the spooler"
     bytes 1, 2    how many bytes the pairs take, little-endian
@@ -10,7 +10,7 @@ Comes from:  ``writing``, which has the pairs of a new job; ``claiming``, which 
 Goes to:     the bytes of a spool file; the pairs and the body of a job.
 Thread:      any; nothing is kept.
 
-A reader looks at neither modifier, as uWSGI's does not. A length is checked before it is used.
+A reader ignores both modifiers, as uWSGI's does. A length is checked before it is used.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ LARGEST = 65_535
 """Bytes that the pairs of one packet may take, with their lengths."""
 
 _SHORT = tuple(length.to_bytes(2, "little") for length in range(256))
-"""Most lengths, as they stand in a packet."""
+"""Most lengths, as encoded in a packet."""
 
 Text: TypeAlias = "str | bytes | bytearray | memoryview"
 Pairs: TypeAlias = "Mapping[str | bytes, Text | int]"
-"""What a caller may write: text is encoded as UTF-8, and a number is written in decimal."""
+"""Pairs to write: text is encoded as UTF-8, and numbers in decimal."""
 
 
 class Packet(NamedTuple):
-    """What was read. Of a key that was there twice, ``pairs`` has the last value."""
+    """A decoded packet. For a repeated key, ``pairs`` has the last value."""
 
     pairs: dict[bytes, bytes]
     body: bytes
 
 
 def encode(pairs: Pairs) -> bytes:
-    """The packet of *pairs*, which may be empty; a body is written after it.
+    """Encode *pairs*, which may be empty; a body is written after them.
 
-    SpoolError when a key is empty, when a key or value is neither text, bytes nor a whole number, and when
-    the pairs take more than 65,535 bytes. Nothing is ever cut.
+    SpoolError when a key is empty, when a key or value is not text, bytes or a whole number, and when the
+    pairs take more than 65,535 bytes. Nothing is ever cut.
     """
     plain: dict[bytes, bytes] = {}
     for name, content in pairs.items():
@@ -66,7 +66,7 @@ def encode(pairs: Pairs) -> bytes:
         if size > LARGEST:
             raise SpoolError(
                 f"the pairs take more than {LARGEST:,} bytes, from the one of {safe_repr(key)} on "
-                f"({len(value):,} bytes): pass what is large as the body, which has no limit"
+                f"({len(value):,} bytes): pass large data as the body, which has no limit"
             )
         parts += (
             _SHORT[in_key] if in_key < 256 else in_key.to_bytes(2, "little"),
@@ -79,7 +79,7 @@ def encode(pairs: Pairs) -> bytes:
 
 
 def _bytes(value: object, part: str, key: object) -> bytes:
-    """*value* as it stands in a packet; *part* of the pair of *key* it is, for the error."""
+    """Return *value* as encoded in a packet. *part* and *key* are for the error."""
     if value.__class__ is bytes:
         return value
     try:
@@ -99,16 +99,16 @@ def _bytes(value: object, part: str, key: object) -> bytes:
 
 
 def decode(image: bytes) -> Packet:
-    """The packet at the beginning of *image*, the bytes of a whole spool file, and the body after it.
+    """Decode the packet at the beginning of *image*, the bytes of a whole spool file, and the body after it.
 
-    InvalidPacket when it ends before its own lengths say, or has an empty key. It may be a file that
-    somebody is still writing.
+    InvalidPacket when it is shorter than its lengths, or has an empty key. The file may still be being
+    written.
     """
     if len(image) < HEADER:
         raise InvalidPacket(f"it ends at byte {len(image)}, inside of the header's {HEADER}")
     end = HEADER + (image[1] | image[2] << 8)
     if len(image) < end:
-        raise InvalidPacket(f"it ends at byte {len(image)}, and its header says that the pairs go to {end}")
+        raise InvalidPacket(f"it ends at byte {len(image)}, but by its header the pairs end at {end}")
     pairs: dict[bytes, bytes] = {}
     position = HEADER
     try:
@@ -127,13 +127,13 @@ def decode(image: bytes) -> Packet:
 
 
 def plain(packet: bytes) -> bytes:
-    """A packet that came over a socket, as it stands in a spool file: its modifiers are the file's."""
+    """Convert a packet from a socket to the form of a spool file, with the file's modifiers."""
     head = bytes((MODIFIER1, packet[1], packet[2], 0))
     return packet if packet.startswith(head) else head + packet[HEADER:]
 
 
 def _invalid(image: bytes, end: int) -> InvalidPacket:
-    """What is wrong with the pairs of *image*, which are to go to *end*."""
+    """Return the error in the pairs of *image*, which should end at *end*."""
     position = HEADER
     while True:
         key_begin = position + 2
@@ -153,16 +153,16 @@ def _invalid(image: bytes, end: int) -> InvalidPacket:
 
 
 # -- Names: of spool files, of priorities, and the order in which names are worked off --
-# The natural order is that of versions: runs of digits compare as numbers, and a run that begins with a
-# zero as the digits of a fraction do, so 000, 00, 01, 010, 09, 0, 1, 9, 10. It is uWSGI's, when it is
-# told to keep an order.
+# The natural order is that of versions: runs of digits compare as numbers, and a run that begins with a zero
+# as the digits of a fraction, so 000, 00, 01, 010, 09, 0, 1, 9, 10. It is uWSGI's order, when it is
+# configured to keep one.
 
 PREFIX = "uwsgi_spoolfile_on_"
-"""How the name of every job begins. Whatever begins otherwise is no job, and is left alone."""
+"""The prefix of every job's name. Other names are not jobs, and are left alone."""
 TEMPORARY = ".qw-tmp-"
-"""How the name of a file begins that is being written."""
+"""The prefix of files that are being written."""
 DEAD = ".qw-dead"
-"""The directory within a spool directory for what was set aside."""
+"""The directory within a spool directory for jobs that were set aside."""
 LONGEST = 255
 """Bytes in a file name."""
 
@@ -197,33 +197,34 @@ def _number_key(match: re.Match[bytes]) -> bytes:
 
 
 def path_key(path: str) -> tuple[bytes, ...]:
-    """The same for a path within a spool directory: a directory is worked off where its name sorts."""
+    """The same for a path within a spool directory: directories are processed where their names sort."""
     return tuple(map(natural_key, path.split("/")))
 
 
 def is_priority(name: str) -> bool:
-    """Whether a directory of this name is entered when an order is kept: digits and nothing else."""
+    """Return whether a directory of this name is entered when an order is kept: only digits."""
     return name.isascii() and name.isdigit()
 
 
 def job_path(name: str) -> str:
-    """The path of a job within its spool directory, as a person names it: the name of its file, with its
-    priority and a slash before it when it has one. It leads nowhere else.
+    """Return the path of a job within its spool directory from its displayed name: the name of its file,
+    after its priority and a slash if it has one. It cannot lead outside.
 
-    SpoolError when it is no such name.
+    SpoolError when it is not such a name.
     """
     *folders, own = name.split("/")
     fits = own.startswith(PREFIX) and all(map(is_priority, folders)) and "\0" not in name
     if not fits or any(len(os.fsencode(part)) > LONGEST for part in (*folders, own)):
         raise SpoolError(
             f"{safe_repr(name)} is not the name of a job, such as {PREFIX}HOST_1_2 or, with its priority, "
-            f"10/{PREFIX}HOST_1_2: take what `qworker spool ls` shows"
+            f"10/{PREFIX}HOST_1_2: copy a name from `qworker spool ls`"
         )
     return name
 
 
 def priority_name(priority: str | bytes | int, *, words: bool = False) -> str:
-    """The directory for jobs of *priority*; '' for none. words: a name that is no number is allowed, too.
+    """Return the directory for jobs of *priority*; '' for none. words: names that are not numbers are
+    allowed, too.
 
     SpoolError when it is not allowed, or could lead anywhere else.
     """
@@ -247,7 +248,7 @@ def priority_name(priority: str | bytes | int, *, words: bool = False) -> str:
 # -- Reading: what an opened spool file says, a large body only when it is asked for --
 
 HEAD_BYTES = HEADER + LARGEST
-"""No packet is longer; what follows is body."""
+"""The maximum length of a packet; the body follows it."""
 
 
 class Head(NamedTuple):
@@ -259,14 +260,14 @@ class Head(NamedTuple):
 
 
 def read_head(file: int, size: int) -> Head:
-    """What the file of *size* bytes begins with. InvalidPacket when that is no packet."""
+    """Read the packet at the beginning of the file of *size* bytes. InvalidPacket when it is not one."""
     image = os.pread(file, min(size, HEAD_BYTES), 0)
     pairs, body = decode(image)
     return Head(pairs, len(image) - len(body), body if len(image) >= size else None)
 
 
 def read_body(file: int, start: int) -> bytes:
-    """The file from byte *start* to its end."""
+    """Read the file from byte *start* to its end."""
     parts: list[bytes] = []
     while part := os.pread(file, 1 << 24, start):  # a system reads 2 GB at a time
         parts.append(part)
@@ -275,6 +276,6 @@ def read_body(file: int, start: int) -> bytes:
 
 
 def read_whole(file: int) -> Packet:
-    """All of the file. InvalidPacket when it is none."""
+    """Read the whole file. InvalidPacket when it is not a packet."""
     head = read_head(file, os.fstat(file).st_size)
     return Packet(head.pairs, read_body(file, head.start) if head.body is None else head.body)

@@ -19,10 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 def prepared(path: str | os.PathLike[str], *, shared: bool = False) -> str:
-    """The absolute path of the spool directory *path*, which is made (mode 0750) when only it is missing.
+    """Return the absolute path of the spool directory *path*, which is created (mode 0750) when only it is
+    missing.
 
-    ConfigurationError when it cannot be made or used, and when everybody may write there and remove what is
-    others': whoever can write a job has it run. shared: they may.
+    ConfigurationError when it cannot be made or used, and when everybody may write to it and remove others'
+    files: whoever can write a job has it run. shared: that is allowed.
     """
     place = os.path.realpath(path)
     try:
@@ -49,10 +50,10 @@ def prepared(path: str | os.PathLike[str], *, shared: bool = False) -> str:
 
 
 def existing(path: str | os.PathLike[str], *, writable: bool = True) -> str:
-    """The absolute path of the spool directory *path*, which somebody wants to look at, or to change.
+    """Return the absolute path of the existing spool directory *path*, to be inspected or changed.
 
-    ConfigurationError when it is not there or may not be used, and when other things lie there and nothing
-    of a spooler's: it is another directory than the one that was meant.
+    ConfigurationError when it does not exist or may not be used, and when it contains only foreign files: it
+    is probably not the intended directory.
     """
     try:
         place = os.path.realpath(path)
@@ -60,8 +61,8 @@ def existing(path: str | os.PathLike[str], *, writable: bool = True) -> str:
     except (OSError, ValueError) as error:  # a NUL in the path
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigurationError(
-            f"the spool directory {safe_repr(os.fspath(path))} cannot be opened: {reason}. Name one that is "
-            "there"
+            f"the spool directory {safe_repr(os.fspath(path))} cannot be opened: {reason}. Name an existing "
+            "one"
         ) from None
     shown = safe_repr(place)
     if not stat.S_ISDIR(mode):
@@ -79,7 +80,8 @@ def existing(path: str | os.PathLike[str], *, writable: bool = True) -> str:
 
 
 def _holds_only_others(place: str) -> bool:
-    """Whether there are files, and none is a spooler's. One may be empty, or have hidden ones."""
+    """Return whether there are files and none is a spooler's. A spool directory may be empty, or have hidden
+    files."""
     others = False
     with os.scandir(place) as entries:
         for entry in entries:

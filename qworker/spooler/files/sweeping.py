@@ -1,8 +1,8 @@
-"""Sweeping: what the dead left in spool directories, which nobody would ever look at again.
+"""Sweeping: removes files that dead processes left in spool directories.
 
 Comes from:  a spooler that starts.
-Goes to:     the directories: files of writers that died, numbers of attempts of jobs that are no more, and
-             notes of jobs that were never set aside. No job is touched.
+Goes to:     the directories: files of writers that died, attempt counts of jobs that are gone, and notes of
+             jobs that were never set aside. No job is touched.
 Thread:      any. Several may sweep at once, beside spoolers that run.
 """
 
@@ -44,7 +44,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _jobs(place: str) -> set[str]:
-    """The names of all jobs, those in priorities and those that were set aside, too."""
+    """Return the names of all jobs, including those in priorities and those set aside."""
     jobs: set[str] = set()
     for _, folders, names in os.walk(place):
         folders[:] = [name for name in folders if name != ATTEMPTS]
@@ -53,7 +53,7 @@ def _jobs(place: str) -> set[str]:
 
 
 def _sweep_folder(place: str, folder: str, jobs: Collection[str], older_than: float) -> int:
-    """Remove what is about jobs that are not among *jobs*: what is beside jobs in DEAD ends in .json."""
+    """Remove files about jobs that are not among *jobs*; those beside jobs in DEAD end in .json."""
     removed = 0
     latest = time.time() - older_than
     known = set(jobs)

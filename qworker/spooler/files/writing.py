@@ -1,11 +1,11 @@
-"""Writer: puts new jobs into a spool directory, whole or not at all.
+"""Writer: puts new jobs into a spool directory, atomically.
 
-Comes from:  whoever has a job for a spooler, ours or uWSGI's.
+Comes from:  anything with a job for a spooler, ours or uWSGI's.
 Goes to:     a spool file: written under a temporary name in the same directory, then renamed.
 Thread:      any; a Writer keeps nothing that changes.
 
-A spooler sees a job when it has its name, and it has its name when it is complete; so it needs no lock. When
-a job is due is the file's time of modification: whole seconds, rounded up, since uWSGI looks at no fraction.
+A spooler sees a job when it has its name, and it gets its name when it is complete; so no lock is needed. The
+due time of a job is the file's modification time: whole seconds, rounded up, since uWSGI ignores fractions.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ STALE_SECONDS = 3600.0
 
 
 class Sync(Enum):
-    """What has reached the disk when a job is written: what is still there after the power was lost."""
+    """What has reached the disk when a job is written, and so survives a power loss."""
 
     NOTHING = "nothing"
     """As with uWSGI: the system writes within half a minute or so. A process that dies loses nothing."""
     FILE = "file"
-    """The job, though not yet its name."""
+    """The job, but not yet its name."""
     DIRECTORY = "directory"
-    """The job and its name: it will be there."""
+    """The job and its name."""
 
 
 class NewJob(NamedTuple):
@@ -63,7 +63,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class Writer:
-    """A spool directory, for who writes.
+    """A spool directory, for writing.
 
     words: priorities may be other names than numbers. No spooler looks into their directories by itself.
     shared: everybody may write to the directory. exact: due times keep their fractions, of which uWSGI knows
@@ -95,10 +95,10 @@ class Writer:
         priority: str | bytes | int = "",
         packet: bytes = b"",
     ) -> str:
-        """Write one job and return the path of its file. packet: the pairs as they stand in a packet, by who
-        has decoded them from it; b"": they are encoded here.
+        """Write one job and return the path of its file. packet: the already encoded pairs; b"": they are
+        encoded here.
 
-        SpoolError when it cannot be written; then nothing is there.
+        SpoolError when it cannot be written; no file is left then.
         """
         drafts = [self._draft(pairs, body, at, priority, packet=packet)]
         try:
@@ -111,10 +111,9 @@ class Writer:
         return drafts[0][2]
 
     def write_many(self, jobs: Iterable[NewJob]) -> list[str]:
-        """Write several jobs and return the paths of their files, in order. What is to reach the disk does so
-        for all at once.
+        """Write several jobs and return the paths of their files, in order. They are synced together.
 
-        They get their names when all are written: SpoolError about one of them means that none is there.
+        They get their names when all are written: after SpoolError about one of them none exists.
         """
         return write_together([(self, jobs)])
 
@@ -154,7 +153,7 @@ class Writer:
         return folder, path, f"{folder}/{name}"
 
     def _folder(self, priority: str) -> str:
-        """The directory of a priority, made when it is missing."""
+        """Return the directory of a priority, made when it is missing."""
         if not priority:
             return self.path
         folder = f"{self.path}/{priority}"
@@ -180,7 +179,7 @@ class Writer:
                 os.rename(temporary, path)
             crash_point("spool file named")
             if self._sync is Sync.DIRECTORY:
-                # The directory itself, too: it has the names of the priorities.
+                # The directory itself, too: it contains the names of the priorities.
                 for folder in {self.path, *(folder for folder, _, _ in drafts)}:
                     sync(folder)
         except OSError as error:
@@ -195,8 +194,8 @@ class Writer:
 def write_together(several: Iterable[tuple[Writer, Iterable[NewJob]]]) -> list[str]:
     """Write the jobs of each writer, and return the paths of all their files, in order.
 
-    They get their names when all are written. SpoolError about one of them means that none is there: what has
-    its name already is taken back, as whoever wrote it is to write it again. A spooler may have begun it.
+    They get their names when all are written. After SpoolError about one of them none exists: already named
+    files are removed, since the caller will write them again. A spooler may have begun one.
     """
     drafts: list[tuple[Writer, list[_Draft]]] = []
     try:
@@ -216,7 +215,7 @@ def write_together(several: Iterable[tuple[Writer, Iterable[NewJob]]]) -> list[s
 
 
 def _forget(drafts: list[_Draft]) -> None:
-    """Remove what is there of *drafts*, which have their names in turn."""
+    """Remove the existing files of *drafts*, which get their names in turn."""
     for _, temporary, path in drafts:
         try:
             os.unlink(temporary)
@@ -228,7 +227,7 @@ def _forget(drafts: list[_Draft]) -> None:
 
 
 def _due(at: float | datetime | None, *, exact: bool) -> float:
-    """When a job is due, epoch seconds, whole ones unless *exact*; 0 for at once."""
+    """Return when a job is due, epoch seconds, whole ones unless *exact*; 0 for at once."""
     if not at:
         return 0
     try:
@@ -241,7 +240,8 @@ def _due(at: float | datetime | None, *, exact: bool) -> float:
 
 def _write(file: int, packet: bytes, body: bytes) -> None:
     written = os.writev(file, (packet, body)) if body else os.write(file, packet)
-    if written < len(packet) + len(body):  # a system writes 2 GB at a time, or what a full disk still takes
+    # A system writes at most 2 GB at a time, or what fits on a full disk
+    if written < len(packet) + len(body):
         rest = memoryview(packet + body)[written:]
         while rest:
             rest = rest[os.write(file, rest) :]
@@ -257,7 +257,7 @@ def sweep(path: str | os.PathLike[str], *, older_than: float = STALE_SECONDS) ->
         for name in names:
             if name.startswith(TEMPORARY):
                 with suppress(OSError):  # its writer has just given it its name
-                    # When the inode changed: the time of modification may be when the job is due.
+                    # The inode's change time: the modification time may be the due time.
                     if os.lstat(f"{folder}/{name}").st_ctime < latest:
                         os.unlink(f"{folder}/{name}")
                         removed += 1
@@ -267,7 +267,7 @@ def sweep(path: str | os.PathLike[str], *, older_than: float = STALE_SECONDS) ->
 # -- The disk: files and names that must be there after the power was lost --
 
 FEW = 2
-"""So many files are synced one by one: syncfs() waits for what others have written there, too."""
+"""Up to this many files are synced one by one: syncfs() also waits for other processes' writes."""
 
 
 def sync(path: str) -> None:
@@ -295,8 +295,8 @@ def _with_open(path: str, call: Callable[[int], object]) -> None:
 
 @cache
 def _syncfs() -> Callable[[int], None] | None:
-    """The system call of that name; None where there is none."""
-    import ctypes  # which only who writes many jobs durably needs
+    """Return the system call syncfs(); None where it is missing."""
+    import ctypes  # only needed to write many jobs durably
 
     try:
         call = ctypes.CDLL(None, use_errno=True).syncfs

@@ -1,6 +1,6 @@
 """Jobs over the network: uWSGI's packets on TCP and UNIX sockets, taken by a server and sent by a client.
 
-Comes from:  ``send``, uWSGI, nginx, or anybody who sends the same bytes.
+Comes from:  ``send``, uWSGI, nginx, or any other client of the protocol.
 Goes to:     spool files, written by the server.
 Thread:      see each module.
 
@@ -10,9 +10,9 @@ Not as uWSGI does, on purpose:
 - ``:port`` is the loopback; with uWSGI it is every network. Others need a list of networks or a key.
 - buffer-size is 65,535 unless it is set; with uWSGI it is 4,096.
 - a job is kept when its client has gone before the answer; uWSGI removes it.
-- ``priority`` has digits only, and ``at`` is a number; uWSGI takes whatever they say.
+- ``priority`` has only digits, and ``at`` is a number; uWSGI accepts anything.
 - pickled arguments of decorated functions are refused unless they are signed.
-- of a client that is half done nobody has to wait; it holds a whole worker of uWSGI's.
+- an incomplete request blocks nobody; with uWSGI it occupies a whole worker.
 - modifier2 = 1 means our extension, and is ignored by uWSGI. ``Limits(extension=False)`` ignores it, too.
 
 Modules, in reading order. The bytes: ``framing``. Where to, and who
@@ -39,7 +39,7 @@ _MODULE_OF = {
     "send": "client",
     "spool_to": "client",
 }
-"""Who only sends does without what a server needs."""
+"""A sender doesn't import the server."""
 __all__ = ["Access", "Limits", "SpoolConnection", "SpoolServer", "read_key", "send", "spool_to"]
 
 

@@ -1,6 +1,6 @@
-"""The client: sends jobs to our server, or to uWSGI.
+"""The client: sends jobs to qworker's server, or to uWSGI.
 
-Comes from:  whoever has a job for a spooler on another machine, or of another user.
+Comes from:  anything with a job for a spooler on another machine, or of another user.
 Goes to:     a socket that takes uwsgi packets.
 Thread:      any; a SpoolConnection is for one at a time.
 """
@@ -41,16 +41,16 @@ def send(
 ) -> str | None:
     """Send one job, and return the name of its file, or None where the server does not tell it.
 
-    Without a body and a key this is uWSGI's own protocol, and any uWSGI is a server. With one of them it is
-    our extension, and only ours is; it also tells the name.
+    Without a body and a key this is uWSGI's own protocol, and any uWSGI is a server. With a body or key it is
+    our extension, for our server only, which also returns the name.
 
     - address: host:port, the path of a UNIX socket, or @name.
     - at: when it is due, epoch seconds or a datetime. uWSGI cuts a fraction, so it is rounded up.
-    - spooler: which of the server's directories, by its whole path.
+    - spooler: one of the server's directories, by its absolute path.
     - key: signs it. timeout: seconds for each of connecting, sending, and the answer.
 
-    SpoolError says what went wrong: nobody there, refused, too large, no answer. Without an answer the job
-    may be there all the same. ConfigurationError when the address is none.
+    SpoolError says what went wrong: no server, refused, too large, no answer. Without an answer the job may
+    still have been written. ConfigurationError when the address is invalid.
     """
     if not body and key is None:
         packet = encode(_with_options(pairs, at, priority, spooler))
@@ -126,7 +126,7 @@ class SpoolConnection:
 def _with_options(
     pairs: Pairs, at: float | datetime | None, priority: str | int, spooler: str | os.PathLike[str]
 ) -> Mapping[Any, Any]:
-    """The pairs, and those that stand for the options."""
+    """Return the pairs, and those for the options."""
     options: dict[str, str | bytes | int] = {}
     if at:
         try:
@@ -172,7 +172,7 @@ def _target(address: TcpAddress | UnixAddress) -> tuple[int, Any]:
 
 
 def _exchange(connection: socket.socket, data: bytes, address: str, timeout: float) -> Answer:
-    """Send a request and return what is answered."""
+    """Send a request and return the answer."""
     connection.settimeout(timeout)
     try:
         _send_all(connection, data)

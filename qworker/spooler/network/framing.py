@@ -1,4 +1,4 @@
-"""Framing: how a packet stands on a socket, what is answered, and the limits.
+"""Framing: packets on a socket, answers, and the limits.
 
     the packet    as in a file: modifier1 = 17, length, modifier2, pairs
     the answer    ff 00 00 01: enqueued; ff 00 00 00: refused. Then the server closes. It closes without an
@@ -51,18 +51,18 @@ LARGEST_ERROR = 1000
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes.
+    """The limits of a server.
 
     - buffer_size: bytes that the pairs may take, uWSGI's ``buffer-size``; at most 65,535.
     - max_body: bytes of a body. All connections together may hold four times as much.
     - timeout: seconds until a packet has to be complete, uWSGI's ``socket-timeout``. A body gets a second
       more for each 64 KiB.
     - keep_alive: seconds that a connection may be silent after an answer.
-    - max_connections: more than that wait until one of them ends; the silent ones then have a fraction of
+    - max_connections: further clients wait until one connection ends; silent ones then have a fraction of
       *timeout* left.
     - extension: whether modifier2 = 1 means a body and several packets.
 
-    ConfigurationError when one of them is none.
+    ConfigurationError when one of them is invalid.
     """
 
     buffer_size: int = LARGEST
@@ -85,7 +85,7 @@ class Limits:
 
 
 class Answer(NamedTuple):
-    """What a server has said. name: of the file, when it was told; error: why it was refused."""
+    """The server's answer. name: of the file, if returned; error: why it was refused."""
 
     enqueued: bool
     name: str | None = None
@@ -94,26 +94,26 @@ class Answer(NamedTuple):
 
 
 def extended(packet: bytes, body: bytes) -> bytes:
-    """What is sent of an encoded *packet* and its body."""
+    """Return the message to send for an encoded *packet* and its body."""
     return b"%b\x01%b%b%b" % (packet[:3], packet[HEADER:], len(body).to_bytes(BODY_LENGTH, "little"), body)
 
 
 def told(enqueued: bool, text: str) -> bytes:
-    """The answer to an extended packet: the name of the file, or why there is none."""
+    """Return the answer to an extended packet: the name of the file, or the error."""
     value = os.fsencode(text) if enqueued else text[:LARGEST_ERROR].encode(errors="backslashreplace")
     pairs = encode({"name" if enqueued else "error": value})
     return bytes((ANSWER, pairs[1], pairs[2], enqueued)) + pairs[HEADER:]
 
 
 def answer_length(head: bytes) -> int:
-    """How long the answer is that begins with these four bytes. SpoolError when it is none."""
+    """Return the length of the answer that begins with these four bytes. SpoolError when it is invalid."""
     if head[0] != ANSWER or head[3] > 1:
         raise SpoolError(f"it answered {safe_repr(head)}, which no spooler does: is it one?")
     return HEADER + (head[1] | head[2] << 8)
 
 
 def read_answer(image: bytes) -> Answer:
-    """The whole answer. SpoolError when it is none."""
+    """Read the whole answer. SpoolError when it is invalid."""
     if image in (ENQUEUED, REFUSED):
         return Answer(image == ENQUEUED)
     try:
@@ -126,23 +126,21 @@ def read_answer(image: bytes) -> Answer:
 
 
 # -- Signatures: a pair that shows that a job comes from somebody who has the key --
-#     qw_sig    1:EXPIRES:HEX
-# EXPIRES is in epoch seconds. HEX is the HMAC-SHA256, with the key, of these bytes: ``qworker spool
-# 1``, a line feed, EXPIRES, a line feed, the pairs as a packet in the order of their keys and without
-# this one, and the body.
-# It protects all pairs and the body: nobody without the key can make a job or change one. It hides
-# nothing. Who overhears a job can send it again, unchanged, until it expires, also to another server
-# that has the key. The clocks of both machines have to agree to within the same seconds.
+# qw_sig    1:EXPIRES:HEX EXPIRES is in epoch seconds. HEX is the HMAC-SHA256, with the key, of these bytes:
+# ``qworker spool 1``, a line feed, EXPIRES, a line feed, the pairs as a packet in the order of their keys and
+# without this one, and the body. It protects all pairs and the body: nobody without the key can make a job or
+# change one. It does not encrypt. Eavesdroppers can send a job again, unchanged, until it expires, also to
+# another server with the same key. The clocks of both machines have to agree to within the same seconds.
 
 PAIR = b"qw_sig"
 VALID_SECONDS = 60
-"""How long a signature is good for, and how far ahead its end may be."""
+"""The validity of a signature, and how far ahead its expiry may be."""
 _DIGITS = 12
 """Digits of an end, at most."""
 
 
 def signature(pairs: Mapping[bytes, bytes], body: bytes, key: bytes, now: float) -> bytes:
-    """The value of the pair for a job that is sent *now*."""
+    """Return the value of the pair for a job that is sent *now*."""
     expires = b"%d" % (int(now) + VALID_SECONDS)
     return b"1:%b:%b" % (expires, _digest(pairs, body, key, expires))
 
@@ -168,7 +166,7 @@ def _digest(pairs: Mapping[bytes, bytes], body: bytes, key: bytes, expires: byte
 
 
 def read_key(path: str | os.PathLike[str]) -> bytes:
-    """The key in a file, without white space around it.
+    """Return the key in a file, without surrounding white space.
 
     ConfigurationError when it cannot be read, is too short, or others may read it.
     """

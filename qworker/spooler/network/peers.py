@@ -1,11 +1,11 @@
-"""Access: who may send jobs, and who has to sign them.
+"""Access: which clients may send jobs, and which have to sign them.
 
-    UNIX sockets    the users whose ids are allowed: our own and root, unless others are named
+    UNIX sockets    the users whose ids are allowed: the server's own and root by default
     TCP             this machine, and the networks that are named. With a key everything that comes over TCP
                     must be signed, and then it may come from anywhere unless networks are named
 
-Who sends a job has code run, so an address that others than this machine can reach needs a list of networks
-or a key. Everybody who has an account on this machine can reach its loopback.
+Sending a job runs code, so an address that other machines can reach needs a list of networks or a key. Every
+user of this machine can reach its loopback.
 
 Comes from:  options.
 Goes to:     ``listening`` and ``server``, which ask for each address and each peer.
@@ -39,7 +39,7 @@ class Access:
     may connect to UNIX sockets, None for our own and root. key: which signs jobs; `read_key()` reads one.
     older_keys: which are still believed.
 
-    ConfigurationError when one of them is none.
+    ConfigurationError when one of them is invalid.
     """
 
     networks: tuple[str, ...] = ()
@@ -61,33 +61,33 @@ class Access:
             )
         if _SO_PEERCRED is None and self.for_others:
             raise ConfigurationError(
-                "this system does not tell who connects to a UNIX socket, so no other users can be allowed"
+                "this system does not identify clients of a UNIX socket, so no other users can be allowed"
             )
 
     @property
     def for_others(self) -> bool:
-        """Whether users may connect that the mode 0600 of a socket keeps out."""
+        """Return whether users may connect that the mode 0600 of a socket would keep out."""
         return self.users is not None and not set(self.users) <= {os.getuid(), 0}
 
     def check_listening(self, ip: IPv4Address | IPv6Address, address: object) -> None:
-        """ConfigurationError when nothing would keep strangers away from *address*."""
+        """Raise ConfigurationError when *address* would be open to strangers."""
         if not ip.is_loopback and not self.networks and self.key is None:
             raise ConfigurationError(
-                f"{address} can be reached from other machines, and who sends a job has code run: listen on "
+                f"{address} can be reached from other machines, and sending a job runs code: listen on "
                 "127.0.0.1, or name the networks that may send, or give a key"
             )
 
     def allows_ip(self, host: str) -> bool:
-        """Whether who connects from this address may send."""
+        """Return whether clients at this address may send."""
         ip = bare_ip(host)
         if ip.is_loopback or (self.key is not None and not self.networks):
             return True
         return any(ip in _network(network) for network in self.networks)
 
     def allows_user(self, connection: socket.socket) -> bool:
-        """Whether who is at the other end of a UNIX socket may send."""
+        """Return whether the client of a UNIX socket may send."""
         if _SO_PEERCRED is None:
-            return True  # the mode of the socket has said so
+            return True  # the mode of the socket has decided
         data = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERCRED, _CREDENTIALS.size)
         user = _CREDENTIALS.unpack(data)[1]
         return user in ((os.getuid(), 0) if self.users is None else self.users)
@@ -118,7 +118,7 @@ class TcpAddress(NamedTuple):
 
 
 class UnixAddress(NamedTuple):
-    """abstract: *name* is none of a file."""
+    """abstract: *name* is not a file's."""
 
     name: str
     abstract: bool
@@ -132,7 +132,7 @@ class UnixAddress(NamedTuple):
 
 
 def parse_address(text: str) -> TcpAddress | UnixAddress:
-    """ConfigurationError when it is none."""
+    """Parse an address. ConfigurationError when it is invalid."""
     if text.startswith("@"):
         if sys.platform != "linux":
             raise ConfigurationError(
@@ -145,7 +145,7 @@ def parse_address(text: str) -> TcpAddress | UnixAddress:
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65_535):
         raise ConfigurationError(
             f"{safe_repr(text)} is not an address: a port is a number up to 65535, as in 127.0.0.1:3031; "
-            "a UNIX socket of that name is written ./NAME"
+            "write a UNIX socket of that name as ./NAME"
         )
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if "\0" in bare or (":" in bare and bare is host):
@@ -162,9 +162,9 @@ def _fitting(address: UnixAddress, text: str) -> UnixAddress:
 
 
 def resolved(address: TcpAddress) -> tuple[socket.AddressFamily, tuple[Any, ...], IPv4Address | IPv6Address]:
-    """The family, the socket's address, and the host's. One of version 4 is preferred, as uWSGI has it.
+    """Return the family, the socket's address, and the host's. IPv4 is preferred, as in uWSGI.
 
-    OSError when nobody knows the host.
+    OSError when the host is unknown.
     """
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)

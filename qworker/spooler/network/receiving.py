@@ -1,4 +1,4 @@
-"""Conversation: what one connection has said so far, what is to be answered, and how long it may take.
+"""Conversation: a connection's input so far, its answers, and its time limit.
 
 Comes from:  ``server``, with the bytes as they come.
 Goes to:     ``server``, with each complete request; the answers go back to ``server``.
@@ -40,8 +40,8 @@ class Request(NamedTuple):
 class Conversation:
     """admit: writes a job and returns the name of its file, or raises SpoolError.
 
-    unsent: what is to be answered. ending: nothing more is taken; once all is sent the connection is closed.
-    unread: the client may have said more than was taken. more: complete requests are left for the next call.
+    unsent: answers to send. ending: nothing more is read; once all is sent the connection is closed.
+    unread: the client may have sent more than was read. more: complete requests are left for the next call.
     since, patience: for how long the present wait may last, from when on.
     """
 
@@ -64,7 +64,7 @@ class Conversation:
         return len(self._incoming)
 
     def received(self, data: bytes, now: float) -> None:
-        """Take what has come, perhaps nothing, and some of the requests that are complete now."""
+        """Take new data, perhaps none, and some of the complete requests."""
         if self.ending:
             return
         if not self._begun:
@@ -77,7 +77,7 @@ class Conversation:
         self.more = not self.ending and bool(self._incoming) and self._is_complete()
 
     def refuse(self, reason: str, now: float) -> None:
-        """Answer what was begun that it is refused, and take nothing more."""
+        """Answer a begun request with a refusal, and take nothing more."""
         is_extended = self.held > HEADER - 1 and self._is_extended()
         self._answer(is_extended, False, reason, now)
         self._end(unread=True)
@@ -126,7 +126,7 @@ class Conversation:
         return True
 
     def _is_complete(self) -> bool:
-        """Whether _take() has something to say about what is there."""
+        """Return whether _take() can handle the data so far."""
         incoming = self._incoming
         if incoming[0] != MODIFIER1:
             return True

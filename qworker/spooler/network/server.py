@@ -2,7 +2,7 @@
 
 Comes from:  any client of uWSGI's protocol, on the addresses that were given.
 Goes to:     spool files, through ``server``.
-Thread:      its own, which never waits for one client: what is not there yet is come back to.
+Thread:      its own, which never waits for one client: unfinished requests are continued later.
 
 An answer is given when the job is written, and no sooner; so a server that dies has lost nothing that it
 promised. A client that has gone before its answer has a job all the same.
@@ -39,15 +39,15 @@ logger = logging.getLogger(__name__)
 RECEIVE = HEADER + LARGEST
 """Bytes that are received at once: the largest packet."""
 ACCEPT = 64
-"""Connections that are taken before those that are there have their turn."""
+"""New connections taken before existing ones have their turn."""
 SWEEP_SECONDS = 0.25
-"""Between two looks for clients that took too long."""
+"""Seconds between two checks for slow clients."""
 LINGER_SECONDS = 1.0
-"""For how long what a client still says is thrown away, so that the answer is not lost with it."""
+"""How long further input of a refused client is discarded, so that it gets the answer."""
 HURRY = 8
-"""The part of their time that clients have while there are too many."""
+"""The fraction of their time that clients have while there are too many."""
 TELL_SECONDS = 1.0
-"""Between two lines of the log about refusals."""
+"""Seconds between two log lines about refusals."""
 
 
 def _say_crashed(name: str, error: BaseException) -> None:
@@ -55,7 +55,8 @@ def _say_crashed(name: str, error: BaseException) -> None:
 
 
 class _Peer:
-    """One connection. events: what is waited for. ended: the client says no more. lingers: nor do we."""
+    """One connection. events: awaited events. ended: the client sends no more. lingers: neither does the
+    server."""
 
     __slots__ = ("connection", "conversation", "ended", "events", "lingers")
 
@@ -70,8 +71,8 @@ class _Peer:
 class SpoolServer(ThreadComponent):
     """addresses: see ``addresses``. writers: of the directories that jobs may go to, the first by default.
 
-    ``addresses`` says, once it has started, where it listens. While it is quiet it still takes jobs: they
-    are files, and wait for whoever runs them next.
+    ``addresses`` are the addresses of the started server. While it is quiet it still takes jobs: they are
+    files, and wait for a process that runs them.
     """
 
     name = "spool-server"
@@ -94,7 +95,7 @@ class SpoolServer(ThreadComponent):
         self._most_held = 4 * self._limits.max_body + self._limits.max_connections * 2 * RECEIVE
         self._wakeup = WakeupPipe()
         self._listeners: list[Listener] = []
-        # Of the thread, from here on.
+        # Used by the thread, from here on.
         self._selector: selectors.BaseSelector | None = None
         self._ready: list[tuple[selectors.SelectorKey, int]] = []
         self._peers: dict[_Peer, None] = {}
@@ -191,7 +192,7 @@ class SpoolServer(ThreadComponent):
             conversation = Conversation(self._limits, partial(self._admit, must_be_signed), now)
             peer = _Peer(connection, conversation)
             self._peers[peer] = None
-            self._turn(peer, now)  # most have said all that they have to say
+            self._turn(peer, now)  # most clients have sent everything
 
     def _is_allowed(self, listener: Listener, connection: socket.socket, address: object) -> bool:
         if not listener.is_tcp:
@@ -230,7 +231,7 @@ class SpoolServer(ThreadComponent):
         self._settle(peer, now)
 
     def _hear(self, conversation: Conversation, data: bytes, now: float) -> None:
-        """Take what has come, and what of it was left for now."""
+        """Take new data, and data left from earlier."""
         before = conversation.held
         conversation.received(data, now)
         self._held += conversation.held - before
@@ -239,7 +240,7 @@ class SpoolServer(ThreadComponent):
             conversation.refuse("too many large bodies come at the same time: try again later", now)
 
     def _settle(self, peer: _Peer, now: float) -> None:
-        """Send what is to be sent, and find out what comes next."""
+        """Send what is to be sent, and determine the next events."""
         conversation = peer.conversation
         self._unfinished.pop(peer, None)
         if conversation.unsent and not self._send(peer):
@@ -306,7 +307,7 @@ class SpoolServer(ThreadComponent):
                 self._selector.unregister(listener.socket)
 
     def _sweep(self, now: float) -> None:
-        """Close what has taken too long."""
+        """Close connections that have taken too long."""
         self._next_sweep = now + SWEEP_SECONDS
         most = self._limits.timeout / HURRY if not self._is_listening else float("inf")
         for peer in list(self._peers):
@@ -334,8 +335,8 @@ class SpoolServer(ThreadComponent):
 
 
 # -- Admission: whether a job that came over the network is written, and into which spool directory --
-# The pairs ``spooler``, ``at`` and ``priority`` are uWSGI's, and stay in the job. Which directories
-# there are is our choice, and a client's is only which of them.
+# The pairs ``spooler``, ``at`` and ``priority`` are uWSGI's, and stay in the job. The server's configuration
+# lists the directories; a client only chooses one of them.
 
 _NUMBER = re.compile(rb"[0-9]{1,15}(\.[0-9]{0,15})?")
 _FUNCTION = b"ud_spool_func"
@@ -361,7 +362,7 @@ class Admission:
     def admit(self, request: Request, must_be_signed: bool) -> str:
         """Write the job, and return the name of its file, with its priority before it.
 
-        SpoolError says why it is refused.
+        SpoolError names the reason for a refusal.
         """
         pairs = decode(request.packet).pairs
         is_signed = self._check_signature(pairs, request.body, must_be_signed)
@@ -385,7 +386,7 @@ class Admission:
         return path[len(writer.path) + 1 :]
 
     def _check_signature(self, pairs: dict[bytes, bytes], body: bytes, must_be_signed: bool) -> bool:
-        """Whether the job is signed; the signature is taken out of its pairs."""
+        """Return whether the job is signed; the signature is removed from its pairs."""
         if framing.PAIR not in pairs:
             if must_be_signed:
                 raise SpoolError("it is not signed: send it with the key of this server")
@@ -401,7 +402,7 @@ class Admission:
         if writer is None:
             raise SpoolError(
                 f"there is no spool directory {safe_repr(name)} here: a client names one of the server's by "
-                "its whole path without links"
+                "its absolute path without links"
                 if name
                 else "there is no spool directory here"
             )
@@ -411,7 +412,9 @@ class Admission:
 def _at(pairs: dict[bytes, bytes]) -> float:
     text = pairs.get(b"at", b"")
     if text and not _NUMBER.fullmatch(text):
-        raise SpoolError(f"it is due at {safe_repr(text, 60)}, which are no epoch seconds such as 1900000000")
+        raise SpoolError(
+            f"it is due at {safe_repr(text, 60)}, which is not in epoch seconds, such as 1900000000"
+        )
     return float(text or 0)
 
 
@@ -447,7 +450,7 @@ class Listener:
 
 
 def listen(text: str, access: Access) -> Listener:
-    """Listen on an address. The port 0 takes any that is free, and the listener's address says which.
+    """Listen on an address. Port 0 takes any free one, which the listener's address contains.
 
     ConfigurationError when it cannot be, or when strangers could reach it.
     """
@@ -502,13 +505,13 @@ def _open(listening: socket.socket) -> None:
 
 
 def _remove_stale(address: UnixAddress) -> None:
-    """Remove a socket that nobody listens on any more."""
+    """Remove a socket without a listener."""
     try:
         mode = os.lstat(address.name).st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise ConfigurationError(f"{address} is there and is not a socket: name another path, or remove it")
+        raise ConfigurationError(f"{address} exists and is not a socket: name another path, or remove it")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(PROBE_SECONDS)
         try:

@@ -1,9 +1,8 @@
 """Beside: spool directories beside an app's own broker, as one broker for a worker.
 
 Comes from:  ``runner``, which gives it to the app of a worker that works off spool directories.
-Goes to:     the app's broker, and the directories: what is sent goes to the former, what is taken comes from
-             both.
-Thread:      that of each part; the watch of the files has one of its own, which only wakes.
+Goes to:     the app's broker for sending; the app's broker and the directories for consuming.
+Thread:      that of each part; the watch of the files has its own, which only wakes.
 
 Messages of the directories have negative tags. Where results are kept with the broker, that of a job is
 stored before its file is removed.
@@ -70,8 +69,8 @@ class SpoolBeside(Broker):
 
 
 class SpoolInstead(Broker):
-    """The same, but that nothing is taken from the app's own broker: the worker has the directories alone.
-    Their jobs are set aside and not kept as failed tasks, and kombu's users have the app's broker."""
+    """The same, but without the app's own broker: the worker consumes only the directories. Their jobs are
+    set aside and not kept as failed tasks, and kombu's users have the app's broker."""
 
     def __init__(self, broker: Broker, spool: JobDispatch, admin: Admin) -> None:
         letters: dict[Kind, Letters] = dict(broker.letters)
@@ -97,7 +96,7 @@ class _Watch:
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
-        self._armed: list[int] = []  # handed over whole
+        self._armed: list[int] = []  # replaced as a whole
         self._pipe = WakeupPipe()
         self._thread: threading.Thread | None = None
         self._over = False
@@ -156,7 +155,7 @@ class _Both(Consumer):
     def lease(
         self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
     ) -> Claim:
-        # Each has the first choice in turn, so that neither keeps the other waiting for ever.
+        # They alternate in having the first choice, so that neither starves.
         self._spool_first = not self._spool_first
         own_limit = limit // 2 if self._spool_first else limit
         claim = self._own.lease(queues, own_limit, delayed_limit, eta_window)
@@ -230,7 +229,7 @@ class _Both(Consumer):
             self._registered = False
 
     def close(self) -> None:
-        """Let go of the files, too."""
+        """Close the files, too."""
         self._watch.close()
         self._spool.deregister()
 

@@ -1,11 +1,11 @@
-"""DirectoryConsumer: what the consumers of spool directories share: lanes, turns, and the waiting.
+"""DirectoryConsumer: the shared part of the consumers of spool directories: lanes, turns, and waiting.
 
 Comes from:  the Listener, by the promise of ``transports/lease.py``.
 Goes to:     ``dispatch`` (jobs, which children claim) and ``messages`` (``spool://``, claimed here).
-Thread:      listener only, but for wake().
+Thread:      the listener only, except wake().
 
-The kernel frees a lock with the process that has it, so what a dead worker held is free at once: there is
-nothing to renew, to lose and to take back. A worker that is frozen keeps what it has.
+The kernel frees a lock with the process that has it, so the messages of a dead worker are free at once: there
+is nothing to renew, to lose and to take back. A frozen worker keeps its messages.
 """
 
 from __future__ import annotations
@@ -55,44 +55,43 @@ def _next_generation(now: float) -> int:
 
 
 class Lane:
-    """A directory of which messages are made. queue: for whose consumers; "": for all."""
+    """A directory of messages. queue: for whose consumers; "": for all."""
 
     def __init__(self, queue: str, directory: SpoolDirectory) -> None:
         self.queue = queue
         self.directory = directory
         self.drained = False
-        """Whether all that was there has been taken, and nothing was told of since."""
+        """Whether everything was taken, and nothing was notified since."""
 
 
 L = TypeVar("L", bound=Lane)
 
 
 class DirectoryConsumer(Consumer, Generic[L]):
-    """open_lanes: called with the queues that are asked for, when this registers and later."""
+    """open_lanes: called with the wanted queues, when this registers and later."""
 
     deaf_seconds = 0.0
-    """For how long nothing is heard of the directories after they had nothing new to tell; 0: whatever they
-    tell is news."""
+    """How long notifications are ignored after a useless one; 0: never."""
 
     def __init__(self, open_lanes: Callable[[Sequence[str]], list[L]], clock: Clock = SYSTEM_CLOCK) -> None:
         self._open_lanes = open_lanes
         self._clock = clock
         self._lanes: list[L] = []
         self._queues: set[str] = set()
-        """For which lanes were opened."""
+        """The queues for which lanes were opened."""
         self._generation = 0
         self._tags = count(1)
         self._turn = 0
         self._concurrency = 1
         self._more = False
-        """Whether the last lease() has left what it had room for, so that what it took can begin."""
+        """Whether the last lease() left messages that had room, so that the leased ones can begin."""
         self._deaf_until = -math.inf
         """On the monotonic clock."""
         self._wakeup = WakeupPipe()
         _consumers.add(self)
 
     def _after_fork(self) -> None:
-        """In a forked child: close what would keep the parent's locks after its death."""
+        """In a forked child: close descriptors that would keep the parent's locks after its death."""
         self._forget()
         self._close_lanes()
         self._wakeup = WakeupPipe()
@@ -110,11 +109,12 @@ class DirectoryConsumer(Consumer, Generic[L]):
 
     @abstractmethod
     def offer_again(self) -> None:
-        """Have all that is held given out once more: who had it knows nothing of it any more, or is asked."""
+        """Deliver everything held once more: the previous receiver has lost it, or is asked to give it
+        back."""
 
     @abstractmethod
     def _forget(self) -> None:
-        """Let go of everything that is held, as if it had never been taken."""
+        """Release everything held, as if it had never been taken."""
 
     # -- the promise --
 
@@ -149,18 +149,18 @@ class DirectoryConsumer(Consumer, Generic[L]):
                 size += sum(len(leased.body) for leased in taken)
         self._more = most <= len(messages) < limit
         due = min((lane.directory.next_due() for lane in lanes), default=math.inf)
-        # Nothing is taken ahead of its time, so that others may have it: who asks for what is due soon is to
-        # come back when it is due.
+        # Nothing is taken ahead of its time, so that other workers may have it: the listener returns when it
+        # is due.
         ahead = eta_window if delayed_limit > 0 else 0.0
         return Claim(messages, None if due == math.inf else due + ahead)
 
     def _most_at_once(self) -> int:
-        """How many messages one lease() may take, however many are asked for: they begin when it returns. It
-        is told of the others at once."""
+        """Return the maximum of one lease(), whatever its limit: messages begin when it returns. The next
+        call follows at once."""
         return sys.maxsize
 
     def _offered(self, limit: int) -> list[Leased]:
-        """What offer_again() has said is to be given out; and of what no lane has, up to *limit* messages."""
+        """Return the messages of offer_again(); and messages of no lane, up to *limit*."""
         return []
 
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
@@ -180,7 +180,7 @@ class DirectoryConsumer(Consumer, Generic[L]):
         return self._heard(ready)
 
     def _heard(self, ready: set[int]) -> bool:
-        """Take in what those of files() tell that can be read; whether there may be something to lease."""
+        """Process the readable ones of files(); return whether there may be something to lease."""
         news, self._more = self._more, False
         told = False
         for lane in self._lanes:
@@ -190,7 +190,7 @@ class DirectoryConsumer(Consumer, Generic[L]):
                 if not self.deaf_seconds:
                     lane.drained, news = False, True
             if lane.drained and lane.directory.rest() <= 0.0:
-                lane.drained = False  # told once: who has no room for it is not told again
+                lane.drained = False  # notified once: without room for it, it is not notified again
                 news = True
         if told and not news:
             self._deaf_until = self._clock.monotonic() + self.deaf_seconds
@@ -203,7 +203,7 @@ class DirectoryConsumer(Consumer, Generic[L]):
         return cursor, []
 
     def sweep(self, kind: Kind, expires: float, most: int) -> int:
-        return 0  # what was set aside is for people
+        return 0  # jobs that were set aside are not run
 
     def running_path(self) -> str | None:
         return None
@@ -217,7 +217,7 @@ class DirectoryConsumer(Consumer, Generic[L]):
     # -- for who waits for other things, too --
 
     def files(self) -> list[int]:
-        """What can be read when there may be something to lease."""
+        """Return the descriptors that are readable when there may be something to lease."""
         if self._deaf_for() > 0.0:
             return []
         return [lane.directory.fileno() for lane in self._lanes]
@@ -230,13 +230,13 @@ class DirectoryConsumer(Consumer, Generic[L]):
         return min(rest, self._deaf_for() or math.inf)
 
     def has_news(self) -> bool:
-        """Whether there may be something that was not known at the last lease(); said once. Never waits."""
+        """Return whether there may be something new since the last lease(); once. Never waits."""
         return self.wait(0.0)
 
     # -- inside --
 
     def _deaf_for(self) -> float:
-        """Seconds for which nothing is heard of the directories; 0.0 when all is."""
+        """Return the seconds for which notifications are ignored; 0.0 when they are not."""
         return max(0.0, self._deaf_until - self._clock.monotonic())
 
     def _require(self) -> None:

@@ -1,16 +1,17 @@
 """JobDispatch: gives names of spool files to the processes that claim and run them.
 
-Comes from:  the Listener, which asks for messages; the directories, whose files uWSGI, or anybody, writes.
+Comes from:  the Listener, which asks for messages; the directories, whose files uWSGI, or anything else,
+             writes.
 Goes to:     ``jobs``, in a child, by messages of the task that runs jobs: each names one file, or several.
 Thread:      listener.
 
-Nothing is locked here. Who runs a job has the lock of its file, so the kernel frees it whenever that process
-dies, and a name that two processes are given is run by one of them. Who has run several and left none of the
-files says so, by ending as usual; otherwise they say what became of them: a job's file is gone, or due at
-another time, or it is tried again.
+Nothing is locked here. The process that runs a job has the lock of its file, so the kernel frees it when the
+process dies, and a name given to two processes is run by one of them. A message that has run several jobs and
+left none of the files ends normally; otherwise the files show what became of them: a job's file is gone, or
+due at another time, or it is tried again.
 
-Short jobs go several to a message. What is behind a long one does not wait for it: after a moment its names
-are given to others, too.
+Short jobs go several to a message. Jobs behind a long one do not wait for it: after a moment their names are
+given to other processes, too.
 """
 
 from __future__ import annotations
@@ -29,23 +30,22 @@ from qworker.transports.lease import Ack, Leased, Release
 MOST = 128
 """Files in one message."""
 FIRST = 16
-"""The same before anything is known of the jobs: what is behind a long one is given to others soon."""
+"""The same before the duration of jobs is known: jobs behind a long one soon go to others."""
 SHORT_SECONDS = 0.02
-"""What is given out in one message is to take no longer."""
+"""The intended maximum duration of one message."""
 AT_ONCE = 4
-"""Messages for each process that are made before they are given out."""
+"""Messages for each process that are made in advance."""
 NAMES_AT_ONCE = 128
-"""Names in them: to find more of them takes so long that the processes would wait."""
+"""Names in them: finding more would take so long that the processes would wait."""
 DEAF_SECONDS = 0.003
-"""For so long nothing is heard of the directories after they had nothing new to tell: each job that is run
-there is told of, too, several times."""
+"""How long notifications are ignored after a useless one: each running job causes several, too."""
 STALE_SECONDS = 0.25
-"""After so long the names that were given out are given to others, too."""
+"""After this time, names that were handed out are given to others, too."""
 
 
 class JobLane(Lane):
-    """A directory of jobs. most: files in a message. has_results: how a message ends says what its job
-    returned, and not whether the file is left."""
+    """A directory of jobs. most: files in a message. has_results: a message ends with its job's return value,
+    which does not show whether the file is left."""
 
     def __init__(
         self, directory: SpoolDirectory, message: MakeMessage, most: int = MOST, *, has_results: bool = False
@@ -58,8 +58,8 @@ class JobLane(Lane):
         """How many files the next message names."""
 
     def are_gone(self, paths: Sequence[str]) -> bool:
-        """Whether none of these files is left, the message of which has ended as usual. A revocation ends one
-        so, too; since they are run in turn, it leaves the last."""
+        """Return whether none of these files is left, after their message has ended normally. A revocation
+        ends one like that, too; since they are run in turn, it leaves the last."""
         return bool(paths) and not self.has_results and not self.directory.holds(paths[-1])
 
     def learn(self, files: int, seconds: float) -> None:
@@ -69,8 +69,8 @@ class JobLane(Lane):
 
 
 class _Given(NamedTuple):
-    """A message that was given out: at the monotonic time *at*, the epoch second *since*. signal: that it is
-    about; it names no files then."""
+    """A message that was handed out: at the monotonic time *at*, the epoch second *since*. signal: its
+    signal; it names no files then."""
 
     lane: JobLane
     paths: tuple[str, ...]
@@ -81,17 +81,17 @@ class _Given(NamedTuple):
 
 
 def _has_not_begun(order: Order) -> bool:
-    """Whether the worker gives back what no process had yet."""
+    """Return whether the worker returns a message that no process had yet."""
     return isinstance(order, Release) and not (order.redelivered or order.counted or order.requeued)
 
 
 def _is_cut_short(order: Order) -> bool:
-    """Whether the worker's own end has ended the run."""
+    """Return whether the worker's own end has ended the run."""
     return isinstance(order, Release) and order.redelivered and not (order.counted or order.requeued)
 
 
 class JobDispatch(DirectoryConsumer[JobLane]):
-    """Takes nothing, and gives out names. signals: those that the processes are to handle, too."""
+    """Takes no locks, and hands out names. signals: signals that the processes have to handle, too."""
 
     deaf_seconds = DEAF_SECONDS
 
@@ -107,7 +107,7 @@ class JobDispatch(DirectoryConsumer[JobLane]):
         self._again: list[int] = []
         self._settled_at = 0.0
         self._raised: list[Due] = []
-        """Signals that nobody was given yet, or that have come back: no file stands for them."""
+        """Signals that are not handed out yet, or were returned: no file represents them."""
 
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         generation = super().register(name, queues, concurrency)
@@ -133,7 +133,7 @@ class JobDispatch(DirectoryConsumer[JobLane]):
         return min(super().rest(), self._until_stale(), self._until_signal())
 
     def _until_stale(self) -> float:
-        """Seconds until names are given to others, too; infinity when there are none."""
+        """Return the seconds until names are given to others, too; infinity when there are none."""
         for given in self._given.values():
             if given.paths[1:]:
                 return max(0.0, given.at + STALE_SECONDS - self._clock.monotonic())
@@ -169,7 +169,7 @@ class JobDispatch(DirectoryConsumer[JobLane]):
         self._raised[:0] = back
         now = self._clock.monotonic()
         for lane, several in ended_of.items():
-            # The processes had so many in the time in which they certainly had some.
+            # How many jobs the processes had while they certainly had some.
             busy = now - max(self._settled_at, min(given.at for given in several))
             lane.learn(sum(len(given.paths) for given in several), busy * self._concurrency)
         self._settled_at = now
@@ -192,8 +192,8 @@ class JobDispatch(DirectoryConsumer[JobLane]):
         return max(1, min(AT_ONCE, NAMES_AT_ONCE // most)) * self._concurrency
 
     def _collect_signals(self) -> bool:
-        """Take in the signals that are due; return whether there were any. Who has no room for them is not
-        told of them again."""
+        """Collect the due signals; return whether there were any. Without room for them, they are not
+        notified again."""
         due = [] if self._signals is None else self._signals.due(self._clock.now())
         self._raised += due
         return bool(due)
@@ -230,8 +230,8 @@ class JobDispatch(DirectoryConsumer[JobLane]):
         return leased
 
     def _give_to_others(self, lane: JobLane) -> bool:
-        """Have the names tried by others that were given out a while ago: all but the first of a message may
-        not have been begun. Return whether there were any."""
+        """Give names that were handed out a while ago to others: all but the first of a message may not have
+        been begun. Return whether there were any."""
         before = self._clock.monotonic() - STALE_SECONDS
         some = False
         for tag, given in self._given.items():

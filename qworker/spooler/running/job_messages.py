@@ -19,15 +19,15 @@ RUN = "qworker.spooler.run"
 SIGNAL = "qworker.spooler.signal"
 """The task that runs handlers of signals."""
 SHOWN = "spool"
-"""What the log calls them."""
+"""Their name in the log."""
 
 MakeMessage = Callable[[int, Sequence[str]], Leased]
 """Makes the message with this tag that names these files."""
 
 
 def job_messages(directory: str, harakiri: float | None, *, results: bool) -> MakeMessage:
-    """What makes messages for the files of *directory*. harakiri: seconds after which the process is killed
-    that runs them. results: what a job returns is stored, under its name."""
+    """Return a function that makes messages for the files of *directory*. harakiri: seconds after which the
+    process is killed that runs them. results: the return value of a job is stored, under its name."""
     limit = "" if harakiri is None else f',"timelimit":[{harakiri!r},null]'
     ignore = "" if results else ',"ignore_result":true'
     head = f'{{"lang":"py","task":{quote(RUN)},"shadow":{quote(SHOWN)},"id":'
@@ -46,18 +46,18 @@ def job_messages(directory: str, harakiri: float | None, *, results: bool) -> Ma
 
 
 def queue_name(directory: str) -> str:
-    """What the queue of the jobs of *directory* is called."""
+    """Return the name of the queue of the jobs of *directory*."""
     return f"{SHOWN}:{directory}"
 
 
 def job_id(path: str) -> str:
-    """The id of the job in the file *path*: its name, but for what cannot be in an id."""
+    """Return the id of the job in the file *path*: its name without characters that an id cannot have."""
     name = path.rpartition("/")[2]
     return name if valid_id(name) else ascii(name)[1:-1][:255]
 
 
 def signal_message(tag: int, number: int, directory: str) -> Leased:
-    """A message for the handlers of signal *number*, which no file stands for."""
+    """Return a message for the handlers of signal *number*, which has no file."""
     id_ = quote(f"uwsgi-signal-{number}-{tag}")
     headers = (
         f'{{"lang":"py","task":{quote(SIGNAL)},"shadow":{quote(SHOWN)},"id":{id_},"root_id":{id_},"retries":0,'

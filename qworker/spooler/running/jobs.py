@@ -6,8 +6,8 @@ Goes to:     the function that the application has set (``uwsgi_api.spooler``), 
 Thread:      whichever runs the task.
 
 The lock of a file is held from before it is read until after it is removed. An attempt is noted with the file
-before the function is called, so that a death counts: a file that was begun more often than it was given back
-has met with one, and waits for its turn as if it had been given back.
+before the function is called, so that a death counts: a file that was begun more often than it was returned
+met with one, and waits as if it had been returned.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ OK = uwsgi_api.SPOOL_OK
 RETRY = uwsgi_api.SPOOL_RETRY
 IGNORE = uwsgi_api.SPOOL_IGNORE
 NOT_RUN = object()
-"""What is returned of a job that was not run."""
+"""The result of a job that was not run."""
 
 Env = dict[Any, Any]
-"""What the function is given: pairs, by bytes; and by text spooler_task_name, and body when there is one."""
+"""The argument of the function: pairs, by bytes; and by text spooler_task_name, and body when there is
+one."""
 
 
 class SpoolTask(Task[..., Any]):
-    """The task of jobs. A message of it may be given out as often as one likes: the files say what is to be
-    done."""
+    """The task of jobs. Its messages may be delivered any number of times: the files decide what is run."""
 
     acks_late = True
     acks_on_failure_or_timeout = False
@@ -115,7 +115,7 @@ class _Place:
         self._status = os.fstat(self.claims.directory)
 
     def is_at_its_path(self) -> bool:
-        """Whether no other directory has the path now. OSError when none has it."""
+        """Return whether the path still leads to this directory. OSError when it leads nowhere."""
         return os.path.samestat(os.stat(self.path), self._status)
 
     def close(self) -> None:
@@ -123,9 +123,9 @@ class _Place:
 
 
 class JobRunner:
-    """Runs jobs as *options* say.
+    """Runs jobs according to *options*.
 
-    - results: what a message's one job returns is its result.
+    - results: the return value of a message's one job is its result.
     - seconds: when the jobs of one message have taken longer, the next is not begun.
     """
 
@@ -143,20 +143,20 @@ class JobRunner:
         self._running: set[Claim] = set()
         _runners.add(self)
         self._stuck: list[Claim] = []
-        """What is done and cannot be removed: it stays locked as long as this process lives."""
+        """Finished jobs that cannot be removed: they stay locked as long as this process lives."""
 
     def _after_fork(self) -> None:
-        """In a process that a job has forked: it is not to keep the lock when the job's own has died."""
+        """In a process that a job has forked: release the lock, which must end with the job's own process."""
         for claim in self._running:
             claim.leave_to_parent()
         self._running.clear()
 
     def run(self, directory: str, paths: Sequence[str]) -> Any:
-        """Run the jobs in the files *paths* of *directory* that can be had, one after the other, until they
-        have taken a while; return what the only one returned, where there are results.
+        """Run the available jobs in the files *paths* of *directory* one after the other, until they have
+        taken a while; return the result of a single job, where there are results.
 
-        Reject when one of the files may still be there, so that ``dispatch`` looks at them: to look at each
-        would take it longer than all else that it does.
+        Reject when one of the files may still exist, so that ``dispatch`` checks them: checking each file is
+        most of its work.
         """
         try:
             place = self._place(directory)
@@ -192,8 +192,8 @@ class JobRunner:
         return value
 
     def _run(self, place: _Place, claim: Claim, may_move: bool) -> Any:
-        """Run a job, and end its claim. Return what it returned, or NOT_RUN. may_move: the working directory
-        is for this to set."""
+        """Run a job, and end its claim. Return its return value, or NOT_RUN. may_move: this may set the
+        working directory."""
         if place.declined and place.declined.get(claim.path) == claim.stamp():
             return NOT_RUN
         env: Env = {**claim.pairs, "spooler_task_name": claim.name}
@@ -241,7 +241,8 @@ class JobRunner:
         return self._again(claim, number, SpoolError(f"it returned {value!r:.100}, which is not SPOOL_OK"))
 
     def _is_not_to_run(self, claim: Claim, attempts: int) -> bool:
-        """Whether a job that was begun before is at its end, or is to wait since its process died."""
+        """Return whether a job that was begun before has no attempt left, or has to wait since its process
+        died."""
         deaths = attempts - claim.returns
         if deaths <= 0:
             return False
@@ -261,7 +262,7 @@ class JobRunner:
         return True
 
     def _again(self, claim: Claim, number: int, error: BaseException) -> Any:
-        """The job did not succeed: it is given back, or was tried often enough."""
+        """The job failed: it is given back, or has no attempt left."""
         if self._policy.is_last(number):
             claim.set_aside(f"attempt {number}, the last: {type(error).__name__}: {error}"[:2000])
             return self._failed(error)
@@ -273,8 +274,8 @@ class JobRunner:
         return None
 
     def _keep(self, claim: Claim, before: int, error: NoSpoolFunction) -> None:
-        """What is wrong is not the job, but what was deployed: it waits as long as it takes, as with uWSGI.
-        Each reason is told once in a process."""
+        """The deployment is wrong, not the job: it waits as long as it takes, as with uWSGI. Each reason is
+        logged once in a process."""
         claim.give_back(self._options.frequency, attempts=before)
         said = str(error)
         level = logging.DEBUG if said in self._told else logging.ERROR
@@ -284,7 +285,7 @@ class JobRunner:
             raise Reject(f"waits: {error}"[:200], requeue=True)
 
     def _failed(self, error: BaseException) -> None:
-        """It is told as the result, where there are results; the file is set aside already."""
+        """Report it as the result, where there are results; the file is set aside already."""
         if self._results:
             raise error
 
@@ -310,7 +311,7 @@ class JobRunner:
                 self._bridge = import_object(self._options.bridge)
             call = self._bridge(env)
             if call is not None:
-                # Its id is the job's name: who dies between the two sends what is known to be a copy.
+                # Its id is the job's name: a death between the two steps sends a recognizable copy.
                 call.apply_async(task_id=job_id(name))
                 return OK
         function = uwsgi_api.spooler
@@ -349,8 +350,8 @@ class JobRunner:
 
 @contextmanager
 def _named_by_job(several: bool) -> Iterator[Callable[[str], None]]:
-    """Call what this gives with the name of each job: lines of the log, and what the job calls, have its id
-    then, and not that of the first job of the message. several: whether the message names more."""
+    """Return a context manager for the name of each job: log lines and calls made by the job then have its
+    id, not that of the message's first job. several: whether the message names more."""
     context = current_context()
     if context is None or not several:
         yield lambda name: None
@@ -368,8 +369,8 @@ def _named_by_job(several: bool) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def _working_directory() -> Iterator[bool]:
-    """Whether this may change the working directory, which is as before afterwards. It belongs to the
-    process, so jobs in threads stay where they are."""
+    """Allow changes of the working directory, and restore it afterwards. It belongs to the process, so jobs
+    in threads don't change it."""
     if threading.current_thread() is not threading.main_thread():
         yield False
         return
@@ -397,5 +398,5 @@ class Policy(NamedTuple):
         return min(self.backoff * 2.0 ** min(max(0, attempts - 1), 60), self.most)
 
     def is_last(self, attempts: int) -> bool:
-        """Whether there is no other attempt after this one, the number *attempts*."""
+        """Return whether the attempt number *attempts* is the last."""
         return self.max_attempts is not None and attempts >= self.max_attempts

@@ -4,7 +4,7 @@ Comes from:  ``qworker spool run`` and ``qworker start --spooler``, with the opt
 Goes to:     the app, which gets the directories as (part of) its broker and the task that runs jobs.
 Thread:      main, before the worker starts.
 
-The jobs run in the processes of the worker's own pool, with its time limits and its healing.
+The jobs run in the processes of the worker's own pool, with its time limits and its recovery.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def attach(app: QWorker, options: SpoolerOptions, *, alone: bool) -> Attached:
 
 
 def _server(options: SpoolerOptions, clock: Clock, on_crash: OnCrash) -> Component:
-    """What takes jobs of the network, for all the directories."""
+    """Return the server for jobs from the network, for all the directories."""
     from qworker.spooler.network.framing import Limits
     from qworker.spooler.network.peers import Access
     from qworker.spooler.network.server import SpoolServer
@@ -92,14 +92,15 @@ def _server(options: SpoolerOptions, clock: Clock, on_crash: OnCrash) -> Compone
 
 
 def _begin_process(alone: bool, *_: object, **more: object) -> None:
-    """In a process that is to run jobs."""
+    """Prepare a process that is to run jobs."""
     if alone:
         job_context.become_spooler()
     uwsgi_api.run_post_fork()
 
 
 def _tells_nothing(record: logging.LogRecord) -> bool:
-    """Jobs have lines of their own; that a message of some is done says nothing."""
+    """Return whether the record is redundant: jobs have their own log lines, and the end of their message
+    needs none."""
     return not (
         record.levelno < logging.ERROR and isinstance(record.args, tuple) and record.args[:1] == (SHOWN,)
     )
@@ -109,8 +110,8 @@ def _lane(place: str, options: SpoolerOptions) -> JobLane:
     frequency = partial(frequency_of, place, options.frequency)
     directory = SpoolDirectory(place, ordered=options.ordered, frequency=frequency)
     message = job_messages(directory.path, options.harakiri, results=options.results)
-    # What each job returns is a result of its own, and a process that ends after some jobs counts messages.
-    # Where there is an order, what is left of a message after a while would come after the next message.
+    # Each job's result is stored on its own, and a process that ends after a number of jobs counts messages.
+    # Where order is kept, the rest of a message would come after the next message.
     most = 1 if options.results or options.max_tasks or options.ordered else MOST
     return JobLane(directory, message, most, has_results=options.results)
 

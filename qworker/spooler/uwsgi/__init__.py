@@ -1,4 +1,4 @@
-"""What uWSGI offers to its applications, outside uWSGI.
+"""uWSGI's API for applications, outside uWSGI.
 
 Modules, in reading order: ``enqueueing`` (``uwsgi.spool()``), ``runtime`` (the processes of a directory),
 ``job_context`` (the job that runs), ``introspection`` (the jobs that wait); signals: ``signal_table``,

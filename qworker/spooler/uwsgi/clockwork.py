@@ -2,10 +2,10 @@
 
 Comes from:  the runner's thread, with the time.
 Goes to:     that thread: signals for a spooler, and when to ask again.
-Thread:      that of the runner; the clock is what it is told.
+Thread:      the runner's; it is given the time.
 
-It keeps what it has fired in memory: as with uWSGI a restart within the minute of a cron fires it again. What
-was missed while nobody asked fires once. Each runner has its own, so two of them both fire.
+It keeps its last firings in memory: as with uWSGI a restart within the minute of a cron fires it again.
+Missed firings are made up for once. Each runner has its own, so two of them both fire.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 CRON_SECONDS = 60
 """A cron that has fired is silent for so long, or it would fire all through its minute."""
 MONITOR_SECONDS = 1.0
-"""How often the files are looked at that are monitored."""
+"""Seconds between two checks of monitored files."""
 Stamp: TypeAlias = "tuple[int, ...]"
 
 
@@ -39,7 +39,7 @@ class Due(NamedTuple):
 
 
 class _Running:
-    """A source and what has become of it."""
+    """A source and its state."""
 
     __slots__ = ("fired", "last", "next", "source", "stamp")
 
@@ -67,7 +67,7 @@ class Clockwork:
         self._running: list[_Running] = []
 
     def due(self, now: float) -> list[Due]:
-        """The signals that are due at *now*, epoch seconds, in order. A timer begins when it is seen."""
+        """Return the signals due at *now*, epoch seconds, in order. A timer begins when it is first seen."""
         found = []
         for source in self._table.sources[len(self._running) :]:
             self._running.append(_Running(source))
@@ -79,7 +79,7 @@ class Clockwork:
         return found
 
     def next_time(self, now: float) -> float:
-        """When to ask again, if nothing is registered meanwhile; infinity for never."""
+        """Return when to call again, if nothing is registered meanwhile; infinity for never."""
         if len(self._running) < len(self._table.sources):
             return now
         return min((self._next(running, now) for running in self._running), default=math.inf)
@@ -90,7 +90,7 @@ class Clockwork:
             return _timer_fires(running, source, now)
         if isinstance(source, Cron):
             second = math.floor(now)
-            # A clock that was set back must not silence it until it is there again.
+            # A clock that was set back must not silence it until it has caught up.
             if 0 <= second - running.last < CRON_SECONDS or not source.fields.matches(self._local(now)):
                 return False
             running.last = second
@@ -131,7 +131,7 @@ def _timer_fires(running: _Running, timer: Timer, now: float) -> bool:
 
 
 def stamp_of(path: str) -> Stamp:
-    """What changes when the file does; () when there is none."""
+    """Return a value that changes when the file does; () when it does not exist."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -143,7 +143,7 @@ def stamp_of(path: str) -> Stamp:
 
 
 class SignalSource:
-    """For who works off *directories*, one at least. start() and stop() may be called twice.
+    """For a runner of *directories*, at least one. start() and stop() may be called twice.
 
     clockwork: None for one that goes by the local time.
     """
@@ -157,8 +157,8 @@ class SignalSource:
         self._sockets: dict[str, SignalSocket] = {}
 
     def start(self) -> None:
-        """Announce this process, and receive signals. Where that cannot be done, the log says so, and jobs
-        are run all the same."""
+        """Announce this process, and receive signals. Where that fails, it is logged, and jobs are run all
+        the same."""
         for directory in self._directories:
             if directory not in self._sockets:
                 try:
@@ -168,19 +168,19 @@ class SignalSource:
                     logger.warning("no signals from other processes for %s: %s", directory, error)
 
     def stop(self) -> None:
-        """Be announced no more, and receive nothing."""
+        """End the announcement, and stop receiving."""
         for directory, receiver in self._sockets.items():
             receiver.close()
             runtime.withdraw(directory)
         self._sockets.clear()
 
     def filenos(self) -> list[int]:
-        """What can be read when another process has raised a signal."""
+        """Return the descriptors that are readable when another process has raised a signal."""
         return [receiver.fileno() for receiver in self._sockets.values()]
 
     def due(self, now: float) -> list[Due]:
-        """The signals to deliver now, each with the directory whose spooler is to run it, one of these. Never
-        waits."""
+        """Return the signals to deliver now, each with one of the directories, whose spooler is to run it.
+        Never waits."""
         found = [
             Due(signum, self._directories[0] if target == SPOOLER else os.path.realpath(target))
             for signum, target in self._clockwork.due(now)
@@ -194,5 +194,5 @@ class SignalSource:
         return [due for due in found if due.target in self._directories]
 
     def next_time(self, now: float) -> float:
-        """When to ask again if nothing can be read before; infinity for never."""
+        """Return when to call again if nothing is readable before; infinity for never."""
         return self._clockwork.next_time(now)

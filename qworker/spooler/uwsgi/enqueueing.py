@@ -27,9 +27,9 @@ _DECIMAL = re.compile(r"[+-]?[0-9]{1,20}(\.[0-9]*)?")
 
 
 class Enqueuer:
-    """The spool directories of *options*, of which there must be one, for who writes.
+    """The spool directories of *options*, at least one, for writing.
 
-    directories: all of them, absolute and without links, those that are worked off first.
+    directories: all of them, absolute and without links, in the order of processing.
     default: where jobs go that name none.
     """
 
@@ -43,7 +43,7 @@ class Enqueuer:
     def enqueue(self, message: Mapping[Any, Any]) -> str:
         """Write one job and return the path of its file. *message* is not changed.
 
-        SpoolError when it cannot be written; then nothing is there.
+        SpoolError when it cannot be written; no file is left then.
         """
         pairs = {key.encode() if isinstance(key, str) else key: value for key, value in message.items()}
         body = as_body(pairs.pop(b"body", b""))
@@ -64,7 +64,7 @@ class Enqueuer:
         return writer
 
     def _place(self, named: object) -> str:
-        """The configured directory that a job names. A link to one, or a slash at its end, does no harm."""
+        """Return the configured directory that a job names. Links and trailing slashes are resolved."""
         if isinstance(named, str | bytes):
             path = os.fsdecode(named)
             if os.path.isabs(path) and "\0" not in path and os.path.realpath(path) in self.directories:
@@ -76,8 +76,8 @@ class Enqueuer:
 
 
 def epoch(at: object) -> float:
-    """When a job is due, in epoch seconds; 0 for at once. *at*: a number, a decimal as text or bytes, or a
-    datetime. SpoolError when it is no time."""
+    """Return when a job is due, in epoch seconds; 0 for at once. *at*: a number, a decimal as text or bytes,
+    or a datetime. SpoolError when it is not a time."""
     if at is None:
         return 0
     if isinstance(at, bytes | bytearray | memoryview):
@@ -101,7 +101,7 @@ def _nothing(at: str) -> float:
 
 
 def as_body(body: object) -> bytes:
-    """The body as bytes; text is written as UTF-8."""
+    """Return the body as bytes; text is encoded as UTF-8."""
     if isinstance(body, str):
         return body.encode()
     if isinstance(body, bytes | bytearray | memoryview):

@@ -1,4 +1,4 @@
-"""Introspection: the jobs that wait, as uWSGI's interface tells of them.
+"""Introspection: the waiting jobs, through uWSGI's interface.
 
 Comes from:  ``uwsgi_api``.
 Goes to:     the directories; nothing is changed, and no lock is lost.
@@ -22,8 +22,8 @@ from qworker.spooler.watching.scanning import scan_in_order
 
 
 def jobs(directories: Sequence[str]) -> list[bytes]:
-    """The absolute paths of all jobs that wait or are run, those with a priority, too. uWSGI only looks into
-    the first directory, and into no priority."""
+    """Return the absolute paths of all jobs that wait or run, including those with a priority. uWSGI only
+    reads the first directory, and no priority."""
     found = []
     for directory in directories:
         with suppress(OSError):  # not made yet
@@ -33,10 +33,11 @@ def jobs(directories: Sequence[str]) -> list[bytes]:
 
 
 def task(directories: Sequence[str], path: str | bytes) -> dict[Any, Any] | None:
-    """What a job that waits says, as its function will be given it, with its path as ``spooler_task_name``.
+    """Return the content of a waiting job, as its function will get it, with its path as
+    ``spooler_task_name``.
 
-    None when there is no such job in the directories, when it cannot be read or is none, and when somebody
-    runs it; the job that asks is told of itself.
+    None when no such job is in the directories, when it cannot be read, and while another process runs it; a
+    running job can read its own.
     """
     name = os.fsdecode(path)
     if "\0" in name:
@@ -61,7 +62,7 @@ def task(directories: Sequence[str], path: str | bytes) -> dict[Any, Any] | None
 
 
 def _image(directories: Sequence[str], name: str) -> bytes | None:
-    """The bytes of the file when nobody runs it. SpoolError when its name is none of a job."""
+    """Return the bytes of the file when nobody runs it. SpoolError when the name is not a job's."""
     for directory in directories:
         folder = os.path.realpath(os.path.dirname(name))
         if folder == directory or folder.startswith(directory + "/"):

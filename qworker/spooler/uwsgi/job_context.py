@@ -1,7 +1,7 @@
-"""The context of a job: what code asks of the process that it runs in, and its own time limit.
+"""The context of a job: what it can query about its process, and its own time limit.
 
-Comes from:  whoever runs spool jobs in this process, with RunningJob().
-Goes to:     ``uwsgi_api``: am I in a spooler, which directory, what does my own file say.
+Comes from:  the runner of spool jobs in this process, with RunningJob().
+Goes to:     ``uwsgi_api``: whether this is a spooler, its directory, and the job's own content.
 Thread:      that which runs the job.
 """
 
@@ -22,11 +22,10 @@ _STANDARD_ERROR = 2
 
 
 class RunningJob:
-    """As a context manager: within it, this thread runs that job. The time limit that the job sets for itself
-    ends with it. A class, since each job goes through it: it takes a third of what a generator does.
+    """As a context manager: within it, this thread runs that job. A time limit set by the job ends with it. A
+    class, since each job passes through it: it takes a third of a generator's time.
 
-    directory: absolute. path: of the file, within it; '' when it is no job but a signal. env: what the
-    function is called with.
+    directory: absolute. path: of the file, within it; '' for a signal. env: the function's argument.
     """
 
     __slots__ = ("_before", "directory", "env", "path")
@@ -47,13 +46,13 @@ class RunningJob:
 
 
 class _Thread(threading.local):
-    """What a thread is doing: where there are no processes, each runs its own job."""
+    """The state of a thread: where there are no processes, each runs its own job."""
 
     job: RunningJob | None = None
 
 
 class _Process:
-    """What this process is. A forked child begins as its parent was."""
+    """The state of this process. A forked child begins with its parent's."""
 
     is_spooler = False
     has_limit = False
@@ -78,7 +77,7 @@ def current_job() -> RunningJob | None:
 
 
 def own_task(path: str) -> Mapping[Any, Any] | None:
-    """What the job whose file is at the absolute *path* says, if this process runs it. Its file must not be
+    """Return the content of the job with the absolute *path*, if this process runs it. Its file must not be
     opened for that: with record locks its lock would be lost, and the job run twice."""
     job = _thread.job
     if job is None or not job.path or os.path.realpath(path) != f"{job.directory}/{job.path}":
@@ -87,9 +86,9 @@ def own_task(path: str) -> Mapping[Any, Any] | None:
 
 
 def limit_time(seconds: float) -> None:
-    """End this process when the job has not ended in *seconds*, or has said 0 before; its stack goes to the
-    standard error. That needs neither the interpreter, which a job may hold, nor the alarm clock, which is
-    the job's. Outside a spooler nothing is done: no master would start another process. Nor is it in another
+    """End this process when the job has not ended in *seconds*, unless it sets 0 before; its stack goes to
+    the standard error. That needs neither the interpreter, which a job may hold, nor the alarm clock, which
+    is the job's. Does nothing outside a spooler, where no master would start another process, or in another
     thread than the main one, whose process may run other jobs."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
         raise TypeError(f"a harakiri is a number of seconds, not {safe_repr(seconds)}")

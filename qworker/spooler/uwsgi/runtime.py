@@ -1,10 +1,10 @@
-"""The runtime of spoolers: which processes work off a directory now, and how often they are to scan it.
+"""The runtime state of spoolers: the processes of a directory, and its scan frequency.
 
 Comes from:  the runner, which announces itself; ``uwsgi_api``, which asks, or sets the frequency.
 Goes to:     ``.qw-spoolers`` in the spool directory: a file for each process, and one for the frequency.
 Thread:      any.
 
-A process that dies without a word is told by its id and the time at which it started.
+A process that died without withdrawing is recognized by its id and start time.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from contextlib import suppress
 from qworker.errors import SpoolError
 
 STATE = ".qw-spoolers"
-"""The directory within a spool directory for what is known of those who work it off."""
+"""The directory within a spool directory for the state of its spoolers."""
 _FREQUENCY = "frequency"
 _PROCESS = ".process"
 _LONGEST = 64
 
 
 def announce(directory: str | os.PathLike[str], pid: int | None = None) -> None:
-    """Say that this process, or *pid*, works off *directory* from now on. A frequency that was set while
-    others did is forgotten when none of them is left. May be said again."""
+    """Announce that this process, or *pid*, processes *directory* from now on. A frequency that was set by
+    others is forgotten when none of them is left. May be repeated."""
     pid = os.getpid() if pid is None else pid
     place = state_place(directory)
     alive, others = _processes(place)
@@ -37,25 +37,25 @@ def announce(directory: str | os.PathLike[str], pid: int | None = None) -> None:
 
 
 def withdraw(directory: str | os.PathLike[str], pid: int | None = None) -> None:
-    """Say that it does so no more. May be said again."""
+    """End the announcement. May be repeated."""
     pid = os.getpid() if pid is None else pid
     _remove(os.path.join(directory, STATE, f"{pid}{_PROCESS}"))
 
 
 def pids(directory: str | os.PathLike[str]) -> list[int]:
-    """The ids of the processes on this machine that work off *directory*, in order."""
+    """Return the ids of the processes on this machine that process *directory*, in order."""
     return sorted(_processes(os.path.join(directory, STATE))[0])
 
 
 def set_frequency(directory: str | os.PathLike[str], seconds: float) -> None:
-    """Have whoever works off *directory* scan it every *seconds*, more than 0."""
+    """Set the seconds, more than 0, between two scans of *directory* for all its spoolers."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
         raise SpoolError(f"a spooler's frequency is in seconds, more than 0, not {seconds!r}")
     _put(state_place(directory), _FREQUENCY, f"{float(seconds)}")
 
 
 def frequency_of(directory: str | os.PathLike[str], default: float) -> float:
-    """The seconds between two scans that were set at run time; *default* when none were."""
+    """Return the seconds between two scans that were set at run time; *default* when none were."""
     try:
         seconds = float(_read(os.path.join(directory, STATE, _FREQUENCY)))
     except ValueError:
@@ -64,7 +64,8 @@ def frequency_of(directory: str | os.PathLike[str], default: float) -> float:
 
 
 def state_place(directory: str | os.PathLike[str]) -> str:
-    """The path of ``.qw-spoolers``, made when it is missing, for those who may write to *directory*."""
+    """Return the path of ``.qw-spoolers``, made when it is missing, for users who may write to
+    *directory*."""
     place = os.path.join(directory, STATE)
     try:
         with suppress(FileExistsError):
@@ -78,7 +79,7 @@ def state_place(directory: str | os.PathLike[str]) -> str:
 
 
 def _processes(place: str) -> tuple[list[int], list[str]]:
-    """The processes that are alive, and the files of those that are not."""
+    """Return the live processes, and the files of dead ones."""
     try:
         names = [name for name in os.listdir(place) if name.endswith(_PROCESS)]
     except OSError:
@@ -96,7 +97,7 @@ def _processes(place: str) -> tuple[list[int], list[str]]:
 
 
 def _put(place: str, name: str, text: str) -> None:
-    """Write a file, whole or not at all."""
+    """Write a file atomically."""
     temporary = f"{place}/.{name}.{os.getpid()}"
     try:
         file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -108,7 +109,7 @@ def _put(place: str, name: str, text: str) -> None:
 
 
 def _read(path: str) -> str:
-    """The beginning of a file; '' when there is none."""
+    """Return the beginning of a file; '' when there is none."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
@@ -135,7 +136,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _started(pid: int) -> str:
-    """When process *pid* started, in the kernel's ticks; '' where that cannot be told."""
+    """Return when process *pid* started, in the kernel's ticks; '' where that is unknown."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stream:
             return stream.read(4096).rpartition(b")")[2].split()[19].decode("ascii")

@@ -1,11 +1,11 @@
-"""SignalSocket: signals from other processes, such as the web's, for the spooler of a directory.
+"""SignalSocket: signals from other processes, such as web servers, for the spooler of a directory.
 
 Comes from:  ``uwsgi_api`` in any process of the machine, through send().
 Goes to:     the runner's thread, which waits on fileno().
 Thread:      that of the runner; send() from any.
 
-One datagram of one byte is a signal. Who may write to the spool directory may send; all that it does is to
-run the handler that the application registered. Anything else that arrives is thrown away.
+A datagram of one byte is a signal. Whoever can write to the spool directory may send one; it only runs the
+handler that the application registered. Other datagrams are discarded.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from qworker.spooler.uwsgi.runtime import STATE, state_place
 
 _ENDING = ".signals"
 _AT_ONCE = 256
-"""Datagrams that are read at a time: who sends without an end must not keep the runner."""
+"""Datagrams read at a time: an endless sender must not block the runner."""
 PATIENCE = 1.0
 """Seconds that send() waits for room."""
 
 
 class SignalSocket:
-    """Where the signals for the spooler of *directory* arrive. SpoolError when it cannot be made."""
+    """Receives the signals for the spooler of *directory*. SpoolError when it cannot be made."""
 
     def __init__(self, directory: str | os.PathLike[str], pid: int | None = None) -> None:
         place = state_place(directory)
@@ -47,11 +47,11 @@ class SignalSocket:
             raise SpoolError(f"no signals can be received at {self._path}: {error}") from error
 
     def fileno(self) -> int:
-        """What can be read when there is a signal."""
+        """Return the descriptor that is readable when there is a signal."""
         return self._socket.fileno()
 
     def read(self) -> list[int]:
-        """The signals that have arrived, in order. Never waits."""
+        """Return the received signals, in order. Never waits."""
         found = []
         for _ in range(_AT_ONCE):
             try:
@@ -82,13 +82,13 @@ def _send(place: str, name: str, data: bytes) -> bool:
         try:
             with _short(place, name) as address:
                 sender.sendto(data, address)
-        except OSError:  # nobody is there any more, or it is full
+        except OSError:  # no listener any more, or it is full
             return False
     return True
 
 
 def _sweep(place: str) -> None:
-    """Remove the sockets of those who died."""
+    """Remove the sockets of dead processes."""
     for name in _names(place):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
             probe.settimeout(PATIENCE)

@@ -1,4 +1,4 @@
-"""SignalTable: what an application registered: handlers of uWSGI's signals, and what raises them.
+"""SignalTable: the application's handlers of uWSGI's signals, and the sources of signals.
 
 Comes from:  the application, when it is imported: through ``uwsgi_api`` or the decorators.
 Goes to:     ``clockwork`` (when), and a process of the spooler (which function).
@@ -33,7 +33,7 @@ class Handler(NamedTuple):
 
 
 class Timer(NamedTuple):
-    """Raises its signal every *seconds*, the first time after so many. iterations: how often; 0 for ever."""
+    """Raises its signal every *seconds*, first after one interval. iterations: how often; 0 for no limit."""
 
     signum: int
     seconds: float
@@ -53,16 +53,16 @@ class Monitor(NamedTuple):
 
 
 class SignalTable:
-    """handlers: by signal. sources: what raises signals, in the order in which that was said."""
+    """handlers: by signal. sources: in the order of registration."""
 
     def __init__(self) -> None:
         self.handlers: dict[int, Handler] = {}
         self.sources: list[Timer | Cron | Monitor] = []
 
     def register(self, signum: int, target: str, function: Callable[[int], object]) -> None:
-        """Have *function*, which is given the signal, run by *target*. A handler for anything else than a
-        spooler, such as a worker of uWSGI's, is kept and never run here; the log says so. ValueError when the
-        signal has another handler, as uWSGI has it."""
+        """Have *function*, which is given the signal, run by *target*. A handler for anything but a spooler,
+        such as a worker of uWSGI, is kept and never run here; the log says so. ValueError when the signal has
+        another handler, as in uWSGI."""
         number = checked(signum)
         if not callable(function):
             raise ValueError(f"the handler of signal {number} is a function, not {safe_repr(function)}")
@@ -103,7 +103,7 @@ class SignalTable:
         self.sources.append(Monitor(checked(signum), os.path.abspath(path)))
 
     def run(self, signum: int) -> bool:
-        """Run the handler of a signal in this process. False when there is none for a spooler."""
+        """Run the handler of a signal in this process. False when no spooler's handler is registered."""
         handler = self.handlers.get(signum)
         if handler is None or not handler.is_for_spooler:
             logger.warning("signal %d has no handler in this spooler", signum)
@@ -120,7 +120,7 @@ def checked(signum: int) -> int:
 
 
 def _name(function: Callable[..., object]) -> str:
-    """The same for a function whose module is loaded again."""
+    """Return a name that stays the same when a function's module is loaded again."""
     return f"{function.__module__}.{getattr(function, '__qualname__', function)}"
 
 
@@ -135,7 +135,7 @@ _HIGHEST = (59, 23, 31, 12, 7)
 
 
 class CronFields(NamedTuple):
-    """In the order in which uWSGI takes them."""
+    """In the order of uWSGI's arguments."""
 
     minute: int = -1
     hour: int = -1
@@ -144,7 +144,7 @@ class CronFields(NamedTuple):
     weekday: int = -1
 
     def matches(self, local: time.struct_time) -> bool:
-        """Whether this is such a minute, by the local time."""
+        """Return whether this minute of local time matches."""
         weekday = (local.tm_wday + 1) % 7
         if not (
             _fits(self.minute, local.tm_min)
@@ -159,7 +159,7 @@ class CronFields(NamedTuple):
         return on_day and on_weekday
 
     def never(self) -> bool:
-        """Whether a field has a value that no time has. uWSGI takes it, and never fires."""
+        """Return whether a field has an impossible value. uWSGI accepts it, and never fires."""
         return any(
             value >= 0 and not low <= value <= high
             for value, low, high in zip(self, _LOWEST, _HIGHEST, strict=True)

@@ -1,5 +1,5 @@
 """Watching: which file of a spool directory to try next.
 
 Modules, in reading order: ``scanning``, ``inotify``, ``watcher`` (names from the system's notifications),
-``candidates``, ``directory`` (which has all of them).
+``candidates``, ``directory`` (which combines them).
 """

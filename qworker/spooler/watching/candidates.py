@@ -1,12 +1,12 @@
 """Candidates: which file to try next, and when.
 
-Comes from:  scans, what the system tells, and what became of earlier tries.
+Comes from:  scans, notifications, and the outcome of earlier tries.
 Goes to:     ``directory``, one path at a time.
 Thread:      that of the SpoolDirectory.
 
-A file that was refused is remembered with the reason. One that is not due rests in a heap, however many
-there are. One whose lock another has is tried again when something has happened to it, and then not at once
-but after a delay that grows, since what happened may be another's try.
+A refused file is remembered with the reason. A file that is not due rests in a heap. A file whose lock is
+held elsewhere is tried again when it has changed, after a delay that grows, since the change may be another
+process's try.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ FIRST_DELAY = 0.01
 LONGEST_DELAY = 1.0
 """Seconds after a try in vain for which a locked file is left alone, whatever happens to it."""
 LONGEST_LEFT = 5.0
-"""The same for one that was left alone for no known reason: it is tried again without anything happening."""
+"""The same for a file that was left alone for no known reason: it is tried again even without a change."""
 MOST_TRIES = 10
-"""That many have led to the longest delay."""
+"""The number of tries with the longest delay."""
 
 
 class Share(NamedTuple):
-    """Of *of* processes that work off a directory, this is *number* (0 for the first). Each begins with files
-    of its own, so that they do not all try for the same lock, and then takes what there is."""
+    """Of *of* processes that share a directory, this is *number* (0 for the first). Each begins with its own
+    files, so that they do not all try for the same lock, and then takes any."""
 
     number: int
     of: int
@@ -44,7 +44,8 @@ WHOLE = Share(0, 1)
 
 
 class _Vain(NamedTuple):
-    """Tries of a file whose lock is another's: how many, and when the next one may be, epoch seconds."""
+    """Failed tries of a file whose lock is held elsewhere: how many, and when the next one may be, epoch
+    seconds."""
 
     tries: int
     not_before: float
@@ -58,14 +59,15 @@ class _Ready(Protocol):
     def push(self, path: str) -> None: ...
 
     def pop(self) -> str:
-        """The first; only when there is one."""
+        """Return the first; only when there is one."""
 
     def precedes(self, scanned_to: str) -> bool:
-        """Whether the first comes before all that a scan may still find, which has come to this path."""
+        """Return whether the first comes before everything that a scan, now at this path, may still find."""
 
 
 class _Arrival:
-    """As they came, and those of our share first. No heap: there may be many, and each is handled twice."""
+    """In order of arrival, those of our share first. No heap: there may be many, and each is handled
+    twice."""
 
     def __init__(self, share: Share) -> None:
         self._share = share
@@ -112,7 +114,7 @@ class Candidates:
     def __init__(self, clock: Clock, *, ordered: bool = False, share: Share = WHOLE) -> None:
         self._clock = clock
         self._ready: _Ready = _Natural() if ordered else _Arrival(share)
-        self._waiting: set[str] = set()  # what is in _ready
+        self._waiting: set[str] = set()  # the content of _ready
         self._refused: dict[str, Refusal] = {}
         self._vain: dict[str, _Vain] = {}
         self._later: list[tuple[float, str]] = []
@@ -120,12 +122,12 @@ class Candidates:
         self._unseen: set[str] = set()
 
     def __len__(self) -> int:
-        """How many files are ready to be tried."""
+        """Return how many files are ready to be tried."""
         return len(self._ready)
 
     @property
     def have_refused(self) -> bool:
-        """Whether a file is remembered that was refused."""
+        """Return whether a refused file is remembered."""
         return bool(self._refused)
 
     def touch_all(self) -> None:
@@ -173,7 +175,8 @@ class Candidates:
         self._unseen.clear()
 
     def take(self) -> str | None:
-        """The next file to try; None when there is none. It counts as held until refuse() or done()."""
+        """Return the next file to try; None when there is none. It counts as held until refuse() or
+        done()."""
         if self._later:
             self._take_up(self._clock.now())
         if not self._ready:
@@ -184,11 +187,11 @@ class Candidates:
         return path
 
     def _take_up(self, now: float) -> None:
-        """Make ready what has rested until *now*."""
+        """Make the files ready that rested until *now*."""
         while self._later and self._later[0][0] <= now:
             at, path = heappop(self._later)
             refusal, vain = self._refused.get(path), self._vain.get(path)
-            # What was refused again since then has another entry, or waits for something to happen.
+            # A file that was refused again since then has another entry, or waits for a change.
             if (refusal and refusal.until == at) or (vain and vain.not_before == at):
                 self._make_ready(path)
 
@@ -210,7 +213,7 @@ class Candidates:
             heappush(self._later, (refusal.until, path))
 
     def leave(self, path: str) -> None:
-        """The file was tried in vain, and nobody says why: again after a while, which grows."""
+        """The file was tried in vain, for no known reason: try again after a growing delay."""
         self._held.discard(path)
         tries = self._vain[path].tries if path in self._vain else 0
         again = self._clock.now() + min(FIRST_DELAY * 2**tries, LONGEST_LEFT)
@@ -219,17 +222,17 @@ class Candidates:
         heappush(self._later, (again, path))
 
     def done(self, path: str) -> None:
-        """The file is no more."""
+        """The file is gone."""
         self._held.discard(path)
         self._forget(path)
 
     def next_time(self) -> float:
-        """When the next file that rests is to be tried, epoch seconds; infinity when none rests."""
+        """Return when the next resting file is to be tried, epoch seconds; infinity when none rests."""
         return self._later[0][0] if self._later else math.inf
 
     def precede(self, scanned_to: str) -> bool:
-        """Whether what take() would return comes before all that a scan may still find, which came so far.
-        Only when there is some."""
+        """Return whether the next file of take() comes before everything that a scan at *scanned_to* may
+        still find. Only when there is one."""
         return self._ready.precedes(scanned_to)
 
     def _make_ready(self, path: str) -> None:

@@ -5,9 +5,9 @@ Goes to:     claims, each of one job that is due.
 Thread:      one, which calls everything here; a Claim may end in any thread, which posts that and wakes this
              one.
 
-What comes is learned in three ways: the system tells of files that are written, a heap has the times at which
-others are due, and a scan, now and then, finds what neither knew. A scan goes on in small steps, between
-which new files are looked for, so that many that are not due keep no new one waiting.
+New files are found in three ways: notifications of written files, a heap with the times at which others are
+due, and an occasional scan, which finds what the others missed. A scan proceeds in small steps, between which
+new files are checked, so that many delayed files hold up no new one.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from qworker.spooler.watching.watcher import NOTHING, Told, Watcher
 logger = logging.getLogger(__name__)
 
 STEP = 100
-"""Entries of a scan that are looked at before new files are looked for."""
+"""Entries of a scan that are read before new files are checked."""
 MOST_READS = 64
-"""Of what the system tells, while nothing of it is a file to try."""
+"""Reads of notifications, as long as none is about a file to try."""
 LONGEST_SLEEP = 3600.0
 COARSE = 0.05
 """Seconds by which the clock of a file system may be behind."""
 CLAIMS_BETWEEN = 32
-"""Files that are tried before new files are looked for."""
+"""Files that are tried before new files are checked."""
 
 
 class SpoolDirectory:
-    """A spool directory, for who claims there, or has others claim.
+    """A spool directory, for claiming there, or having others claim.
 
     - path: made when it is missing.
     - ordered: work off in natural order, with priorities.
-    - frequency: seconds between two scans, or what says them before each.
+    - frequency: seconds between two scans, or a function that returns them before each.
     - lock: None for the best that the system has.
     - owners: user ids whose jobs are run; None for our own and root.
     - shared: everybody may write there.
@@ -106,8 +106,8 @@ class SpoolDirectory:
         return None
 
     def next_path(self) -> str | None:
-        """The file that is to be tried next, for who has another process claim it; None when there is none.
-        Never waits. The caller ends that with tried()."""
+        """Return the file to try next, which another process will claim; None when there is none. Never
+        waits. The caller ends that with tried()."""
         candidates = self._candidates
         while True:
             if self._tried <= 0 or not candidates:
@@ -125,22 +125,22 @@ class SpoolDirectory:
             candidates.refuse(path, still)
 
     def tried(self, paths: Iterable[str], since: float, *, at_once: bool = False) -> None:
-        """What next_path() gave was tried, since epoch second *since*; the files themselves tell what came of
-        it. at_once: they may not have been tried at all, so those that are still due come again at once."""
+        """Files of next_path() were tried, since epoch second *since*; their state shows the outcome.
+        at_once: they may not have been tried at all, so those still due come again at once."""
         is_there, done, directory = os.access, self._candidates.done, self._directory
         for path in paths:
-            # Most are gone, and to hear that by an exception takes as long again.
+            # Most are gone, and an exception for that takes as long again.
             if is_there(path, os.F_OK, dir_fd=directory):
                 self._tried_in_vain(path, since, at_once)
             else:
                 done(path)
 
     def holds(self, path: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether the file exists."""
         return os.access(path, os.F_OK, dir_fd=self._directory)
 
     def gone(self, paths: Iterable[str]) -> None:
-        """What next_path() gave was tried, and these files are no more, says who has tried."""
+        """Files of next_path() were tried, and are gone, according to the caller."""
         done = self._candidates.done
         for path in paths:
             done(path)
@@ -167,14 +167,14 @@ class SpoolDirectory:
 
     def wait(self, most: float = math.inf) -> None:
         """Return when there may be a job, when wake() is called, or after *most* seconds."""
-        self._asleep = True  # from here on, who ends a claim wakes us
+        self._asleep = True  # from here on, the end of a claim wakes us
         self._wakeup.sleep(min(most, self.rest()), self.fileno())
         self._asleep = False
         self.look()
 
     def fileno(self) -> int:
-        """What can be read when there may be a job, for who waits for other files, too; -1: nothing is
-        told."""
+        """Return the descriptor that is readable when there may be a job, to wait for other files, too; -1:
+        no notifications."""
         return self._watcher.fileno()
 
     def rest(self) -> float:
@@ -187,19 +187,19 @@ class SpoolDirectory:
         return max(0.0, min(until_due, until_scan, LONGEST_SLEEP))
 
     def next_due(self) -> float:
-        """When a file that rests is to be tried, epoch seconds; infinity when none rests."""
+        """Return when a resting file is to be tried, epoch seconds; infinity when none rests."""
         return self._candidates.next_time()
 
     def look(self) -> None:
-        """Have next() look first for what is new."""
+        """Have next() check for new files first."""
         self._tried = 0
 
     def take_in(self) -> None:
-        """Take in what can be read from fileno()."""
+        """Process the notifications of fileno()."""
         self._look_for_new()
 
     def read_through(self) -> None:
-        """Read all names now, so that rest() says from the beginning what there is."""
+        """Read all names now, so that rest() is correct from the beginning."""
         self._look_for_new()
         while self._scanning is not None:
             self._scan_on()
@@ -209,11 +209,11 @@ class SpoolDirectory:
         self._wakeup.wake()
 
     def rescan(self) -> None:
-        """Have everything looked at again, at the next call of next(). Any thread, and signal handlers."""
+        """Have everything scanned again, at the next call of next(). Any thread, and signal handlers."""
         self._again = True
 
     def close(self) -> None:
-        """Claims that are still held can end no more. Safe to call twice."""
+        """Claims that are still held cannot be ended any more. Safe to call twice."""
         if self._directory >= 0:
             self._watcher.close()
             self._wakeup.close()
@@ -221,7 +221,7 @@ class SpoolDirectory:
             self._directory = -1
 
     def _look_for_new(self) -> None:
-        """Take in what was told since the last time, and begin a scan when one is due."""
+        """Process the notifications since the last time, and begin a scan when one is due."""
         self._tried = CLAIMS_BETWEEN
         while self._ended:
             path, refusal = self._ended.popleft()
@@ -239,7 +239,7 @@ class SpoolDirectory:
             self._begin_scan()
 
     def _mind_attributes(self) -> None:
-        """Have the system tell that attributes change while a file rests here, whose time may be set anew."""
+        """Request notifications of changed attributes while a file rests here, whose time may be changed."""
         rests = self._candidates.have_refused
         if self._watcher.mind_attributes(rests) and rests:
             self._candidates.touch_all()  # they may have changed before that
@@ -268,7 +268,7 @@ class SpoolDirectory:
         return scan_in_order(self.path, now, self._watcher.watch, folder)
 
     def _follow(self) -> None:
-        """If another directory has the path now, it is the one to look after."""
+        """If the path leads to another directory now, use that."""
         try:
             there = os.stat(self.path)
             if not os.path.samestat(there, os.fstat(self._directory)):
@@ -276,10 +276,10 @@ class SpoolDirectory:
                 os.dup2(other, self._directory, inheritable=False)
                 os.close(other)
         except OSError:
-            return  # there is none at the moment, and the scan says so
+            return  # it does not exist at the moment, and the scan says so
 
     def _is_to_scan(self) -> bool:
-        """Of a scan: whether the next step is its; nothing is ready, or what it may find comes first."""
+        """Return whether the next step is the scan's: nothing is ready, or what it may find comes first."""
         return not self._candidates or not self._candidates.precede(self._scanned_to)
 
     def _scan_on(self) -> None:

@@ -55,7 +55,7 @@ class Inotify:
         return _checked(self._add(self._file, os.fsencode(path), mask))
 
     def read(self) -> list[Event]:
-        """What has happened since the last time, in order; [] when nothing has. Never waits."""
+        """Return the events since the last call, in order; [] when there are none. Never waits."""
         try:
             data = os.read(self._file, _ROOM)
         except BlockingIOError:
@@ -72,7 +72,7 @@ class Inotify:
         return events
 
     def fileno(self) -> int:
-        """What can be read when something has happened."""
+        """Return the descriptor that is readable when there are events."""
         return self._file
 
     def close(self) -> None:

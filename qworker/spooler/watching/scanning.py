@@ -5,8 +5,8 @@ Goes to:     entries, with the time at which each is due; nothing is opened.
 Thread:      that of the SpoolDirectory.
 
 Without an order, a directory's own files come as the system lists them, and no other directory is entered.
-With it, everything comes in natural order, and a directory whose name is a number is entered where it sorts,
-at any depth.
+With an order, everything comes in natural order, and a directory whose name is a number is entered where it
+sorts, at any depth.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 
 
 def scan(place: str) -> Iterator[Entry]:
-    """The files of the spool directory *place*, in no order. OSError when it cannot be read."""
+    """Return the files of the spool directory *place*, in no order. OSError when it cannot be read."""
     with os.scandir(place) as entries:
         for entry in entries:
             name = entry.name
@@ -48,11 +48,11 @@ def scan(place: str) -> Iterator[Entry]:
 def scan_in_order(
     place: str, now: float, entering: Callable[[str], None], folder: str = ""
 ) -> Iterator[Entry]:
-    """The files in *folder* of the spool directory *place* ('': itself), and in the priorities there, in the
-    order in which they are to run.
+    """Return the files in *folder* of the spool directory *place* ('': itself), and in the priorities there,
+    in the order in which they are to run.
 
-    A priority whose own time of modification lies after *now* is passed over. *entering* is called with the
-    path of each folder before it is listed. OSError when the first one cannot be read.
+    A priority with a modification time after *now* is passed over. *entering* is called with the path of each
+    folder before it is listed. OSError when the first one cannot be read.
     """
     entering(folder)
     depths = [iter(_listed(place, folder))]
@@ -76,7 +76,7 @@ def scan_in_order(
 
 
 def priorities_with_jobs(place: str) -> list[str]:
-    """The names of the priorities of the spool directory *place* that have jobs, in natural order."""
+    """Return the names of the priorities of the spool directory *place* that have jobs, in natural order."""
     found = []
     with suppress(OSError):
         for name in filter(is_priority, os.listdir(place)):
@@ -87,7 +87,7 @@ def priorities_with_jobs(place: str) -> list[str]:
 
 
 def _listed(place: str, folder: str) -> list[str]:
-    """The paths in a folder of *place* that may be jobs or priorities, in natural order."""
+    """Return the paths in a folder of *place* that may be jobs or priorities, in natural order."""
     names = [name for name in os.listdir(f"{place}/{folder}") if name.startswith(PREFIX) or is_priority(name)]
     names.sort(key=natural_key)
     return [f"{folder}/{name}" for name in names] if folder else names

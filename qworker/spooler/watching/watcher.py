@@ -1,12 +1,12 @@
-"""Watcher: turns what the system tells of a spool directory into names of files worth a try.
+"""Watcher: turns notifications about a spool directory into names of files worth a try.
 
-Comes from:  ``inotify``; where there is none, nothing comes, and all is left to the scans.
+Comes from:  ``inotify``; without it, everything is left to the scans.
 Goes to:     ``directory``.
 Thread:      that of the SpoolDirectory.
 
 Every spooler that fails to get a lock closes a file that it opened for writing, and so does every one that
-counts an attempt or gives a job back. What is told is therefore only that a name may be worth a look. That
-attributes change is of use only to a file that was refused: while there is none, nobody pays for being told.
+counts an attempt or gives a job back. So a notification only means that a name may be worth a check. Changes
+of attributes matter only for refused files: while there are none, they are not watched.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NOTHING = Told([], [], [], False)
 
 
 class Watcher:
-    """Watches *place* and, when an order is kept, the priorities that it is told of."""
+    """Watches *place* and, when an order is kept, its known priorities."""
 
     def __init__(self, place: str, *, ordered: bool) -> None:
         self._place = place
@@ -50,15 +50,15 @@ class Watcher:
         try:
             self._inotify: Inotify | None = Inotify()
         except OSError as error:
-            logger.warning("%s is only looked at from time to time: %s", place, error)
+            logger.warning("%s is only checked from time to time: %s", place, error)
             self._inotify = None
 
     def fileno(self) -> int:
-        """What can be read when there is something to be told; -1 when nothing is ever told."""
+        """Return the descriptor that is readable when there are notifications; -1 without any."""
         return -1 if self._inotify is None else self._inotify.fileno()
 
     def watch(self, folder: str = "") -> None:
-        """Watch this folder of the place, '' for itself, if that can be. May be said again."""
+        """Watch this folder of the place, '' for itself, if possible. May be repeated."""
         if self._inotify is None:
             return
         mask = _FILES | _ITSELF | _HOW
@@ -66,10 +66,10 @@ class Watcher:
         try:
             self._folders[self._inotify.add(f"{self._place}/{folder}", mask)] = folder
         except OSError as error:
-            logger.warning("%s/%s is only looked at from time to time: %s", self._place, folder, error)
+            logger.warning("%s/%s is only checked from time to time: %s", self._place, folder, error)
 
     def mind_attributes(self, mind: bool) -> bool:
-        """Be told of attributes that change, or not. Return whether that is new."""
+        """Turn notifications of changed attributes on or off. Return whether that is new."""
         if mind == self._attributes:
             return False
         self._attributes = mind
@@ -78,7 +78,7 @@ class Watcher:
         return True
 
     def told(self) -> Told:
-        """What has happened since the last time. Never waits."""
+        """Return the events since the last call. Never waits."""
         events = [] if self._inotify is None else self._inotify.read()
         if not events:
             return NOTHING

@@ -199,7 +199,7 @@ def test_files_that_are_included(tmp_path: Path) -> None:
         ("spooler =", "line 2: spooler needs a value"),
         ("spooler", "spooler needs a value"),
         ("spooler-frequency = soon", "must be a duration"),
-        ("spooler = %(nothing)/x", "%(nothing) stands for nothing"),
+        ("spooler = %(nothing)/x", "%(nothing) has no value"),
         ("spooler = $(NOWHERE)/x", "there is no environment variable 'NOWHERE'"),
         ("spooler = @(file)", "@('file') is not understood here"),
         ("spooler = /x/%q", "'%q' is not understood here; these are: %%, %o"),

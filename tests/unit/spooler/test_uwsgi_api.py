@@ -418,7 +418,7 @@ def test_another_uwsgi_is_not_replaced(tmp_path: Path) -> None:
     assert said[1] == str(
         [{b"ud_spool_func": b"f", b"ud_spool_ret": b"-2", b"a": b"1", b"at": b"2", b"body": b"x"}]
     )
-    assert ["pass what is large as the body" in line for line in said[2:]] == [True, True, True, False]
+    assert ["pass large data as the body" in line for line in said[2:]] == [True, True, True, False]
     assert said[5:] == ["2"]
 
 
