@@ -1,10 +1,10 @@
 """`qworker dead` and `qworker failed`: messages that could not be run, and tasks that have failed for good.
 
-Comes from:  people who want to know what went wrong and why, and what to do about it.
+Comes from:  people who investigate failures.
 Goes to:     ``app.failed``; ``control/dead_letters.py``; the broker's dead letters.
 Thread:      main.
 
-list, show and discard are the same for both kinds; what is a kind's own is in its ``Kind``.
+list, show and discard are the same for both kinds; the differences are in ``Kind``.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _TAGS = click.argument("tags", metavar="[TAG]...", nargs=-1)
 
 
 def _selection(command: _F) -> _F:
-    """The words that say which failed tasks are meant."""
-    command = click.option("--error", metavar="TEXT", help="Only those whose error has this text in it.")(
+    """The options that select failed tasks."""
+    command = click.option("--error", metavar="TEXT", help="Only those whose error contains this text.")(
         _QUEUE(command)
     )
     return click.option("--task", metavar="NAME", shell_complete=task_names, help="Only those of this task.")(
@@ -61,15 +61,15 @@ def _all(what: str) -> Callable[[_F], _F]:
 
 @dataclass(frozen=True)
 class Kind:
-    """What the commands of a kind of letters have of their own.
+    """The differences between the commands of the two kinds of letters.
 
-    - name: of the group of commands. noun: what one is called. shows: what `show` does, and shows.
-    - tasks: whether the app's tasks are loaded. selects: the options that say which are meant by `list`, and
-      by other commands; by: these options in words. everything: the help of --all.
-    - meant: completes what was selected. find: the newest that are selected, newest first. get: one, by its
-      number. discard: delete those with these numbers (None: all that are selected); how many that were.
-    - heads, numbers, row: the table. fields: one, as JSON has it. show: print it whole. nothing: say that
-      there is none.
+    - name: of the group of commands. noun: what one is called. shows: the help of `show`.
+    - tasks: whether the app's tasks are loaded. selects: the selecting options of `list` and the other
+      commands; by: these options in words. everything: the help of --all.
+    - meant: completes the selection. find: the newest selected letters, newest first. get: one, by its
+      number. discard: delete those with these numbers (None: all selected) and return their number.
+    - heads, numbers, row: the table. fields: one as JSON. show: print it in full. nothing: print that there
+      is none.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Kind:
         return open_sent(app, tasks=self.tasks).app
 
     def check(self, tags: tuple[str, ...], everything: bool, words: dict[str, Any]) -> None:
-        """UsageError unless it was said in one way which are meant."""
+        """Raise UsageError unless exactly one way of selecting was used."""
         selected = any(value is not None for value in words.values())
         if tags and selected:
             raise click.UsageError("A tag and --task, --error or --queue do not go together.")
@@ -106,7 +106,7 @@ class Kind:
             )
 
     def tagged(self, app: QWorker, tags: tuple[str, ...]) -> list[int] | None:
-        """The numbers of those that *tags* name; None for no tags."""
+        """Return the numbers of *tags*; None for no tags."""
         if not tags:
             return None
         found = ((each.tag, self.fields(each)["id"]) for each in self.find(app, {}))
@@ -114,7 +114,7 @@ class Kind:
 
 
 def _group(kind: Kind, about: str) -> click.Group:
-    """The commands that both kinds have: list, show and discard."""
+    """Return the commands that both kinds have: list, show and discard."""
     named = f"`qworker {kind.name} list`, or the id of the call."
 
     @click.group(kind.name, cls=SuggestingGroup, help=about)
@@ -201,7 +201,7 @@ def _task(letter: Dead) -> str:
 
 
 def _headers(letter: Dead) -> dict[str, Any]:
-    """The headers as they are; {} when they are no JSON object, which may be why it is a dead letter."""
+    """Return the headers; {} when they are not a JSON object, which may be why it is a dead letter."""
     try:
         headers = json.loads(letter.headers)
     except (ValueError, RecursionError):
@@ -246,7 +246,7 @@ def _no_dead(app: QWorker, words: dict[str, Any]) -> None:
 DEAD = Kind(
     name="dead",
     noun="dead letter",
-    shows="Show one dead letter whole: why it died, its headers and its body.",
+    shows="Show one dead letter in full: why it died, its headers and its body.",
     tasks=True,
     selects=(_QUEUE, _no_selection),
     by="",
@@ -276,8 +276,8 @@ def retry_dead(tags: tuple[str, ...], everything: bool, sign: bool, yes: bool, a
 
     TAG is the number of one in `qworker dead list`, or the id of the call.
 
-    With a security_key those that are not signed with it stay: workers would refuse them again. Whoever can
-    write to the broker can have sent them, so look at them before you sign them.
+    With a security_key letters that are not signed with it stay: workers would refuse them again. Anyone with
+    write access to the broker may have sent them, so check them before you sign them.
     """
     DEAD.check(tags, everything, {})
     application = DEAD.open(app)
@@ -289,14 +289,14 @@ def retry_dead(tags: tuple[str, ...], everything: bool, sign: bool, yes: bool, a
         click.echo(f"{letter.tag}: {_task(letter)}, queue {visible(letter.queue)}")
     if letters:
         confirm(f"Sign {count(len(letters), DEAD.noun)}?", yes)
-    # Only what was shown: meanwhile anybody may have sent more.
+    # Only the shown ones: meanwhile anyone may have sent more.
     done = dead_letters.retry(application, numbers, sign={letter.tag for letter in letters})
     click.echo(f"Put {count(done.number, 'message')} back.")
     for tag, why in done.refused.items():
         click.echo(f"Error: dead letter {tag} stays: {visible(why)}", err=True)
     if done.refused:
         click.echo(
-            "Look at them: qworker dead show TAG. Then: qworker dead retry TAG --sign, if you trust who sent "
+            "Check them: qworker dead show TAG. Then: qworker dead retry TAG --sign, if you trust who sent "
             "it, or qworker dead discard TAG.",
             err=True,
         )
@@ -307,8 +307,8 @@ def retry_dead(tags: tuple[str, ...], everything: bool, sign: bool, yes: bool, a
 
 
 def _whole_name(app: QWorker, words: dict[str, Any]) -> None:
-    """Write the whole name of a task that was shortened into *words*. What is spelled like nothing that has
-    failed is told on standard error."""
+    """Replace the shortened name of a task in *words* by its full name. A name that matches no failed task is
+    reported on standard error."""
     _doubt_queue(app, words)
     name = words["task"]
     if name is None:

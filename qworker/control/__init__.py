@@ -1,4 +1,4 @@
-"""Control: what is asked of workers, and done about them, from outside.
+"""Control: requests and changes to workers, from outside.
 
 Modules, in reading order: ``client`` (``app.control``: commands to all workers), ``looking`` (which workers
 there are, and where tasks are), ``letters`` (what dead letters and failed tasks have in common),

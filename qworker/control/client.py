@@ -4,7 +4,7 @@ Comes from:  ``app.control``.
 Goes to:     the broker, where every worker reads them.
 Thread:      any.
 
-This version knows one command, to revoke. Celery's other ones are told apart from misspellings.
+This version has one command, to revoke. Celery's other commands are told apart from misspellings.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from qworker.transports.lease import Revocation
 if TYPE_CHECKING:
     from qworker.message.signing import Signer
 
-_LOOK = "`qworker workers` and app.workers() show workers, `qworker tasks` and app.peek() what they have"
+_LOOK = "`qworker workers` and app.workers() show workers, `qworker tasks` and app.peek() their tasks"
 _EVENTS = "there are no events yet; signals, as qworker.signals.task_success, tell what happens in a worker"
-_CONCURRENCY = "say `qworker start --concurrency` and start the worker again"
-_QUEUES = "say `qworker start --queues` and start the worker again"
+_CONCURRENCY = "use `qworker start --concurrency` and restart the worker"
+_QUEUES = "use `qworker start --queues` and restart the worker"
 
 INSTEAD: dict[str, str] = {
     "inspect": _LOOK,
@@ -35,8 +35,8 @@ INSTEAD: dict[str, str] = {
     "purge": "`qworker purge` empties queues",
     "discard_all": "`qworker purge` empties queues",
     "shutdown": "send the worker the signal TERM, and it ends its tasks first",
-    "rate_limit": "say @app.task(rate_limit=…), or set task_annotations, and start the worker again",
-    "time_limit": "say @app.task(time_limit=…), or set task_annotations, and start the worker again",
+    "rate_limit": "use @app.task(rate_limit=…), or set task_annotations, and restart the worker",
+    "time_limit": "use @app.task(time_limit=…), or set task_annotations, and restart the worker",
     "add_consumer": _QUEUES,
     "cancel_consumer": _QUEUES,
     "pool_grow": _CONCURRENCY,
@@ -47,9 +47,9 @@ INSTEAD: dict[str, str] = {
     "disable_events": _EVENTS,
     "revoke_by_stamped_headers": "revoke() takes ids",
     "terminate_by_stamped_headers": "terminate() takes ids",
-    "election": "workers elect nobody here",
+    "election": "workers don't hold elections",
 }
-"""What Celery's control can besides, and what there is now in its place."""
+"""Celery's other control commands, with their replacements."""
 
 
 def verified(signer: Signer | None, revocation: Revocation) -> Revocation | None:
@@ -84,16 +84,16 @@ class Control:
         - task_id: an id, a result, or several of them.
         - terminate (bool): end those that run already.
         - signal: the name or number of the signal that ends them.
-        - destination, reply, timeout: there for Celery's sake. Any worker may have the task, so all are told;
-          and workers do not answer.
+        - destination, reply, timeout: for Celery's signature. Any worker may have the task, so all are sent
+          the request; and workers do not answer.
 
         Raises ValueError for a signal that does not exist, and ControlError when *destination*, *reply* or
         *timeout* is given.
         """
         if destination is not None:
             raise ControlError(
-                f"revoke(destination={destination!r:.100}): any worker may come to have the task, so all are "
-                "told; leave destination out"
+                f"revoke(destination={destination!r:.100}): any worker may get the task, so the request "
+                "goes to all; leave destination out"
             )
         if reply or timeout is not None:
             waiting = "reply=True or wait=True" if reply else f"timeout={timeout!r}"
@@ -124,7 +124,7 @@ class Control:
     def __getattr__(self, name: str) -> Any:
         if name in INSTEAD:
             raise NotAvailable(
-                f"app.control.{name}: remote control but for revoke() and terminate() comes in a later "
+                f"app.control.{name}: remote control other than revoke() and terminate() comes in a later "
                 f"version; until then: {INSTEAD[name]}"
             )
         raise AttributeError(f"app.control has no {name!r}; it has revoke() and terminate()")

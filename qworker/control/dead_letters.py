@@ -1,4 +1,4 @@
-"""Dead letters that go back into their queues, signed anew where their signatures are too old to be accepted.
+"""Returns dead letters to their queues, signed anew where their signatures are too old.
 
 Comes from:  ``qworker dead retry``.
 Goes to:     the broker's administration.
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 def retry(app: App, tags: Sequence[int] | None = None, *, sign: Collection[int] = ()) -> Retried:
     """Put dead letters back into their queues, and return how many, and which are refused.
 
-    - tags: theirs; None for all of them.
-    - sign: the tags of those to sign that are not signed with one of our keys. Whoever can write to the
-      broker can have sent them: look at them first.
+    - tags: of the letters; None for all.
+    - sign: the tags of letters to sign although they are not signed with one of our keys. Anyone with write
+      access to the broker may have sent them: check them first.
 
-    Where there is a ``security_key``, one that is not signed with it is refused, as a worker would refuse it
-    again; one whose signature is too old by ``security_max_age`` is signed anew. Raises BrokerUnavailable.
+    Where there is a ``security_key``, a letter that is not signed with it is refused, as a worker would
+    refuse it again; one whose signature is too old by ``security_max_age`` is signed anew. Raises
+    BrokerUnavailable.
     """
     signer, letters = app.signer, app.broker.letters.get("dead")
     max_age = app.conf.security_max_age or math.inf
@@ -49,7 +50,7 @@ def retry(app: App, tags: Sequence[int] | None = None, *, sign: Collection[int] 
 
 
 def unsigned(app: App, tags: Sequence[int] | None = None) -> list[Dead]:
-    """Return the dead letters that retry() signs only when it is told to; none without a ``security_key``."""
+    """Return the dead letters that retry() signs only with *sign*; none without a ``security_key``."""
     signer = app.signer
     if signer is None:
         return []
@@ -62,8 +63,8 @@ def unsigned(app: App, tags: Sequence[int] | None = None) -> list[Dead]:
 
 
 def _ids_of(app: App, letter: Dead) -> Iterator[str]:
-    """The id of the call of *letter*, where it is not for the broker to forget its failure: that reads
-    headers, where one of protocol 1 has none."""
+    """Return the id of the call of *letter*, unless the broker deletes its failure itself: that reads
+    headers, which protocol 1 does not have."""
     with suppress(InvalidTaskMessage):
         found = parse_headers(letter.headers)["id"]
         if not app.results_with_broker:
@@ -74,7 +75,7 @@ def _ids_of(app: App, letter: Dead) -> Iterator[str]:
 
 
 def _is_valid(letter: Dead, signer: Signer, max_age: float, *, sign: bool) -> bool:
-    """Whether a worker takes the signature of *letter*; when it does not, it may be signed anew. Raises
+    """Return whether a worker accepts the signature of *letter*; otherwise it may be signed anew. Raises
     SecurityError for a letter that is not signed with one of our keys, unless *sign*."""
     properties = parse_properties(letter.properties)
     try:
@@ -86,7 +87,7 @@ def _is_valid(letter: Dead, signer: Signer, max_age: float, *, sign: bool) -> bo
 
 
 def _signed_anew(letter: Dead, signer: Signer) -> Sending:
-    """The message of *letter* with a new signature."""
+    """Return the message of *letter* with a new signature."""
     headers = parse_headers(letter.headers)
     headers.pop("signature", None)
     properties = parse_properties(letter.properties)

@@ -4,10 +4,10 @@ Comes from:  ``app.Worker(…)``: a ``with`` block, the lifespan of a web applic
 Goes to:     Worker, which is loaded for nothing else, made at each start, watched over by a thread, and ended
              by it.
 Thread:      start() in one of the program's, where the worker forks if it does; then "worker watch" has the
-             worker, until it has ended it. stop() and what can be asked, from any.
+             worker, until it has ended it. stop() and the queries, from any.
 
-The program goes on being the program: its signals, its log and its working directory are left alone, and
-tasks run in threads unless it asks for processes, for a program that has threads cannot be forked safely.
+The program's signals, log and working directory are left alone, and tasks run in threads by default, since a
+program that has threads cannot be forked safely.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerOptions(TypedDict, total=False):
-    """What a worker may be told beside the settings, by the names that Worker has for them."""
+    """Options of a worker in addition to the settings, with Worker's names."""
 
     concurrency: int | None
     """How many tasks run at once."""
     pool: str | None
-    """What they run in: threads, solo, or prefork, which are processes."""
+    """The kind of pool: threads, solo, or prefork (processes)."""
     prefetch_multiplier: int | None
-    """How many messages it holds for each task that can run, beside that."""
+    """How many further messages it holds for each task that can run."""
     max_tasks_per_child: int | None
     """After so many tasks a process is replaced."""
     max_memory_per_child: int | None
@@ -49,7 +49,7 @@ class WorkerOptions(TypedDict, total=False):
 
 
 class _Worker(Protocol):
-    """The ``worker.Worker``, as far as it is asked here."""
+    """The part of ``worker.Worker`` that is used here."""
 
     hostname: str
     queues: Sequence[str]
@@ -78,8 +78,8 @@ class _Run:
 
 
 _serving: set[tuple[int, App]] = set()
-"""The apps that have a worker, with the process in which they have it. Changed under the app's lock, or by
-the run that put it there."""
+"""The apps that have a worker, with the process it runs in. Changed under the app's lock, or by the run that
+added it."""
 
 
 class EmbeddedWorker:
@@ -114,7 +114,7 @@ class EmbeddedWorker:
 
     @property
     def running(self) -> bool:
-        """Whether it takes tasks: it has started, and nothing has told it to end or made it end."""
+        """Return whether it takes tasks: it has started, and is not ending."""
         run = self._own_run()
         return run is not None and run.worker.running
 
@@ -125,7 +125,7 @@ class EmbeddedWorker:
         return None if run is None else run.worker.failure
 
     def _own_run(self) -> _Run | None:
-        """The latest run, unless this process is a copy of the one that has it."""
+        """Return the latest run, unless this process is a fork of the one that has it."""
         run = self._run
         return run if run is not None and run.process == os.getpid() else None
 
@@ -133,7 +133,7 @@ class EmbeddedWorker:
 
     def start(self) -> None:
         """Start, and return when tasks are taken, or stop() was called meanwhile. Safe to call twice; after
-        stop() it starts anew.
+        stop() it starts again.
 
         A broker that cannot be reached is waited for, while ``broker_connection_retry_on_startup`` is on.
         Raises QWorkerError when something cannot start: ConfigurationError for wrong settings, and for
@@ -173,7 +173,7 @@ class EmbeddedWorker:
             import_object("qworker.components.pool.choice:refuse_unsafe_fork")(self._app)
             worker.start()
             run.watcher.start()
-        except BaseException:  # Ctrl-C, too: who gets it has no worker
+        except BaseException:  # Ctrl-C, too: the caller then has no worker
             worker.request_stop("cold")
             if run.watcher.ident is None:
                 self._end(run)
@@ -192,7 +192,7 @@ class EmbeddedWorker:
             )
 
     def _watch(self, run: _Run) -> None:
-        """The watching thread: until somebody wants the end, or something has failed."""
+        """Run the watching thread, until the end is requested or something has failed."""
         try:
             run.worker.watch()
         finally:
@@ -210,13 +210,13 @@ class EmbeddedWorker:
     def stop(self, how: str = "warm") -> None:
         """Stop, and return when that is done. Safe to call twice, and from a receiver of a signal.
 
-        how: "warm" gives back what has not begun, waits for what runs up to ``worker_shutdown_timeout``, and
-        then interrupts it; "soft" interrupts it at once; "cold" waits for nothing. Who is interrupted while
-        he waits here, as by Ctrl-C, wants it cold.
+        how: "warm" returns tasks that have not begun, waits for running ones up to
+        ``worker_shutdown_timeout``, and then interrupts them; "soft" interrupts them at once; "cold" waits
+        for nothing. An interrupt while this waits, such as Ctrl-C, makes the end cold.
         """
         run = self._ask(how)
         if run is None or threading.get_ident() in (run.starting, run.watcher.ident):
-            return  # whose thread this is sees to it when it comes back there
+            return  # the interrupted thread handles it when it returns
         try:
             run.ended.wait()
         except BaseException:
@@ -240,7 +240,7 @@ class EmbeddedWorker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop. Raises what has ended the worker by itself, unless the block has an error of its own."""
+        """Stop. Raises the error that has ended the worker, unless the block has its own."""
         self.stop()
         self._tell(error)
 
@@ -265,8 +265,8 @@ class EmbeddedWorker:
             raise failure
 
     async def _apart(self, work: Callable[..., None], *args: Any) -> None:
-        """Have *work* done in a thread. Who is cancelled meanwhile wants a cold end, and waits for that."""
-        import asyncio  # here: who awaits has it, and who does not need not pay for it
+        """Run *work* in a thread. A cancellation meanwhile makes the end cold, and waits for that."""
+        import asyncio  # imported here: only coroutines need it
 
         doing = asyncio.ensure_future(asyncio.to_thread(work, *args))
         try:
@@ -281,7 +281,7 @@ _NAMES = ", ".join(WorkerOptions.__annotations__)
 
 
 def _pool(app: App, asked: str | None) -> str:
-    """What runs the tasks. The default of the settings is for workers that are programs of their own."""
+    """Return the pool's kind. The default of the settings is for workers that are separate programs."""
     named: str = asked or app.conf.worker_pool
     if asked is None and named == "prefork":
         logger.info("tasks run in threads of this program; pool='prefork' runs them in processes")

@@ -1,4 +1,4 @@
-"""Failed tasks: what is kept of them, and how they run again. ``app.failed``.
+"""Failed tasks: inspects kept failures, and runs them again. ``app.failed``.
 
 Comes from:  ``qworker failed``, and programs.
 Goes to:     the broker's place for them (``Broker.letters``), and the result store.
@@ -44,10 +44,11 @@ MOST_SEGMENTS = 10_000
 class FailedTask:
     """A call that has failed for good.
 
-    - tag (int): its number here. id, task, queue (text): of the call; "" where the message does not say.
-    - error, traceback (text): what it raised; the error as ``repr()`` has it.
+    - tag (int): its number here. id, task, queue (text): of the call; "" where the message does not contain
+      it.
+    - error, traceback (text): of the exception; the error as its ``repr()``.
     - attempts (int): how often it was run. failed_at: epoch seconds.
-    - args, kwargs (text): as logs show them, which hides what the caller hides (``argsrepr``).
+    - args, kwargs (text): as in logs, without the parts that the caller hides (``argsrepr``).
     """
 
     tag: int
@@ -65,9 +66,9 @@ class FailedTask:
 class Failed:
     """The failed tasks of *app*, newest first.
 
-    Whatever selects some takes the same words: tags (numbers), task (its whole name), error (a part of the
-    error's text), queue; without any of them all are meant, by retry() and discard(), too. Raises TypeError
-    for tags that are none, NotSupported where the broker keeps none.
+    All methods that select take the same keywords: tags (numbers), task (its full name), error (a part of the
+    error's text), queue; without any of them all are selected, by retry() and discard(), too. Raises
+    TypeError for invalid tags, NotSupported where the broker keeps none.
     """
 
     def __init__(self, app: App) -> None:
@@ -78,9 +79,9 @@ class Failed:
         place = self._app.broker.letters.get("failed")
         if place is None:
             raise NotSupported(
-                "failed tasks are kept on SQLite, Redis, RabbitMQ, PostgreSQL, MySQL, MariaDB, MongoDB "
-                "and NATS, and this broker is none of them: set task_acks_on_failure_or_timeout = False, "
-                "and they are dead letters, with `qworker dead` in the place of `qworker failed`"
+                "failed tasks are kept on SQLite, Redis, RabbitMQ, PostgreSQL, MySQL, MariaDB, MongoDB and "
+                "NATS, and this broker is none of them: set task_acks_on_failure_or_timeout = False, and "
+                "they are dead letters, with `qworker dead` instead of `qworker failed`"
             )
         return place
 
@@ -111,7 +112,8 @@ class Failed:
         return chosen(self._place, wanted, queue, limit, _is_meant(task, error))
 
     def get(self, tag: int) -> FailedTask:
-        """Return that with *tag*. Raises ConfigurationError when there is none, or no longer."""
+        """Return the failed task with *tag*. Raises ConfigurationError when it does not exist, or no
+        longer."""
         for each in self.list([tag]):
             return each
         raise ConfigurationError(f"there is no failed task {tag}; see `qworker failed list`")
@@ -130,17 +132,17 @@ class Failed:
         ``expires``; return how many, and which are refused. Those that somebody else has sent meanwhile are
         left out.
 
-        The body of a chord, which has failed since a member has, gets the values of the members as they are
-        now. While one of them has not succeeded it is refused.
+        The body of a chord, which has failed because a member has, gets the current values of the members. It
+        is refused until all of them have succeeded.
 
-        With a security_key one that is not signed with a key of it is refused, and not even read. How old it
-        is does not matter: a failed task may wait for longer than a message, and is signed anew.
+        With a security_key a task without a valid signature is refused, and not even read. Its age does not
+        matter: a failed task may wait for longer than a message, and is signed anew.
 
-        One that *tags* name and that is refused raises the reason, a ChordError, MessageError or
-        PublishError, before any is sent. What the broker does not take is refused alone, also with *tags*.
+        A refused task that *tags* names raises the reason, a ChordError, MessageError or PublishError, before
+        any is sent. Refusals of the broker concern only that task, also with *tags*.
 
-        args, kwargs: other arguments than those that they had. Raises MessageError, having sent none, for a
-        message whose arguments are to be changed and cannot be read.
+        args, kwargs: replace the arguments. Raises MessageError, without sending any, for a message whose
+        arguments are to be changed and cannot be read.
         """
         app, place = self._app, self._place
         sendings: dict[int, Sending] = {}
@@ -213,8 +215,8 @@ def _read(letter: Dead) -> FailedTask:
 
 
 def _ids_of(app: App, again: Again) -> Iterator[str]:
-    """The ids under which failures are stored that *again* is to undo: those of the rest of its chain, and
-    its own where that is not forgotten as it is sent."""
+    """Return the ids of the stored failures that *again* is to undo: those of the rest of its chain, and its
+    own unless the broker deletes that as it is sent."""
     headers = headers_of(again)
     own = None if headers and app.results_with_broker else id_of(app, again)  # not in headers: protocol 1
     if own is not None:
@@ -226,7 +228,8 @@ def _ids_of(app: App, again: Again) -> Iterator[str]:
 
 
 def _chain_of(app: App, message: Dead | Again, headers: Mapping[str, Any]) -> Sequence[Any]:
-    """The rest of the chain in *message*, the last first; () for none, and for what cannot be read."""
+    """Return the rest of the chain in *message*, the last first; () for none, and for one that cannot be
+    read."""
     if not headers or not may_embed(message.body):
         return ()
     properties, limit = parse_properties(message.properties), app.conf.message_max_bytes
@@ -238,8 +241,9 @@ def _chain_of(app: App, message: Dead | Again, headers: Mapping[str, Any]) -> Se
 
 
 def _whole_chain(app: App, headers: dict[str, Any], chain: Sequence[Any]) -> list[Any] | None:
-    """*chain*, the rest of that of a call with *headers*, with what was to follow it in other messages, and
-    has failed along; None where nothing was. The marks of the joins in between go."""
+    """Return *chain*, the rest of that of a call with *headers*, and the calls in other messages that were to
+    follow it, and have failed along; None if there are none. The marks of the joins in between are
+    removed."""
     whole: list[Any] = list(chain)
     for _ in range(MOST_SEGMENTS):
         options: dict[str, Any] = {"headers": headers}
@@ -260,14 +264,12 @@ def _whole_chain(app: App, headers: dict[str, Any], chain: Sequence[Any]) -> lis
 
 
 def _values_of_members(app: App, letter: Dead, headers: Mapping[str, Any]) -> list[list[Any]]:
-    """The first argument of the body of a chord that *letter* is: the values of its members; [] for one that
-    takes none. Raises ChordError where they are not all there."""
+    """Return the values of the members for the chord's body *letter*, as its first argument; [] for one
+    without that. Raises ChordError where some are missing."""
     what = f"failed task {letter.tag} is the body of a chord"
     known = headers.get(MEMBERS)
     if not isinstance(known, Mapping) or not isinstance(known.get("ids"), list | tuple):
-        raise ChordError(
-            f"{what} whose members nobody knows any more: give it --args, or call the chord anew"
-        )
+        raise ChordError(f"{what} whose members are not known any more: pass --args, or call the chord anew")
     found = app.backend.read_many(known["ids"])
     values = []
     for task_id in known["ids"]:
@@ -283,7 +285,7 @@ def _values_of_members(app: App, letter: Dead, headers: Mapping[str, Any]) -> li
 
 
 def _again(app: App, letter: Dead, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Again:
-    """The message of *letter* as it is sent again."""
+    """Return the message of *letter* as it is sent again."""
     headers = headers_of(letter)
     if not headers:  # of another protocol: it goes as it came
         if args is not None or kwargs is not None:
@@ -329,12 +331,13 @@ def _check_size(app: App, body: bytes) -> None:
 
 
 def _with_rest(app: App, letter: Dead, headers: dict[str, Any]) -> list[Any] | None:
-    """What follows the call of *letter*, where that was in more messages than its own; None: it was not."""
+    """Return the rest of the chain of *letter*, where that was in more messages than its own; otherwise
+    None."""
     if app.backend.why_none or app.stores.sends_results:
         return None
     try:
         return _whole_chain(app, headers, _chain_of(app, letter, headers))
-    except (*bodies.UNREADABLE, RecursionError):  # what a stranger wrote: the worker will refuse it
+    except (*bodies.UNREADABLE, RecursionError):  # written by a stranger: the worker will refuse it
         return None
 
 
@@ -344,8 +347,8 @@ def _verify(signer: Signer | None, letter: Dead) -> None:
     if signer is None:
         if "signature" in headers_of(letter):
             raise SecurityError(
-                f"failed task {letter.tag} is signed, and this process has no security_key to sign it "
-                "anew: no worker that has one would run it. Set security_key here, as for the workers"
+                f"failed task {letter.tag} is signed, and this process has no security_key to sign it anew: "
+                "no worker with a key would run it. Set security_key here, as for the workers"
             )
         return
     try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Retried(NamedTuple):
-    """number: of those that were sent again. refused: why others stay, by their tags."""
+    """number: of letters sent again. refused: the reasons of the others, by their tags."""
 
     number: int
     refused: dict[int, str]
@@ -37,8 +37,8 @@ def chosen(
     limit: int | None = None,
     is_meant: Callable[[Dead], bool] | None = None,
 ) -> Iterator[Dead]:
-    """The newest *limit* (None: all) that are meant, newest first. They are read in portions, no further than
-    the last that is meant by *tags*."""
+    """Return the newest *limit* (None: all) selected letters, newest first. They are read in portions, no
+    further than the last of *tags*."""
     if letters is None:
         return
     left = None if tags is None else set(tags)
@@ -63,15 +63,15 @@ def _selected(
 
 
 class Sending(NamedTuple):
-    """A letter that is to be sent again. again: as what, None: as it is kept. ids: of the calls whose stored
-    failures are deleted, since who waits for one is to see its new end."""
+    """A letter to send again. again: the changed message, None: as it is kept. ids: of the calls whose stored
+    failures are deleted, so that waiting callers see the new outcome."""
 
     again: Again | None
     ids: Sequence[str]
 
 
 def send(app: App, letters: Letters, sendings: Mapping[int, Sending], refused: dict[int, str]) -> Retried:
-    """Send *sendings*, by their tags. Stored failures of what is not sent are stored again.
+    """Send *sendings*, by their tags. Stored failures of unsent letters are restored.
 
     refused: those that are refused already; gets the reason of each that the broker does not take. The others
     are sent.
@@ -87,7 +87,7 @@ def send(app: App, letters: Letters, sendings: Mapping[int, Sending], refused: d
                 if len(tags) == 1:
                     refused[tags[0]] = str(error)
                     continue
-                sent = None  # it may have been some of them
+                sent = None  # some of them may have been sent
             there = set() if sent == len(tags) else {letter.tag for letter in chosen(letters, tags)}
             left = [tag for tag in tags if tag in there]
             unsent.difference_update(set(tags) - there)
@@ -126,7 +126,7 @@ def _take_failures(app: App, ids: Collection[str]) -> dict[str, Meta]:
 
 
 def id_of(app: App, message: Dead | Again) -> str | None:
-    """The id of the call of *message*; None for what no worker reads."""
+    """Return the id of the call of *message*; None for one that no worker can read."""
     headers, properties, body = message.headers, message.properties, message.body
     try:
         return str(receive(headers, properties, body, app.accept, None, app.conf.message_max_bytes)[0]["id"])
@@ -135,7 +135,7 @@ def id_of(app: App, message: Dead | Again) -> str | None:
 
 
 def headers_of(letter: Dead | Again) -> dict[str, Any]:
-    """Its headers; {} where they are none, which may be why it is a letter."""
+    """Return its headers; {} when they are invalid, which may be why it is a letter."""
     try:
         return parse_headers(letter.headers)
     except MessageError:

@@ -1,4 +1,4 @@
-"""Looking: which workers there are, how the queues stand, and where the tasks are. Nothing is changed by it.
+"""Looking: reads the workers, the state of the queues, and the tasks. Changes nothing.
 
 Comes from:  ``app.workers()``, ``app.queues()``, ``app.peek()``; the command line.
 Goes to:     the broker's administration.
@@ -29,12 +29,12 @@ _STANDINGS: dict[Standing, tuple[State, ...]] = {
 class TaskSeen(NamedTuple):
     """A task that has not ended, and where it is.
 
-    - id, name: "" of a message that nobody can read.
-    - state: "running"; "reserved", a worker has it and has not begun, or has ended and not yet said so;
-      "waiting" in its queue; "delayed", it waits for its time.
-    - queue: "" when nobody tells.
-    - args, kwargs: what its sender calls them, at most 4,096 characters; None when it does not say.
-    - priority: None when nobody tells.
+    - id, name: "" of an unreadable message.
+    - state: "running"; "reserved", a worker has it and has not begun, or has ended and not reported that yet;
+      "waiting" in its queue; "delayed" until its time.
+    - queue: "" when unknown.
+    - args, kwargs: the sender's representations, at most 4,096 characters; None without them.
+    - priority: None when unknown.
     - retries: how often it was retried. deliveries: how many runs of it a death cut short.
     - sent, eta, started: epoch seconds; None when that is not known, or is not so.
     - worker: the name of the node that has it, pid: the process that runs it; "" and 0 for none.
@@ -101,7 +101,7 @@ def _listed(names: str | Iterable[str]) -> list[str]:
 
 
 def _running(live: Sequence[Presence]) -> Iterator[TaskSeen]:
-    """What *live* workers say that they run."""
+    """Return the tasks that the *live* workers report as running."""
     for worker in live:
         for task in worker.running:
             yield TaskSeen(
@@ -116,7 +116,7 @@ def _running(live: Sequence[Presence]) -> Iterator[TaskSeen]:
 
 
 def _lying(found: Sequence[Peeked], running: dict[str, TaskSeen], now: float) -> Iterator[TaskSeen]:
-    """The tasks of messages that lie in the broker."""
+    """Yield the tasks of messages in the broker."""
     for message in found:
         try:
             headers = parse_headers(message.headers)

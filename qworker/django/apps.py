@@ -4,9 +4,9 @@ Comes from:  Django, which reads INSTALLED_APPS.
 Goes to:     the checks; ``labels.py``, which tells migrations and models the label.
 Thread:      the one that starts Django.
 
-"qworker.django" has tables of its own. "qworker.django.apps.DjangoQConfig" is for a project that used
-django-q2: it takes that one's label, and so its tables with all that is in them. Django refuses both of them
-at once, and either beside the real django-q2, whose label is the second one's.
+"qworker.django" has its own tables. "qworker.django.apps.DjangoQConfig" is for a project that used django-q2:
+it takes django-q2's label, and so its tables with all their data. Django refuses both of them at once, and
+either beside the real django-q2, because of the second one's label.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class QWorkerConfig(AppConfig):
 
     @property
     def verbose_name(self) -> str:
-        """The heading in the admin, which is the setting ``label``. Where that is wrong, its default: the
-        checks tell of it once Django is set up."""
+        """Return the heading in the admin, the setting ``label``. Its default where that is invalid: the
+        checks report it once Django is set up."""
         try:
             return str(conf.label)
         except ConfigurationError:
@@ -68,5 +68,5 @@ class DjangoQConfig(QWorkerConfig):
 
 
 def _make_what_is_missing(**signal: Any) -> None:
-    """Who does not migrate starts without the statements of all databases."""
+    """Other commands than migrate start without the statements of all databases."""
     import_object("qworker.django.tables.store:make_what_is_missing")(**signal)

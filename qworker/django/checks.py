@@ -1,9 +1,9 @@
-"""checks: what Django's ``check`` command says of the configuration.
+"""checks: Django's system checks of the configuration.
 
 Comes from:  ``conf`` and Django's own settings.
 Goes to:     Django, before each of its commands, under the tag "qworker".
 Thread:      the main one, at start.
-A check tells only what is known for sure without asking a server.
+A check reports only problems that are certain without a request to a server.
 """
 
 import math
@@ -39,7 +39,7 @@ _UNSHARED = ("LocMemCache", "DummyCache")
 _LOCKING = ("IMMEDIATE", "EXCLUSIVE")
 """Modes in which a transaction of SQLite takes its lock before it reads."""
 _MOST = {"sqs": ("SQS", 10), "ironmq": ("IronMQ", 100)}
-"""What a server gives out at once, by the kind of broker: its name, and the number of messages."""
+"""The maximum of a server's answer, by the kind of broker: its name, and the number of messages."""
 
 Messages = list[CheckMessage]
 
@@ -64,8 +64,7 @@ def check_keys(**_: Any) -> Messages:
 
 
 def check_broker(**_: Any) -> Messages:
-    """E002: a broker that cannot be used. E011: what it cannot do. W004: brokers that are not used, since
-    another is."""
+    """E002: an unusable broker. E011: a missing capability. W004: unused brokers, since another is used."""
     found: Messages = []
     for where, configuration in _clusters():
         try:
@@ -76,7 +75,7 @@ def check_broker(**_: Any) -> Messages:
                     Warning(
                         f"{where} names more than one broker: {choice.key!r} is used, as with django-q2, and "
                         f"{' and '.join(map(repr, unused))} without effect",
-                        hint="Take out what is not used.",
+                        hint="Remove the unused ones.",
                         id="qworker.W004",
                     )
                 )
@@ -92,7 +91,7 @@ def check_broker(**_: Any) -> Messages:
             if configuration.bulk > most:
                 found.append(
                     Error(
-                        f"{where}: 'bulk' is {configuration.bulk}, and {title} gives out up to {most}",
+                        f"{where}: 'bulk' is {configuration.bulk}, and {title} returns at most {most}",
                         id="qworker.E011",
                     )
                 )
@@ -107,12 +106,12 @@ def check_broker(**_: Any) -> Messages:
 
 
 def _check_database(alias: str) -> None:
-    if alias in settings.DATABASES:  # E004 tells of others
+    if alias in settings.DATABASES:  # E004 reports others
         check_options(alias)
 
 
 def _lacks_cache(configuration: ClusterConf) -> bool:
-    """Whether the broker is a cache that is not there, which E004 tells."""
+    """Return whether the broker is a missing cache, which E004 reports."""
     return configuration.django_redis is not None and configuration.django_redis not in settings.CACHES
 
 
@@ -148,19 +147,19 @@ BY_TIME = frozenset(["sqs", "disque", "ironmq"])
 
 
 def check_retry(**_: Any) -> Messages:
-    """E010: tasks are given out again before they may time out."""
+    """E010: tasks are redelivered before they may time out."""
     found: Messages = []
     for where, configuration in _clusters():
         if not (_is_given(configuration, "retry") and _is_given(configuration, "timeout")):
             continue
         if _value(configuration, "broker") not in BY_TIME:
-            continue  # a cluster keeps what it has while it lives, however long a task runs
+            continue  # a live cluster keeps its tasks, however long they run
         retry, timeout = _value(configuration, "retry"), _value(configuration, "timeout")
         if retry is not None and timeout is not None and retry <= timeout:
             found.append(
                 Error(
                     f"{where}: 'retry' is {retry} s and 'timeout' is {timeout} s, so that a task may be "
-                    "given out again while it runs",
+                    "redelivered while it runs",
                     hint="Make retry longer than timeout.",
                     id="qworker.E010",
                 )
@@ -174,7 +173,7 @@ def check_reporters(**_: Any) -> Messages:
     try:
         names = list(options_of_reporters())
     except ConfigurationError:
-        return []  # E001 tells of it
+        return []  # E001 reports it
     for name in names:
         try:
             reporter_class(name)
@@ -194,7 +193,7 @@ def check_cache(**_: Any) -> Messages:
                 Error(
                     f"{where}: 'cached' is on, and the cache {alias!r} is a {backend.rpartition('.')[2]}, "
                     "which other processes do not see",
-                    hint="Use a cache that is shared, such as Django's RedisCache or DatabaseCache.",
+                    hint="Use a shared cache, such as Django's RedisCache or DatabaseCache.",
                     id="qworker.E015",
                 )
             )
@@ -202,7 +201,7 @@ def check_cache(**_: Any) -> Messages:
 
 
 def check_connections(**_: Any) -> Messages:
-    """W013: connections that are kept, and not looked at before they are used again."""
+    """W013: persistent connections without health checks."""
     found: Messages = []
     for alias, database in settings.DATABASES.items():
         age = database.get("CONN_MAX_AGE", 0)
@@ -247,8 +246,8 @@ def check_changed_defaults(**_: Any) -> Messages:
 
 
 def check_deployment(**_: Any) -> Messages:
-    """For deployments. W033: tasks run where they are called. W034: nothing limits the table of results.
-    W035: an SQLite file refuses who writes after he has read."""
+    """For deployments. W033: tasks run in the caller. W034: the table of results has no limit. W035: an
+    SQLite file refuses a transaction that writes after reading."""
     found: Messages = []
     for where, configuration in _clusters():
         if _value(configuration, "sync") and not settings.DEBUG:
@@ -296,13 +295,13 @@ def register() -> None:
 
 
 def _clusters() -> Iterator[tuple[str, ClusterConf]]:
-    """Each cluster that is configured, and how people know it: the one outside, and those of ALT_CLUSTERS
-    that say something of their own."""
+    """Return each configured cluster with its displayed name: the one outside, and those of ALT_CLUSTERS with
+    settings of their own."""
     yield "Q_CLUSTER", conf
     try:
         found: Mapping[str, Any] = alternatives()
     except ConfigurationError:
-        return  # E001 tells of it
+        return  # E001 reports it
     for cluster, layer in found.items():
         if layer.values:
             yield layer.where, conf.of(cluster)
@@ -317,7 +316,8 @@ def _value(configuration: ClusterConf, name: str) -> Any:
 
 
 def _options(database: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The OPTIONS of a database; none where they are no mapping, which E002 tells of the broker's."""
+    """Return the OPTIONS of a database; none where they are not a mapping, which E002 reports for the
+    broker's."""
     options = database.get("OPTIONS")
     return options if isinstance(options, Mapping) else {}
 

@@ -1,11 +1,11 @@
 """Cluster: a worker of this project, as Django-Q calls it.
 
 Comes from:  the command qcluster, and programs that start one.
-Goes to:     ``clusters/engine.py`` and qworker's worker, in a process of its own or in this one.
+Goes to:     ``clusters/engine.py`` and qworker's worker, in a separate process or in this one.
 Thread:      main.
 
-What Django-Q calls the sentinel is the worker's main process with the healing of its pool; its pusher is the
-Listener, its workers are the children, its monitor is what stores results with their acks.
+Django-Q's sentinel is the worker's main process with the recovery of its pool; its pusher is the Listener,
+its workers are the children, its monitor is the part that stores results with their acks.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ if TYPE_CHECKING:
     from qworker.components.component import Component
 
 FORK = multiprocessing.get_context("fork")
-"""The settings of the caller go along, also those that were changed while it runs."""
+"""The caller's settings are inherited, including changes at run time."""
 LOOK_SECONDS = 0.1
 ENDING = "qworker.django.clusters.ending"
-"""The module that only who starts a cluster in another process needs."""
+"""The module that only a cluster in another process needs."""
 
 
 class Cluster:
     """A cluster of this project; it is nothing before start().
 
-    broker: the one that is asked for the state; None: the project's own.
+    broker: used for the state; None: the project's own.
 
     - pid (int): of the cluster's process; of this one before it is started.
-    - host (text), cluster_id (UUID): where it is, and its own id, which it keeps when it is started anew.
-    - timeout (seconds, or None): how long a task may run. What is set before start() holds for this cluster.
+    - host (text), cluster_id (UUID): its machine, and its own id, which it keeps when it is restarted.
+    - timeout (seconds, or None): how long a task may run. Changes before start() apply to this cluster.
     - sentinel (Process): the process that start() has made; None before.
     - start_event, stop_event (Event): it takes tasks; it was told to stop. None before start() and after
       stop().
@@ -75,16 +75,15 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """A name for people, made of its id."""
+        """Return a readable name, made of its id."""
         return humanize(self.cluster_id.hex)
 
     def start(self) -> int:
-        """Start a worker in a process of its own; return its process id once it takes tasks.
+        """Start a worker in a separate process; return its process id once it takes tasks.
 
-        One that runs already is left as it is. When TERM or INT ends the program it is stopped first, unless
-        the program has a handler of its own. Connections on which the caller has a transaction stay as they
-        are. Raises QWorkerError when it cannot be started; when it ends before it takes tasks its log says
-        why.
+        A running cluster is left as it is. When TERM or INT ends the program it is stopped first, unless the
+        program has its own handler. Connections on which the caller has a transaction stay as they are.
+        Raises QWorkerError when it cannot be started; when it ends before it takes tasks its log says why.
         """
         if self._lives:
             return self.pid
@@ -107,15 +106,15 @@ class Cluster:
         return self.pid
 
     def stop(self) -> bool:
-        """End what start() has started, after what runs; whether there was anything to end.
+        """Stop the started worker after its running tasks; return whether there was one.
 
-        What runs has the time that the setting ``worker_shutdown_timeout`` gives it; then its task goes back
-        to the broker.
+        Running tasks have the time of the setting ``worker_shutdown_timeout``; then they go back to the
+        broker.
         """
         if not self._lives:
             self.start_event = self.stop_event = None
             return False
-        if not self.stop_event.is_set():  # a second signal would cut short what runs
+        if not self.stop_event.is_set():  # a second signal would interrupt running tasks
             self.stop_event.set()
             os.kill(self.sentinel.pid, signal.SIGTERM)
         self.sentinel.join()
@@ -174,22 +173,22 @@ class Cluster:
 
     @property
     def is_starting(self) -> bool:
-        """Whether it was started, and takes no tasks yet."""
+        """Return whether it was started, and takes no tasks yet."""
         return self._lives and self.start_event is not None and not self.start_event.is_set()
 
     @property
     def is_running(self) -> bool:
-        """Whether it takes tasks."""
+        """Return whether it takes tasks."""
         return self._has_begun and not self.stop_event.is_set()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was told to stop, and has not."""
+        """Return whether it was told to stop, and has not."""
         return self._has_begun and self.stop_event.is_set()
 
     @property
     def has_stopped(self) -> bool:
-        """Whether it has run, and runs no more, however it has ended."""
+        """Return whether it has run, and has ended in any way."""
         return self.sentinel is not None and not self._lives
 
     @property
@@ -198,7 +197,7 @@ class Cluster:
 
     @property
     def stat(self) -> Status:
-        """What it tells of itself."""
+        """Return its status."""
         return Stat.get(self.pid, self.cluster_id, self.broker)
 
 
@@ -215,9 +214,9 @@ def _check_database() -> None:
 
 
 def besides(broker: Broker, snapshot: Callable[[], Presence]) -> Sequence[MakeComponent]:
-    """Return what makes the parts of a cluster's worker that others have not.
+    """Return a function that makes the additional parts of a cluster's worker.
 
-    broker: of the cluster. snapshot: tells what the worker does.
+    broker: of the cluster. snapshot: returns the worker's current state.
     """
     makers: list[MakeComponent] = [_retention]
     if conf.scheduler:
@@ -255,7 +254,7 @@ def _announcer(broker: Broker, snapshot: Callable[[], Presence], on_crash: OnCra
 
 
 def presence_of(worker: Worker, started: float) -> Presence:
-    """Return what *worker* tells of itself where its broker keeps nothing of that. started: epoch seconds."""
+    """Return the presence of *worker* where its broker does not store that. started: epoch seconds."""
     info = worker.info()
     pool, totals = info["pool"], info["total"]
     busy = pool["in-flight"]

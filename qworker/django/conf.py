@@ -1,4 +1,4 @@
-"""conf: what the rest imports of the configuration, and Django-Q's own face of it.
+"""conf: the configuration for other modules, and Django-Q's own interface to it.
 
 Comes from:  ``settings/cluster.py``.
 Goes to:     everything in this package, as ``conf``; Django-Q's users and their tests, as Conf.
@@ -28,17 +28,17 @@ _MADE: dict[str, Callable[[], Any]] = {
     "conf": lambda: dict(root().values),
     "_Q_CLUSTER_NAME": lambda: os.environ.get(ENVIRONMENT),
 }
-"""Attributes of Conf that are no attributes of ``conf``, and what makes them."""
+"""Attributes of Conf that ``conf`` does not have, and their functions."""
 
 
 def _attribute(name: str) -> str | None:
-    """The attribute of ``conf`` behind an attribute of Conf; None when there is none."""
+    """Return the attribute of ``conf`` behind an attribute of Conf; None when there is none."""
     attribute = _FACADE.get(name, name.lower())
     return attribute if name.isupper() and (attribute in KEYS or attribute in DERIVED) else None
 
 
 class _Live(type):
-    """What makes attributes of Conf live, and lets them be set."""
+    """Makes attributes of Conf live, and settable."""
 
     def __getattr__(cls, name: str) -> Any:
         if name in _MADE:
@@ -62,7 +62,7 @@ class _Live(type):
 class Conf(metaclass=_Live):
     """Django-Q's names for the configuration: each key in upper case.
 
-    What is set on it holds for ``conf`` too, as it is, until it is deleted: for tests.
+    Values set on it apply to ``conf`` too, unchecked, until they are deleted: for tests.
     """
 
     STARTING = "Starting"

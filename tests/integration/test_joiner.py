@@ -353,7 +353,7 @@ def test_an_overdue_body_is_not_retried_with_the_members_that_had_ended(house: H
         house.join([house.s("give", 1)], house.s("gather"), size=2, expires=house.clock.now() + 100)
         worker.advance(101)
         (failed,) = house.app.failed.list()
-        with pytest.raises(ChordError, match="whose members nobody knows any more"):
+        with pytest.raises(ChordError, match="whose members are not known any more"):
             house.app.failed.retry([failed.tag])
     assert house.ran == []
 

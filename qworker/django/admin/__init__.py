@@ -1,9 +1,9 @@
 """admin: the pages in Django's admin.
 
-Modules, in reading order: ``pickles`` (what is in a pickle, without importing it), ``columns`` (how large
-columns and times are shown), ``results`` (tasks that succeeded or failed, and how they are sent again),
-``exposure`` (which functions people may schedule), ``schedules``, ``queue`` (what waits, where the database
-is the broker).
+Modules, in reading order: ``pickles`` (displays a pickle, without importing its classes), ``columns``
+(display of large columns and times), ``results`` (tasks that succeeded or failed, and sending them again),
+``exposure`` (which functions people may schedule), ``schedules``, ``queue`` (waiting tasks, where the
+database is the broker).
 """
 
 from contextlib import suppress

@@ -1,7 +1,7 @@
 """columns: what lists and pages show of large columns and of times.
 
 Comes from:  the lists and pages of tasks.
-Goes to:     the database, for the text of pickled columns; ``pickles``, for what they hold.
+Goes to:     the database, for the text of pickled columns; ``pickles``, for their content.
 Thread:      that of the request.
 
 A pickled column is read as the text that it is, together with its row, and only up to a size.
@@ -35,7 +35,7 @@ PICKLED = ("args", "kwargs", "result")
 
 
 def as_text(name: str) -> Any:
-    """The pickled column *name* as an expression, which is not unpickled when it is read."""
+    """Return the pickled column *name* as an expression, which is not unpickled when it is read."""
     return ExpressionWrapper(F(name), output_field=TextField())
 
 
@@ -50,9 +50,10 @@ def with_texts(queryset: Any, names: Iterable[str], largest: int) -> Any:
 
 
 def text_of(task: Any, name: str, most: int) -> str | None:
-    """What the pickled column *name* of *task* holds, in at most so many characters; None for nothing.
+    """Return the content of *task*'s pickled column *name* as text of at most *most* characters; None without
+    any.
 
-    Never fails because of what is in the column.
+    Never fails because of the column's content.
     """
     if not hasattr(task, f"{name}_size"):  # it came by a queryset of somebody else
         rows = type(task)._base_manager.using(task._state.db).filter(pk=task.pk)
@@ -112,7 +113,8 @@ class AtLeast(int):
 
 
 class CappedPaginator(Paginator):
-    """Counts no more than the rows that it pages through: what a count costs does not grow with the table."""
+    """Counts only the rows that it pages through, so that the cost of a count does not grow with the
+    table."""
 
     @cached_property
     def count(self) -> int:

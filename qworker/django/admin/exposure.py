@@ -4,8 +4,8 @@ Comes from:  the setting QWORKER_SCHEDULE_ALLOW and the tasks that are registere
 Goes to:     the form of a schedule in the admin.
 Thread:      any.
 
-Whoever may schedule any function that can be imported can run any program on the workers' machines. So in the
-admin that takes a permission of its own; without it, only what the project has named can be chosen.
+Whoever may schedule any importable function can run any program on the workers' machines. So in the admin
+that takes a separate permission; without it, only functions named by the project can be chosen.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ _BUILT_IN = ("celery.", "qworker.")
 
 
 def may_schedule_any(user: Any, permission: str) -> bool:
-    """Whether *user* may name any function: who has *permission*, unless the setting is "exposed"."""
+    """Return whether *user* may name any function: with *permission*, unless the setting is "exposed"."""
     return getattr(settings, SETTING, ()) != NOBODY and bool(user.has_perm(permission))
 
 
 def exposed_names() -> list[str]:
-    """The paths that can be chosen, sorted: the registered tasks, and what the setting names in full."""
+    """Return the paths that can be chosen, sorted: the registered tasks, and the full names in the
+    setting."""
     registered = own_tasks(_registered())
     return sorted({*registered} | {path for path in _allowed() if "*" not in path})
 
 
 def is_exposed(path: str) -> bool:
-    """Whether the dotted *path* can be chosen.
+    """Return whether the dotted *path* can be chosen.
 
-    In the setting, ``*`` stands for any characters. Such a pattern means what is written in the modules that
-    it names, and not what these import.
+    In the setting, ``*`` stands for any characters. Such a pattern covers functions defined in the modules
+    that it names, and not their imports.
     """
     if path in exposed_names():
         return True
@@ -51,14 +52,13 @@ def is_exposed(path: str) -> bool:
 
 
 def is_harmless(options: Mapping[str, Any]) -> bool:
-    """Whether the options of a task name nothing that is called, but for hooks that are
-    exposed."""
+    """Return whether the options of a task name no callables, except exposed hooks."""
     hook = options.get("hook")
     return options.keys() <= _HARMLESS and (hook is None or (isinstance(hook, str) and is_exposed(hook)))
 
 
 def _is_at_home(path: str) -> bool:
-    """Whether what *path* leads to was written there."""
+    """Return whether the object at *path* is defined there."""
     try:
         found = import_string(path)
     except ImportError:
@@ -68,7 +68,7 @@ def _is_at_home(path: str) -> bool:
 
 
 def _registered() -> list[str]:
-    """The names of the tasks of the current app; none where no app was made."""
+    """Return the names of the tasks of the current app; none without an app."""
     try:
         return list(qworker.current_app.tasks)
     except ConfigurationError:

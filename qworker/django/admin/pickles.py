@@ -1,11 +1,11 @@
-"""pickles: what a pickle holds, as text, without importing or calling anything that it names.
+"""pickles: displays a pickle as text, without importing or calling anything that it names.
 
 Comes from:  the columns of a task, and the packages that wait.
 Goes to:     the pages of the admin.
 Thread:      that of the request.
 
-A pickle that is read as usual imports its classes and calls them: one whose class is gone, or that means ill,
-would break the page of whoever looks at it. Here, classes and functions are stand-ins that know their names.
+Reading a pickle normally imports its classes and calls them: one with a missing class, or a malicious one,
+would break the page. Here, classes and functions are stand-ins that know their names.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ MOST_HASHED = 1_000_000
 """Items of keys that are hashed in all: tuples that hold each other twice make many of few bytes."""
 LONGEST_PIECE = 10_000
 MODEL = f"{model_unpickle.__module__}.{model_unpickle.__qualname__}"
-"""The function that pickles of model instances name; what follows is the model's name."""
+"""The function that pickles of model instances name; the model's name follows."""
 BUILT_IN, OLD_BUILT_IN = "builtins", "__builtin__"
 PRIVATE = ("_state", "_django_version")
-"""What Django keeps in an instance for itself."""
+"""Django's private attributes of an instance."""
 BRACKETS = {tuple: "()", list: "[]", set: "{}", frozenset: "{}"}
 
 
 class Unreadable(Exception):
-    """What it is says why."""
+    """The text is the reason."""
 
 
 class StandIn:
-    """An instance of a class that is not imported, or what a function that is not called would return.
+    """An instance of a class that is not imported, or the result of a function that is not called.
 
-    args, kwargs: what it was made of. state: its attributes. items: what was put into it.
+    args, kwargs: its arguments. state: its attributes. items: its items.
     """
 
     path = ""
@@ -90,7 +90,7 @@ class Zone(datetime.tzinfo):
 
 
 def _bytes(text: str, *_: Any) -> bytes:
-    """What older pickles call for bytes."""
+    """Return the bytes that older pickles write as a call."""
     return text.encode("latin1")
 
 
@@ -105,14 +105,15 @@ HARMLESS: dict[str, Any] = {
     "zoneinfo.ZoneInfo": Zone,
     "_codecs.encode": _bytes,
 }
-"""Classes that are what they say, and cannot be made large."""
+"""Classes that are safe to create, and cannot be made large."""
 
 
 _BUILD: Callable[[Any], None] = pickle._Unpickler.dispatch[pickle.BUILD[0]]
 
 
 class Reader(pickle._Unpickler):
-    """Reads a pickle whose names are stand-ins. The one in Python: it keeps no room for what is announced."""
+    """Reads a pickle whose names are stand-ins. A subclass of the Python version, which allocates nothing for
+    announced sizes."""
 
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
     stack: list[Any]
@@ -129,7 +130,7 @@ class Reader(pickle._Unpickler):
         return HARMLESS[path] if path in HARMLESS else self._stand_in(path)
 
     def _attribute(self, owner: Any, name: str) -> Any:
-        """What is written as getattr(owner, name): a function within a class."""
+        """Return the stand-in for getattr(owner, name): a function within a class."""
         return Zone if owner is Zone else self._stand_in(f"{getattr(owner, 'path', '')}.{name}")
 
     def _stand_in(self, path: str) -> Any:
@@ -144,7 +145,7 @@ class Reader(pickle._Unpickler):
         made, state = self.stack[-2:]
         is_whole = type(made) is uuid.UUID and isinstance(state, dict) and type(state.get("int")) is int
         if not is_whole and not isinstance(made, StandIn):
-            raise Unreadable("it changes what is not an instance")
+            raise Unreadable("it changes something other than an instance")
         _BUILD(self)
 
     dispatch[pickle.BUILD[0]] = _load_build
@@ -180,9 +181,9 @@ _checking(pickle.FROZENSET[0], lambda reader: reader.stack)
 
 
 def read(data: bytes) -> Any:
-    """Return what the pickle *data* holds, with stand-ins for instances, classes and functions.
+    """Return the content of the pickle *data*, with stand-ins for instances, classes and functions.
 
-    Raises Unreadable for what is no pickle.
+    Raises Unreadable for invalid pickles.
     """
     try:
         found = Reader(data).load()
@@ -199,7 +200,7 @@ def read(data: bytes) -> Any:
 
 
 def read_column(text: str) -> Any:
-    """As read(), of a pickle in base64."""
+    """Like read(), for a pickle in base64."""
     try:
         data = b64decode(text, validate=True)
     except ValueError as error:
@@ -216,7 +217,7 @@ def shown(value: Any, most: int) -> str:
 
 
 def spread(value: Any, most: int, width: int = 100) -> str:
-    """As shown(), with a line for each item of what is longer than *width*."""
+    """Like shown(), with a line for each item of a value longer than *width*."""
     text = shown(value, most)
     if isinstance(value, str) or len(text) <= width:
         return text
@@ -235,7 +236,7 @@ def _joined_up(pieces: Iterator[str], most: int) -> str:
 
 
 def _pieces(value: Any, depth: int, between: str = ", ") -> Iterator[str]:
-    """The text of *value* bit by bit: whoever stops asking ends the work. between: its items."""
+    """Yield the text of *value* piece by piece, so that the reader can stop. between: its items."""
     if isinstance(value, str | bytes | bytearray):
         yield repr(value[:LONGEST_PIECE])
     elif isinstance(value, type) and issubclass(value, StandIn):
@@ -262,7 +263,7 @@ class _Word(str):
 
 
 def _joined(parts: Iterator[list[Any]], depth: int, between: str) -> Iterator[str]:
-    """*parts* with *between* them; each is a value, or a name, what is after that, and a value."""
+    """Yield *parts* with *between* them; each is a value, or a name, its separator, and a value."""
     for place, (*head, value) in enumerate(parts):
         if place:
             yield between
@@ -286,8 +287,8 @@ def _instance(value: StandIn, depth: int, between: str) -> Iterator[str]:
 
 
 def _key_of(state: Any) -> Any:
-    """Of the fields of a model's instance the first, which is its key: who may see tasks may not see all else
-    that people or orders have."""
+    """Return the first field of a model's instance, which is its key: permission to see tasks does not
+    include the other fields of people or orders."""
     fields = state.items() if isinstance(state, dict) else ()
     return dict([(name, each) for name, each in fields if name not in PRIVATE][:1])
 

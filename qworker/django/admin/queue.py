@@ -1,4 +1,4 @@
-"""queue: the list of what waits, where the project's database is the broker.
+"""queue: the list of waiting tasks, where the project's database is the broker.
 
 Comes from:  Django's admin.
 Goes to:     the model OrmQ, in the database that is the broker.
@@ -25,7 +25,7 @@ from qworker.django.transports.packages import RUN
 from qworker.transports.sql.schema import DELAYED, LEASED, READY
 
 OF_PACKAGES = frozenset({"group", "args", "kwargs", "q_options"})
-"""What only the body of a message tells."""
+"""Fields that only the body of a message contains."""
 
 
 class QueueForm(forms.ModelForm):
@@ -35,7 +35,7 @@ class QueueForm(forms.ModelForm):
         required=False,
         label=_("Lock until"),
         widget=AdminSplitDateTime,
-        help_text=_("No cluster takes it before this. Whoever has it loses it when this is changed."),
+        help_text=_("No cluster takes it before this time. If this is changed, its cluster loses it."),
     )
 
     class Meta:
@@ -47,24 +47,24 @@ class QueueForm(forms.ModelForm):
         self.initial["lock"] = self.instance.lock
 
     def save(self, commit: bool = True) -> Any:
-        """Put what was changed into the message."""
+        """Write the changes into the message."""
         if "lock" in self.changed_data:
             self.instance.lock = self.cleaned_data["lock"]
         return super().save(commit)
 
 
 class StateFilter(admin.SimpleListFilter):
-    """By state."""
+    """Filters by state."""
 
     title = _("state")
     parameter_name = "state"
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """The states of a message."""
+        """Return the states of a message."""
         return [(str(READY), _("Waits")), (str(DELAYED), _("Waits for its time")), (str(LEASED), _("Held"))]
 
     def queryset(self, request: Any, queryset: Any) -> Any:
-        """The messages in the chosen state; all of them when none was chosen."""
+        """Return the messages in the chosen state; all of them without a choice."""
         known = self.value() in {str(READY), str(DELAYED), str(LEASED)}
         return queryset.filter(state=int(self.value())) if known else queryset
 
@@ -87,7 +87,7 @@ class QueueAdmin(admin.ModelAdmin):
         css = {"all": ["qworker/admin.css"]}
 
     def get_queryset(self, request: Any) -> Any:
-        """The messages; a list leaves what it does not show in the database."""
+        """Return the messages; a list does not read columns that it does not show."""
         queryset = super().get_queryset(request)
         match = getattr(request, "resolver_match", None)
         is_list = match is not None and (match.url_name or "").endswith("_changelist")
@@ -104,28 +104,28 @@ class QueueAdmin(admin.ModelAdmin):
 
     @admin.display(description=_("Task id"))
     def task_id(self, message: OrmQ) -> Any:
-        """The id of the task."""
+        """Return the id of the task."""
         return self._or_empty(headers_of(message).task_id)
 
     @admin.display(description=_("Name"))
     def name(self, message: OrmQ) -> Any:
-        """The name of the task; a task of qworker's own has none."""
+        """Return the name of the task; qworker's own tasks have none."""
         return self._or_empty(headers_of(message).name)
 
     @admin.display(description=_("Function"))
     def func(self, message: OrmQ) -> Any:
-        """The function that is called."""
+        """Return the function that is called."""
         return self._or_empty(headers_of(message).func)
 
     @admin.display(description=_("Group"))
     def group(self, message: OrmQ) -> Any:
-        """The group of the task."""
+        """Return the group of the task."""
         found = package_of(message).get("group")
         return self._or_empty(None if found is None else shown(found, MOST_OF_LIST))
 
     @admin.display(description=_("Arguments"))
     def args(self, message: OrmQ) -> Any:
-        """The positional arguments, or why they cannot be read."""
+        """Return the positional arguments, or why they cannot be read."""
         package = package_of(message)
         if WRONG in package:
             return str(_("(cannot be read: %s)") % package[WRONG])
@@ -133,7 +133,7 @@ class QueueAdmin(admin.ModelAdmin):
 
     @admin.display(description=_("Keyword arguments"))
     def kwargs(self, message: OrmQ) -> Any:
-        """The keyword arguments."""
+        """Return the keyword arguments."""
         return self._or_empty(block(_value(package_of(message), "kwargs")))
 
     @admin.display(description=_("Queue options"))
@@ -156,12 +156,12 @@ def _value(package: dict[str, Any], name: str) -> str | None:
 WRONG = "cannot be read"
 """The name of the reason, in the package of a message that cannot be read."""
 OWN = frozenset({"id", "name", "group", "func", "args", "kwargs", WRONG})
-"""What is shown by itself; the rest of a package are options."""
+"""Fields with their own display; the rest of a package are options."""
 
 
 @dataclass(frozen=True)
 class Headers:
-    """What the headers say. args: as text, of a task that comes in no package."""
+    """The fields of the headers. args: as text, for a task without a package."""
 
     task_id: str | None = None
     name: str | None = None
@@ -170,7 +170,7 @@ class Headers:
 
 
 def headers_of(message: OrmQ) -> Headers:
-    """Return what the headers of *message* say: nothing where they cannot be read."""
+    """Return the fields of *message*'s headers; empty where they cannot be read."""
     try:
         found = json.loads(message.headers)
         if not isinstance(found, dict):
@@ -185,7 +185,7 @@ def headers_of(message: OrmQ) -> Headers:
 
 
 def package_of(message: OrmQ) -> dict[str, Any]:
-    """Return the package of *message* by name, with stand-ins for what would have to be imported.
+    """Return the package of *message* by name, with stand-ins for objects that would have to be imported.
 
     {} for a message that has none; of one that cannot be read only why, under WRONG.
     """

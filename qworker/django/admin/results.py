@@ -1,4 +1,4 @@
-"""results: the lists of tasks that succeeded and that failed, and what can be done with them.
+"""results: the lists of tasks that succeeded and that failed, and their actions.
 
 Comes from:  Django's admin.
 Goes to:     the models Success and Failure; ``results``, to send a task again.
@@ -33,17 +33,17 @@ from qworker.interrupts import let_pass
 # -- filters: the values of a column to choose from, without reading the whole table --
 
 NEWEST = 1000
-"""So many of the newest tasks are looked at for values: their number does not grow with the table."""
+"""How many of the newest tasks are searched for values: the cost does not grow with the table."""
 
 MOST = 40
 """Values of a column to choose from; the search finds all others."""
 
 
 class RecentValues(admin.SimpleListFilter):
-    """The values of a column of the newest tasks. Subclasses say title, and the column: parameter_name."""
+    """The values of a column of the newest tasks. Subclasses set title, and the column: parameter_name."""
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
-        """The values that came last, each with itself to be shown; also the one that was chosen."""
+        """Return the latest values, each with its label; also the chosen one."""
         rows = model_admin.get_queryset(request).order_by("-stopped", "-id")
         recent = rows.values_list(self.parameter_name, flat=True)[:NEWEST]
         found = set(islice(dict.fromkeys(value for value in recent if value), MOST))
@@ -52,30 +52,30 @@ class RecentValues(admin.SimpleListFilter):
         return [(value, value) for value in sorted(found)]
 
     def queryset(self, request: Any, queryset: Any) -> Any:
-        """The rows that have the chosen value; all of them when none was chosen."""
+        """Return the rows that have the chosen value; all of them without a choice."""
         return queryset.filter(**{self.parameter_name: self.value()}) if self.value() else queryset
 
 
 class GroupFilter(RecentValues):
-    """By group."""
+    """Filters by group."""
 
     title = _("group")
     parameter_name = "group"
 
 
 class ClusterFilter(RecentValues):
-    """By cluster."""
+    """Filters by cluster."""
 
     title = _("cluster")
     parameter_name = "cluster"
 
 
 ON_PAGE = {"args": "shown_args", "kwargs": "shown_kwargs", "result": "shown_result"}
-"""Columns that hold pickles, each with what is shown in its place, also where a project names the column."""
+"""Columns of pickles, each with its displayed replacement, also where a project names the column."""
 IN_LIST = {"args": "short_args", "kwargs": "short_kwargs", "result": "short_result"}
-"""The same, of lists."""
+"""The same, for lists."""
 TRACE = " : Traceback "
-"""What parts an error from where it came from."""
+"""Separates an error from its traceback."""
 MOST_TOLD = 5
 """Errors of one action that are shown."""
 
@@ -94,7 +94,7 @@ def resubmit_tasks(model_admin: Any, request: Any, queryset: Any) -> None:
 
 
 def _short(name: str, heading: Any) -> Any:
-    """The beginning of a pickled column, for lists."""
+    """Return a column for lists with the beginning of a pickled one."""
 
     @admin.display(description=heading)
     def short(self: Any, task: Task) -> str | None:
@@ -115,12 +115,12 @@ def _shown(name: str, heading: Any) -> Any:
 
 
 def _replaced(names: Iterable[Any], places: Mapping[str, str]) -> list[Any]:
-    """*names* with what is shown in place of pickles."""
+    """Return *names* with the displayed replacements of pickles."""
     return [places.get(name, name) if isinstance(name, str) else name for name in names]
 
 
 class ResultAdmin(admin.ModelAdmin):
-    """What the lists of both kinds have in common. Results can be read, sent again and deleted."""
+    """The shared part of both lists. Results can be read, sent again and deleted."""
 
     actions = [resubmit_tasks]
     search_fields = ("name", "func", "group")
@@ -140,7 +140,7 @@ class ResultAdmin(admin.ModelAdmin):
         css = {"all": ["qworker/admin.css"]}
 
     def get_queryset(self, request: Any) -> Any:
-        """The rows, without their pickles but for the text of those that the page shows."""
+        """Return the rows, without their pickles except for the text of displayed ones."""
         queryset = super().get_queryset(request).defer(*columns.PICKLED, "package")
         match = getattr(request, "resolver_match", None)
         page = (match.url_name or "") if match is not None and request.method == "GET" else ""
@@ -171,19 +171,19 @@ class ResultAdmin(admin.ModelAdmin):
         return False
 
     def has_resubmit_permission(self, request: Any) -> bool:
-        """Whether the user may send tasks again, just as they were: whoever has the permission to change
-        them, which allows nothing else here."""
+        """Return whether the user may send tasks again, unchanged: with the permission to change them, which
+        allows nothing else here."""
         codename = get_permission_codename("change", self.opts)
         return bool(request.user.has_perm(f"{self.opts.app_label}.{codename}"))
 
     @admin.display(description=_("Started"), ordering="started")
     def started_at(self, task: Task) -> str | None:
-        """When it was sent."""
+        """Return when it was sent."""
         return columns.instant(task.started)
 
     @admin.display(description=_("Stopped"), ordering="stopped")
     def stopped_at(self, task: Task) -> str | None:
-        """When it ended."""
+        """Return when it ended."""
         return columns.instant(task.stopped)
 
     @admin.display(description=_("Time taken"))
@@ -212,19 +212,18 @@ class FailAdmin(ResultAdmin):
 
     @admin.display(description=_("Result"))
     def short_result(self, task: Task) -> str | None:
-        """The beginning of the error."""
+        """Return the beginning of the error."""
         text = columns.text_of(task, "result", columns.LARGEST_OF_LIST)
         if text is None:
             return None
         said = text.partition(TRACE)[0].strip()
-        # An error without words has at least a name, in the last line.
+        # An error without text has at least a name, in the last line.
         return shown(said or text.strip().rpartition("\n")[2], columns.MOST_OF_LIST)
 
 
 # -- resubmitting: tasks that have ended are sent again, just as they were --
-# The row of a failure, or of a task with options, has the package that was run: the function may have
-# changed its arguments since, and no other column has the rest of a chain. What cannot be sent as it
-# was stays.
+# The row of a failure, or of a task with options, has the package that was run: the function may have changed
+# its arguments since, and no other column has the rest of a chain. Tasks that cannot be sent unchanged stay.
 
 PORTION = 100
 """Tasks whose arguments are read at a time."""
@@ -234,7 +233,7 @@ OF_THE_RUN = frozenset(["id", "name", "func", "args", "kwargs", "started", "slot
 
 
 class Call(NamedTuple):
-    """What enqueue() takes."""
+    """The arguments of enqueue()."""
 
     func: Any
     args: tuple[Any, ...]
@@ -253,8 +252,8 @@ class Resubmission:
 def resubmit(queryset: Any) -> Resubmission:
     """Send the tasks of *queryset* again, with the same arguments and options, and the rest of their chains.
 
-    A failure goes from its table in the transaction in which it is sent, so that two people who ask at once
-    send it once. Where the broker cannot take one the others stay, too.
+    A failure leaves its table in the transaction in which it is sent, so that concurrent requests send it
+    once. Where the broker cannot take one the others stay, too.
     """
     done = Resubmission()
     alias = queryset._db or router.db_for_write(queryset.model)
@@ -289,7 +288,7 @@ def _send(rows: Any, alias: str, task: Task, call: Call) -> bool:
 
 
 def _call_of(task: Any) -> Call:
-    """Raises what unpickling raises, and TypeError for what cannot be sent as it was."""
+    """Raises the errors of unpickling, and TypeError for tasks that cannot be sent unchanged."""
     if task.package:
         package = SignedPackage.loads(task.package)
         options = {name: value for name, value in package.items() if name not in OF_THE_RUN}

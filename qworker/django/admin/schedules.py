@@ -24,9 +24,9 @@ from qworker.django.transports.packages import options_apart
 from qworker.errors import InvalidSchedule
 
 # -- schedules: what may be saved as a schedule, and by whom --
-# A user without the permission ``schedule_any_callable`` chooses among the functions that are exposed.
-# What else a schedule calls, that user can only leave as it is, pause, or delete: function, hook and
-# arguments together say what is run, and the times how often.
+# A user without the permission ``schedule_any_callable`` chooses among the exposed functions. Schedules of
+# other functions can only be left alone, paused, or deleted: function, hook and arguments together decide
+# what is run, and the times how often.
 
 CALLED = ("func", "hook")
 ARGUMENTS = ("args", "kwargs", "intended_date_kwarg")
@@ -34,7 +34,7 @@ CALL = CALLED + ARGUMENTS
 
 
 class ScheduleForm(forms.ModelForm):
-    """The form. may_schedule_any: whether its user may name any function; the admin sets it."""
+    """The form. may_schedule_any: whether its user may name any function; set by the admin."""
 
     may_schedule_any = False
 
@@ -60,7 +60,8 @@ class ScheduleForm(forms.ModelForm):
                     self.fields[name] = self._choice(name)
 
     def _choice(self, name: str) -> forms.ChoiceField:
-        """A list to choose from, in place of the text field *name*: what is exposed, and what was there."""
+        """Return a choice field that replaces the text field *name*: exposed functions, and the previous
+        value."""
         text = self.fields[name]
         given = self.data.get(self.add_prefix(name)) if self.is_bound else None
         values = {*exposed_names(), *filter(None, (self._before[name], given))}
@@ -72,15 +73,15 @@ class ScheduleForm(forms.ModelForm):
         )
 
     def clean(self) -> dict[str, Any]:
-        """Refuse what the user may not name. Errors are those of the form."""
+        """Refuse functions that the user may not name. Errors belong to the form."""
         values: dict[str, Any] = super().clean() or {}
         if self.may_schedule_any or self.errors:
             return values
-        # What the form does not ask for stays as it is.
+        # Fields that are not in the form stay unchanged.
         call = {name: values.get(name, self._before[name]) or "" for name in CALL}
         changed = [name for name in CALL if call[name] != (self._before[name] or "")]
         wrong = [name for name in CALLED if call[name] and not is_exposed(call[name])]
-        # When and how often it is called is not for this user either, but to pause it.
+        # Nor may this user change the times, except to pause it.
         changed = changed or [
             name for name in self._before.keys() & values if self._is_changed(name, values[name])
         ]
@@ -90,8 +91,8 @@ class ScheduleForm(forms.ModelForm):
         return values
 
     def _is_changed(self, name: str, value: Any) -> bool:
-        """Whether *value* is another than in the database, and does more than pause. (The form would compare
-        with what the browser sends along.)"""
+        """Return whether *value* differs from the database, and is more than a pause. (The form would compare
+        with values sent by the browser.)"""
         before = self._before[name]
         if isinstance(before, datetime):
             before = before.replace(microsecond=0)  # the form shows none
@@ -105,11 +106,11 @@ class ScheduleForm(forms.ModelForm):
 
     @staticmethod
     def _options_are_harmless(kwargs: str) -> bool:
-        """Whether the options among the arguments name nothing that is called."""
+        """Return whether no option among the arguments names a callable."""
         try:
             given = literals.keywords(kwargs)
         except InvalidSchedule:
-            return True  # the model says so, and nothing is saved
+            return True  # the model reports that, and nothing is saved
         if not isinstance(given.get("q_options") or {}, dict):
             return False
         return is_harmless(options_apart(given)[1])
@@ -148,7 +149,7 @@ class ScheduleAdmin(admin.ModelAdmin):
         )
 
     def get_fieldsets(self, request: Any, obj: Any = None) -> Any:
-        """What is called, when, and the rest; as a project has it, where that says so."""
+        """Return the fieldsets: call, times, and the rest; the project's own, if set."""
         if self.fields or self.fieldsets:
             return super().get_fieldsets(request, obj)
         names = self.get_fields(request, obj)
@@ -163,8 +164,8 @@ class ScheduleAdmin(admin.ModelAdmin):
         return self._for_user(request, super().get_form(request, obj, change, **kwargs))
 
     def get_changelist_form(self, request: Any, **kwargs: Any) -> Any:
-        """The form of a row, where a project lets rows be edited in the list: it refuses what the page
-        does."""
+        """Return the form of a row, where a project lets rows be edited in the list; it has the page's
+        checks."""
         return self._for_user(request, super().get_changelist_form(request, **{"form": self.form, **kwargs}))
 
     def _for_user(self, request: Any, form: Any) -> Any:
@@ -173,7 +174,7 @@ class ScheduleAdmin(admin.ModelAdmin):
 
     @admin.display(description=_("Next run"), ordering="next_run")
     def due(self, schedule: Schedule) -> str | None:
-        """When it is due next; None for never."""
+        """Return when it is due next; None for never."""
         return instant(schedule.next_run)
 
     @admin.display(description=_("Last run"))
@@ -186,6 +187,6 @@ class ScheduleAdmin(admin.ModelAdmin):
 
     @admin.display(description=_("Success"), boolean=True)
     def last_success(self, schedule: Schedule) -> bool | None:
-        """Whether the last task succeeded; None if there is none."""
+        """Return whether the last task succeeded; None if there is none."""
         found: bool | None = getattr(schedule, "last_task_success", None)
         return found

@@ -1,13 +1,12 @@
-"""brokers: where packages wait, as Django-Q has it: one class for each kind.
+"""brokers: Django-Q's broker classes, one for each kind.
 
-Comes from:  ``async_task``, monitors, and whoever writes a broker of their own.
+Comes from:  ``async_task``, monitors, and authors of custom brokers.
 Goes to:     the transports of qworker.
 Thread:      any.
 
-Modules, in reading order: ``base`` (the class that all have above them), ``taking`` (what dequeue() has
-taken), ``transported`` (those over a transport of qworker), ``orm``, ``redis_broker``, ``aws_sqs``,
-``disque``, ``ironmq``, ``mongo``, ``choice`` (which of them a project has), ``custom`` (a project's own, for
-qworker's worker).
+Modules, in reading order: ``base`` (the base class), ``taking`` (packages from dequeue()), ``transported``
+(brokers over a transport of qworker), ``orm``, ``redis_broker``, ``aws_sqs``, ``disque``, ``ironmq``,
+``mongo``, ``choice`` (which of them a project has), ``custom`` (a project's own, for qworker's worker).
 """
 
 from qworker.django.brokers.base import Broker

@@ -1,7 +1,7 @@
-"""Broker: what a broker can do, as Django-Q has it. Subclass it for one of your own.
+"""Broker: Django-Q's interface of a broker. Subclass it for a custom one.
 
 Comes from:  ``choice.py``, which makes the one that a project has.
-Goes to:     a server, by what the subclass does.
+Goes to:     a server, through the subclass.
 Thread:      any.
 """
 
@@ -23,7 +23,7 @@ class Broker:
     """
 
     kind = "custom"
-    """How a cluster takes packages: by these methods, or, of qworker's own, by its transport."""
+    """How a cluster takes packages: by these methods, or, for qworker's own brokers, by its transport."""
 
     def __init__(self, list_key: str | None = None) -> None:
         self.list_key = list_key or conf.cluster_name
@@ -40,7 +40,7 @@ class Broker:
         self.cache = self.get_cache()
 
     def send(self, text: str, package: Mapping[str, Any]) -> Any:
-        """As enqueue(), for who has the *package* that was signed as *text*, too."""
+        """Like enqueue(), for callers that also have the *package* that was signed as *text*."""
         return self.enqueue(text)
 
     def enqueue(self, task: str) -> Any:
@@ -48,7 +48,7 @@ class Broker:
         raise NotImplementedError(f"{type(self).__qualname__} has no enqueue(): the task would be lost")
 
     def dequeue(self) -> list[tuple[Any, str]] | None:
-        """Take packages; return each with the id by which it is tracked. None or [] when there is none."""
+        """Take packages; return each with its tracking id. None or [] when there is none."""
         raise NotImplementedError(f"{type(self).__qualname__} has no dequeue(): no task can be taken")
 
     def queue_size(self) -> int:
@@ -60,10 +60,10 @@ class Broker:
         return None
 
     def delete_queue(self) -> Any:
-        """Delete the queue, and what is in it."""
+        """Delete the queue, and its content."""
 
     def purge_queue(self) -> Any:
-        """Delete what is in the queue."""
+        """Delete the content of the queue."""
 
     def delete(self, task_id: Any) -> None:
         """Delete the package that is tracked by *task_id*."""
@@ -75,7 +75,7 @@ class Broker:
         """Say that the package that is tracked by *task_id* could not be unpacked."""
 
     def ping(self) -> bool:
-        """Tell whether the server answers; False where nobody asks it."""
+        """Return whether the server answers; False without a check."""
         return False
 
     def info(self) -> str:
@@ -93,11 +93,11 @@ class Broker:
             self.cache.set(key, value, timeout)
 
     def get_stat(self, key: str) -> str | None:
-        """Return what is kept under *key*; None for nothing."""
+        """Return the value of *key*; None without one."""
         return None if self.cache is None else self.cache.get(key)
 
     def get_stats(self, pattern: str) -> list[str]:
-        """Return what is kept under all keys that begin as *pattern* does before its ``*``."""
+        """Return the values of all keys that begin as *pattern* does before its ``*``."""
         if self.cache is None:
             return []
         start, known = pattern.rstrip("*"), self.cache.get(self._stats) or []
@@ -120,5 +120,5 @@ class Broker:
 
     @staticmethod
     def get_connection(list_key: str | None = None) -> Any:
-        """Return the connection that the broker works with; None for none of its own."""
+        """Return the connection that the broker uses; None without its own."""
         return None

@@ -1,6 +1,6 @@
 """Which broker a project has.
 
-Comes from:  ``get_broker()``, asked by everything that publishes or looks.
+Comes from:  ``get_broker()``, called by everything that publishes or reads.
 Goes to:     the class of that kind.
 Thread:      any.
 """
@@ -23,7 +23,7 @@ KINDS = {
     "ironmq": f"{_HERE}.ironmq.IronMQBroker",
     "mongo": f"{_HERE}.mongo.Mongo",
 }
-"""Where the class of each kind is; only that of the project's own is loaded."""
+"""The class of each kind; only the project's own is imported."""
 
 
 def get_broker(list_key: str | None = None) -> Broker:
@@ -42,7 +42,7 @@ def broker_class() -> type[Broker]:
 
 
 def custom_class(path: str) -> type[Broker]:
-    """Return the class at the dotted *path*. Raises ConfigurationError for what is no broker's."""
+    """Return the class at the dotted *path*. Raises ConfigurationError for one that is not a broker's."""
     found = import_object(path)
     if not (isinstance(found, type) and issubclass(found, Broker)):
         raise ConfigurationError(

@@ -4,8 +4,8 @@ Comes from:  ``transports/opening.py``.
 Goes to:     the methods of the project's class: enqueue, dequeue, acknowledge, fail, queue_size.
 Thread:      the listener's; each queue has an instance of the class for publishing, and one for taking.
 
-It promises what the class does. Without receipts, a task that a killed cluster had taken is lost. What goes
-back, since the cluster ends, is enqueued again and acknowledged.
+Its guarantees are those of the class. Without receipts, tasks taken by a killed cluster are lost. Tasks
+returned at the cluster's end are enqueued again and acknowledged.
 """
 
 import logging
@@ -41,7 +41,7 @@ logger = logging.getLogger("django-q")
 
 
 class _Taken(NamedTuple):
-    """A package that is in hand: where it came from, what it is tracked by, and its text."""
+    """A package in hand: its source, its tracking id, and its text."""
 
     broker: Broker
     receipt: Any
@@ -96,7 +96,7 @@ class CustomTransport(Undivided):
             broker = self._taking[queue]
             try:
                 packages = broker.dequeue() or ()
-            except Exception as error:  # a class of somebody else's, and whatever its server says
+            except Exception as error:  # a foreign class with any errors of its server
                 raise BrokerUnavailable(f"{self.url}: {type(error).__name__}: {error}") from error
             for receipt, text in packages:
                 leased = self._leased(queue, broker, receipt, text)
@@ -153,7 +153,7 @@ class CustomTransport(Undivided):
         return lost
 
     def extend(self) -> None:
-        """The broker's own time counts, from when a package was taken."""
+        """Do nothing: the broker's own time counts, from when a package was taken."""
 
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         return []
@@ -200,4 +200,4 @@ class CustomTransport(Undivided):
         return []
 
     def close(self) -> None:
-        """There is nothing to let go of: the project's class keeps its connections."""
+        """Do nothing: the project's class keeps its connections."""

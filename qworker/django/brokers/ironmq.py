@@ -17,5 +17,5 @@ class IronMQBroker(TransportBroker):
     name = "IronMQ"
 
     def lock_size(self) -> int | None:
-        """None: IronMQ does not tell, and counts what is taken in queue_size()."""
+        """Return None: IronMQ does not report it, and counts taken messages in queue_size()."""
         return None

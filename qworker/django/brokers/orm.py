@@ -4,7 +4,7 @@ Comes from:  ``Q_CLUSTER['orm']``, or no broker in the settings at all.
 Goes to:     the tables of qworker's transport there; a package goes by Django's own connection.
 Thread:      any.
 
-A package is published in whatever transaction the caller is in: it is there exactly if the caller's data is.
+A package is published in the caller's transaction, if any: it exists exactly if the caller's data does.
 """
 
 import weakref
@@ -24,11 +24,11 @@ from qworker.transports.lease import Envelope, Sender
 from qworker.transports.sql.schema import LEASED
 
 SQLITE = "qworker.transports.sqlite.sender"
-"""The module that only a database of SQLite's needs."""
+"""The module that only an SQLite database needs."""
 
 
 class Joined(NamedTuple):
-    """What publishes by a connection of Django's.
+    """Publishes by a connection of Django's.
 
     driver: the driver's connection that it was made for. sender: the transport's own.
     """
@@ -39,7 +39,7 @@ class Joined(NamedTuple):
 
 
 _joined: weakref.WeakKeyDictionary[Any, Joined] = weakref.WeakKeyDictionary()
-"""By Django's connection, of which each thread has one of its own."""
+"""By Django's connection, of which each thread has its own."""
 
 
 class ORM(TransportBroker):
@@ -58,11 +58,11 @@ class ORM(TransportBroker):
         return int(self._waiting().filter(state=LEASED).count())
 
     def _waiting(self) -> Any:
-        """The messages of this queue, as the caller's transaction sees them."""
+        """Return the messages of this queue, as the caller's transaction sees them."""
         return OrmQ.objects.using(broker_alias()).filter(key=self.list_key)
 
     def delete(self, task_id: Any) -> None:
-        """As the base class has it. Also of a package that nobody has taken, by the id of its task."""
+        """Like the base class. Also deletes a package that nobody has taken, by the id of its task."""
         if isinstance(task_id, str):
             self._waiting().filter(headers__contains=f'"id":"{task_id}"').delete()
         else:
@@ -101,7 +101,7 @@ def publish(envelopes: list[Envelope]) -> None:
     _join(connection, sender).push(envelopes)
     if connection.in_atomic_block or connection.get_autocommit():
         connection.on_commit(sender.notify)
-    else:  # who has it off commits by itself, and Django does not hear of that: workers look by themselves
+    else:  # with autocommit off the caller commits unseen by Django: workers find it by polling
         sender.notify()
 
 
@@ -113,14 +113,14 @@ def _keep_in_memory(connection: Any, envelopes: list[Envelope]) -> None:
 
 
 def _join(connection: Any, sender: Any) -> Sender:
-    """Return what publishes by *connection*: the same until it connects anew, or the transport is another."""
+    """Return the publisher for *connection*: the same until it reconnects, or the transport changes."""
     connection.ensure_connection()
     found = _joined.get(connection)
     if found is None or found.driver is not connection.connection or found.sender is not sender:
         if connection.vendor == "sqlite":
             _enter_wal(connection)
-        # By a proxy: what the table holds must not keep the key alive, nor the connection of a thread that
-        # has ended.
+        # By a proxy: the table's values must not keep the key alive, nor the connection of a thread that has
+        # ended.
         found = Joined(connection.connection, sender, sender.join(weakref.proxy(connection)))
         _joined[connection] = found
     return found.joined

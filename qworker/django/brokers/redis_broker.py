@@ -1,7 +1,7 @@
 """The broker in Redis.
 
 Comes from:  ``Q_CLUSTER['redis']`` or ``Q_CLUSTER['django_redis']``.
-Goes to:     the lists of qworker's transport there, which keep what a lost cluster had taken.
+Goes to:     the lists of qworker's transport there, which keep the packages of a lost cluster.
 Thread:      any.
 """
 
@@ -11,7 +11,7 @@ from qworker.django.brokers.transported import TransportBroker
 from qworker.naming import import_object
 
 PING_SECONDS = 1.0
-"""For each step of a ping: who asks is a health check, and waits for no timeout of ours."""
+"""For each step of a ping: it is a health check, and does not wait for the longer time-outs."""
 
 
 class Redis(TransportBroker):

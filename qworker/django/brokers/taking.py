@@ -1,8 +1,8 @@
 """taking: packages that a program takes out of a queue by itself, without a cluster.
 
-Comes from:  ``Broker.dequeue()`` and what follows it.
-Goes to:     the consumer of a transport of its own, of which a process has one for each queue.
-Thread:      of one at a time: whoever takes, settles.
+Comes from:  ``Broker.dequeue()`` and the methods that settle.
+Goes to:     the consumer of a separate transport, one per queue and process.
+Thread:      one at a time: the same thread takes and settles.
 
 A package that was taken comes back after ``retry`` seconds, unless it was settled; at once, when its process
 has died on this machine.
@@ -17,11 +17,11 @@ from qworker.naming import node_name
 from qworker.transports.lease import Ack, Broker, DeadLetter, Leased, Release
 
 UNSEEN = 0
-"""The concurrency of who is listed among the workers as none of them."""
+"""The concurrency of a consumer that is not a listed worker."""
 
 
 class Taking:
-    """transport: nobody else uses its consumer. queue: the name."""
+    """transport: not shared with other users. queue: the name."""
 
     def __init__(self, transport: Broker, queue: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._transport = transport
@@ -30,7 +30,7 @@ class Taking:
         self._clock = clock
         self._generation = 0
         self._until: dict[int, float] = {}
-        """When what was taken goes back, by its tag: monotonic seconds."""
+        """When taken messages go back, by tag: monotonic seconds."""
 
     def take(self) -> list[Leased]:
         """Take up to ``bulk`` messages; where there are none, those that come within ``poll`` seconds."""
@@ -44,12 +44,13 @@ class Taking:
         return found
 
     def settle(self, settlement: Ack | DeadLetter | Release) -> None:
-        """Carry out *settlement*; of what is not ours, nothing."""
+        """Carry out *settlement*; nothing for foreign messages."""
         if self._until.pop(settlement.tag, None) is not None:
             self._consumer.settle(self._generation, [settlement])
 
     def _stand(self) -> None:
-        """Be a consumer that lives; let go of what was held for too long, and of what the dead have held."""
+        """Renew the registration; release messages that were held for too long, and those of dead
+        consumers."""
         try:
             if self._generation:
                 self._consumer.extend()
@@ -65,7 +66,7 @@ class Taking:
         self._consumer.reclaim()
 
     def close(self) -> None:
-        """Give back what is held, and let go of the connections."""
+        """Return held messages, and close the connections."""
         if self._generation:
             self._consumer.deregister()
         self._transport.close()

@@ -2,7 +2,7 @@
 
 Comes from:  the modules of the kinds: ``orm.py``, ``redis_broker.py`` and so on.
 Goes to:     the sender and the administration of a transport; ``taking.py`` for its consumer.
-Thread:      any, but for dequeue() and what follows it, which belong to one at a time.
+Thread:      any, except dequeue() and the methods that settle, which belong to one at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qworker.transports.lease import Broker as Transport
 _transports: dict[str, Transport] = {}
 """Opened already, by kind. One for a process: it has the connections."""
 _takings: dict[tuple[str, str], Taking] = {}
-"""What takes packages from a queue, by kind and name: each has a transport of its own."""
+"""The takers of packages, by kind and name of the queue: each has its own transport."""
 
 
 def transport(kind: str) -> Transport:
@@ -32,7 +32,7 @@ def transport(kind: str) -> Transport:
 
 
 def close_transports() -> None:
-    """Let go of all; the next use opens them again."""
+    """Close all; the next use opens them again."""
     while _takings:
         _takings.popitem()[1].close()
     while _transports:

@@ -1,11 +1,11 @@
-"""announcing: what a cluster tells of itself through Django's cache, where its broker cannot keep that.
+"""announcing: publishes a cluster's status through Django's cache, where its broker cannot store that.
 
 Comes from:  the worker of a cluster on SQS, or on a broker of the project's own.
 Goes to:     ``Broker.set_stat()``, under a key for each cluster; back as Presence.
 Thread:      status, for the component; any for the functions.
 
-What is told is signed, as packages are: nobody else can make up a cluster. It is a dictionary of plain
-values, so that clusters of several versions can see each other.
+The status is signed, as packages are: a cluster cannot be forged. It is a dictionary of plain values, so that
+clusters of several versions can see each other.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from qworker.transports.presence import Presence, from_text
 
 INTERVAL_SECONDS = 1.0
 KEPT_SECONDS = 3
-"""So long a cluster is seen that says no more."""
+"""How long a silent cluster stays visible."""
 
 
 class Announcer(ThreadComponent):
-    """Says each second what a worker does. snapshot: what is to be told. on_crash: as a ThreadComponent's."""
+    """Publishes each second what a worker does. snapshot: returns its state. on_crash: as a
+    ThreadComponent's."""
 
     name = "status"
 
@@ -54,19 +55,19 @@ class Announcer(ThreadComponent):
         return INTERVAL_SECONDS
 
     def quiet(self) -> None:
-        """Go on: who watches is to see that the worker stops."""
+        """Continue: monitors should see the worker stop."""
         self.wake()
 
 
 def announce(broker: Broker, presence: Presence) -> None:
-    """Tell of a worker for the next KEPT_SECONDS. Raises what the cache raises."""
+    """Publish a worker for the next KEPT_SECONDS. Raises the errors of the cache."""
     broker.set_stat(
         f"{_beginning()}:{presence.name}", SignedPackage.dumps(presence.plain(), True), KEPT_SECONDS
     )
 
 
 def announced(broker: Broker) -> list[Presence]:
-    """Return the workers of this project that are told of. What somebody else has signed is left out."""
+    """Return the announced workers of this project. Those with foreign signatures are left out."""
     found = []
     for text in broker.get_stats(f"{_beginning()}:*"):
         try:

@@ -2,10 +2,10 @@
 
 Comes from:  ``Cluster.start()``, in the program; ``Cluster.run()``, in the cluster's process.
 Goes to:     ``Cluster.stop()``; a signal to this process.
-Thread:      the program's main thread, which signals interrupt; in the cluster a thread of its own.
+Thread:      the program's main thread, which signals interrupt; in the cluster its own thread.
 
-A signal that the program has a handler for is the program's. Whatever ends it, the cluster sees that, and
-ends after what runs.
+A signal with a handler of the program is left to the program. However it ends, the cluster notices, and ends
+after its running tasks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENDS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handl
 
 
 class Started(Protocol):
-    """A cluster in a process of its own."""
+    """A cluster in a separate process."""
 
     def stop(self) -> bool: ...
 
@@ -35,8 +35,8 @@ _started: list[tuple[int, Started]] = []
 
 
 def with_this_program(cluster: Started) -> None:
-    """Stop *cluster* when TERM or INT ends this program, and only then end it. In other threads than the main
-    one nothing is done: these cannot say what a signal does."""
+    """Stop *cluster* when TERM or INT ends this program, and only then end it. Does nothing outside the main
+    thread, which alone can set signal handlers."""
     if threading.current_thread() is not threading.main_thread():
         return
     _started.append((os.getpid(), cluster))
@@ -56,8 +56,8 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def with_our_parent(is_stopping: Callable[[], bool]) -> None:
-    """End this process, a cluster's, when its parent has ended; unless *is_stopping* says that it is about
-    to. To be called when all processes of the cluster are forked."""
+    """End this process, a cluster's, when its parent has ended; unless *is_stopping* returns that it is about
+    to. Call it when all processes of the cluster are forked."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -72,6 +72,6 @@ def with_our_parent(is_stopping: Callable[[], bool]) -> None:
 
 
 def leave_the_group() -> None:
-    """Be in a group of processes of its own: Ctrl-C is for the program, which says what becomes of us."""
+    """Move to a new process group: Ctrl-C is for the program, which decides about the cluster."""
     with suppress(OSError):
         os.setpgid(0, 0)

@@ -1,6 +1,6 @@
 """Engine: the app of a Django project, whose worker is its cluster.
 
-Comes from:  ``qcluster``, ``qworker start`` in a Django project, and whoever asks for results.
+Comes from:  ``qcluster``, ``qworker start`` in a Django project, and readers of results.
 Goes to:     ``QWorker``, with the settings of ``Q_CLUSTER`` as its own.
 Thread:      any; made when it is first needed, and anew when the settings change.
 """
@@ -39,7 +39,7 @@ _lock = threading.Lock()
 _made: list[QWorker] = []  # under _lock; at most one
 
 CUSTOM = "qworker.django.brokers.custom"
-"""The module that only a broker of the project's own needs."""
+"""The module that only a project's own broker needs."""
 DEPENDS_ON = frozenset(["Q_CLUSTER", "DATABASES", "DATABASE_ROUTERS", "CACHES", "SECRET_KEY"])
 
 
@@ -68,7 +68,7 @@ setting_changed.connect(_on_setting_changed, dispatch_uid="qworker.django.cluste
 
 
 def settings_of() -> dict[str, Any]:
-    """Return what ``Q_CLUSTER`` says as settings of qworker."""
+    """Return ``Q_CLUSTER`` as settings of qworker."""
     workers = conf.workers
     return {
         "task_default_queue": conf.cluster_name,
@@ -100,7 +100,7 @@ def make_app(clock: Clock = SYSTEM_CLOCK) -> QWorker:
         reject_on_worker_lost=True,
         ignore_result=False,
         keep_failed=False,  # the table of failures has them
-        max_retries=None,  # run_package() looks at max_attempts
+        max_retries=None,  # run_package() checks max_attempts
     )(work.run_package)
     return made
 
@@ -125,7 +125,7 @@ def _in_database(changes: dict[str, Any], clock: Clock) -> QWorker:
 
 
 def _beside(broker: str | Broker, others: str, changes: dict[str, Any], clock: Clock) -> QWorker:
-    """The app whose broker is no database. others: the store of results of what is no package."""
+    """Return the app for a broker that is not a database. others: the store of results without a package."""
     kept_in = router.db_for_write(Task)
     if others == "disabled://" and connections[kept_in].vendor in VENDORS and not is_in_memory(kept_in):
         changes = {**changes, "beat_store": url_of(kept_in)}  # the ledger of schedules
@@ -157,7 +157,7 @@ def before_task(sender: Any, **_: Any) -> None:
 
 
 def after_task(sender: Any, **_: Any) -> None:
-    """Let go of them."""
+    """Drop them."""
     callers = sender.request.__dict__.pop("callers", None)
     if callers is not None:
         task_connections.end(callers)
@@ -177,13 +177,12 @@ signals.task_postrun.connect(after_task, weak=False)
 
 
 # -- Later: a part of a worker that is loaded when it starts, and not before --
-# Thread: main; that of who asks for problems.
-# What the first task does not need does not keep it waiting: it has been claimed when these modules are
-# loaded.
+# Thread: main; that of callers of problems(). Modules that the first task does not need do not delay it: they
+# are loaded after it has been claimed.
 
 
 class Later(Component):
-    """name: what the log calls it. make: loads the part, and makes it."""
+    """name: in the log. make: imports the part, and makes it."""
 
     def __init__(self, name: str, make: Callable[[], Component]) -> None:
         self.name = name

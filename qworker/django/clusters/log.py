@@ -1,11 +1,11 @@
-"""log: what a cluster says of its own life, in Django-Q's words.
+"""log: a cluster's log lines, in Django-Q's words.
 
 Comes from:  the signals of qworker's worker and of its children; the end of each task.
 Goes to:     the logger ``django-q``.
 Thread:      whichever sends the signal. In programs that only call tasks nothing is sent.
 
-What Django-Q has as processes of their own are threads of one here: guarding, pushing and monitoring go on at
-the same process id.
+Django-Q's processes are threads of one process here: guarding, pushing and monitoring are logged with the
+same process id.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from qworker.safe_repr import printable
 SHOWN = 500
 """Characters of a failure that a line shows."""
 TRACEBACK = " : Traceback"
-"""What follows in a failed task's result."""
+"""Begins the traceback in a failed task's result."""
 ENDS = "qworker.components.ending.outcomes"
 """The logger of the engine for ends of tasks."""
 
@@ -36,8 +36,8 @@ _place = [0]
 
 
 def prepare() -> None:
-    """Let the log of the cluster, and the warnings of the engine below it, be seen where the project's
-    LOGGING says nothing of them. It may be called twice."""
+    """Make the log of the cluster, and the warnings of the engine below it, visible unless the project's
+    LOGGING configures them. It may be called twice."""
     prepare_logger()
     if _engine.level == logging.NOTSET and not _engine.hasHandlers():
         _engine.setLevel(logging.WARNING)
@@ -47,14 +47,14 @@ def prepare() -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether the engine's *record* of an end says what the line of its child does not: of a package that has
-    raised it does not."""
+    """Return whether the engine's *record* of an end adds to the line of its child: not for a package that
+    has raised."""
     told = getattr(record, "task_name", None) == RUN and getattr(record, "event", None) == "task-failed"
     return not (told and "raised" in record.msg)
 
 
 def tell_start(cluster: str) -> None:
-    """The cluster, by its name for people, begins in this process."""
+    """Log that the cluster begins in this process."""
     logger.info("Q Cluster %s starting.", cluster)
 
 
@@ -68,14 +68,14 @@ def tell_running(cluster: str) -> None:
 
 
 def tell_stopping(cluster: str) -> None:
-    """It was told to stop, and takes no more tasks."""
+    """Log that it was told to stop, and takes no more tasks."""
     logger.info("Q Cluster %s stopping.", cluster)
     logger.info("stopping cluster processes")
     logger.info("stopped pushing tasks")
 
 
 def tell_end(cluster: str) -> None:
-    """The last result is stored."""
+    """Log that the last result is stored."""
     logger.info("stopped monitoring results")
     logger.info("Q Cluster %s has stopped.", cluster)
 
@@ -95,7 +95,7 @@ def _ends(**_: Any) -> None:
 
 def _ended(*, task: dict[str, Any], **_: Any) -> None:
     """A task has ended in this worker process."""
-    # Whoever names a task must not write lines of their own into the log.
+    # The name of a task must not add lines to the log.
     name, label = printable(function_name(task["func"])), printable(str(task.get("name", task["id"])))
     if task["success"]:
         logger.info("Processed '%s' (%s)", name, label)
@@ -115,8 +115,8 @@ signals.worker_process_shutdown.connect(_ends, weak=False)
 
 
 def processors_of(index: int, each: int, available: Sequence[int]) -> list[int]:
-    """Return the processors of the worker process *index*, which counts from 0: the next *each* of those
-    that are *available*, beginning again at the first. All of them where *each* is none or too many."""
+    """Return the processors of the worker process *index*, which counts from 0: the next *each* of those that
+    are *available*, starting over at the end. All of them where *each* is none or too many."""
     count = len(available)
     if not 0 < each < count:
         return list(available)
@@ -124,8 +124,8 @@ def processors_of(index: int, each: int, available: Sequence[int]) -> list[int]:
 
 
 def pin(index: int) -> None:
-    """Pin this process to its processors, if the settings say so. The log tells of it, also where the
-    system cannot do it."""
+    """Pin this process to its processors, if the settings request it. Logs that, also where the system does
+    not support it."""
     each = conf.cpu_affinity
     if not each:
         return
@@ -135,7 +135,7 @@ def pin(index: int) -> None:
     if chosen == available:
         return
     if not can:
-        logger.info("worker %d would use cpu %s, which this system cannot be told", index + 1, chosen)
+        logger.info("worker %d would use cpu %s, which this system does not support", index + 1, chosen)
         return
     try:
         os.sched_setaffinity(0, chosen)

@@ -4,7 +4,7 @@ Comes from:  the worker of a cluster, which has one.
 Goes to:     the table of ``Task``; what iterables wait with is seen to by ``execution/parts.py``.
 Thread:      retention.
 
-``save_limit`` is how many stay, of all or of each group, name or function. A few more may stand there for a
+``save_limit`` is the number that stays, of all or of each group, name or function. A few more may exist for a
 moment: they are deleted together, once a second, and not one by one. Counting each group reads the whole
 table. So all are counted when a cluster starts and once an hour; between these, only those with tasks that
 have ended since the last look, by an index.
@@ -30,15 +30,15 @@ from qworker.errors import BackendError
 
 LOOK_SECONDS = 1.0
 TIDY_SECONDS = 60.0
-"""Between two looks for iterables that nobody ends."""
+"""Seconds between two checks for abandoned iterables."""
 COUNT_SECONDS = 3600.0
-"""Between two looks that count everything: clocks may differ, and a result may be stored late."""
+"""Seconds between two full counts: clocks may differ, and a result may be stored late."""
 LATE = timedelta(seconds=10)
 """After its end, a task is in the table within that time, or is counted with everything."""
 COUNTED_AT_ONCE = 500
 """Groups that are counted in one statement."""
 SHARE = 0.03
-"""Of the time that may be spent looking, where a look takes long."""
+"""The share of time that may be spent counting, where a count takes long."""
 MOST = 1000
 """Tasks that are deleted in one step."""
 
@@ -52,7 +52,7 @@ class Retention(ThreadComponent):
         super().__init__(app.clock, on_crash)
         self._clock = app.clock
         self._tidy_at = self._count_at = 0.0  # this thread
-        self._seen: datetime | None = None  # this thread: until when all that has ended was looked at
+        self._seen: datetime | None = None  # this thread: the end of the latest task that was counted
 
     def step(self, now: float) -> float:
         task_connections.begin()
@@ -74,7 +74,7 @@ class Retention(ThreadComponent):
         since = None if now >= self._count_at else self._seen
         began = timezone.now()
         deleted = sweep(since)
-        if deleted < MOST:  # nothing is left of what was looked at
+        if deleted < MOST:  # nothing is left over
             self._seen = began - LATE
             if since is None:
                 self._count_at = now + COUNT_SECONDS
@@ -88,7 +88,7 @@ class Retention(ThreadComponent):
 
 
 def rest_after(seconds: float, deleted: int) -> float:
-    """How long to wait after a look that took so many *seconds*: one of each group reads a whole table."""
+    """Return the pause after a count of so many *seconds*: one of each group reads a whole table."""
     return max(0.0 if deleted >= MOST else LOOK_SECONDS, seconds / SHARE)
 
 
@@ -124,8 +124,8 @@ def _same(field: str, value: Any) -> dict[str, Any]:
 
 
 def _beyond(tasks: Any, limit: int, most: int) -> int:
-    """Delete of *tasks* those beyond the newest so many, up to *most*, and what has ended along with the last
-    of these. Only the ends of the portion come here: a cluster that is busy has better things to do."""
+    """Delete the *tasks* beyond the newest *limit*, up to *most*, and those that ended at the same time as
+    the last of these. Only the ends of the portion are read here: a busy cluster has more important work."""
     ends = tasks.order_by("-stopped", "-id").values_list("stopped", "id")
     newest, oldest = ends[limit:].first(), ends[limit + most - 1 :].first()
     if newest is None:

@@ -1,4 +1,4 @@
-"""Scheduling: what the table of ``Schedule`` says is due, by the ledger and the lease of beat.
+"""Scheduling: sends the due rows of ``Schedule``, with the ledger and the lease of beat.
 
 Comes from:  the worker of a cluster, which has one.
 Goes to:     the table, which is read anew each time; the schedule store of beat, for lease and slots; the
@@ -6,12 +6,12 @@ Goes to:     the table, which is read anew each time; the schedule store of beat
 Thread:      schedules.
 
 Every cluster has one, and one of those of a name leads. Each due time of a schedule is a slot that can be
-taken once: who dies after taking it, and before the row of the schedule is changed, leaves a slot that is not
-free again. Where the ledger is not in the broker, who dies may also leave one of which nobody knows whether
-its task was sent. It is sent again, with the same id, and whoever runs it looks whether that has run.
-Whatever is changed in the table counts from the next look on, also by update(). A row that names the last
-task of a slot, or of a later one, and is due at that slot again was set back by somebody: that is a new slot,
-a millionth of a second later.
+taken once: a crash after taking it, and before the row of the schedule is changed, leaves a slot that is not
+free again. Where the ledger is not in the broker, a crash may also leave a slot whose task may or may not
+have been sent. It is sent again, with the same id, and its worker checks whether that has run. Any change of
+the table counts from the next look on, also by update(). A row that names the last task of a slot, or of a
+later one, and is due at that slot again was set back by somebody: that is a new slot, a millionth of a second
+later.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ SWEEP_SECONDS = 60.0
 MOST_TOLD = 20
 MICROSECOND = 1e-6
 MOST_SET_BACK = 1000
-"""How often a schedule may be set back to one due time."""
+"""How many times a schedule may be set back to one due time."""
 Ends = dict[str, tuple[Schedule, dict[str, Any]]]
-"""Rows, and what becomes of their fields, by their keys."""
+"""Rows with the changes of their fields, by key."""
 UNREADABLE = (ValueError, TypeError, AttributeError, OverflowError)
-"""What Django raises for a column that has what is none of its values, as SQLite lets it have."""
+"""Django's errors for a column with an invalid value, which SQLite permits."""
 
 
 class Scheduler(ThreadComponent):
-    """Sends what is due in the table. on_crash: as a ThreadComponent's. store: None opens the app's."""
+    """Sends due rows of the table. on_crash: as a ThreadComponent's. store: None opens the app's."""
 
     name = "schedules"
 
@@ -80,7 +80,7 @@ class Scheduler(ThreadComponent):
         holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._leadership = Leadership(self._store, holder[-255:])
         self._wrong: dict[int, str] = {}  # why schedules are not sent, by their keys
-        self._problems: tuple[str, ...] = ()  # replaced as a whole: others read it
+        self._problems: tuple[str, ...] = ()  # replaced as a whole: other threads read it
         self._away = False
         self._unsure = True  # there may be slots whose tasks were not sent
         self._look_at = self._sweep_at = 0.0
@@ -147,7 +147,7 @@ class Scheduler(ThreadComponent):
         return Schedule.objects.filter(mine, next_run__isnull=False).exclude(repeats=0)
 
     def _send_due(self, lease: Lease) -> bool:
-        """Send what is due; whether there may be more."""
+        """Send what is due; return whether there may be more."""
         now = _instant(self.clock.now())
         due = self._rows().filter(next_run__lte=now).order_by("next_run", "pk")
         if self._wrong:
@@ -171,7 +171,7 @@ class Scheduler(ThreadComponent):
         return len(rows) == MOST
 
     def _renewed(self, lease: Lease) -> Lease:
-        """The lease, renewed if it is time. Raises LeaseLost where somebody else has it."""
+        """Return the lease, renewed if it is time. Raises LeaseLost where another cluster has it."""
         found = self._leadership.step(self.clock.monotonic())
         if found is None or found.generation != lease.generation:
             raise LeaseLost("another cluster leads the schedules now")
@@ -190,7 +190,7 @@ class Scheduler(ThreadComponent):
             logger.info("schedule %s: sent %s", _called(row), changes.get("task"))
 
     def _send_pending(self, lease: Lease) -> None:
-        """Send what somebody has left behind of which nobody knows whether it was sent."""
+        """Send the tasks of slots left by a crash, which may or may not have been sent."""
         slots = self._store.pending()
         rows = Schedule.objects.in_bulk([int(slot.name) for slot in slots])
         envelopes: list[Envelope] = []
@@ -212,9 +212,9 @@ class Scheduler(ThreadComponent):
         self._store.sent(lease, [(slot.name, slot.due) for slot in slots])
 
     def _fire(self, lease: Lease, firings: list[Firing], ends: Ends) -> dict[str, Exception]:
-        """Send *firings*, once each; and once more those whose schedule was set back to a slot of the past.
-        The id of what was sent last comes into *ends*. Returns why the broker refuses some, by the names of
-        their schedules."""
+        """Send *firings*, once each; and once more those whose schedule was set back to a past slot. The ids
+        of the last tasks are added to *ends*. Return the broker's refusals, by the names of their
+        schedules."""
         made, refused = self._sent(lease, firings)
         done = {(each.name, each.due) for each in made}
         again: list[Firing] = []
@@ -227,8 +227,8 @@ class Scheduler(ThreadComponent):
         return refused | refused_again
 
     def _sent(self, lease: Lease, firings: list[Firing]) -> tuple[list[Firing], dict[str, Exception]]:
-        """Send *firings*; return those whose slots were free, and why the broker refuses some, by the names
-        of their schedules."""
+        """Send *firings*; return those whose slots were free, and the broker's refusals, by the names of
+        their schedules."""
         if not firings:
             return [], {}
         try:
@@ -249,8 +249,8 @@ class Scheduler(ThreadComponent):
         )
 
     def _set_back(self, row: Schedule, taken: Firing) -> list[Firing]:
-        """The firing of *row* for a slot that was *taken*, if somebody has set the row back to it; else []:
-        who took it died before the row was changed."""
+        """Return the firing of *row* for a *taken* slot, if somebody has set the row back to it; else []: its
+        taker died before the row was changed."""
         slots = self._store.slots(taken.name, MOST_SET_BACK)
         noted = max((slot.due for slot in slots if slot.task_id == row.task), default=taken.due - 1)
         if noted < taken.due:
@@ -259,7 +259,7 @@ class Scheduler(ThreadComponent):
         return [self._firing(row, _instant(taken.due), times)[0]]
 
     def _read(self, due: Any) -> list[Schedule]:
-        """The rows that are due; without those of which a column has what is none of its values."""
+        """Return the rows that are due, without those with invalid columns."""
         try:
             return list(due[:MOST])
         except UNREADABLE:
@@ -274,7 +274,7 @@ class Scheduler(ThreadComponent):
         return found
 
     def _changed_meanwhile(self) -> list[int]:
-        """Those that are wrong still: what was changed since is tried again."""
+        """Return those that are still invalid: rows changed since are tried again."""
         self._wrong = {key: text for key, text in self._wrong.items() if self._is_same(key, text)}
         return list(self._wrong)
 
@@ -291,7 +291,7 @@ class Scheduler(ThreadComponent):
         self._wrong[row.pk] = f"{text} {_fingerprint(row)}"
 
     def _calls(self, row: Schedule, now: datetime, most: int) -> tuple[list[Firing], dict[str, Any]]:
-        """The calls of *row* that are due at *now*, *most* of them, and what becomes of its fields."""
+        """Return *most* of the calls of *row* that are due at *now*, and the changes of its fields."""
         repeats, due = row.repeats, row.next_run
         made: list[Firing] = []
         task_id = row.task
@@ -309,8 +309,8 @@ class Scheduler(ThreadComponent):
         return made, {"repeats": repeats, "next_run": following, "task": task_id}
 
     def _firing(self, row: Schedule, due: datetime, times: int = 0) -> tuple[Firing, str]:
-        """The call of *row* for the time *due*, and the id of its task. times: how often it was made for this
-        time."""
+        """Return the call of *row* for the time *due*, with the id of its task. times: how often it was made
+        for this time."""
         at = _seconds(due) + times * MICROSECOND
         task_id = uuid.uuid5(NAMESPACE, f"{self._scope}\0{row.pk}\0{round(at * 1e6)}").hex
         kwargs, options = _call_of(row)
@@ -336,8 +336,8 @@ class Scheduler(ThreadComponent):
 
 
 def _call_of(row: Schedule) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The keywords of the function of *row*, and the options of its tasks. A group and a cluster are the
-    schedule's, or in ``q_options``: else a keyword of that name is the function's."""
+    """Return the keywords of the function of *row*, and the options of its tasks. A group and a cluster are
+    the schedule's, or in ``q_options``: else a keyword of that name is the function's."""
     given = row.parse_kwargs()
     options = {"group": row.name or str(row.pk), "cluster": None, **dict(given.get("q_options") or {})}
     if row.hook:
@@ -346,8 +346,8 @@ def _call_of(row: Schedule) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _dues(row: Schedule, now: datetime, most: int) -> Iterator[datetime]:
-    """The due times of *row* up to *now*, the *most* that were missed first; or the first alone where none is
-    made up for."""
+    """Return the due times of *row* up to *now*, the *most* that were missed first; or only the first without
+    catch-up."""
     due = row.next_run
     for _ in range(most if conf.catch_up else 1):
         if due > now:
@@ -360,8 +360,8 @@ def _dues(row: Schedule, now: datetime, most: int) -> Iterator[datetime]:
 
 
 def _change(row: Schedule, changes: dict[str, Any]) -> None:
-    """Change the row as it was read. What somebody has changed meanwhile stays, the number of repeats or the
-    next run; what was due is past all the same."""
+    """Change the row as it was read. Concurrent changes of the number of repeats or the next run stay; the
+    due slot has passed all the same."""
     due = Schedule.objects.filter(pk=row.pk, next_run=row.next_run)
     same = due.filter(repeats=row.repeats)
     is_once = row.schedule_type == Schedule.ONCE
@@ -376,7 +376,7 @@ def _change(row: Schedule, changes: dict[str, Any]) -> None:
 
 
 def _instant(seconds: float) -> datetime:
-    """The same as the model has it: naive where the project has no time zones."""
+    """Return the same as the model has it: naive where the project has no time zones."""
     found = datetime.fromtimestamp(seconds, UTC)
     return found if settings.USE_TZ else timezone.make_naive(found)
 
@@ -387,13 +387,13 @@ def _seconds(instant: datetime) -> float:
 
 
 def _called(row: Schedule) -> Any:
-    """What the log calls it: on one line, whoever has named it."""
+    """Return its name in the log: on one line, whatever the name is."""
     name = row.name or row.pk
     return name if str(name).isprintable() else ascii(name)
 
 
 def _fingerprint(row: Schedule) -> str:
-    """What is another when a schedule was changed."""
+    """Return a value that changes with the schedule."""
     fields = (
         row.func,
         row.args,
