@@ -179,7 +179,7 @@ def test_the_members_of_a_body_that_is_a_group_are_not_known(app: QWorker) -> No
     app.failed.retry(task="half")
     run(app)
     for each in app.failed.list(task="total"):
-        with pytest.raises(ChordError, match="whose members nobody knows"):
+        with pytest.raises(ChordError, match="whose members are not known"):
             app.failed.retry([each.tag])
 
 

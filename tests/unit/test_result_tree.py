@@ -202,9 +202,9 @@ def test_an_order_to_one_worker_or_one_with_an_answer_is_refused() -> None:
     """The second argument of Celery's revoke() names workers: as *terminate* it would end what runs."""
     app, store, _ = make_app()
     for destination in (["worker@host"], True):
-        with pytest.raises(ControlError, match=r"destination=.* all are told"):
+        with pytest.raises(ControlError, match=r"destination=.* the request goes to all"):
             app.control.revoke("a", destination)  # type: ignore[arg-type]
-        with pytest.raises(ControlError, match=r"destination=.* all are told"):
+        with pytest.raises(ControlError, match=r"destination=.* the request goes to all"):
             app.control.terminate("a", destination)  # type: ignore[arg-type]
     for options in ({"reply": True}, {"timeout": 1}):
         with pytest.raises(ControlError, match="workers do not answer"):
