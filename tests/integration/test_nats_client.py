@@ -204,7 +204,7 @@ def test_what_comes_before_tls_is_not_taken_for_what_came_under_it() -> None:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        with pytest.raises(ConnectionError, match="before there is TLS"):
+        with pytest.raises(ConnectionError, match="before TLS"):
             Client(read_url(f"nats://127.0.0.1:{listening.getsockname()[1]}"), 5.0)
         thread.join(PATIENCE)
 
