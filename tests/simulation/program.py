@@ -80,8 +80,8 @@ class Record:
         """What a task saw that it must not see."""
         self.unsigned = {"stranger"}
         """What was called without the key, by a stranger or before it was set."""
-        self.headers: dict[str | None, dict[str, Any]] = {}
-        """Those of the last attempt, by the ids of calls."""
+        self.headers: dict[tuple[str | None, int], dict[str, Any]] = {}
+        """Those of the last attempt, by the ids of calls and their numbers."""
         self.figures = Figures()
         self.equip: Callable[[QWorker, Process], None] = lambda app, process: None
         """Gives each app what else it has."""
@@ -254,10 +254,10 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
             if strange := {name for name in seen if seen[name] != SHOWN.get(name)}:
                 record.complain(f"{flow}: {number} has the headers {strange} of {seen}")
             if request.retries and base != "overriding":
-                missing = record.headers.get(request.id, {}).keys() - seen.keys()
+                missing = record.headers.get((request.id, number), {}).keys() - seen.keys()
                 if missing:
                     record.complain(f"{flow}: the next attempt of {number} has lost the headers {missing}")
-            record.headers[request.id] = dict(seen)
+            record.headers[request.id, number] = dict(seen)
             if THEIRS in repr(given):
                 record.complain(f"{flow}: {number} is given what a stranger has chosen")
             if number in known.linked:
