@@ -1,6 +1,6 @@
-"""function_names: what a function is called in tables and logs, and how it is found again.
+"""function_names: the names of functions in tables and logs.
 
-Comes from:  whoever calls a function, schedules it, or shows what waits.
+Comes from:  code that calls a function, schedules it, or displays waiting tasks.
 Goes to:     rows, messages and logs.
 Thread:      any; pure.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def function_name(func: str | Callable[..., Any]) -> str:
-    """Return what a package's function is called: dotted text, or what repr() says of what has no name."""
+    """Return the name of a package's function: dotted text, or its repr() if it has no name."""
     if isinstance(func, str):
         return func
     owner = getattr(func, "__self__", None)

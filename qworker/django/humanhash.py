@@ -1,6 +1,6 @@
-"""humanhash: names of words for what has a number nobody can remember.
+"""humanhash: readable names for numbers.
 
-Comes from:  whoever makes a task.
+Comes from:  code that makes a task.
 Goes to:     the task's name, as in "emma-massachusetts-lithium-bacon".
 Thread:      any; nothing is kept.
 The words are those of the well-known humanhash, so that a task has the same name with django-q2.
@@ -45,10 +45,10 @@ class HumanHasher:
         self.wordlist = wordlist
 
     def humanize(self, hexdigest: str, words: int = 4, separator: str = "-") -> str:
-        """As many words as asked for, made of the hexadecimal text *hexdigest*.
+        """Return *words* words, made from the hexadecimal text *hexdigest*.
 
-        The same digest gives the same words. ValueError when it is no such text, or has fewer bytes than
-        there should be words.
+        The same digest gives the same words. ValueError when it is not hexadecimal, or has fewer bytes than
+        *words*.
         """
         return separator.join(self.wordlist[byte] for byte in self.compress(bytes.fromhex(hexdigest), words))
 

@@ -1,4 +1,4 @@
-"""labels: the label that the app is installed under, and what is named after it.
+"""labels: the label of the installed app, and names derived from it.
 
 Comes from:  Django, once it has read INSTALLED_APPS.
 Goes to:     the migrations and the models.
@@ -14,11 +14,11 @@ PREDECESSOR, SUCCESS_INDEX = "django_q", "success_index"
 SUCCESS = "task_success"
 """The index that django-q2 has as well."""
 _LABEL_LENGTH = 12
-"""Of a label in the names of indexes, which Django limits to 30 characters."""
+"""Length of a label in the names of indexes, which Django limits to 30 characters."""
 
 
 def label() -> str:
-    """The label that the application is installed under: "qworker" or "django_q".
+    """Return the label of the installed application: "qworker" or "django_q".
 
     Raises LookupError where it is not installed, and an error of Django's before that is set up.
     """

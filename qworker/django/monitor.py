@@ -29,7 +29,7 @@ MEMORY_COLUMNS = (
     "Host", "Id", "Available %", "Available MB", "Total MB", "Sentinel MB", "Monitor MB", "Workers MB",
 )  # fmt: skip
 ELSEWHERE = Cell("-")
-"""What cannot be seen from this machine, or is part of another column."""
+"""Values that cannot be read from this machine, or are part of another column."""
 BLIND = "No cluster can be seen: the broker keeps no state, and the cache {cache!r} is this process's own"
 NONE = "No clusters appear to be running."
 
@@ -37,8 +37,8 @@ NONE = "No clusters appear to be running."
 def monitor(run_once: bool = False, broker: Broker | None = None, out: TextIO | None = None) -> list[Stat]:
     """Show all clusters until somebody presses q; return those of the end.
 
-    run_once: show them once. out: where to; None: standard output. Raises QWorkerError where the broker is
-    away, and Django's DatabaseError where the database does not.
+    run_once: show them once. out: the stream; None: standard output. Raises QWorkerError when the broker is
+    not available, and Django's DatabaseError for the database.
     """
     asked, ended = broker or get_broker(), EndedCount()
     show(lambda: monitor_page(overview(asked, ended), conf.queue_limit, conf.workers), run_once, out)
@@ -87,7 +87,7 @@ def monitor_values(seen: Overview) -> dict[str, Any]:
 
 
 def cluster_values(cluster: Status) -> dict[str, Any]:
-    """Return what *cluster* tells of itself as values for JSON."""
+    """Return the status of *cluster* as values for JSON."""
     return {
         "host": cluster.host,
         "pid": cluster.pid,
@@ -130,7 +130,7 @@ def info_values(figures: Summary) -> dict[str, Any]:
 
 
 def get_ids(out: TextIO | None = None) -> bool:
-    """Print the id of each cluster in a line of its own; return True."""
+    """Print the id of each cluster on its own line; return True."""
     stream = out or sys.stdout
     found = [str(each.cluster_id) for each in Stat.get_all()]
     stream.write("\n".join(found or [NONE]) + "\n")
@@ -204,10 +204,10 @@ def _queued(waiting: int, limit: int | None) -> Cell:
 
 
 def _missing(clusters: Sequence[Stat]) -> list[list[Cell]]:
-    """What is said where no cluster is seen."""
+    """Return the message for no visible cluster."""
     return [] if clusters else [*_blind(), [Cell(NONE, "yellow")]]
 
 
 def _blind() -> list[list[Cell]]:
-    """A line that says why nothing can be seen, where that is so."""
+    """Return a line that explains why nothing can be seen, if that is so."""
     return [] if can_see() else [[Cell(BLIND.format(cache=conf.cache), "yellow")]]

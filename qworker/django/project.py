@@ -1,6 +1,6 @@
 """project: the app of a Django project, for the command line and for tasks that name no app.
 
-Comes from:  ``qworker start`` and its like in a Django project that has no app of its own; shared tasks.
+Comes from:  ``qworker start`` and similar commands in a Django project without its own app; shared tasks.
 Goes to:     ``clusters/engine.py``, once Django is set up.
 Thread:      main.
 """
@@ -39,7 +39,7 @@ def make() -> QWorker:
 
 
 def __getattr__(name: str) -> Any:
-    """``app``, which is made when it is first asked for."""
+    """Return ``app``, which is made on first access."""
     if name == "app":
         return make()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

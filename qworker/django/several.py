@@ -1,7 +1,7 @@
 """Several tasks at once: an iterable of arguments, and a chain.
 
 Comes from:  ``tasks.py``.
-Goes to:     ``execution/calls.py``, one task after another; ``waiting/fetching.py`` for what they return.
+Goes to:     ``execution/calls.py``, one task after another; ``waiting/fetching.py`` for their results.
 Thread:      any.
 """
 
@@ -70,7 +70,7 @@ def async_chain(
     """Have a cluster call one function after another; return the group of the results.
 
     The next is enqueued when the one before has succeeded. chain: ``(func, args, kwargs)`` each. Raises
-    TypeError or ValueError for a link that is none, and for an id of any but the first.
+    TypeError or ValueError for an invalid link, and for an id of any but the first.
     """
     links = list(chain)
     name = group or uuid()[1]
@@ -117,7 +117,7 @@ class Iter:
         self.started = False
 
     def append(self, *args: Any) -> int:
-        """Add the arguments of a call; return how many calls there are. What came of a run before is
+        """Add the arguments of a call; return how many calls there are. Results of an earlier run are
         forgotten."""
         self.args.append(args)
         self.started = False
@@ -134,7 +134,7 @@ class Iter:
         return self.id
 
     def result(self, wait: int = 0) -> list[Any] | None:
-        """Return all results; None before all have ended. wait: milliseconds, -1 for ever."""
+        """Return all results; None before all have ended. wait: milliseconds, -1 for no limit."""
         found = self.fetch(wait)
         return None if found is None else found.result
 
@@ -166,8 +166,8 @@ class Chain:
         self.started = False
 
     def append(self, func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> int:
-        """Add a call, with arguments as async_task() takes them; return how many there are. What came of a
-        run before is in no group any more."""
+        """Add a call, with async_task()'s arguments; return how many there are. Results of an earlier run
+        leave the group."""
         self.chain.append((func, args, kwargs))
         if self.started:
             fetching.delete_group(self.group, cached=self.cached)
@@ -181,7 +181,7 @@ class Chain:
         return self.group
 
     def result(self, wait: int = 0) -> list[Any] | None:
-        """Return the results, when all have ended. wait: milliseconds, -1 for ever."""
+        """Return the results, when all have ended. wait: milliseconds, -1 for no limit."""
         if not self.started:
             return None
         return fetching.results(self.group, wait=wait, count=self.length(), cached=self.cached)

@@ -1,11 +1,11 @@
-"""signals: what happens to a task, told to the functions of the project.
+"""signals: the events of a task, for receivers in the project.
 
 Comes from:  the functions that call a task, the cluster, and its worker processes.
 Goes to:     functions that the project connects, as with any signal of Django.
 Thread:      the sender's, in the process where it happens. A receiver takes ``**kwargs``.
 
-The sender is always the text "django_q". A task is the dictionary that is in its package: "id", "name",
-"func", "args", "kwargs" and the options of the call.
+The sender is always the text "django_q". A task is the dictionary in its package: "id", "name", "func",
+"args", "kwargs" and the options of the call.
 """
 
 from django.dispatch import Signal
@@ -28,8 +28,8 @@ func (callable): the function that is called. task (dict): the task.
 post_execute_in_worker = Signal()
 """After a task was run, in the worker process.
 
-func (callable): the function that was called; None when there was none of its name. task (dict): the task,
-with "success" (bool) and "result".
+func (callable): the function that was called; None when it was not found. task (dict): the task, with
+"success" (bool) and "result".
 """
 
 post_execute = Signal()
@@ -51,4 +51,4 @@ ARGUMENTS = {
     "post_execute": ("task",),
     "post_spawn": ("proc_name",),
 }
-"""What each signal is sent with, by name."""
+"""The arguments of each signal, by name."""

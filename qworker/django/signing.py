@@ -1,11 +1,11 @@
 """signing: packages, which are what brokers keep of a task.
 
-Comes from:  whoever calls a task, with a dictionary; workers, with its result.
+Comes from:  callers of a task, with a dictionary; workers, with its result.
 Goes to:     the broker, as text; back again in the worker.
 Thread:      any; only signers are kept.
 A package is a pickle in base64, with the time and a signature. The signature is Django's: its key is the
 SECRET_KEY and its salt is the project's name, as with django-q2, so that each reads packages of the other.
-Who knows the key can make a worker run anything.
+The key permits running any code in a worker.
 """
 
 import pickle
@@ -19,11 +19,11 @@ from qworker.django.conf import conf
 __all__ = ["PROTOCOL", "BadSignature", "PickleSerializer", "SignedPackage"]
 
 PROTOCOL = 5
-"""The newest that every Python reads that may run a worker beside us."""
+"""The newest protocol that every Python of a worker reads."""
 
 
 class PickleSerializer:
-    """What Django's signing asks of a serializer, with pickle."""
+    """A serializer for Django's signing, with pickle."""
 
     @staticmethod
     def dumps(obj: Any) -> bytes:
@@ -39,26 +39,26 @@ class SignedPackage:
 
     @staticmethod
     def dumps(obj: Any, compressed: bool | None = None) -> str:
-        """The signed text of *obj*, which may be anything that pickle takes.
+        """Return the signed text of *obj*, which may be anything that can be pickled.
 
         compressed (bool): compress it with zlib where that makes it shorter; None is the key ``compress``.
-        Raises what pickle raises of an object that it cannot take.
+        Raises pickle's errors for objects that cannot be pickled.
         """
         compress = conf.compress if compressed is None else compressed
         return str(_signer().sign_object(obj, serializer=PickleSerializer, compress=compress))
 
     @staticmethod
     def loads(text: str | bytes) -> Any:
-        """The object in *text*. Nothing of it is unpickled before its signature is verified.
+        """Return the object in *text*. Nothing of it is unpickled before its signature is verified.
 
-        BadSignature when it was not signed with a key and a name of ours, or is no package at all. Raises
-        what unpickling raises, such as ImportError, when it was and its classes are not here.
+        BadSignature when it was not signed with one of our keys and names, or is not a package. Raises errors
+        of unpickling, such as ImportError for missing classes.
         """
         return PickleSerializer.loads(SignedPackage.verified(text))
 
     @staticmethod
     def verified(text: str | bytes) -> bytes:
-        """The pickle in *text*, whose signature was verified; it is not unpickled.
+        """Return the pickle in *text*, whose signature was verified; it is not unpickled.
 
         BadSignature as loads().
         """
@@ -71,7 +71,7 @@ class SignedPackage:
 
 
 class _AsItIs:
-    """What Django's signing asks of a serializer that leaves the bytes as they are."""
+    """A serializer for Django's signing that leaves the bytes unchanged."""
 
     @staticmethod
     def loads(data: bytes) -> bytes:
@@ -84,5 +84,5 @@ def _signer() -> TimestampSigner:
 
 @lru_cache(maxsize=8)
 def _made(key: str, salt: str, fallback_keys: tuple[str, ...]) -> TimestampSigner:
-    """A signer; it keeps nothing of what it has signed."""
+    """Return a signer; it stores nothing that it has signed."""
     return TimestampSigner(key=key, salt=salt, fallback_keys=list(fallback_keys))

@@ -1,4 +1,4 @@
-"""Status: what the clusters of a project tell of themselves, as Django-Q has it.
+"""Status: the state of a project's clusters, with Django-Q's interface.
 
 Comes from:  monitors, the commands, and programs.
 Goes to:     the presence that each worker publishes through its broker; where that keeps none, through
@@ -28,14 +28,14 @@ STOPPED = "Stopped"
 
 
 class Status:
-    """What is known of a cluster; one of which nothing is known has stopped.
+    """The state of a cluster; without data it has stopped.
 
-    - pid, host: where it is. cluster_id: of its own.
-    - tob (datetime): since when. timestamp (datetime): when it told this.
+    - pid, host: of its main process. cluster_id: its own id.
+    - tob (datetime): its start. timestamp (datetime): of this report.
     - status (text): Starting, Idle, Working, Stopping or Stopped.
     - name (text): of its node.
     - workers (process ids). reincarnations: how many of them were replaced.
-    - task_q_size, done_q_size: tasks that wait in it, and results of which the broker is to be told.
+    - task_q_size, done_q_size: tasks that wait in it, and results not yet reported to the broker.
     - sentinel, pusher, monitor: the process that is all three here; 0 for none.
     """
 
@@ -83,7 +83,7 @@ class Stat(Status):
     @staticmethod
     def get(*which: Any, broker: Broker | None = None, **named: Any) -> Status:
         """Return a cluster: ``get(cluster_id)``, or ``get(pid, cluster_id)``, also by these names. The id may
-        be a UUID or its text; a process id does as well. One that is not there has stopped."""
+        be a UUID or its text; a process id works as well. A missing cluster has stopped."""
         if which and isinstance(which[-1], Broker):
             which, broker = which[:-1], which[-1]
         pid, wanted = named.get("pid", which[0] if len(which) > 1 else 0), named.get("cluster_id")
@@ -108,7 +108,7 @@ class Stat(Status):
 
 
 def broker_tells() -> bool:
-    """Tell whether the broker keeps what clusters tell of themselves. Else Django's cache has to."""
+    """Return whether the broker stores the state of clusters. Otherwise Django's cache has to."""
     if conf.broker == "orm" and is_in_memory(broker_alias()):
         return False
     return WORKERS not in app().broker.lacks
@@ -126,13 +126,13 @@ def node_of(cluster_name: str, cluster_id: uuid.UUID, host: str) -> str:
 
 
 def id_of(node: str) -> uuid.UUID:
-    """Return the id of the cluster whose worker is called *node*; of another worker, one that stays the
-    same."""
+    """Return the id of the cluster whose worker has the name *node*; for another worker, a stable id."""
     return _parts(node)[1] or uuid.uuid5(uuid.NAMESPACE_DNS, node)
 
 
 def _parts(node: str) -> tuple[str, uuid.UUID | None]:
-    """The names in the node name of a cluster's worker, and its id; None for the id of another worker."""
+    """Return the names in the node name of a cluster's worker, and its id; None for the id of another
+    worker."""
     names, _, text = node.rpartition("@")[0].rpartition(".")
     try:
         return names, uuid.UUID(hex=text)

@@ -4,7 +4,7 @@ Comes from:  the code of projects.
 Goes to:     ``execution/calls.py``, ``several.py``, ``waiting/fetching.py``; schedules to their model.
 Thread:      any; what begins with ``a`` is for coroutines.
 
-The names are Django-Q's. ``wait`` is in milliseconds: 0 looks once, -1 waits for ever.
+The names are Django-Q's. ``wait`` is in milliseconds: 0 looks once, -1 waits without limit.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from qworker.django.waiting.cached_calls import (
 )
 
 MOST_ATTEMPTS = 10
-"""Of who makes a schedule while others do."""
+"""Attempts to make a schedule while others do."""
 
 
 def result(task_id: str, wait: int = 0, cached: Any = None) -> Any:
-    """Return what the task with this id or name has returned, or its error as text; None when it has not
-    ended, or is not kept."""
+    """Return the result of the task with this id or name, or its error as text; None when it has not ended,
+    or is not stored."""
     found = fetching.task(task_id, wait, cached)
     return None if found is None else found.result
 
@@ -56,9 +56,9 @@ def fetch(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
 def result_group(
     group_id: str, failures: bool = False, wait: int = 0, count: int | None = None, cached: Any = None
 ) -> list[Any] | None:
-    """Return what the tasks of a group have returned; None for nothing.
+    """Return the results of a group; None without any.
 
-    failures: with the errors of those that failed. count: wait until so many have ended, for ever where
+    failures: include the errors of failed tasks. count: wait until so many have ended, without limit where
     *wait* is 0.
     """
     return fetching.results(group_id, failures, wait, count, cached) or None
@@ -73,27 +73,27 @@ def fetch_group(
 
 
 async def aresult(task_id: str, wait: int = 0, cached: Any = None) -> Any:
-    """As result(): the event loop goes on meanwhile."""
+    """Like result(), without blocking the event loop."""
     found = await fetching.atask(task_id, wait, cached)
     return None if found is None else found.result
 
 
 async def afetch(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
-    """As fetch(): the event loop goes on meanwhile."""
+    """Like fetch(), without blocking the event loop."""
     return await fetching.atask(task_id, wait, cached)
 
 
 async def aresult_group(
     group_id: str, failures: bool = False, wait: int = 0, count: int | None = None, cached: Any = None
 ) -> list[Any] | None:
-    """As result_group(): the event loop goes on meanwhile."""
+    """Like result_group(), without blocking the event loop."""
     return await fetching.aresults(group_id, failures, wait, count, cached) or None
 
 
 async def afetch_group(
     group_id: str, failures: bool = True, wait: int = 0, count: int | None = None, cached: Any = None
 ) -> Any:
-    """As fetch_group(): the event loop goes on meanwhile."""
+    """Like fetch_group(), without blocking the event loop."""
     return await fetching.amembers(group_id, failures, wait, count, cached)
 
 
@@ -122,15 +122,15 @@ def schedule(func: str, *args: Any, **kwargs: Any) -> Schedule:
 
     - name (text): its own, which no other may have.
     - hook (text): dotted; called with each task.
-    - schedule_type: one of ``Schedule.TYPE``; once, when it is not told.
-    - minutes (number): of the type MINUTES; 1, when it is not told.
+    - schedule_type: one of ``Schedule.TYPE``; by default once.
+    - minutes (number): of the type MINUTES; by default 1.
     - cron (text): of the type CRON, which needs it.
-    - repeats (number): so often; -1 for ever, 0 never.
-    - next_run (datetime): first, or next; now, when it is not told.
+    - repeats (number): so many times; -1 without limit, 0 never.
+    - next_run (datetime): first, or next; by default now.
     - cluster (text): the name of the cluster; intended_date_kwarg (text): the keyword that gets the due time.
     - q_options (dict): options of async_task(); also directly, as there.
 
-    Raises IntegrityError for a name that another has, ValidationError for what is none.
+    Raises IntegrityError for a name in use, ValidationError for an invalid one.
     """
     given = {name: kwargs.pop(name) for name in _FIELDS if name in kwargs}
     first = given.pop("next_run", None)
@@ -165,11 +165,11 @@ def schedule(func: str, *args: Any, **kwargs: Any) -> Schedule:
 
 @contextmanager
 def _turn_of(name: str | None) -> Iterator[None]:
-    """Make a schedule with this name while nobody else does. Raises IntegrityError where there is one.
+    """Make a schedule with this name while nobody else does. Raises IntegrityError when it exists.
 
-    A constraint would refuse tables of django-q2 that have a name twice, and what people do in the admin. A
-    row that holds the name has the same effect: another transaction that writes it waits until ours ends, and
-    at REPEATABLE READ the server then ends it, since it could not see our schedule. So the row stays for a
+    A constraint would refuse tables of django-q2 that have a name twice, and changes in the admin. A row that
+    holds the name has the same effect: another transaction that writes it waits until ours ends, and at
+    REPEATABLE READ the server then ends it, since it could not see our schedule. So the row stays for a
     while; ``execution/parts.py`` deletes it.
     """
     if not name:
@@ -180,7 +180,7 @@ def _turn_of(name: str | None) -> Iterator[None]:
     with transaction.atomic(alias):
         turn = Part(pk=key, whole=key, started=now, changed=now, row=b"")
         targets = connections[alias].features.supports_update_conflicts_with_target
-        # Not a plain INSERT, for which MySQL has several who wait share a lock that none can have alone.
+        # Not a plain INSERT, for which waiting transactions on MySQL share a lock that none can have alone.
         Part.objects.using(alias).bulk_create(
             [turn],
             update_conflicts=True,
@@ -188,9 +188,7 @@ def _turn_of(name: str | None) -> Iterator[None]:
             unique_fields=["id"] if targets else None,
         )
         there = Schedule.objects.using(alias).filter(name=name)
-        if (
-            connections[alias].vendor == "mysql"
-        ):  # a plain read sees what was there when the caller first read
+        if connections[alias].vendor == "mysql":  # a plain read sees the state of the caller's first read
             there = there.select_for_update()
         if there.values_list("pk", flat=True)[:1]:
             raise IntegrityError(f"there is a schedule with the name {name!r} already")
@@ -211,17 +209,17 @@ def _option(name: str, meaning: str) -> Any:
 
 
 class AsyncTask:
-    """A call that is not made yet: change what it has, then run() it.
+    """A call that is not made yet: change its attributes, then run() it.
 
-    What is changed after a run makes its results unavailable until the next. started: whether it was run with
-    what it has.
+    Changes after a run make its results unavailable until the next. started: whether it was run with its
+    current attributes.
     """
 
     broker = _option("broker", "A Broker to use; None for the cluster's.")
-    sync = _option("sync", "Whether it runs here and now; None: as the settings say.")
-    save = _option("save", "Whether a success is kept; None: as the settings say.")
-    hook = _option("hook", "What is called with its task when it has ended; None for nothing.")
-    group = _option("group", "What it is collected under; None for nothing.")
+    sync = _option("sync", "Whether it runs here and now; None: as in the settings.")
+    save = _option("save", "Whether a success is stored; None: as in the settings.")
+    hook = _option("hook", "The function that is called with its task when it has ended; None for none.")
+    group = _option("group", "The group of its result; None for none.")
     cached = _option("cached", "True or seconds: keep its result in the cache; else the database does.")
 
     def __init__(self, func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -247,7 +245,7 @@ class AsyncTask:
         return self.id
 
     def result(self, wait: int = 0) -> Any:
-        """Return what it has returned; None before that."""
+        """Return its result; None before its end."""
         return result(self.id, wait, self.cached) if self.started else None
 
     def fetch(self, wait: int = 0) -> Task | None:
@@ -255,7 +253,7 @@ class AsyncTask:
         return fetch(self.id, wait, self.cached) if self.started else None
 
     def result_group(self, failures: bool = False, wait: int = 0, count: int | None = None) -> Any:
-        """Return what the tasks of its group have returned; as result_group()."""
+        """Return the results of its group; like result_group()."""
         if not (self.started and self.group):
             return None
         return result_group(self.group, failures, wait, count, self.cached)

@@ -1,7 +1,7 @@
-"""A package is run, and what follows its end is seen to.
+"""Runs packages, and handles their ends.
 
-Modules, in reading order: ``connections`` (Django's, as a request has them), ``reporters`` (who is told of
-errors), ``running`` (the function is called), ``cached`` (what is kept in Django's cache), ``parts`` (what an
-iterable waits with), ``endings`` (what follows), ``calls`` (who calls), ``work`` (the task of a worker),
-``results`` (the store of what they return).
+Modules, in reading order: ``connections`` (Django's, as for a request), ``reporters`` (error reporting),
+``running`` (calls the function), ``cached`` (results in Django's cache), ``parts`` (ended calls of an
+iterable), ``endings`` (the steps after an end), ``calls`` (publishing), ``work`` (the task of a worker),
+``results`` (the result store).
 """

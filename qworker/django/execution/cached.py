@@ -1,13 +1,13 @@
 """Cached results: tasks and groups in Django's cache, in place of the database.
 
-Comes from:  ``endings.py``, which puts tasks there; ``waiting/fetching.py``, which looks for them.
+Comes from:  ``endings.py``, which stores tasks; ``waiting/fetching.py``, which reads them.
 Goes to:     the cache that ``Q_CLUSTER['cache']`` names.
 Thread:      any.
 
-A task is there under its id; its name leads to the id. A group is a numbered place for each of its members,
-and a counter that says where to look for the next. No backend of Django's can add to a list in one step, but
-each can add a key that must not be there: so one member alone takes a place, and one that comes again, since
-it was cut short, is found in its own. The backend that keeps files cannot add in one step: a file is locked.
+A task is stored under its id; its name leads to the id. A group is a numbered place for each of its members,
+and a counter with the likely next place. No backend of Django's can append to a list atomically, but each can
+add a key that must not exist: so only one member takes a place, and a member that comes again, since it was
+interrupted, finds its own. The file-based backend cannot add atomically: a file is locked.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from qworker.safe_repr import safe_repr, storable
 UNSHARED = ("LocMemCache", "DummyCache")
 """Caches, by the names of their classes, that other processes do not see."""
 SHORTEST_SECONDS = 1.0
-"""What is kept for less than that, some caches never keep."""
+"""Some caches never keep values for less than that."""
 
 
 def store() -> Any:
@@ -45,7 +45,7 @@ def store() -> Any:
 
 
 def is_shared(alias: str) -> bool:
-    """Tell whether other processes see what is in the cache *alias*."""
+    """Return whether other processes see the content of the cache *alias*."""
     backend = _backend(alias)
     return bool(backend) and not backend.endswith(UNSHARED)
 
@@ -55,7 +55,7 @@ def _backend(alias: str) -> str:
 
 
 def warn_unshared(here: bool) -> None:
-    """Warn whoever calls us when no other process sees what is in the cache.
+    """Warn the caller when no other process sees the content of the cache.
 
     here: whether the task runs in this process, whose own memory will do then.
     """
@@ -73,7 +73,7 @@ def warn_unshared(here: bool) -> None:
 
 
 def _outside() -> int:
-    """How many levels above warn_unshared() the code of the project is."""
+    """Return how many levels above warn_unshared() the project's code is."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("qworker."):
         level, frame = level + 1, frame.f_back
@@ -86,13 +86,13 @@ def key(name: str, *more: object) -> str:
 
 
 def seconds_of(cached: Any) -> float | None:
-    """Return for how many seconds the option *cached* keeps a result; None for ever."""
+    """Return for how many seconds the option *cached* keeps a result; None for no limit."""
     return None if cached is True else max(SHORTEST_SECONDS, float(cached))
 
 
 def put(package: Package) -> int:
-    """Keep *package*, whose end is noted; return which member of its group it is, from 1 on, 0 without a
-    group. Of a member that was there already: how many there are.
+    """Store *package*, which has ended; return its position in its group, from 1 on, 0 without a group. For a
+    member that was stored already: how many there are.
 
     Raises BackendError when the cache does not take it.
     """
@@ -115,7 +115,7 @@ def _by_name(name: str) -> str:
 
 
 def _join(group: str, task_id: str, name: str, seconds: float | None) -> int:
-    """Take the first place of *group* that is free. What its counter says may be less than there are."""
+    """Take the first free place of *group*. Its counter may be too low."""
     if not store().add(key(group, "of", task_id), 1, seconds):  # it was here before, and perhaps cut short
         ids = member_ids(group)
         if task_id in ids:
@@ -124,7 +124,7 @@ def _join(group: str, task_id: str, name: str, seconds: float | None) -> int:
     number = int(store().get(key(group, "count")) or 0) + 1
     while not store().add(place := key(group, "member", number), member, seconds):
         there = store().get(place)
-        if there is None:  # a table that was locked takes nothing, and says so nowhere
+        if there is None:  # a locked table stores nothing, without an error
             raise BackendError("it was too busy")
         if there == member:
             break
@@ -134,15 +134,15 @@ def _join(group: str, task_id: str, name: str, seconds: float | None) -> int:
 
 
 def _set(name: str, text: str, seconds: float | None) -> None:
-    """Keep *text*, and look whether it is there: a cache in a table drops what it cannot write."""
+    """Store *text*, and verify it: a cache in a table drops values that it cannot write."""
     store().set(name, text, seconds)
     if store().get(name) != text:
-        raise BackendError("it has not kept what it was given")
+        raise BackendError("it has not kept the value")
 
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Of the caches that Django has only the one in files adds a key in two steps."""
+    """Only Django's file-based cache adds a key in two steps."""
     if not isinstance(store(), FileBasedCache):
         yield
         return
@@ -154,7 +154,7 @@ def _one_at_a_time() -> Iterator[None]:
 
 
 def task(task_id: str) -> Task | None:
-    """Return the task that is kept under its id or name; None when there is none."""
+    """Return the task that is stored under its id or name; None when there is none."""
     if storable(task_id) != task_id:  # not every cache takes it
         return None
     by_id, by_name = key(task_id), _by_name(task_id)
@@ -166,8 +166,8 @@ def task(task_id: str) -> Task | None:
 
 
 def _task_of(text: str, called: str) -> Task | None:
-    """The task of the id or name *called* that is kept as *text*; None for what somebody else has put there,
-    as another task's or a package that waits, or nobody can unpickle."""
+    """Return the task with the id or name *called* from its stored *text*; None for foreign values, such as
+    another task or a waiting package, and for values that cannot be unpickled."""
     try:
         found = Task(**SignedPackage.loads(text))
         if str(called) not in (found.id, found.name) or found.stopped is None:
@@ -186,8 +186,8 @@ def member_ids(group: str) -> list[str]:
 
 
 def _members(group: str) -> dict[int, tuple[str, str]]:
-    """The members that are kept, by their places: those that the counter knows, and those after them. Of each
-    the id, and the name of its task."""
+    """Return the stored members, by their places: those up to the counter, and those after it. For each the
+    id, and the name of its task."""
     count = int(store().get(key(group, "count")) or 0)
     keys = {key(group, "member", number): number for number in range(1, count + 1)}
     found = {keys[each]: str(member) for each, member in store().get_many(list(keys)).items()}

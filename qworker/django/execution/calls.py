@@ -1,6 +1,6 @@
 """Calls: a function becomes a package and is enqueued; or run at once, for ``sync``.
 
-Comes from:  ``async_task``, ``schedule`` and their like; ``work.py``, with what follows a task.
+Comes from:  ``async_task``, ``schedule`` and similar functions; ``work.py``, with calls that follow a task.
 Goes to:     the broker; ``running.py`` and ``endings.py`` for ``sync``.
 Thread:      any.
 """
@@ -39,18 +39,17 @@ def async_task(func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> str
     then the function's:
 
     - hook: dotted text or a function, called with the ``Task`` when it has ended, well or not.
-    - group (text): what it is collected under.
-    - save (bool): whether a success is kept. None: as the settings say.
-    - timeout (seconds): after so long its process is killed. None: as the settings say; -1: never.
+    - group (text): the group of its result.
+    - save (bool): whether a success is stored. None: as in the settings.
+    - timeout (seconds): its process is killed after this time. None: as in the settings; -1: never.
     - sync (bool): run it here and now.
     - cached (True or seconds): keep the result in the cache, and not in the database.
     - ack_failure (bool): False: when it fails it is delivered again.
     - broker: a Broker to use. cluster (text): the name of another cluster.
     - task_name (text): its name, in place of one that is made up.
 
-    Raises ValueError for a group or a name of more than 100 characters and for seconds that are none,
-    TypeError for a broker that is none, what pickle raises with a note that names the argument, and what the
-    broker raises that cannot take it.
+    Raises ValueError for a group or a name of more than 100 characters and for invalid seconds, TypeError for
+    an invalid broker, pickle's errors with a note that names the argument, and errors of the broker.
     """
     keywords, options = options_apart(kwargs)
     return enqueue(func, args, keywords, options)
@@ -63,7 +62,8 @@ def enqueue(
     options: Mapping[str, Any] | None = None,
     warns: bool = True,
 ) -> str:
-    """As async_task(), with args, kwargs and options apart. warns: of a cache that no other process sees."""
+    """Like async_task(), with args, kwargs and options apart. warns: of a cache that no other process
+    sees."""
     package = package_of(func, args, kwargs, dict(options or {}))
     broker: Broker | None = package.pop("broker", None)
     if broker is not None and not hasattr(broker, "send"):
@@ -71,7 +71,7 @@ def enqueue(
     if conf.sync:
         package.setdefault("sync", True)
     pre_enqueue.send(SENDER, task=package)
-    sync = package.pop("sync", False)  # what observes it may have said so
+    sync = package.pop("sync", False)  # an observer may have set it
     if warns and (package.get("cached") or package.get("iter_cached")):
         cached_results.warn_unshared(bool(sync))
     try:
@@ -89,7 +89,7 @@ def enqueue(
 
 
 def _unpicklable(package: Package) -> str:
-    """What of a call pickle does not take; "" when it takes each for itself."""
+    """Name the part of a call that cannot be pickled; "" when each part alone can be."""
     named = {"the function": package["func"]}
     named |= {f"argument {number}": each for number, each in enumerate(package["args"], 1)}
     named |= {f"argument {name!r}": each for name, each in package["kwargs"].items()}
@@ -118,7 +118,7 @@ def package_of(
         "kwargs": kwargs,
         "started": timezone.now(),
     }
-    # Who may give options to a call of somebody else does not choose what is called.
+    # Options given to somebody else's call must not change what is called.
     package |= {name: value for name, value in options.items() if value is not None and name not in package}
     if "cached" not in package and conf.cached:
         package["cached"] = conf.cached
@@ -161,7 +161,7 @@ def signed(package: Package) -> str:
 
 
 def _run_here(text: str) -> None:
-    """Run the package *text*, and what follows it, one after another."""
+    """Run the package *text*, and its follow-ups, one after another."""
     waiting = [text]
     while waiting:
         package = unpacked(waiting.pop(0))

@@ -1,12 +1,12 @@
-"""connections: Django's connections before and after a task, as a request has it.
+"""connections: Django's connections before and after a task, as for a request.
 
 Comes from:  ``work.py`` and ``clusters/engine.py``, around each task; threads of a cluster, around each turn.
 Goes to:     Django's connections of this thread.
 Thread:      whichever runs the task.
 
-A connection that the server has closed meanwhile costs no task: who has something to read though nothing was
-asked has been told good-bye, and that is seen without a word to the server. A transaction that a task leaves
-open would take along what later tasks write, so it is rolled back.
+A connection that the server has closed meanwhile costs no task: a socket that is readable without a request
+was closed, which is noticed without a round trip. A transaction that a task leaves open would include later
+tasks' writes, so it is rolled back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qworker.django.conf import logger
 def begin() -> frozenset[str]:
     """Make the connections fit for a task: none is older than it may be, or closed by the server.
 
-    Returns the aliases of those that the caller has a transaction on, for end().
+    Returns the aliases of the connections on which the caller has a transaction, for end().
     """
     reset_queries()
     _close_old()
@@ -39,7 +39,7 @@ def in_transaction() -> frozenset[str]:
 
 
 def roll_back(callers: frozenset[str] = frozenset()) -> None:
-    """End transactions that the task has left open, but for those on connections of *callers*."""
+    """End transactions that the task has left open, except on connections of *callers*."""
     for connection in _open():
         if connection.alias in callers:
             continue
@@ -50,20 +50,20 @@ def roll_back(callers: frozenset[str] = frozenset()) -> None:
 
 
 def end(callers: frozenset[str] = frozenset()) -> None:
-    """Let go of what the task has left, and of connections that are not to be kept."""
+    """Close connections that are not to be kept, and end those that the task has left."""
     roll_back(callers)
     _close_old()
 
 
 def drop_broken() -> None:
-    """Close all connections, but for those on which somebody has a transaction."""
+    """Close all connections, except those with an open transaction."""
     for connection in _open():
         if not _in_transaction(connection):
             connection.close()
 
 
 def close_all() -> None:
-    """Close all connections and pools of them: none may be open in two processes."""
+    """Close all connections and their pools: none may be open in two processes."""
     connections.close_all()
     for connection in connections.all(initialized_only=True):
         close_pool = getattr(connection, "close_pool", None)  # PostgreSQL's alone
@@ -72,7 +72,7 @@ def close_all() -> None:
 
 
 def close_idle() -> None:
-    """As close_all(), but for those on which somebody has a transaction."""
+    """Like close_all(), except connections with an open transaction."""
     if in_transaction():
         drop_broken()
     else:
@@ -80,11 +80,11 @@ def close_idle() -> None:
 
 
 _inherited: list[Any] = []
-"""What abandon() has let go of; kept, since to forget a connection may be to close it."""
+"""Connections of abandon(); kept, since dropping a connection may close it."""
 
 
 def abandon() -> None:
-    """In a forked child: leave all connections and pools to the parent, which goes on with them. The next use
+    """In a forked child: leave all connections and pools to the parent, which still uses them. The next use
     of a database connects anew."""
     for connection in connections.all(initialized_only=True):
         pools = getattr(connection, "_connection_pools", {})  # PostgreSQL's alone
@@ -93,8 +93,8 @@ def abandon() -> None:
 
 
 def _close_old() -> None:
-    """Close what is older than it may be. (Django's own function closes also what a caller has a transaction
-    on.)"""
+    """Close connections that are too old. (Django's own function also closes those on which a caller has a
+    transaction.)"""
     for connection in _open():
         if not _in_transaction(connection):
             connection.close_if_unusable_or_obsolete()
@@ -111,7 +111,7 @@ def _open() -> Iterator[Any]:
 
 
 def _was_left(connection: Any) -> bool:
-    """Whether the server has closed *connection*."""
+    """Return whether the server has closed *connection*."""
     if connection.vendor == "sqlite":
         return False
     number = _descriptor(connection.connection)
@@ -124,7 +124,7 @@ def _was_left(connection: Any) -> bool:
 
 
 def _descriptor(driver: Any) -> int | None:
-    """The number of the driver's socket; None when it tells of none."""
+    """Return the number of the driver's socket; None when it is not available."""
     try:
         number = int(getattr(driver, "_sock", driver).fileno())
     except Exception:  # noqa: BLE001 - any driver's own, of a connection that is closed, too

@@ -1,12 +1,12 @@
-"""Endings: what follows when a package has run: cache, collected results, hook, the next of a chain.
+"""Endings: the steps after a package has run: cache, collected results, hook, the next of a chain.
 
-Comes from:  ``work.py`` and ``calls.py``, with a package whose end is noted.
-Goes to:     the cache; the hook; back to them, what is to be enqueued next.
+Comes from:  ``work.py`` and ``calls.py``, with a package that has ended.
+Goes to:     the cache; the hook; back to them, with calls to enqueue.
 Thread:      whichever ran the task.
 
-It follows once from each end, wherever the result is kept, and also when it is not kept. Nothing here makes a
-failure of a task that has succeeded. Where the cache or the database is away, nothing was told yet: end() may
-be called again.
+They are done once for each end, wherever the result is stored, and also when it is not stored. Nothing here
+turns a success into a failure. When the cache or the database is not available, no one has been notified yet:
+end() may be called again.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from qworker.safe_repr import safe_repr
 logger = logging.getLogger("django-q")
 
 NAMESPACE = UUID("6c1f64f4-9a0e-5a5b-93a3-3d7c5b0e8f11")
-"""Of the ids of what follows a task: who tells its end again enqueues the same."""
+"""Namespace of the ids of follow-ups: repeating an end enqueues the same ids."""
 
 Following = tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]
 """Function, args, kwargs and options of a task that is to be enqueued."""
 
 
 def end(package: Package) -> list[Following]:
-    """See to what follows from the end of *package*; return what is to be enqueued.
+    """Handle the end of *package*; return the calls to enqueue.
 
     Raises BackendError when the database or the cache does not answer.
     """
@@ -57,7 +57,7 @@ def end(package: Package) -> list[Following]:
 
 
 def _make_fit(package: Package) -> None:
-    """Make a failure of a result that is larger than the database takes, before anybody is told of a
+    """Turn a result that is too large for the database into a failure, before anyone is notified of a
     success."""
     is_told = package.get("hook") is not None or package.get("chain")
     if package["success"] and (package.get("iter_count") or (is_told and is_kept(package))):
@@ -76,7 +76,7 @@ def _in_database(work: Callable[[], None]) -> None:
 
 
 def _call_hook(package: Package) -> None:
-    """The hook may look for the task: it is stored first, though the ack of its message stores it, too."""
+    """The hook may read the task: it is stored first, although the ack of its message stores it, too."""
     values = row_of(package)
     if is_kept(package):
         _in_database(lambda: task_rows.save(values))
@@ -88,7 +88,7 @@ def _call_hook(package: Package) -> None:
     except (Exception, SystemExit) as error:
         let_pass(error)
         logger.error("the hook of task %s failed: %s", package["id"], safe_repr(error))
-        logger.debug("the traceback of that", exc_info=error)
+        logger.debug("the traceback of this error", exc_info=error)
     task_connections.roll_back(callers)
 
 

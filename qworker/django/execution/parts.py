@@ -1,12 +1,12 @@
 """Parts: the calls of an iterable are kept until all have ended, and are made into one task then.
 
-Comes from:  ``endings.py``, with a call that has ended; ``clusters/retention.py``, with what nobody ends.
+Comes from:  ``endings.py``, with a call that has ended; ``clusters/retention.py``, for abandoned iterables.
 Goes to:     the table of ``Part``; the whole to the table of ``Task``, or to the cache.
 Thread:      whichever ran the call; retention.
 
-Nothing deletes a part before its whole is stored, whatever is said of how many tasks are kept. How many have
-ended is counted apart from the parts: where somebody has deleted one, the whole is a failure, and not waited
-for without end. The row of the iterable stays for a while after that, for calls that are delivered again.
+No limit on the number of tasks deletes a part before its whole is stored. The number of ended calls is
+counted apart from the parts: if a part was deleted, the whole fails, and is not waited for without end. The
+row of the iterable stays for a while after that, for redelivered calls.
 """
 
 from __future__ import annotations
@@ -30,20 +30,19 @@ from qworker.interrupts import let_pass
 from qworker.safe_repr import safe_repr
 
 COLLECTED_DAYS = 7.0
-"""For so long the calls of an iterable are known that are delivered again after it was collected."""
+"""How long redelivered calls of a collected iterable are recognized."""
 HELD_DAYS = 1.0
-"""For so long the row stays that held the name of a schedule while it was made: longer than a transaction."""
+"""How long the row stays that held the name of a schedule while it was made: longer than a transaction."""
 SILENT_DAYS = 30.0
 """An iterable of which no call has ended for so long fails: its messages are gone."""
 MOST = 100
-"""Iterables that tidy() looks at in one step."""
+"""Iterables that tidy() handles in one step."""
 
 
 def add(package: Package) -> None:
-    """Keep the call *package*, whose end is noted; who brings the last one makes the task of all.
+    """Store the ended call *package*; the last call makes the task of the whole.
 
-    Of a call that comes again its success stays, or else what came last. Nothing is kept after the whole was
-    made.
+    For a repeated call the success is kept, or else the latest. Nothing is stored after the whole was made.
     """
     whole, now, parts = package["group"], timezone.now(), _parts()
     call = {"whole": whole, "started": package["started"], "changed": now}
@@ -52,7 +51,7 @@ def add(package: Package) -> None:
         parts.bulk_create([Part(pk=whole, **call, **counter)], ignore_conflicts=True)
     call["row"] = task_rows.pack(values_of(package), parts.db)
     with transaction.atomic(parts.db):
-        # The first statement writes: it takes the row, or the whole file of SQLite, before anything is read.
+        # The first statement writes: it locks the row, or the whole SQLite file, before anything is read.
         if not parts.filter(pk=whole, ended__gte=0).update(changed=now):
             return
         there = parts.filter(pk=package["id"]).first()
@@ -66,8 +65,8 @@ def add(package: Package) -> None:
 
 
 def tidy() -> int:
-    """Take in calls that an older cluster has left among the tasks; give up iterables of which nothing was
-    heard for SILENT_DAYS, and forget those that were collected long ago; return how many these were."""
+    """Take in calls that an older cluster has left among the tasks; give up iterables that were silent for
+    SILENT_DAYS, and forget those that were collected long ago; return their number."""
     now, parts = timezone.now(), _parts()
     wholes = parts.filter(needed__isnull=False)
     for whole in wholes.filter(ended__gte=0).order_by("changed").values_list("pk", flat=True)[:MOST]:
@@ -85,8 +84,8 @@ def tidy() -> int:
 
 
 def _take_in(whole: str) -> None:
-    """Make parts of those calls of *whole* that stand among the tasks, as before there was this table: of two
-    clusters beside each other in an upgrade, one may still keep them there."""
+    """Make parts of those calls of *whole* that are stored as tasks, as before this table existed: during an
+    upgrade an older cluster may still store them there."""
     parts = _parts()
     tasks = Task.objects.using(parts.db).filter(group=whole).exclude(pk=whole)
     try:
@@ -120,14 +119,15 @@ def _parts() -> Any:
 
 
 def _whole_of(package: Package) -> bytes:
-    """The package of the whole, as far as it is known before the calls have ended."""
+    """Return the package of the whole, as far as it is known before the calls have ended."""
     whole = {**package, "id": package["group"], "args": (), "group": None, "hook": None, "result": None}
     whole |= {"cached": package.get("iter_cached"), "iter_count": None, TEXT: None}
     return SignedPackage.dumps(whole).encode()
 
 
 def _collect(whole: str, package: Package) -> None:
-    """Make one task of the parts of *whole*, unless another has done it. They go in the same transaction."""
+    """Make one task of the parts of *whole*, unless another process has done it. They are deleted in the same
+    transaction."""
     parts = _parts()
     with transaction.atomic(parts.db):
         if parts.filter(pk=whole, ended__gte=F("needed")).update(changed=timezone.now()):
@@ -136,7 +136,7 @@ def _collect(whole: str, package: Package) -> None:
 
 
 def _give_up(whole: str) -> None:
-    """Make a task of the calls of *whole* that have ended: a failure, unless these are all."""
+    """Make a task of the ended calls of *whole*: a failure, unless all have ended."""
     parts = _parts()
     with transaction.atomic(parts.db):
         if not parts.filter(pk=whole, ended__gte=0).update(changed=timezone.now()):
@@ -155,7 +155,7 @@ def _forget_parts(whole: str) -> None:
 
 
 def _made_of(whole: str, package: Package) -> Package:
-    """The package of *whole* with its end, as far as *package* tells of it."""
+    """Return the package of *whole* with its end, as far as *package* has it."""
     parts = _parts()
     calls = list(parts.filter(whole=whole).exclude(pk=whole).order_by("changed", "id"))
     needed = parts.values_list("needed", flat=True).get(pk=whole)
@@ -178,7 +178,7 @@ def _made_of(whole: str, package: Package) -> Package:
 
 
 def store(whole: Package) -> None:
-    """Keep *whole*, whose end is noted, in the cache or the table, if it is to be kept."""
+    """Store the ended *whole* in the cache or the table, if requested."""
     if whole.get("cached"):
         cached.put(whole)
     elif is_kept(whole):

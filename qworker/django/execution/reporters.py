@@ -1,4 +1,4 @@
-"""reporters: who is told of errors of tasks beside the log.
+"""reporters: plugins that report errors of tasks in addition to the log.
 
 Comes from:  the keys ``error_reporter`` and ``rollbar``; the worker, while it handles a task's exception.
 Goes to:     plugins, which other packages bring, and Rollbar.
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django-q")
 
 GROUP = "djangoq.errorreporters"
-"""The group of entry points that plugins are in."""
+"""The plugins' group of entry points."""
 BUILT_IN = "rollbar"
 
 
 class Reporter(Protocol):
-    """What a plugin is: a class that is made of its options, and reports the exception being handled."""
+    """A plugin: a class that is made with its options, and reports the exception being handled."""
 
     def report(self) -> None: ...
 
 
 class _Made(NamedTuple):
-    """Reporters, and the options that they were made of."""
+    """Reporters, and their options."""
 
     options: Mapping[str, Mapping[str, Any]]
     reporters: tuple[Reporter, ...]
@@ -53,13 +53,13 @@ class Rollbar:
 
 
 def options_of_reporters() -> dict[str, dict[str, Any]]:
-    """The reporters that are configured, by name, and the options of each."""
+    """Return the configured reporters, by name, and the options of each."""
     own = {} if conf.rollbar is None else {BUILT_IN: conf.rollbar}
     return {**own, **conf.error_reporter}
 
 
 def reporter_class(name: str) -> Any:
-    """The class of the reporter of this name.
+    """Return the class of the reporter of this name.
 
     ConfigurationError when nothing that is installed brings one.
     """
@@ -88,7 +88,7 @@ def reporter_class(name: str) -> Any:
 
 
 def make_reporters() -> tuple[Reporter, ...]:
-    """The configured reporters; () without any. They are the same until the configuration changes.
+    """Return the configured reporters; () without any. They are the same until the configuration changes.
 
     One that cannot be made is logged and left out.
     """

@@ -1,7 +1,7 @@
-"""Results: the store whose tasks are rows of the model ``Task``.
+"""Results: the result store whose tasks are rows of the model ``Task``.
 
 Comes from:  the child that ran a package; ``fetch`` and ``result``, which wait here.
-Goes to:     ``transports/task_rows.py``; of what is no package, to the store of qworker's own beside it.
+Goes to:     ``transports/task_rows.py``; results without a package go to qworker's own store beside it.
 Thread:      any, as every result store.
 """
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from qworker.message.context import Context
 
 KEPT = "django_task"
-"""The name in metadata of the values of a ``Task``."""
+"""The metadata name of the values of a ``Task``."""
 DONE = {True: states.SUCCESS, False: states.FAILURE}
 
 
 class TaskResults(Backend):
-    """others: makes the store of what is no package; it is made when it is first needed. alias: the database
-    of ``Task``. same: whether the broker at a URL is in that database, too."""
+    """others: makes the store of results without a package; it is made when it is first needed. alias: the
+    database of ``Task``. same: whether the broker at a URL is in that database, too."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class TaskResults(Backend):
 
     @property
     def others(self) -> Backend:
-        """The store of what is no package."""
+        """Return the store of results without a package."""
         if self._made is None:
             self._made = self._make_others()
         return self._made

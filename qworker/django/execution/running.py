@@ -1,7 +1,7 @@
-"""Running: the function of a package is called, and what is kept of its end is made.
+"""Running: calls the function of a package, and creates its stored result.
 
 Comes from:  ``work.py`` in a child of the pool; ``calls.py`` in the caller's own process, for ``sync``.
-Goes to:     the function of the package; ``endings.py`` sees to what follows.
+Goes to:     the function of the package; then ``endings.py``.
 Thread:      whichever runs the task.
 """
 
@@ -35,13 +35,13 @@ from qworker.interrupts import let_pass
 from qworker.safe_repr import safe_repr, storable
 
 SENDER = "django_q"
-"""What signals name as their sender, as Django-Q does."""
+"""The sender of signals, as in Django-Q."""
 PLAIN = frozenset([type(None), bool, int, float, str, bytes])
-"""Types of what can be pickled for sure."""
+"""Types that can always be pickled."""
 TEXT = "text"
-"""The key of a package that has the text which it was read from."""
+"""The key of a package's original text."""
 UNLIKE = "unlike"
-"""The key of a package of which not all arguments are kept as they were."""
+"""The key of a package whose stored arguments differ from the originals."""
 TOLD_APART = frozenset(["timeout", "save", "ack_failure", "chain", "iter_count"])
 """Options of a package that no other field of ``Task`` has."""
 NEEDED = frozenset(["id", "name", "func", "args", "kwargs", "started"])
@@ -67,7 +67,7 @@ def unpacked(text: str) -> Package:
 
 
 def run(package: Package) -> Any:
-    """Call the function of *package*; note in it how that ended. Raises what the function raises."""
+    """Call the function of *package*; note in it how that ended. Raises the function's exception."""
     func: Callable[..., Any] | None = None
     try:
         try:
@@ -92,7 +92,7 @@ def run(package: Package) -> Any:
 
 
 async def _awaited(coroutine: Any) -> Any:
-    """What *coroutine* returns. Django's connections of coroutines are another thread's."""
+    """Return the result of *coroutine*. Django's connections of coroutines belong to another thread."""
     callers = await sync_to_async(task_connections.begin)()
     try:
         return await coroutine
@@ -120,11 +120,11 @@ def _said(error: BaseException) -> str:
 
 
 def observe(signal: Signal, **named: Any) -> None:
-    """Send *signal*, whose receivers only look on: what one raises is in the log, and changes nothing."""
+    """Send *signal*, whose receivers only observe: their exceptions are logged, and change nothing."""
     for receiver, answer in signal.send_robust(SENDER, **named):
         if isinstance(answer, Exception):
             let_pass(answer)
-            logger.error("%r failed, which was told of a task: %r", receiver, answer)
+            logger.error("the receiver %r of a task's signal failed: %r", receiver, answer)
 
 
 def note(package: Package, success: bool, result: Any) -> None:
@@ -150,8 +150,8 @@ def _kept(argument: Any) -> Any:
 
 
 def is_kept(package: Package) -> bool:
-    """Tell whether the end of *package* is to be a row of ``Task``: failures always, but for what is cached,
-    and for a part of an iterable, which is collected."""
+    """Return whether the end of *package* is to be a row of ``Task``: failures always, except those that are
+    cached, and parts of an iterable, which are collected."""
     if package.get("cached") or package.get("iter_count"):
         return False
     return not package["success"] or _saves(package)
@@ -168,7 +168,7 @@ def row_of(package: Package) -> dict[str, Any]:
 
 
 def values_of(package: Package) -> dict[str, Any]:
-    """Return the fields of ``Task`` for *package*, whose end is noted."""
+    """Return the fields of ``Task`` for *package*, which has ended."""
     hook = package.get("hook")
     return {
         "id": package["id"],
@@ -198,9 +198,9 @@ def _resolved(func: Any) -> Callable[..., Any]:
 
 
 def located(path: str) -> Any:
-    """Return what the dotted *path* leads to: in a module, in a class of one, or among Python's builtins.
+    """Return the object at the dotted *path*: in a module, in a class of one, or among Python's builtins.
 
-    Raises ImportError when there is no such thing.
+    Raises ImportError when it does not exist.
     """
     try:
         return import_string(path)
@@ -213,5 +213,5 @@ def located(path: str) -> Any:
         try:
             return reduce(getattr, names[end:], start)
         except AttributeError:
-            pass  # the error above says more
+            pass  # the error above is more informative
         raise

@@ -1,7 +1,7 @@
 """Work: the task of a worker that runs packages.
 
 Comes from:  the pool, with the signed text of a package.
-Goes to:     ``running.py`` and ``endings.py``; what is kept goes into the row of the result.
+Goes to:     ``running.py`` and ``endings.py``; the stored values go into the row of the result.
 Thread:      whichever runs the task.
 """
 
@@ -44,14 +44,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PASSING = (Ignore, Reject, Retry, Terminated, SoftTimeLimitExceeded)
-"""What ends a run in other ways than by failing."""
+"""Exceptions that end a run without a failure."""
 
 PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0)
-"""Seconds before what follows a task is tried again, where it could not be told; then the task goes back."""
+"""Seconds before the follow-up of a task is tried again; then the task goes back."""
 
 
 class PackageTask(BaseTask[..., Any]):
-    """The task that runs packages. Also the end of one that was killed is told, by a child."""
+    """The task that runs packages. A child also handles the end of a killed task."""
 
     hears_of_ends = True
 
@@ -68,8 +68,8 @@ class PackageTask(BaseTask[..., Any]):
 def run_package(*given: Any, **more: Any) -> Any:
     """Run the signed package that is all that is *given*; return what its function does.
 
-    Raises Reject for what cannot be unpacked, which makes a dead letter of it; and to have a task run again
-    when what follows it cannot be told, since the broker or a store is away.
+    Raises Reject for packages that cannot be unpacked, which become dead letters; and to run a task again
+    when its follow-up fails, since the broker or a store is not available.
     """
     if len(given) != 1 or more or not isinstance(given[0], str):
         raise Reject("the message carries no package")
@@ -82,7 +82,7 @@ def run_package(*given: Any, **more: Any) -> Any:
     try:
         if "slot" in package and (ended := _ended_or_back(package)) is not None:
             if context is not None and (context.delivery_info or {}).get("redelivered"):
-                # Whoever ran it may have died before the hook was called.
+                # The previous process may have died before the hook was called.
                 note(package, ended.success, ended.result)
                 _go_on_or_back(package)
             raise Ignore(f"the task {package['id']} of a schedule was sent twice, and has run already")
@@ -107,15 +107,15 @@ def run_package(*given: Any, **more: Any) -> Any:
 
 
 def _taken(text: str) -> Package:
-    """The package that was signed as *text*; who observes it is told which cluster has taken it."""
+    """Return the package that was signed as *text*; observers are notified which cluster has taken it."""
     package = unpacked(text)
     package["cluster"] = package.get("cluster") or conf.cluster_name
     return package
 
 
 def _ended_or_back(package: Package) -> Task | None:
-    """The same as _ended(). Raises Reject, which puts it back, while the database does not say: to run it
-    might be to run it twice, and to fail would be to lose it."""
+    """The same as _ended(). Raises Reject, which puts it back, while the database does not answer: running it
+    might run it twice, and failing would lose it."""
     try:
         return _ended(package)
     except (OperationalError, InterfaceError) as error:
@@ -124,8 +124,8 @@ def _ended_or_back(package: Package) -> Task | None:
 
 
 def _ended(package: Package) -> Task | None:
-    """The task of a schedule that has ended before, as far as is kept of it. Its id is that of the due
-    time."""
+    """Return the task of a schedule that has ended before, as far as it is stored. Its id is derived from the
+    due time."""
     if package["attempt"] > 1:
         return None
     found = (
@@ -142,7 +142,7 @@ def kept(context: Context, status: str, result: Any) -> dict[str, Any] | None:
         try:
             package = unpacked(context.args[0])
         except (Reject, LookupError):
-            return None  # nobody knows what it is: its message is a dead letter
+            return None  # unreadable: its message becomes a dead letter
     if status != states.SUCCESS and package.get("success", True):
         note(package, False, _text_of(result))
     return row_of(package) if status not in (states.STARTED, states.RETRY) and is_kept(package) else None
@@ -158,13 +158,14 @@ def _go_on_or_back(package: Package) -> None:
 
 
 def _go_on(package: Package) -> None:
-    """See to what follows, and enqueue it. Raises what tells that this cannot be done for now."""
+    """Handle the end, and enqueue follow-ups. Raises an error that means that this is not possible for
+    now."""
     for func, args, kwargs, options in _patiently(endings.end, package):
         _patiently(enqueue, func, args, kwargs, options)
 
 
 def _patiently(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What *work* returns, which is tried for some seconds."""
+    """Return the result of *work*, which is tried for some seconds."""
     task: Any = get_current_task()
     clock = SYSTEM_CLOCK if task is None else task.app.clock
     for pause in PAUSES:
@@ -174,7 +175,7 @@ def _patiently(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
             if isinstance(error, QWorkerError) and not is_away(error):
                 raise
             let_pass(error)
-            logger.debug("what follows a task is tried again: %s", error)
+            logger.debug("the follow-up of a task is tried again: %s", error)
         task_connections.drop_broken()
         clock.sleep(pause)
     try:
@@ -190,9 +191,9 @@ def _again(task: BaseTask[..., Any], package: Package, error: BaseException) -> 
 
 
 def _show_meanwhile(package: Package) -> None:
-    """Keep a failure that comes again where it is asked for: it may come for ever. Not with the ack, for the
-    next attempt may have ended by then."""
-    with suppress(BackendError, Error):  # nothing is lost: it is told at its end
+    """Make a failure that will be redelivered visible: it may be redelivered without end. Not with the ack,
+    for the next attempt may have ended by then."""
+    with suppress(BackendError, Error):  # nothing is lost: it is stored at its end
         if is_kept(package):
             task_rows.save(row_of(package))
         elif package.get("cached") and not package.get("iter_count"):
@@ -200,7 +201,7 @@ def _show_meanwhile(package: Package) -> None:
 
 
 def _comes_again(package: Package) -> bool:
-    """Whether the failed *package* is delivered again: not unless failures are not acknowledged."""
+    """Return whether the failed *package* is delivered again: only if failures are not acknowledged."""
     if package.get("ack_failure", conf.ack_failures):
         return False
     most = conf.max_attempts

@@ -1,5 +1,5 @@
 """management: what manage.py can do with clusters.
 
-Modules: ``commands``, one for each; ``loading`` and ``serving`` (how qcluster starts, and what it does then),
-``watching`` (what the others share).
+Modules: ``commands``, one for each; ``loading`` and ``serving`` (how qcluster starts, and its work),
+``watching`` (shared by the others).
 """

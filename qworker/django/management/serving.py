@@ -1,4 +1,4 @@
-"""serving: what qcluster does once its words are read: it is a cluster, for ever or until nothing waits.
+"""serving: runs qcluster's cluster, until it is stopped or nothing waits.
 
 Comes from:  the command, which loads this module, and with it the worker, only when it is run.
 Goes to:     ``Cluster.run()``.
@@ -40,7 +40,7 @@ def serve(run_once: bool) -> int:
     except QWorkerError as error:
         raise CommandError(str(error)) from error
     finally:
-        forget()  # a program that goes on, as tests do, may drop the database
+        forget()  # a program that continues, as tests do, may drop the database
 
 
 def _stop_when_idle() -> None:
@@ -50,14 +50,14 @@ def _stop_when_idle() -> None:
 
 def _watch() -> None:
     rest = threading.Event()
-    rest.wait(IDLE_LOOK_SECONDS)  # what is due of the schedules is sent first
+    rest.wait(IDLE_LOOK_SECONDS)  # due schedules are sent first
     while _has_work():
         rest.wait(IDLE_LOOK_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _has_work() -> bool:
-    """Whether tasks of this queue are due, or run. What is to run later is left to others."""
+    """Return whether tasks of this queue are due, or run. Delayed tasks are left to others."""
     if conf.broker == "custom":
         broker = get_broker()
         return bool(broker.queue_size() or broker.lock_size())

@@ -1,4 +1,4 @@
-"""watching: what the commands that show clusters have in common: JSON, and errors in one sentence.
+"""watching: shared by the commands that show clusters: JSON, and errors in one sentence.
 
 Comes from:  qmonitor, qinfo and qmemory.
 Goes to:     the terminal.
@@ -21,7 +21,7 @@ from qworker.errors import QWorkerError
 
 @contextmanager
 def in_a_sentence() -> Iterator[None]:
-    """Raise CommandError for what is wrong with the project, its broker or its database."""
+    """Raise CommandError for problems of the project, its broker or its database."""
     try:
         require_tables()
         yield

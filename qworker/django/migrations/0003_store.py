@@ -1,7 +1,7 @@
 """The broker's tables, in the database that is the broker.
 
 Comes from:  Django's command migrate.
-Goes to:     ``tables/store.py``; backwards, with what waits, also ``tables/adoption.py``.
+Goes to:     ``tables/store.py``; backwards, with waiting messages, also ``tables/adoption.py``.
 Thread:      the one that migrates.
 """
 

@@ -1,4 +1,4 @@
-"""The queue as the models see it: a view of the broker's table, in place of the table that django-q2 had.
+"""The queue as the models see it: a view of the broker's table, instead of django-q2's table.
 
 Comes from:  Django's command migrate.
 Goes to:     ``tables/adoption.py`` and ``tables/store.py``.

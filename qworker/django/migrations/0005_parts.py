@@ -1,4 +1,4 @@
-"""The table of what iterables wait with, which had been in the cache, or among the tasks.
+"""The table of an iterable's ended calls, which were in the cache, or among the tasks.
 
 Comes from:  Django's command migrate.
 Goes to:     the database.

@@ -1,4 +1,4 @@
-"""The column of what a task was sent as.
+"""The column of a task's package.
 
 Comes from:  Django's command migrate.
 Goes to:     the database.

@@ -1,8 +1,8 @@
-"""models: what is kept in the project's database.
+"""models: the tables in the project's database.
 
-Modules, in reading order: ``task`` (what has run, and what an
-iterable waits with), ``recurrence`` (when a schedule is due next), ``literals`` (arguments as people write
-them), ``schedule`` (what is to run when), ``queue`` (what waits, where the database is the broker).
+Modules, in reading order: ``task`` (ended tasks, and ended calls of iterables), ``recurrence`` (when a
+schedule is due next), ``literals`` (arguments as people write them), ``schedule`` (periodic calls), ``queue``
+(waiting messages, where the database is the broker).
 """
 
 from qworker.django.models.queue import OrmQ, QueueOwner

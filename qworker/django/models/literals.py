@@ -13,14 +13,14 @@ from typing import Any
 from qworker.errors import InvalidSchedule
 
 _MISTAKES = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
-"""What ``ast`` raises for text that is no literal."""
+"""Errors of ``ast`` for text that is not a literal."""
 
 
 def positional(text: str | None) -> tuple[Any, ...]:
     """Read positional arguments, as ``2, -2`` or ``'John'``: literals of Python.
 
-    A tuple is all of the arguments; anything else is the only one. No text is no arguments. Raises
-    InvalidSchedule for what is no literal.
+    A tuple is all of the arguments; anything else is the only one. Empty text means no arguments. Raises
+    InvalidSchedule for text that is not a literal.
     """
     if not (text or "").strip():
         return ()
@@ -36,7 +36,8 @@ def positional(text: str | None) -> tuple[Any, ...]:
 def keywords(text: str | None) -> dict[str, Any]:
     """Read keyword arguments, as ``word='django', n=2`` or ``{'word': 'django', 'n': 2}``.
 
-    No text is no arguments. Raises InvalidSchedule for what is neither, and for names that are no text.
+    Empty text means no arguments. Raises InvalidSchedule for text that is neither, and for names that are not
+    text.
     """
     text = (text or "").strip()
     if not text:

@@ -1,7 +1,7 @@
-"""queue: what waits, where the project's database is the broker.
+"""queue: waiting messages, where the project's database is the broker.
 
 Comes from:  the store's tables, which the views ``qworker_ormq`` and ``qworker_ormq_owner`` show.
-Goes to:     the admin, and whoever looks into the queue.
+Goes to:     the admin, and other readers of the queue.
 Thread:      any; the database is its owner.
 
 Rows come here only through the store. They can be changed and deleted here, as the store itself does it.
@@ -30,7 +30,7 @@ VIEW, OWNER_VIEW = "qworker_ormq", "qworker_ormq_owner"
 _OWN_COLUMNS = frozenset({"id", "name", "group", "func", "args", "kwargs"})
 NOT_SAVED = "a package is put into the queue by async_task() or Broker.enqueue(), and not by saving a row"
 _TRIGGERED = "sqlite"
-"""The kind of database whose views are changed by triggers: it does not tell how many rows were changed."""
+"""The kind of database whose views are changed by triggers: it does not report how many rows were changed."""
 
 
 class QueueRows(models.QuerySet):
@@ -57,7 +57,7 @@ class QueueRows(models.QuerySet):
 
 
 class QueueManager(models.Manager.from_queryset(QueueRows)):  # type: ignore[misc]
-    """The queue in the database that is the broker; the router's, where none is named."""
+    """The queue in the database that is the broker; the router's by default."""
 
     def get_queryset(self) -> Any:
         rows = super().get_queryset().select_related("owner")
@@ -65,7 +65,7 @@ class QueueManager(models.Manager.from_queryset(QueueRows)):  # type: ignore[mis
 
 
 class QueueOwner(models.Model):
-    """A consumer of the queue: whoever holds messages, and until when (epoch seconds)."""
+    """A consumer of the queue: it holds messages until a time (epoch seconds)."""
 
     id = models.BigIntegerField(primary_key=True)
     name = models.TextField()
@@ -138,8 +138,8 @@ class OrmQ(models.Model):
         """Until when no cluster takes it: the end of its cluster's lease, or the time that it waits for. None
         when it is free to be taken. Aware where USE_TZ is set.
 
-        When it is set, the message is taken from the cluster that has it, which loses its result: None lets
-        any cluster take it at once, a time lets it wait until then.
+        Setting it takes the message from its cluster, which loses its result: None lets any cluster take it
+        at once, a time lets it wait until then.
         """
         if self.state == LEASED:
             owner = self.owner if self.owner_id is not None else None
@@ -155,7 +155,7 @@ class OrmQ(models.Model):
 
     @property
     def payload(self) -> str:
-        """The signed package, as text; "" for a message that has none."""
+        """Return the signed package, as text; "" for a message without one."""
         try:
             ((package,), *_rest) = json.loads(bytes(self.body))
         except (ValueError, TypeError, RecursionError):
@@ -169,7 +169,7 @@ class OrmQ(models.Model):
 
     @cached_property
     def task(self) -> dict[str, Any]:
-        """What the package holds, by name. {} for a message that has none; where it cannot be read, an id
+        """Return the package's content, by name. {} for a message without one; where it cannot be read, an id
         that names the error after a star."""
         if not self.payload:
             return {}
@@ -181,33 +181,33 @@ class OrmQ(models.Model):
 
     @shown_as(_("Function"))
     def func(self) -> str | None:
-        """The function: its dotted path; None for a message that has no package."""
+        """Return the dotted path of the function; None for a message without a package."""
         function = self.task.get("func")
         return function_name(function) if callable(function) else None if function is None else str(function)
 
     @shown_as(_("Task id"))
     def task_id(self) -> str | None:
-        """The id of the task; see ``task``."""
+        """Return the id of the task; see ``task``."""
         return _text(self.task.get("id"))
 
     @shown_as(_("Name"))
     def name(self) -> str | None:
-        """The name of the task; None if it has none."""
+        """Return the name of the task; None if it has none."""
         return _text(self.task.get("name"))
 
     @shown_as(_("Group"))
     def group(self) -> str | None:
-        """The group of the task; None if it has none."""
+        """Return the group of the task; None if it has none."""
         return _text(self.task.get("group"))
 
     @shown_as(_("Arguments"))
     def args(self) -> Any:
-        """The positional arguments; None for a message that has no package."""
+        """Return the positional arguments; None for a message without a package."""
         return self.task.get("args")
 
     @shown_as(_("Keyword arguments"))
     def kwargs(self) -> Any:
-        """The keyword arguments; None for a message that has no package."""
+        """Return the keyword arguments; None for a message without a package."""
         return self.task.get("kwargs")
 
     @shown_as(_("Queue options"))

@@ -5,12 +5,12 @@ Goes to:     ``wall_clock`` and ``crontab`` of the package beat.
 Thread:      any; nothing here changes, and nothing here knows Django.
 
 Minutes and hours are counted as they pass. Days, weeks, months and years are counted by the clock on the
-wall: what is due at noon stays due at noon when the clock is set forward or back. A time that is left out
+wall: a schedule due at noon stays due at noon when the clock is set forward or back. A time that is left out
 when the clock is set forward is due at the end of the gap; one that comes twice is due the first time.
 
-A month that lacks the day has its last day instead, and from then on that day stays: there is no other memory
-than the time that it was due last. Where missed times are passed over, first_after() goes on from the last
-one that was not, so that a gap in between leaves no trace.
+A month that lacks the day has its last day instead, and from then on that day stays: only the last due time
+is stored. Where missed times are skipped, first_after() continues from the last one that was not, so that a
+gap in between leaves no trace.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MONTHLY, BIMONTHLY, QUARTERLY, YEARLY, CRON = "M", "BM", "Q", "Y", "C"
 LASTS = (59, 23, 31, 12, 6)
 """The greatest number of each field of a crontab: minute, hour, day of the month, month, day of the week."""
 DAYS_LAST = (31, 6)
-"""Those of the two that name days."""
+"""The greatest numbers of the two day fields."""
 OPEN_STEP = re.compile(r"^(\w+)/(\d+)$")
 
 _MONTHS_OF_EVERY_LENGTH = 48
@@ -48,12 +48,12 @@ def next_run(
 
     - kind: one of the letters above; ONCE is due at the same time again.
     - due: aware, or naive where *zone* is None.
-    - zone: whose clock counts; None where the project has no time zones.
+    - zone: the time zone that counts; None where the project has no time zones.
     - minutes: between two runs, for MINUTES; none, or 0, is 1.
-    - cron: five fields, for CRON; as cron has it, one of its two day fields is enough.
+    - cron: five fields, for CRON; as in cron, a match of one of its two day fields is enough.
 
-    What is returned is aware in UTC, or naive where *zone* is None. Raises InvalidSchedule for another kind,
-    a crontab that cannot be read, and what lies after the end of the calendar.
+    The result is aware in UTC, or naive where *zone* is None. Raises InvalidSchedule for another kind, an
+    invalid crontab, and times after the end of the calendar.
     """
     try:
         if kind == ONCE:
@@ -87,8 +87,8 @@ def first_after(
     """Return the first time after *now* at which a schedule is due that was due at *due*; *due* itself when
     that is later. It costs as much for a minute as for a century.
 
-    now: aware or naive, as *due* is. The other arguments, what is returned and what is raised are as those of
-    next_run(). A schedule that never goes forward, such as ONCE, stays where it is.
+    now: aware or naive, like *due*. The other arguments, the result and the exceptions are those of
+    next_run(). A schedule that never advances, such as ONCE, stays where it is.
     """
     if due > now:
         return due
@@ -116,7 +116,7 @@ def _wall_after(kind: str, due: datetime, now: datetime, zone: tzinfo | None) ->
         wall += max(0, (today - wall).days // DAYS[kind] - 1) * timedelta(days=DAYS[kind])
     else:
         months = MONTHS[kind]
-        # After so many months a day that some month lacks is none any more.
+        # After so many months, every month has the day of the schedule.
         for _ in range(_MONTHS_OF_EVERY_LENGTH // months):
             wall = months_later(wall, months)
             if instant(wall) > now:
@@ -146,7 +146,7 @@ def _stepped(kind: str, wall: datetime) -> datetime:
 
 
 def crontab_of(text: str, zone: tzinfo = UTC) -> crontab:
-    """Read five fields. Raises InvalidSchedule for what is no crontab.
+    """Parse five fields. Raises InvalidSchedule for text that is not a crontab.
 
     As in django-q2, ``5/10`` is ``5-59/10`` in the field of the minutes, and ``?`` any day.
     """

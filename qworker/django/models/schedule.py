@@ -1,7 +1,7 @@
-"""schedule: what is to run when, again and again.
+"""schedule: periodic and single calls at set times.
 
 Comes from:  people, in the admin and in code.
-Goes to:     the cluster, which sends what is due; ``recurrence`` says when that is next.
+Goes to:     the cluster, which sends due calls; ``recurrence`` computes the next time.
 Thread:      any; the database is its owner.
 """
 
@@ -29,7 +29,7 @@ from qworker.errors import InvalidSchedule
 
 
 def validate_cron(value: str) -> None:
-    """Raises ValidationError for what is no crontab."""
+    """Raises ValidationError for an invalid crontab."""
     try:
         recurrence.crontab_of(value)
     except InvalidSchedule as error:
@@ -142,29 +142,29 @@ class Schedule(models.Model):
         return str(self.func)
 
     def parse_args(self) -> tuple[Any, ...]:
-        """The positional arguments. Raises InvalidSchedule for text that is none."""
+        """Return the positional arguments. Raises InvalidSchedule for invalid text."""
         return literals.positional(self.args)
 
     def parse_kwargs(self) -> dict[str, Any]:
-        """The keyword arguments. Raises InvalidSchedule for text that is none."""
+        """Return the keyword arguments. Raises InvalidSchedule for invalid text."""
         return literals.keywords(self.kwargs)
 
     def calculate_next_run(self, next_run: datetime | None = None) -> datetime:
-        """When it is due after *next_run*, which is its own when none is given.
+        """Return when it is due after *next_run*, by default its own.
 
-        The clock of its cluster's time zone counts. What is returned is aware in UTC where USE_TZ is set,
-        else naive, in the project's time zone. Raises InvalidSchedule for a crontab that cannot be read.
+        The clock of its cluster's time zone counts. The result is aware in UTC where USE_TZ is set, else
+        naive, in the project's time zone. Raises InvalidSchedule for an invalid crontab.
         """
         due = next_run or self.next_run or timezone.now()
         return self._reckoned(recurrence.next_run, due)
 
     def first_run_after(self, due: datetime, now: datetime) -> datetime:
-        """When it is due first after *now*, if it was due at *due*; *due* itself when that is later. As
-        calculate_next_run() otherwise."""
+        """Return when it is first due after *now*, if it was due at *due*; *due* itself when that is later.
+        Otherwise like calculate_next_run()."""
         return self._reckoned(recurrence.first_after, due, now)
 
     def _reckoned(self, reckon: Callable[..., datetime], *instants: datetime) -> datetime:
-        """What *reckon* makes of *instants* by the clock of the cluster."""
+        """Return *reckon* of *instants* by the clock of the cluster."""
         named, own = conf.of(self.cluster or None).time_zone, timezone.get_default_timezone()
         zone: tzinfo | None = own if named == settings.TIME_ZONE else ZoneInfo(named)
         elsewhere = not settings.USE_TZ and zone is not own
@@ -191,20 +191,20 @@ class Schedule(models.Model):
             raise ValidationError(mistakes)
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save it; a new one of the type Cron is due when its crontab says so first."""
+        """Save it; a new one of the type Cron is first due by its crontab."""
         if self._state.adding and self.schedule_type == self.CRON and self.cron:
             self.next_run = self.calculate_next_run(timezone.now())
         super().save(*args, **kwargs)
 
     @shown_as(_("Success"), boolean=True)
     def success(self) -> bool | None:
-        """Whether the last task succeeded; None if there is none."""
+        """Return whether the last task succeeded; None if there is none."""
         task = self._last_task()
         return None if task is None else bool(task.success)
 
     @shown_as(_("Last run"))
     def last_run(self) -> str | None:
-        """A link to the last task in the admin; None if there is none. Its name alone where there is no
+        """Return a link to the last task in the admin; None if there is none. Only its name where there is no
         admin."""
         task = self._last_task()
         return None if task is None else link_to(task.pk, task.name, task.success)

@@ -1,7 +1,7 @@
-"""task: what has run, with its result.
+"""task: ended tasks with their results.
 
 Comes from:  the cluster, which saves a row when a task has ended.
-Goes to:     the functions of ``tasks.py``, the admin, and whoever reads results.
+Goes to:     the functions of ``tasks.py``, the admin, and other readers of results.
 Thread:      any; the database is its owner.
 """
 
@@ -36,7 +36,7 @@ def shown_as(description: Any, boolean: bool = False) -> Callable[[Method], Meth
 
 
 ID_LENGTH = 32
-"""Of a task's id, which is a UUID in hexadecimal."""
+"""Length of a task's id, which is a UUID in hexadecimal."""
 SHORT = 100
 """Characters of a result that a list shows."""
 
@@ -109,8 +109,9 @@ class Task(models.Model):
         default=0, verbose_name=_("Attempts"), help_text=_("How often it was run.")
     )
     package = models.TextField(null=True, default=None, editable=False)
-    """The signed package that was run, for who sends it again, where the other fields do not say it all: of
-    failures, and of successes with options. "" where it could not be kept; None: the fields say it."""
+    """The signed package that was run, for sending it again, where the other fields are not sufficient: for
+    failures, and for successes with options. "" where it could not be stored; None: the fields are
+    sufficient."""
 
     class Meta:
         verbose_name = _("Task")
@@ -132,49 +133,49 @@ class Task(models.Model):
 
     @staticmethod
     def get_task(task_id: str) -> Task | None:
-        """The task with this id or name; of several with one name, the one that stopped last. None if there
-        is none."""
+        """Return the task with this id or name; of several with one name, the one that stopped last. None if
+        there is none."""
         return _found(Task.objects.all(), task_id)
 
     @staticmethod
     def get_result(task_id: str) -> Any:
-        """The result of the task with this id or name; None if there is none."""
+        """Return the result of the task with this id or name; None if there is none."""
         task = _found(Task.objects.only("result"), task_id)
         return None if task is None else task.result
 
     @staticmethod
     def get_task_group(group_id: str, failures: bool = True) -> Any:
-        """The tasks of a group, as a queryset. failures: those that failed, too."""
+        """Return the tasks of a group, as a queryset. failures: include failed tasks."""
         return _of_group(group_id, failures)
 
     @staticmethod
     def get_result_group(group_id: str, failures: bool = False) -> Any:
-        """The results of a group, as a queryset of values. failures: those of failed tasks, too."""
+        """Return the results of a group, as a queryset of values. failures: include those of failed tasks."""
         return _of_group(group_id, failures).values_list("result", flat=True)
 
     @staticmethod
     def get_group_count(group_id: str, failures: bool = False) -> int:
-        """How many tasks a group has. failures: only those that failed are counted."""
+        """Return how many tasks a group has. failures: count only failed ones."""
         tasks = _in_group(group_id)
         return int((tasks.filter(success=False) if failures else tasks).count())
 
     @staticmethod
     def delete_group(group_id: str, objects: bool = False) -> Any:
-        """Take the tasks of a group out of it; return their number. objects: delete the tasks instead, and
-        return what a queryset's delete() does."""
+        """Remove the tasks of a group from it; return their number. objects: delete the tasks instead, and
+        return the result of a queryset's delete()."""
         tasks = _in_group(group_id)
         return tasks.delete() if objects else tasks.update(group=None)
 
     def group_result(self, failures: bool = False) -> Any:
-        """As get_result_group() for the group of this task; None if it has none."""
+        """Like get_result_group() for the group of this task; None if it has none."""
         return self.get_result_group(self.group, failures) if self.group else None
 
     def group_count(self, failures: bool = False) -> int | None:
-        """As get_group_count() for the group of this task; None if it has none."""
+        """Like get_group_count() for the group of this task; None if it has none."""
         return self.get_group_count(self.group, failures) if self.group else None
 
     def group_delete(self, tasks: bool = False) -> Any:
-        """As delete_group() for the group of this task; None if it has none."""
+        """Like delete_group() for the group of this task; None if it has none."""
         return self.delete_group(self.group, tasks) if self.group else None
 
     @shown_as(_("Time taken"))
@@ -184,14 +185,14 @@ class Task(models.Model):
 
     @property
     def short_result(self) -> str:
-        """The result as text, cut at a hundred characters."""
+        """Return the result as text, cut at a hundred characters."""
         return str(Truncator(str(self.result)).chars(SHORT))
 
 
 def _found(tasks: Any, task_id: str) -> Task | None:
     if storable(task_id) != task_id:  # no database takes it
         return None
-    if len(task_id) != ID_LENGTH:  # most are asked for by their ids
+    if len(task_id) != ID_LENGTH:  # most tasks are requested by their ids
         named: Task | None = tasks.filter(name=task_id).first()
         return named
     either = tasks.filter(models.Q(id=task_id) | models.Q(name=task_id))
@@ -201,7 +202,7 @@ def _found(tasks: Any, task_id: str) -> Task | None:
 
 
 def _of_group(group_id: str, failures: bool) -> Any:
-    """In the order in which they ended, as the cache has them: that of a chain's links."""
+    """In the order in which they ended, as in the cache: that of a chain's links."""
     tasks = _in_group(group_id).order_by("stopped", "id")
     return tasks if failures else tasks.filter(success=True)
 
@@ -212,8 +213,8 @@ def _in_group(group_id: str) -> Any:
 
 
 class SuccessManager(models.Manager):
-    """Only tasks that succeeded. It does not say ``success=True``: for that SQLite reads and sorts the whole
-    table, as it uses an index for what is compared with a value, and Django compares nothing there."""
+    """Only tasks that succeeded. It does not compare ``success=True``: for that SQLite reads and sorts the
+    whole table, as it uses an index only for comparisons with a value, and Django's SQL has none there."""
 
     def get_queryset(self) -> Any:
         return super().get_queryset().filter(success__in=[True])
@@ -252,11 +253,11 @@ class Failure(Task):
 
 class Part(models.Model):
     """A call of an iterable that has ended while others have not, or, where id and whole are the same, the
-    iterable itself. Parts are no tasks: nobody lists them, and no limit for tasks counts them.
+    iterable itself. Parts are not tasks: no list shows them, and limits for tasks do not count them.
 
     - whole: the id of the iterable. started: when the call was sent. changed: when the row was written.
-    - row: the call as ``task_rows`` packs it. Of the iterable it is the signed package that the whole is made
-      of, without arguments.
+    - row: the call as packed by ``task_rows``. Of the iterable it is the whole's signed package, without
+      arguments.
     - needed, ended: of the iterable: how many calls it has, and how many have ended; COLLECTED after that.
     """
 

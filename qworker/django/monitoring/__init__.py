@@ -1,4 +1,4 @@
-"""What the commands show that watch clusters.
+"""The displays of the commands that watch clusters.
 
-Modules, in reading order: ``overview`` (what is counted), ``process_memory``, ``screen`` (how it is drawn).
+Modules, in reading order: ``overview`` (the figures), ``process_memory``, ``screen`` (drawing).
 """

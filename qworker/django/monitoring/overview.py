@@ -1,8 +1,8 @@
-"""overview: what monitors count: clusters, what waits, and what has run.
+"""overview: the figures of monitors: clusters, waiting and ended tasks.
 
 Comes from:  ``Stat``, the broker, and the tables of ``Task`` and ``Schedule``.
-Goes to:     ``monitor.py``, and who else shows figures.
-Thread:      any; what is slow to count is kept by its Ends.
+Goes to:     ``monitor.py``, and other displays.
+Thread:      any; slow counts are kept by its EndedCount.
 
 Nothing here reads a row of ``Task``: both counts are one query over an index.
 """
@@ -23,14 +23,14 @@ from qworker.django.status import Stat
 
 DAY_SECONDS = 86400
 UNITS = (("second", DAY_SECONDS), ("minute", 1440), ("hour", 24), ("day", 1))
-"""Units of the rate of tasks, each with how many of them a day has."""
+"""Units of the rate of tasks, with their number in a day."""
 PATIENCE = 50
 """A count that took so long is made again after so many times as long, at the earliest."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How many tasks have ended and are kept."""
+    """The number of ended and stored tasks."""
 
     successes: int = 0
     failures: int = 0
@@ -38,7 +38,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Overview:
-    """What the live monitor shows.
+    """The content of the live monitor.
 
     - clusters: those that live.
     - broker (text): its name and version.
@@ -60,8 +60,8 @@ class Summary:
 
     - clusters, workers, restarts: how many; the last are worker processes that were replaced.
     - queued, successes, failures, schedules: how many.
-    - per_day: tasks that succeeded within the last 24 hours. average (seconds): of those, from sending to the
-      end; 0 for none.
+    - per_day: tasks that succeeded within the last 24 hours. average (seconds): their time from sending to
+      the end; 0 for none.
     """
 
     clusters: int
@@ -83,8 +83,8 @@ class Summary:
 
 
 class EndedCount:
-    """Counts tasks that have ended, for who asks each second. Where that is slow it tells for a while what it
-    knows. monotonic: the system's clock, but for tests. Of one thread."""
+    """Counts ended tasks, for a display each second. Where counting is slow it returns the last count for a
+    while. monotonic: the system's clock, replaced in tests. For one thread."""
 
     def __init__(
         self, count: Callable[[], Ended] | None = None, monotonic: Callable[[], float] = time.monotonic
@@ -110,8 +110,8 @@ def count_ended() -> Ended:
 
 
 def overview(broker: Broker, ended: Callable[[], Ended] = count_ended) -> Overview:
-    """Return what is so now. Raises QWorkerError where the broker is away, Django's DatabaseError where
-    the database does not."""
+    """Return the current figures. Raises QWorkerError when the broker is not available, Django's
+    DatabaseError for the database."""
     return Overview(Stat.get_all(broker), broker.info(), broker.queue_size(), broker.lock_size(), ended())
 
 

@@ -29,7 +29,7 @@ class Machine:
 
     @property
     def percent(self) -> float:
-        """How much of it is available."""
+        """Return how much of it is available."""
         return 100.0 * self.available / self.total if self.total else 0.0
 
 
@@ -42,7 +42,7 @@ def machine() -> Machine:
 
 
 def machine_in(proc: Path) -> Machine:
-    """Return what the file meminfo in *proc* says."""
+    """Return the content of the file meminfo in *proc*."""
     try:
         lines = (proc / "meminfo").read_text().splitlines()
     except OSError:
@@ -52,7 +52,8 @@ def machine_in(proc: Path) -> Machine:
 
 
 def used_by(pid: int) -> float:
-    """Return the megabytes of memory that a process uses; 0 for one that is not there, or not to be seen."""
+    """Return the megabytes of memory that a process uses; 0 for one that does not exist, or cannot be
+    read."""
     if psutil is not None:
         try:
             return float(psutil.Process(pid).memory_info().rss / MEGABYTE)
@@ -62,7 +63,7 @@ def used_by(pid: int) -> float:
 
 
 def used_in(proc: Path, pid: int) -> float:
-    """Return what the files of *proc* say of a process."""
+    """Return the values of a process in the files of *proc*."""
     try:
         pages = int((proc / str(pid) / "statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):

@@ -1,6 +1,6 @@
 """screen: tables in a terminal, once or live.
 
-Comes from:  ``monitor.py``, with what is to be seen.
+Comes from:  ``monitor.py``, with the content.
 Goes to:     the terminal, by ``blessed``; any other file, as plain text.
 Thread:      main.
 """
@@ -20,20 +20,20 @@ except ImportError:  # then everything is printed once
 REFRESH_SECONDS = 1.0
 NARROWEST = 40
 WIDTH = 79
-"""Of what is no terminal."""
+"""Width where the output is not a terminal."""
 QUIT = ("q", "Q", "\x03")
 GAP = "   "
-"""Between what a footer tells."""
+"""Between the values of a footer."""
 HINT = "[Press q to quit]"
-NOT_LIVE = "For a view that goes on, install blessed: pip install blessed"
+NOT_LIVE = "For a live view, install blessed: pip install blessed"
 
 Paint = Callable[[str, str], str]
-"""Gives a text a color, which is one of blessed's names; "" is none."""
+"""Gives a text a color, by blessed's name; "" is none."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a cell of a table shows, and in which color."""
+    """A cell of a table, and its color."""
 
     text: str
     color: str = ""
@@ -76,8 +76,8 @@ def lines_of(page: Page, width: int, paint: Paint = plain) -> list[str]:
 
 
 def _widths(rows: Sequence[Sequence[Cell]], width: int) -> list[int]:
-    """How wide each column is: alike where all fits so, or else as wide as what is in it; the widest give
-    way where even that is too much."""
+    """Return the widths of the columns: equal where all fits so, or else as wide as the content; the widest
+    shrink where even that is too much."""
     needed = [max(len(row[place].text) for row in rows) + 1 for place in range(len(rows[0]))]
     alike = max(2, width // len(needed))
     if max(needed) <= alike:
@@ -108,8 +108,7 @@ def show(make: Callable[[], Page], run_once: bool = False, out: TextIO | None = 
         if blessed is None and not run_once and stream.isatty():
             stream.write(f"{NOT_LIVE}\n")
         return
-    # Not by the stream: a command's adds line ends of its own, and with one that is not standard output
-    # blessed reads no keys.
+    # Not by the stream: a command's adds line ends, and blessed reads keys only with standard output.
     terminal = blessed.Terminal()
     try:
         with terminal.fullscreen(), terminal.cbreak(), terminal.hidden_cursor():
@@ -122,7 +121,7 @@ def show(make: Callable[[], Page], run_once: bool = False, out: TextIO | None = 
 
 
 def _is_the_terminal(stream: TextIO) -> bool:
-    """Whether *stream* leads to the terminal whose keys are read."""
+    """Return whether *stream* leads to the terminal whose keys are read."""
     if not (stream.isatty() and sys.stdin.isatty() and sys.__stdout__ is not None):
         return False
     return stream.fileno() == sys.__stdout__.fileno()
@@ -140,7 +139,7 @@ def _print(page: Page, stream: TextIO) -> None:
 def _draw(page: Page, terminal: Any) -> None:
     width = max(NARROWEST, terminal.width)
     lines = [*lines_of(page, width, _painter(terminal)), "", HINT.center(width).rstrip()]
-    # Line by line over what is there: a screen that is cleared first flickers.
+    # Written line by line over the old screen: a screen that is cleared first flickers.
     text = "".join(f"{line}{terminal.clear_eol}\r\n" for line in lines[: terminal.height - 1])
     terminal.stream.write(f"{terminal.home}{text}{terminal.clear_eos}")
     terminal.stream.flush()

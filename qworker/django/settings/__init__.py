@@ -1,6 +1,5 @@
-"""What a project says of its clusters, read when it is asked for.
+"""The settings of a project's clusters, read on access.
 
-Modules, in reading order: ``keys`` (every key of Q_CLUSTER, declared once),
-``layers`` (where values come from, and what is wrong there),
-``cluster`` (the values of one cluster, live).
+Modules, in reading order: ``keys`` (every key of Q_CLUSTER, declared once), ``layers`` (the sources of
+values, and their errors), ``cluster`` (the values of one cluster, live).
 """

@@ -2,8 +2,8 @@
 
 Comes from:  ``layers.py``, the environment's Q_CLUSTER_NAME, and the table ``keys.KEYS``.
 Goes to:     everything in this package, as attributes of ``conf``.
-Thread:      any. A value is read when it is first asked for. All are forgotten when Django says that a
-             setting has changed, which only tests do.
+Thread:      any. A value is read on first access. All are forgotten on Django's signal for changed settings,
+             which only tests send.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DERIVED_FROM = frozenset({SETTING, "TIME_ZONE", "SECRET_KEY", "SECRET_KEY_FALLB
 _overrides: dict[str, Any] = {}
 """Values that were set on Conf, by attribute; by tests, in the main thread."""
 _told: set[str] = set()
-"""The unknown keys that the log has, and SETTING when all were looked at."""
+"""The unknown keys in the log, and SETTING when all were checked."""
 
 
 class ClusterConf:
@@ -41,8 +41,8 @@ class ClusterConf:
     - prefix (str): the project's name, which is the salt of packages.
     - secret_key, secret_key_fallbacks: Django's.
 
-    To ask for a value that is wrong raises ConfigurationError, which names the key, the value and what the
-    key takes. An attribute that is no key is an AttributeError.
+    Reading an invalid value raises ConfigurationError, which names the key, the value and the permitted
+    values. An attribute that is not a key is an AttributeError.
     """
 
     __slots__ = ("__dict__", "_cluster", "_others")
@@ -64,25 +64,26 @@ class ClusterConf:
         return [*super().__dir__(), *KEYS, *DERIVED]
 
     def of(self, cluster: str | None) -> ClusterConf:
-        """The configuration of the cluster of this name: ALT_CLUSTERS[cluster] laid over what is outside.
+        """Return the configuration of the cluster of this name: ALT_CLUSTERS[cluster] laid over the outer
+        settings.
 
-        Where ALT_CLUSTERS has no such cluster it is what is outside, with that queue. None is this one.
+        Where ALT_CLUSTERS has no such cluster it is the outer settings, with that queue. None is this one.
         """
         if cluster is None:
             return self
         return self._others.setdefault(cluster, ClusterConf(cluster))
 
     def reset(self) -> None:
-        """Forget all values; each is read again when it is next asked for.
+        """Forget all values; each is read again on the next access.
 
-        For who changed the environment's Q_CLUSTER_NAME, or Q_CLUSTER without Django's knowledge.
+        For changes of the environment's Q_CLUSTER_NAME, or of Q_CLUSTER without Django's knowledge.
         """
         self.__dict__.clear()
         for other in self._others.values():
             other.reset()
 
     def is_given(self, name: str) -> bool:
-        """Whether somebody gave a value to this key, even if it is the default's."""
+        """Return whether this key has a value, even if it equals the default."""
         return name in _overrides or self._given(KEYS[name]) is not None
 
     def _resolve(self, name: str) -> Any:
@@ -99,7 +100,7 @@ class ClusterConf:
         return KEYS[name].default_of(self) if found is None else read(KEYS[name], *found)
 
     def _given(self, key: Key) -> tuple[str, Any] | None:
-        """Where the raw value of *key* stands, and the value; None when nobody gave one."""
+        """Return the place of the raw value of *key*, and the value; None when it is not set."""
         layers = layers_of(self._cluster or os.environ.get(ENVIRONMENT))
         return next((found for layer in layers if (found := layer.find(key))), None)
 
@@ -110,14 +111,14 @@ DERIVED: dict[str, Callable[[ClusterConf], Any]] = {
     "secret_key": lambda _: settings.SECRET_KEY,
     "secret_key_fallbacks": lambda _: tuple(settings.SECRET_KEY_FALLBACKS),
 }
-"""Attributes that are no keys, and what makes them."""
+"""Attributes that are not keys, and their functions."""
 
 conf = ClusterConf()
 """The configuration of this process's cluster."""
 
 
 def override(attribute: str, value: Any) -> None:
-    """Let an attribute be *value*, as it is, for every cluster; until it is restored."""
+    """Set an attribute to *value*, unchecked, for every cluster, until it is restored."""
     _overrides[attribute] = value
     conf.reset()
 
@@ -129,9 +130,9 @@ def restore(attribute: str) -> None:
 
 
 def shown(configuration: ClusterConf = conf) -> dict[str, Any]:
-    """Every value of a configuration by its name in upper case, in order, with secrets masked.
+    """Return every value of a configuration by its name in upper case, in order, with secrets masked.
 
-    A value that is wrong is shown as what is wrong with it, in parentheses.
+    An invalid value is shown as its error, in parentheses.
     """
     found = {}
     for name in sorted((*KEYS, *DERIVED), key=str.upper):
@@ -169,7 +170,7 @@ setting_changed.connect(_forget, dispatch_uid="qworker.django.conf")
 class Choice(NamedTuple):
     """A key that configures a broker.
 
-    - broker: what ``conf.broker`` says then.
+    - broker: the value of ``conf.broker`` then.
     - title: the server's name.
     - package, extra: the client library to import, and what to install to get it; "" for none.
     - beside: more keys that are this broker's, and no other's.
@@ -205,17 +206,17 @@ CUSTOM = Choice("broker_class", "custom", "a class of your own")
 
 
 def choose(conf: Any) -> Choice:
-    """What *conf*, the configuration of a cluster, says of its broker.
+    """Return the broker of *conf*, the configuration of a cluster.
 
-    Of several it is the one that django-q2 takes. Without any it is the database. ConfigurationError when
-    there is a key of another that it does not name.
+    If several are named, django-q2's choice is used. Without any it is the database. ConfigurationError when
+    a key belongs to another broker that is not named.
     """
     if conf.broker_class is not None:
         return CUSTOM
     named = named_by(conf)
     choice = named[0] if named else CHOICES[0]
     for other in CHOICES:
-        # As long as it says nothing (None, "", False) it may stand there.
+        # Without a value (None, "", False) it may be present.
         lone = [key for key in other.beside if other not in (choice, *named) and getattr(conf, key)]
         if lone:
             raise ConfigurationError(
@@ -227,16 +228,16 @@ def choose(conf: Any) -> Choice:
 
 
 def named_by(conf: Any) -> list[Choice]:
-    """Every broker that *conf* names, but a class of its own: the one that is used first."""
+    """Return every broker that *conf* names, except a custom class: the first is used."""
     by_key = {choice.key: choice for choice in CHOICES}
-    # None is nobody's broker. An empty mapping is one with all its defaults, which django-q2 passes over when
-    # there is another, but for that of SQS.
+    # None names no broker. An empty mapping is one with all its defaults, which django-q2 passes over when
+    # there is another, except that of SQS.
     named = [by_key[key] for key in ORDER if getattr(conf, key) is not None]
     return sorted(named, key=lambda choice: not getattr(conf, choice.key) and choice.key != "sqs")
 
 
 def missing_client(choice: Choice) -> str | None:
-    """What to install for *choice*, in one sentence; None when its client library is there."""
+    """Return what to install for *choice*, in one sentence; None when its client library is installed."""
     if not choice.package or find_spec(choice.package) is not None:
         return None
     return f"Q_CLUSTER['{choice.key}'] needs the package {choice.package}: {choice.extra}"

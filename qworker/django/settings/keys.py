@@ -41,7 +41,7 @@ def whole(least: int) -> Kind:
 
 
 def seconds(below: float = math.inf) -> Kind:
-    """Seconds, more than 0; less than *below* where that is given. A whole number stays one."""
+    """Seconds, more than 0; less than *below* if set. A whole number stays one."""
     label = "seconds, more than 0" + ("" if below == math.inf else f" and less than {below:g}")
 
     def read(value: Any) -> float:
@@ -54,7 +54,7 @@ def seconds(below: float = math.inf) -> Kind:
 
 
 def _number(value: Any) -> float | None:
-    """A number given as one, as text, or as a timedelta; None for what is none."""
+    """Return a number from a number, text, or a timedelta; None otherwise."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -155,9 +155,9 @@ _IRON: dict[str, tuple[str, Any]] = {
     "protocol": ('"https" or "http"', lambda value: value in ("https", "http")),
     "project_id": ("text", lambda value: isinstance(value, str)),
     "token": ("text", lambda value: isinstance(value, str)),
-    "api_version": ("3, the only version of IronMQ that is spoken here", lambda value: str(value) == "3"),
+    "api_version": ("3, the only supported version of IronMQ", lambda value: str(value) == "3"),
 }
-"""The options of IronMQ: what each must be, and whether a value is that."""
+"""The options of IronMQ: the requirement, and its check."""
 
 
 def _iron(value: Any) -> dict[str, Any]:
@@ -195,15 +195,15 @@ LABEL = Kind("text, also one to be translated", _label)
 
 
 FALLBACK_WORKERS = 4
-"""How many workers there are where nobody knows how many processors there are."""
+"""The number of workers where the number of processors is unknown."""
 
 
 class Key(NamedTuple):
     """The declaration of one key.
 
     - name: as it is written in Q_CLUSTER; the attribute of ``conf`` is the same in lower case.
-    - section: the heading that it stands under in the reference.
-    - kind: what it takes, in words, and the function that reads a value.
+    - section: its heading in the reference.
+    - kind: the permitted values, in words, and the function that reads a value.
     - default: the value of a key that is left out, or a function that makes it of the configuration.
     - shown: how the reference tells a default that a function makes; "" for any other.
     - alternative (bool): ALT_CLUSTERS may give it another value.
@@ -219,22 +219,22 @@ class Key(NamedTuple):
 
     @property
     def attribute(self) -> str:
-        """What ``conf`` calls it."""
+        """Return its attribute of ``conf``."""
         return self.name.lower()
 
     @property
     def nullable(self) -> bool:
-        """Whether None may be given, and means None."""
+        """Return whether None is permitted, and means None."""
         return self.default is None
 
     def default_of(self, configuration: Any) -> Any:
-        """The default, a new one each time where it could be changed."""
+        """Return the default, a new one each time where it is mutable."""
         if callable(self.default):
             return self.default(configuration)
         return self.default.copy() if isinstance(self.default, dict) else self.default
 
     def read(self, value: Any) -> Any:
-        """Return what *value* means. ValueError, which says what it must be, when it means nothing."""
+        """Return the meaning of *value*. ValueError with the requirement for invalid values."""
         return None if value is None and self.nullable else self.kind.read(value)
 
 
@@ -242,7 +242,7 @@ class Key(NamedTuple):
 
 
 def processors(ask: Iterable[Callable[[], int | None]] | None = None) -> int:
-    """How many processors this machine has.
+    """Return how many processors this machine has.
 
     ask: functions that may know, and give None or raise when they do not. The first that knows is believed;
     where none does it is FALLBACK_WORKERS.
@@ -271,8 +271,8 @@ _DECLARED = (
         _CLUSTER,
         TEXT,
         "default",
-        "Tells projects apart that share a broker. It is the salt of signed packages: what was signed under "
-        "another name is not run. Also the name of the queue, but for `cluster_name`.",
+        "Distinguishes projects that share a broker. It is the salt of signed packages: packages signed "
+        "under another name are not run. Also the name of the queue, unless `cluster_name` is set.",
         alternative=False,
     ),
     Key(
@@ -290,8 +290,8 @@ _DECLARED = (
         MAPPINGS,
         {},
         "More clusters of the same project, by the names of their queues. Each is a mapping of the keys of "
-        "this page; what it leaves out is as outside. `Q_CLUSTER_NAME` or `qcluster --name` says which one a "
-        "process is.",
+        "this page; for missing keys the outer values apply. `Q_CLUSTER_NAME` or `qcluster --name` selects "
+        "the one of a process.",
         alternative=False,
     ),
     Key(
@@ -299,8 +299,8 @@ _DECLARED = (
         _CLUSTER,
         whole(1),
         lambda _: processors(),
-        f"Worker processes of a cluster. Where the system does not say how many processors it has, psutil is "
-        f"asked; where that is missing there are {FALLBACK_WORKERS}.",
+        "Worker processes of a cluster. Where the system does not report its number of processors, psutil "
+        f"is used; without it there are {FALLBACK_WORKERS}.",
         shown="the number of processors",
     ),
     Key(
@@ -369,7 +369,7 @@ _DECLARED = (
         _TASKS,
         whole(0),
         0,
-        "How often a task is tried whose failures are not acknowledged. 0 is without end.",
+        "How many times a task is tried if failures are not acknowledged. 0 is without limit.",
     ),
     Key("compress", _TASKS, BOOLEAN, False, "Compress packages with zlib."),
     Key(
@@ -399,14 +399,14 @@ _DECLARED = (
         _RESULTS,
         CACHED,
         False,
-        "Keep results in the cache in place of the database. True is for ever, a number is seconds.",
+        "Keep results in the cache instead of the database. True is without limit, a number is seconds.",
     ),
     Key(
         "cache",
         _RESULTS,
         TEXT,
         "default",
-        "The alias in CACHES that keeps cached results and what the monitor shows.",
+        "The alias in CACHES for cached results and the monitor's data.",
     ),
     Key("scheduler", _SCHEDULES, BOOLEAN, True, "False stops all schedules on this cluster."),
     Key(
@@ -414,16 +414,16 @@ _DECLARED = (
         _SCHEDULES,
         BOOLEAN,
         True,
-        "True: runs that were missed while no cluster was there are made up for, each of them. False: "
-        "one run, and then as planned.",
+        "True: each run that was missed while no cluster was running is made up for. False: one run, and "
+        "then as planned.",
     ),
     Key(
         "time_zone",
         _SCHEDULES,
         TIMEZONE,
         lambda _: settings.TIME_ZONE,
-        "The time zone whose days, weeks, months and years schedules follow, and their crontabs. Minutes and "
-        "hours are the same everywhere.",
+        "The time zone of days, weeks, months and years in schedules and crontabs. Minutes and hours are "
+        "the same everywhere.",
         shown="Django's `TIME_ZONE`",
     ),
     Key(
@@ -454,7 +454,7 @@ _DECLARED = (
         MAPPING,
         None,
         "Amazon SQS is the broker: `aws_region`, `aws_access_key_id`, `aws_secret_access_key`, "
-        "`receive_message_wait_time_seconds`, and `endpoint_url` of a server that speaks as SQS does.",
+        "`receive_message_wait_time_seconds`, and `endpoint_url` of a compatible server.",
     ),
     Key(
         "broker_class",
@@ -468,7 +468,7 @@ _DECLARED = (
         _BROKER,
         NODES,
         None,
-        "Disque is the broker: its nodes, each `host:port`. Any of them is asked first, and another when "
+        "Disque is the broker: its nodes, each `host:port`. Any of them is tried first, and another when "
         "that does not answer.",
     ),
     Key("disque_auth", _BROKER, TEXT, None, "The password of Disque's nodes."),
@@ -484,7 +484,7 @@ _DECLARED = (
         _BROKER,
         IRON,
         None,
-        "IronMQ is the broker: `project_id` and `token`, which may stand in the environment as "
+        "IronMQ is the broker: `project_id` and `token`, which may be in the environment as "
         "`IRON_MQ_PROJECT_ID` and `IRON_MQ_TOKEN`; `host`, `port`, and `protocol`, which is `https`.",
     ),
     Key(
@@ -517,11 +517,11 @@ _DECLARED = (
         _BROKER,
         seconds(),
         0.2,
-        "Seconds that pass before an empty broker of your own is asked again; and for which "
-        "`Broker.dequeue()` waits. It means nothing to a cluster on another broker: SQLite, PostgreSQL and "
-        "Redis tell of new messages at once, Disque, IronMQ and SQS keep the question open (SQS for "
-        "`receive_message_wait_time_seconds`), and MongoDB, MySQL and MariaDB are asked after 1 or 2 ms, and "
-        "more and more seldom, up to 0.25 s, while nothing comes.",
+        "Seconds between polls of an empty custom broker; and the wait of `Broker.dequeue()`. It has no "
+        "effect on a cluster with another broker: SQLite, PostgreSQL and Redis notify of new messages at "
+        "once, Disque, IronMQ and SQS use long polling (SQS for `receive_message_wait_time_seconds`), and "
+        "MongoDB, MySQL and MariaDB are polled after 1 or 2 ms, and less and less often, down to every "
+        "0.25 s, while nothing comes.",
     ),
     Key("label", _WATCHING, LABEL, "Django Q", "The heading of the tables in Django's admin."),
     Key(
@@ -529,14 +529,14 @@ _DECLARED = (
         _WATCHING,
         LEVEL,
         "INFO",
-        "The level of the logger `django-q`, where LOGGING does not say it.",
+        "The level of the logger `django-q`, unless LOGGING sets it.",
     ),
     Key(
         "error_reporter",
         _WATCHING,
         MAPPINGS,
         {},
-        "Who is told of errors of tasks: names of plugins (entry points of the group "
+        "Reporters of tasks' errors: names of plugins (entry points of the group "
         "`djangoq.errorreporters`), each with its options.",
     ),
     Key(
@@ -551,6 +551,6 @@ _DECLARED = (
 )
 
 KEYS = {key.attribute: key for key in _DECLARED}
-"""Every key, by what ``conf`` calls it."""
+"""Every key, by its attribute of ``conf``."""
 SPELLINGS = {"ack_failure": "ack_failures", "compressed": "compress", "alt_clusters": "ALT_CLUSTERS"}
 """Other spellings that are read, and how the key is spelled."""

@@ -1,7 +1,7 @@
-"""layers: the places that give values to a configuration, and what is wrong in them.
+"""layers: the sources of a configuration's values, and their errors.
 
 Comes from:  the setting Q_CLUSTER, and the ALT_CLUSTERS in it.
-Goes to:     ``cluster.py``, which takes values from them; ``checks.py``, which tells of mistakes.
+Goes to:     ``cluster.py``, which takes values from them; ``checks.py``, which reports mistakes.
 Thread:      any; nothing is kept.
 """
 
@@ -35,7 +35,7 @@ class Layer(NamedTuple):
     values: Mapping[str, Any]
 
     def find(self, key: Key) -> tuple[str, Any] | None:
-        """Where the raw value of *key* is written here, and the value; None when it is not."""
+        """Return where the raw value of *key* is written here, and the value; None when it is not."""
         spellings = (key.name, *(old for old, name in SPELLINGS.items() if name == key.name))
         for name in spellings:
             if name in self.values:
@@ -43,12 +43,12 @@ class Layer(NamedTuple):
         return None
 
     def written(self, name: str) -> str:
-        """How the value of this name is written."""
+        """Return how the value of this name is written."""
         return f"{self.where}[{name!r}]"
 
 
 def root() -> Layer:
-    """What stands in Q_CLUSTER itself; nothing when there is no such setting."""
+    """Return the content of Q_CLUSTER itself; empty without the setting."""
     given = getattr(settings, SETTING, None)
     if given is None:
         given = {}
@@ -61,7 +61,8 @@ def root() -> Layer:
 
 
 def alternatives() -> dict[str, Layer]:
-    """What ALT_CLUSTERS gives, by cluster; {} without any. ConfigurationError when it is no such mapping."""
+    """Return the settings in ALT_CLUSTERS, by cluster; {} without any. ConfigurationError when it is not such
+    a mapping."""
     key = KEYS["alt_clusters"]
     found = root().find(key)
     if found is None:
@@ -73,7 +74,7 @@ def alternatives() -> dict[str, Layer]:
 
 
 def layers_of(cluster: str | None) -> list[Layer]:
-    """The places that give values to this cluster, the strongest first; None is the one outside."""
+    """Return the sources of values for this cluster, the strongest first; None is the outer one."""
     layer = alternatives().get(cluster) if cluster else None
     if layer is None:
         return [root()]
@@ -82,7 +83,8 @@ def layers_of(cluster: str | None) -> list[Layer]:
 
 
 def read(key: Key, where: str, value: Any) -> Any:
-    """What a raw value means. ConfigurationError, with the place, the value and what the key takes."""
+    """Return the meaning of a raw value. ConfigurationError, with the place, the value and the permitted
+    values."""
     try:
         return key.read(value)
     except ValueError as error:
@@ -91,7 +93,7 @@ def read(key: Key, where: str, value: Any) -> Any:
 
 
 def _key(name: object) -> Key | None:
-    """The key that is spelled so, in one of its spellings."""
+    """Return the key with this spelling."""
     spelled = SPELLINGS.get(name, name) if isinstance(name, str) else ""
     key = KEYS.get(spelled.lower())
     return key if key is not None and key.name == spelled else None
@@ -171,10 +173,10 @@ _ADDRESSES = frozenset({"disque_nodes", "host"})
 
 
 def masked(name: str, value: Any) -> Any:
-    """The value of a setting as people may see it.
+    """Return the value of a setting for display.
 
-    name: of the setting, or of the option in it. Asterisks stand for what is secret, and for passwords in
-    URLs; of an object that may hold one only the type is told.
+    name: of the setting, or of the option in it. Secrets, and passwords in URLs, become asterisks; of an
+    object that may hold one only the type is shown.
     """
     if value is None or isinstance(value, bool):
         return value

@@ -1,6 +1,5 @@
-"""What the migrations make in the project's databases, beside the models.
+"""The parts of the migrations beside the models.
 
 Modules, in reading order: ``operations`` (steps that may be repeated), ``store`` (the broker's tables),
-``predecessor`` (django-q2), ``adoption`` (what that had in its queue), ``migrated`` (whether all tables are
-there).
+``predecessor`` (django-q2), ``adoption`` (django-q2's queue), ``migrated`` (checks that all tables exist).
 """

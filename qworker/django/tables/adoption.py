@@ -1,4 +1,4 @@
-"""adoption: what django-q2 had in its queue goes into ours; and back, for who gives qworker up again.
+"""adoption: moves django-q2's queue into qworker's; and back, to leave qworker.
 
 Comes from:  the migrations that give up the table of django-q2's queue, and the store's.
 Goes to:     the store's table of messages, through Django's connection; back to that of django-q2.
@@ -35,11 +35,11 @@ AT_ONCE = 500
 
 
 def move_queue(apps: Any, schema_editor: Any) -> None:
-    """Put what waits in django-q2's table into the store, oldest first, each in the queue of its key; then
+    """Put the messages of django-q2's table into the store, oldest first, each in the queue of its key; then
     drop the table.
 
-    What a cluster of django-q2 had locked waits again: nobody else would run it. Where the database is not
-    the broker, what waits there is left behind, which is logged.
+    Messages locked by a cluster of django-q2 wait again: otherwise nobody would run them. Where the database
+    is not the broker, waiting messages are left behind, which is logged.
     """
     connection = schema_editor.connection
 
@@ -91,16 +91,17 @@ def _empty(connection: Any, table: str, move: Callable[[Any, str], None]) -> Non
     """Have *move* move the rows of *table*, and drop it. It is given a cursor, and the name of the table that
     has them now.
 
-    The table gets another name first: that waits for transactions that have written into it, and who comes
-    later finds no table, and is told so, where his row would be lost with it. MySQL commits what was moved,
-    and the new name; so who is cut short there and begins anew finds either all rows in their old place, or
-    under the other name, or none. An SQLite file has one writer at a time, and takes back everything.
+    The table is renamed first: that waits for transactions that have written to it, and later writers find no
+    table, and get an error, where their rows would be lost with it. MySQL commits the moved rows, and the new
+    name; so an interrupted migration finds, when it begins anew, either all rows in their old place, or under
+    the other name, or none. An SQLite file has one writer at a time, and rolls everything back.
     """
     aside = table if connection.vendor == "sqlite" else f"{table}_moving"
     with connection.cursor() as cursor:
-        if connection.vendor == "postgresql":  # else what others commit while we wait would not be seen
+        # Otherwise concurrent commits while we wait would not be visible
+        if connection.vendor == "postgresql":
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        for _ in range(2):  # what an attempt before this one has put aside; then the table itself
+        for _ in range(2):  # the table of an interrupted attempt; then the table itself
             there = connection.introspection.table_names(cursor)
             if aside not in there:
                 if table not in there:
@@ -112,7 +113,7 @@ def _empty(connection: Any, table: str, move: Callable[[Any, str], None]) -> Non
 
 
 def _rows(cursor: Any, table: str, key: str, columns: str, more: str = "") -> Iterator[tuple[Any, ...]]:
-    """The *columns* of all rows of *table*, in the order of its *key*, so many at a time."""
+    """Yield the *columns* of all rows of *table*, in the order of its *key*, in portions."""
     last = 0
     while True:
         cursor.execute(
@@ -152,8 +153,8 @@ def insert(cursor: Any, vendor: str, queue: str, package: str) -> None:
 
 
 def _described(text: str) -> packages.Package:
-    """What the package *text* holds; of one that cannot be read no more than that: a cluster makes a dead
-    letter of it."""
+    """Return the content of the package *text*; a stub for an unreadable one: a cluster makes a dead letter
+    of it."""
     try:
         package: packages.Package = SignedPackage.loads(text)
         packages.envelope_of(text, package, "")

@@ -20,10 +20,10 @@ QUEUE = {"sqlite": "message", "postgresql": "qworker_message", "mysql": "qworker
 
 
 def require_tables() -> None:
-    """Do nothing where all tables are there.
+    """Do nothing if all tables exist.
 
-    Raises ConfigurationError where some are not, which says what to run, or where a database cannot be the
-    broker at all; BackendError where a database does not answer.
+    Raises ConfigurationError for missing tables, with the command to run, and for a database that cannot be
+    the broker at all; BackendError where a database does not answer.
     """
     if conf.broker == "orm" and not is_in_memory(broker_alias()):  # of which a cluster tells
         url_of(broker_alias())
@@ -38,7 +38,7 @@ def require_tables() -> None:
 
 
 def _tables(alias: str) -> set[str]:
-    """All tables of the database, which is asked once."""
+    """Return all tables of the database, which is queried once."""
     try:
         return set(connections[alias].introspection.table_names())
     except DatabaseError as error:
@@ -46,7 +46,7 @@ def _tables(alias: str) -> set[str]:
 
 
 def _needed() -> dict[str, set[str]]:
-    """The tables that are to be there, by the aliases of their databases."""
+    """Return the required tables, by the aliases of their databases."""
     found: dict[str, set[str]] = {}
     for model in (Task, Schedule, Part):
         found.setdefault(router.db_for_write(model), set()).add(model._meta.db_table)

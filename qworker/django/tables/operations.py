@@ -4,10 +4,9 @@ Comes from:  our migrations.
 Goes to:     Django's steps of the same names.
 Thread:      the one that migrates.
 
-MySQL and MariaDB commit each statement about tables at once, and on every database Django may note what a
-migration did only after that is committed. Who is cut short there begins the migration anew, and finds what
-was made before: a table or an index that is there, as it should be, is not made again, and one that is gone
-is not dropped again.
+MySQL and MariaDB commit each statement about tables at once, and on every database Django records a migration
+only after its changes are committed. An interrupted migration begins anew, and finds the earlier changes: an
+existing table or index is not made again, and a missing one is not dropped again.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from django.db import migrations
 
 
 class CreateModel(migrations.CreateModel):
-    """As Django's. Indexes are steps of their own: Django makes them after the table, and they may lack."""
+    """Like Django's. Indexes are separate steps: Django makes them after the table, and they may be
+    missing."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if not _has_table(schema_editor.connection, to_state.apps.get_model(app_label, self.name)):
@@ -31,7 +31,7 @@ class CreateModel(migrations.CreateModel):
 
 
 class AddIndex(migrations.AddIndex):
-    """As Django's."""
+    """Like Django's."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if not self._is_there(schema_editor.connection, to_state.apps.get_model(app_label, self.model_name)):
@@ -51,7 +51,7 @@ class AddIndex(migrations.AddIndex):
 
 
 class AddField(migrations.AddField):
-    """As Django's."""
+    """Like Django's."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if not self._is_there(schema_editor.connection, to_state.apps.get_model(app_label, self.model_name)):
@@ -66,14 +66,14 @@ class AddField(migrations.AddField):
 
 
 def _has_table(connection: Any, model: Any) -> bool:
-    """Whether an attempt before this one has made the table of *model*. A table without its columns is
-    somebody else's: to make it anew is the error that says so."""
+    """Return whether an earlier attempt has made the table of *model*. A table without its columns is
+    foreign: making it anew raises an error that says so."""
     there = _columns_of(connection, model._meta.db_table)
     return bool(there) and there >= {field.column for field in model._meta.local_concrete_fields}
 
 
 def _columns_of(connection: Any, table: str) -> set[str]:
-    """The columns of *table*; none where it is not there."""
+    """Return the columns of *table*; none if it does not exist."""
     if table not in connection.introspection.table_names():
         return set()
     with connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""predecessor: django-q2, whose tables are adopted, and up to which of its migrations they must be.
+"""predecessor: django-q2, whose tables are adopted, and the required state of its migrations.
 
 Comes from:  Django's signal before it migrates; the first of our migrations.
 Goes to:     the table of migrations that a database has had.

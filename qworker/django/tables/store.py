@@ -4,8 +4,8 @@ Comes from:  the migrations, with Django's schema editor.
 Goes to:     the database that is the broker: the setting ``orm``; any that is migrated, where none is set.
 Thread:      the one that migrates.
 
-The tables are those that a worker makes when it finds none: ``message`` and its companions in an SQLite file,
-``qworker_message`` and its companions on PostgreSQL and MySQL. Each statement is that of the transport.
+The tables are the same as those made by a worker: ``message`` and its companions in an SQLite file,
+``qworker_message`` and its companions on PostgreSQL and MySQL. Each statement is the transport's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Kind(NamedTuple):
 
 
 def _views(message: str, owner: str, quote: str, create: str = "CREATE OR REPLACE VIEW") -> tuple[str, ...]:
-    """One may be there already: it is kept when who made it is cut short."""
+    """A view may exist already, after an interruption: it is kept."""
     return (
         f"{create} {VIEW} AS SELECT tag AS id, queue AS {quote}key{quote}, {_COLUMNS} FROM {message} "
         "WHERE state IN (0, 1, 2)",
@@ -92,7 +92,7 @@ def _kinds() -> Mapping[str, Kind]:
 
 
 def is_broker(connection: Any) -> bool:
-    """Whether the queue's tables belong into the database of Django's *connection*."""
+    """Return whether the queue's tables belong in the database of Django's *connection*."""
     return connection.vendor in ("sqlite", "postgresql", "mysql") and conf.orm in (None, connection.alias)
 
 
@@ -111,8 +111,8 @@ def make_tables(_apps: Any, schema_editor: Any) -> None:
 
 
 def _is_made(connection: Any) -> bool:
-    """Whether the store has made its tables in an SQLite file already. Raises ConfigurationError where the
-    number by which it knows them is somebody else's."""
+    """Return whether the store has made its tables in an SQLite file already. Raises ConfigurationError where
+    the number by which it knows them is somebody else's."""
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA user_version")
         version = cursor.fetchone()[0]
@@ -125,7 +125,7 @@ def _is_made(connection: Any) -> bool:
 
 
 def _add_columns(connection: Any) -> None:
-    """Add what came to the tables of a server since their first version, as the store does it."""
+    """Add columns that are newer than a server's tables, as the store does it."""
     with connection.cursor() as cursor:
         for number, (table, column, kind) in enumerate(ADDITIONS, 2):
             known = {each.name for each in connection.introspection.get_table_description(cursor, table)}
@@ -160,7 +160,7 @@ def drop_views(_apps: Any, schema_editor: Any) -> None:
 def make_what_is_missing(using: str, app_config: Any, **_signal: Any) -> None:
     """Make tables and views in the database *using*, where it has become the broker since it was migrated.
 
-    For Django's signal after it has migrated: its migrations are not applied again.
+    For Django's signal after a migration: its migrations are not applied again.
     """
     connection = connections[using]
     if not (is_broker(connection) and router.allow_migrate(using, app_config.label, model_name="ormq")):
@@ -188,7 +188,7 @@ def _do(connection: Any, statements: Sequence[str]) -> None:
 
 
 def _refuse_strangers(connection: Any) -> None:
-    """The names in an SQLite file are plain words, which a project may have given to tables of its own."""
+    """The names in an SQLite file are plain words, which a project may have used for its own tables."""
     with closing(sqlite3.connect(":memory:")) as memory, connection.cursor() as cursor:
         for statement in schema_statements():
             memory.execute(statement)

@@ -4,7 +4,7 @@ Comes from:  ``DATABASES``, by Django's connections.
 Goes to:     ``clusters/engine.py``, which opens the broker there.
 Thread:      any; functions.
 
-The URL leads to the same database as Django's own connection does, by a connection apart: claims must not
+The URL leads to the same database as Django's own connection does, by a separate connection: claims must not
 wait for a request's transaction, nor end with it.
 """
 
@@ -71,7 +71,7 @@ def url_of(alias: str) -> str:
 
 
 def _check_types(alias: str, settings: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError for values that are no address. An option's is looked at by its reader."""
+    """Raise ConfigurationError for invalid addresses. An option is checked by its reader."""
     told = {name: settings.get(name) for name in ("NAME", "USER", "PASSWORD", "HOST", "PORT")}
     for name, value in told.items():
         if name == "PORT":
@@ -89,8 +89,8 @@ def _check_types(alias: str, settings: Mapping[str, Any]) -> None:
 
 
 def check_options(alias: str) -> None:
-    """Raise ConfigurationError when the database *alias* cannot be the broker for the sake of its options.
-    Nothing is connected to. Those in memory and of other vendors are told of when a cluster starts."""
+    """Raise ConfigurationError when the database *alias* cannot be the broker because of its options. Does
+    not connect. Databases in memory and of other vendors are reported when a cluster starts."""
     if connections[alias].vendor not in VENDORS or is_in_memory(alias):
         return
     url = url_of(alias)
@@ -113,7 +113,7 @@ def is_in_memory(alias: str) -> bool:
 def own_connection(alias: str) -> Any:
     """Return a new connection of Django's to the database *alias*, which is no thread's and no pool's.
 
-    Each of its statements is a transaction. Whoever asked for it closes it.
+    Each of its statements is a transaction. The caller closes it.
     """
     made = connections[alias].copy(alias)
     made.settings_dict["AUTOCOMMIT"] = True
@@ -128,8 +128,8 @@ def _sqlite(alias: str, settings: Mapping[str, Any], given: dict[str, Any]) -> s
     if is_in_memory(alias):
         raise ConfigurationError(
             f"the database {alias!r} is in memory, which no other process can read: tasks wait there, as in "
-            "tests, and nobody takes them. A cluster needs a file; Q_CLUSTER = {'sync': True} runs tasks at "
-            "once",
+            f"tests, and no cluster takes them. A cluster needs a file; Q_CLUSTER = {{'sync': True}} runs "
+            "tasks at once",
             setting="Q_CLUSTER['orm']",
         )
     unknown = sorted(set(given) - _OF_SQLITE)
@@ -144,7 +144,7 @@ def _sqlite(alias: str, settings: Mapping[str, Any], given: dict[str, Any]) -> s
 
 
 def _matters(name: str, value: str) -> bool:
-    """Whether a parameter of SQLite's URI makes another connection of ours."""
+    """Return whether a parameter of SQLite's URI requires a separate connection."""
     return name != "cache" and (name, value) not in (("mode", "rw"), ("mode", "rwc"))
 
 
@@ -156,7 +156,7 @@ def _postgresql(alias: str, settings: Mapping[str, Any], given: dict[str, Any]) 
         escaped = re.sub(r"([\\\s])", r"\\\1", _written(alias, "assume_role", role))
         stated = _written(alias, "options", query.get("options", ""))
         query["options"] = f"{stated} -c role={escaped}".strip()
-    if "prepare_threshold" in options:  # Django's own default says what its ORM needs
+    if "prepare_threshold" in options:  # Django's own default suits its ORM
         query["prepare_threshold"] = options["prepare_threshold"]
     database = query.pop("dbname", "")
     return _server(alias, "postgresql", database, query, {"host": "host", "port": "port"})
@@ -177,7 +177,7 @@ def _mysql(alias: str, settings: Mapping[str, Any], given: dict[str, Any]) -> st
     flags = options.get("client_flag") or 0
     if not isinstance(flags, int):
         raise ConfigurationError(
-            f"DATABASES[{alias!r}]: the option 'client_flag' is {safe_repr(flags, 80)}, and must be a whole "
+            f"DATABASES[{alias!r}]: the option 'client_flag' is {safe_repr(flags, 80)}, but must be a whole "
             "number",
             setting="DATABASES",
         )
@@ -201,7 +201,7 @@ def _not_carried(alias: str, option: str, what: str = "") -> ConfigurationError:
 
 
 def _written(alias: str, option: str, value: Any) -> str:
-    """An option's value as a URL has it."""
+    """Return an option's value as written in a URL."""
     if not isinstance(value, str | int | float | bytes | PathLike | None):
         shown = "" if "pass" in option else f" is {safe_repr(value, 80)}, and"
         raise ConfigurationError(
@@ -212,8 +212,8 @@ def _written(alias: str, option: str, value: Any) -> str:
 
 
 def _server(alias: str, scheme: str, database: Any, query: dict[str, Any], names: Mapping[str, str]) -> str:
-    """query: who we are and where the server is, and options. names: the parameters by which a host and a
-    port are told that cannot stand in the address."""
+    """query: the login, the server's address, and options. names: the parameters for a host and a port that
+    cannot be in the address."""
     host, port, user, password, database = (
         _written(alias, name, value or "")
         for name, value in (

@@ -1,4 +1,4 @@
-"""mongo_url: options of pymongo's client, as a URL that names a database, and what does not go into it.
+"""mongo_url: converts options of pymongo's client to a URL that names a database, and remaining options.
 
 Comes from:  ``Q_CLUSTER['mongo']`` and ``['mongo_db']``.
 Goes to:     ``urls.py``.
@@ -13,16 +13,16 @@ from qworker.conf.secrets import mask_urls
 from qworker.errors import ConfigurationError
 
 DATABASE = "django-q"
-"""Where neither a key nor the URL names one."""
+"""Used where neither a key nor the URL names one."""
 _OF_DOCUMENTS = frozenset({"connect", "document_class", "tz_aware", "type_registry"})
-"""What pymongo's client makes of documents for its user, which is not the project here."""
+"""Options about documents for the client's user, which is not the project here."""
 _SOURCES = {"SCRAM-SHA-1": "admin", "SCRAM-SHA-256": "admin", "DEFAULT": "admin", "PLAIN": "$external"}
-"""Where a user is known, by the mechanism, if neither a URL nor an option says it. Other mechanisms need not
-be told."""
+"""The database of a user, by the mechanism, if neither a URL nor an option contains it. Other mechanisms need
+none."""
 
 
 class Parts(NamedTuple):
-    """What a URL of MongoDB says. login, hosts, database, query: as they are written; "" for nothing."""
+    """The parts of a MongoDB URL. login, hosts, database, query: as written; "" for none."""
 
     scheme: str
     login: str
@@ -34,7 +34,7 @@ class Parts(NamedTuple):
 def mongo_url(given: Mapping[str, Any], database: str | None) -> tuple[str, dict[str, Any]]:
     """Return the URL that the options *given* mean, and the options that are left.
 
-    database: the name; None for the one in the URL. Raises ConfigurationError for what is no address.
+    database: the name; None for the one in the URL. Raises ConfigurationError for an invalid address.
     """
     options = {
         name: value for name, value in given.items() if value is not None and name not in _OF_DOCUMENTS
@@ -53,7 +53,7 @@ def mongo_url(given: Mapping[str, Any], database: str | None) -> tuple[str, dict
 
 def check_with_pymongo(url: str, options: Mapping[str, Any]) -> None:
     """Raise ConfigurationError for what pymongo does not take. Nothing is connected to, and no name is looked
-    up: of a URL with ``+srv`` only the options are looked at."""
+    up: only the options of a URL with ``+srv`` are read."""
     from pymongo import MongoClient
     from pymongo.errors import PyMongoError
 
@@ -84,7 +84,7 @@ def _parts(host: Any) -> Parts:
 
 
 def _with_port(parts: Parts, port: Any) -> str:
-    """The hosts, those without a port with this one."""
+    """Return the hosts, with this port where they have none."""
     if port is None or parts.scheme != "mongodb":
         return parts.hosts
     return ",".join(
@@ -94,7 +94,7 @@ def _with_port(parts: Parts, port: Any) -> str:
 
 
 def _login(written: str, user: Any, password: Any) -> str:
-    """Who we are. written: in the URL; what stands beside it goes before that, as with pymongo."""
+    """Return the login. written: in the URL; separate values take precedence, as with pymongo."""
     known, colon, secret = written.partition(":")
     if user is not None:
         known = quote(str(user), safe="")
@@ -104,7 +104,7 @@ def _login(written: str, user: Any, password: Any) -> str:
 
 
 def _source(parts: Parts, options: Mapping[str, Any]) -> str | None:
-    """Where the user is known, if it must be told since the URL gets the name of another database; else
+    """Return the user's database, if it must be set since the URL gets the name of another database; else
     None."""
     stated = {name.lower(): value for name, value in options.items()}
     for pair in parts.query.split("&"):

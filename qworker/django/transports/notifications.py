@@ -1,12 +1,12 @@
-"""notifications: how those who wait for tasks hear that some have ended.
+"""notifications: notify waiting callers that tasks have ended.
 
-Comes from:  whoever stores rows of ``Task``, with their database.
+Comes from:  writers of rows of ``Task``, with their database.
 Goes to:     the ``Source`` of ``waiting/watcher.py``, in each process that waits.
 Thread:      any for notify(); a source belongs to the thread that leads the watcher.
 
 In an SQLite file it is the notification pipes beside the file, which also a cluster's acks use; they do not
-say what has ended. PostgreSQL tells the ids, names and groups of tasks when the rows are committed, if
-somebody listens. MySQL and MariaDB cannot tell; where Redis is the broker, that does.
+contain the ids. PostgreSQL notifies of the ids, names and groups of tasks when the rows are committed, if
+somebody listens. MySQL and MariaDB cannot notify; where Redis is the broker, it does.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ logger = logging.getLogger(__name__)
 CHANNEL = "qworker.django.transports.redis_channel"
 """The module that needs the client of Redis."""
 LISTENING = "qworker.backends.sql.listen"
-"""The module that only who waits at PostgreSQL needs."""
+"""The module that only waiting with PostgreSQL needs."""
 MOST_BYTES = 8000
-"""What is told by PostgreSQL at once is shorter."""
+"""PostgreSQL's notifications are shorter."""
 
 _notifiers: dict[str, Notifier] = {}
 """By the directory of the pipes. Any thread."""
 
 
 class Notifications(Protocol):
-    """What tells: a part of a ``Source``. told: ids, names and groups of what has ended; None: anything."""
+    """The notifications of a ``Source``. told: ids, names and groups of ended tasks; None: anything."""
 
     def fileno(self) -> int: ...
 
@@ -51,7 +51,7 @@ class Notifications(Protocol):
 
 
 class NoNotifications:
-    """A Notifications that never says anything."""
+    """Notifications that never come."""
 
     def fileno(self) -> int:
         return -1
@@ -60,15 +60,15 @@ class NoNotifications:
         return ()
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing."""
 
     abandon = close
 
 
 def notifying(insert: str, table: str) -> str:
-    """Return *insert*, PostgreSQL's statement that stores tasks in *table*, as one that also tells of them.
+    """Return *insert*, PostgreSQL's statement that stores tasks in *table*, extended by a notification.
 
-    As ``postgresql_upsert()`` does it: only if somebody listens, who shares a lock that is tried here.
+    As ``postgresql_upsert()`` does it: only if somebody listens, holding a shared lock that is tried here.
     """
     where = f'"{table}"'
     return f"""WITH stored AS ({insert} RETURNING id, name, "group"),
@@ -79,8 +79,8 @@ SELECT CASE WHEN texts IS NOT NULL AND NOT pg_try_advisory_xact_lock({lock_of(wh
 
 
 def notify(connection: Any, texts: Collection[str]) -> None:
-    """Tell of rows that are stored by *connection*, one of Django's, once its transaction is committed; where
-    the statement itself does not. texts: ids, names and groups of the tasks."""
+    """Notify of rows that are stored by *connection*, one of Django's, once its transaction is committed;
+    where the statement itself does not. texts: ids, names and groups of the tasks."""
     if connection.vendor == "sqlite" and not is_in_memory(connection.alias):
         connection.on_commit(lambda: _notifier(connection.alias).notify())
     elif _by_redis(connection.vendor):
@@ -101,9 +101,9 @@ def _file(alias: str) -> Database:
 
 
 def open_notifications(alias: str, table: str) -> Notifications:
-    """Return what tells of rows in *table* of the database *alias*: NoNotifications where nothing does.
+    """Return the notifications of rows in *table* of the database *alias*: NoNotifications without support.
 
-    Raises what the database raises.
+    Raises the errors of the database.
     """
     vendor = connections[alias].vendor
     if vendor == "postgresql":
@@ -122,20 +122,21 @@ def _piped(alias: str) -> Notifications:
         file.pipes.mkdir(exist_ok=True)
         pipe = NotificationPipe(file.pipes, "result")
     except OSError as error:
-        logger.info("results are looked for twice a second, since no pipe can be made: %s", error)
+        logger.info("results are polled twice a second, since no pipe can be made: %s", error)
         return NoNotifications()
     return PipeSource(pipe) if pipe.fileno() >= 0 else NoNotifications()
 
 
 def _listening(alias: str, table: str) -> Notifications:
     if connections[alias].settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
-        return NoNotifications()  # what is said of a pool that gives out another session for each transaction
+        return NoNotifications()  # reported for a pool that assigns another session to each transaction
     connection = own_connection(alias)
     try:
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT {channel_of(table)}")
             cursor.execute(f"LISTEN {cursor.fetchone()[0]}")
-            # Who stored without telling us has committed when the lock is had: the look that follows sees it.
+            # A writer that did not notify us has committed when the lock is had: the look that follows sees
+            # its rows.
             cursor.execute("BEGIN")
             cursor.execute("SET LOCAL lock_timeout = '5s'")
             cursor.execute(f"SELECT pg_advisory_lock_shared({lock_of(table)})")

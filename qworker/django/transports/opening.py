@@ -1,6 +1,6 @@
 """opening: the broker of qworker that the settings of a project name.
 
-Comes from:  ``clusters/engine.py``, for the worker; ``brokers``, for who publishes and looks.
+Comes from:  ``clusters/engine.py``, for the worker; ``brokers``, for publishing and reading.
 Goes to:     the project's own database, or the server that the settings name.
 Thread:      any; nothing connects before it is used.
 """
@@ -28,7 +28,7 @@ def broker_alias() -> str:
 
 
 def database_broker(alias: str, lease_seconds: float = 15.0, clock: Clock = SYSTEM_CLOCK) -> Broker:
-    """Return the broker in the database *alias*, which stores tasks with their acks where ``Task`` is there.
+    """Return the broker in the database *alias*, which stores tasks with their acks if ``Task`` is in it.
 
     Raises ConfigurationError for a database that cannot be one.
     """
@@ -54,7 +54,7 @@ def _store_in_file(connection: Any, rows: Any) -> None:
 
 
 def open_transport(kind: str) -> Broker:
-    """Return the broker of this *kind*, for publishing and looking; what is taken by it stays for ``retry``
+    """Return the broker of this *kind*, for publishing and reading; messages that it takes stay for ``retry``
     seconds.
 
     Raises ConfigurationError for one that cannot be.

@@ -4,8 +4,8 @@ Comes from:  ``async_task`` and its like, with the dict of a task.
 Goes to:     the broker, as the one argument of a call of RUN; back to a dict in the child that runs it.
 Thread:      any; functions.
 
-A package is pickled and signed. Whoever has no key can neither read nor make one, and no message of another
-cluster is taken for one of ours: the cluster's name salts the signature.
+A package is pickled and signed. Without the key it can be neither read nor made, and messages of other
+clusters are rejected: the cluster's name salts the signature.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ UNLIMITED = 1_000_000_000
 
 
 def options_apart(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keywords of a function, and the options of its call, out of those that were *given*.
+    """Split *given* into the keywords of a function, and the options of its call.
 
-    What is in ``q_options`` goes before a keyword of that name, which is then the function's.
+    Options in ``q_options`` take precedence over a keyword of that name, which is then the function's.
     """
     kwargs = dict(given)
     options = dict(kwargs.pop("q_options", None) or {})
@@ -55,7 +55,7 @@ def envelope_of(
 ) -> Envelope:
     """Return the message that carries the signed package *text*.
 
-    - package: what *text* was made of.
+    - package: the content of *text*.
     - due: epoch seconds before which it is not to run; None: at once.
     """
     identity = package["id"]
@@ -77,7 +77,7 @@ def envelope_of(
 
 
 def _limit_of(timeout: float | None) -> float | None:
-    """What a message has as the limit for *timeout*, of which a negative one means none at all."""
+    """Return a message's limit for *timeout*, where a negative one means none."""
     return min(timeout, UNLIMITED) if timeout and timeout > 0 else UNLIMITED if timeout else None
 
 

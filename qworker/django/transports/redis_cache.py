@@ -20,11 +20,11 @@ _OF_VALUES = frozenset({
     "LOGGER", "PICKLE_VERSION", "REVERSE_KEY_FUNCTION", "CLOSE_CONNECTION", "MAX_ENTRIES", "CULL_FREQUENCY",
     "CACHE_HERD_TIMEOUT", "PARSER_CLASS", "REDIS_CLIENT_KWARGS", "KEY_PREFIX", "VERSION", "TIMEOUT",
 })  # fmt: skip
-"""What the cache does with its values, and what a client is given that has a pool already."""
+"""Options of the cache's values, and of a client that has a pool already."""
 _OF_ANOTHER = frozenset({
     "DB", "MAX_CONNECTIONS", "CONNECTION_POOL_CLASS_KWARGS", "KEY_FUNCTION",
 })  # fmt: skip
-"""Options of django-redis-cache, which many projects have kept; django-redis takes no notice of them."""
+"""Options of django-redis-cache, which many projects have kept; django-redis ignores them."""
 _CLASSES = ("CLIENT_CLASS", "CONNECTION_FACTORY", "CONNECTION_POOL_CLASS", "REDIS_CLIENT_CLASS")
 _KNOWN_PACKAGES = ("redis.", "django_redis.")
 _CONNECTION = {
@@ -48,9 +48,7 @@ def cache_url(alias: str, caches: Mapping[str, Any], factory: str | None) -> tup
     location = cache.get("LOCATION") or ""
     places = location.split(",") if isinstance(location, str) else location
     if not isinstance(places, list | tuple) or not all(isinstance(place, str) for place in places):
-        raise _wrong(
-            f"{where}: 'LOCATION' must be a URL of redis://, rediss:// or unix://, or a list of them"
-        )
+        raise _wrong(f"{where}: 'LOCATION' must be a redis://, rediss:// or unix:// URL, or a list of them")
     first = next(iter(places), "")
     given = dict(_mapping(cache.get("OPTIONS"), f"{where}: 'OPTIONS'"))
     if factory:
@@ -75,8 +73,8 @@ def _look_at(given: Mapping[str, Any], where: str) -> None:
         path = value if isinstance(value, str) else f"{getattr(value, '__module__', '')}."
         if name in _CLASSES and value and not path.startswith(_KNOWN_PACKAGES):
             raise _wrong(
-                f"{where}: {name!r} is a class of your own, {path}: what it does to the connection cannot be "
-                "done to ours; set Q_CLUSTER['redis'] in place of 'django_redis'"
+                f"{where}: {name!r} is a custom class, {path}: its effect on the connection cannot be "
+                "applied here; set Q_CLUSTER['redis'] instead of 'django_redis'"
             )
 
 

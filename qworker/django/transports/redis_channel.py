@@ -1,10 +1,10 @@
-"""redis_channel: the channel on Redis, the broker, on which ends of tasks are told.
+"""redis_channel: the channel on Redis, the broker, for notifications of ended tasks.
 
 Comes from:  ``notifications.py``, where the database of the results cannot tell.
-Goes to:     PUBLISH, SUBSCRIBE and PING, each on connections of its own.
+Goes to:     PUBLISH, SUBSCRIBE and PING, each on its own connection.
 Thread:      any for publish(); a Subscription belongs to the thread that leads the watcher.
 
-What is told is never needed: who waits looks twice a second besides.
+The notifications are never required: waiting callers also poll twice a second.
 """
 
 from __future__ import annotations
@@ -35,15 +35,14 @@ def _channel() -> str:
 
 
 def publish(texts: Collection[str]) -> None:
-    """Tell that tasks and groups have ended, whose ids and names these are. A server that is away is left
-    alone."""
+    """Publish the ids and names of ended tasks and groups. A server that is not available is left alone."""
     where = (os.getpid(), _place())
     links = _links.get(where) or _links.setdefault(where, Links(where[1]))
     try:
         with links.lent() as link:
             checked(link, link.ask(pack(("PUBLISH", _channel(), "\n".join(texts))))[0])
     except BrokerUnavailable as error:
-        logger.debug("nobody is told of %d ends: %s", len(texts), error)
+        logger.debug("%d ends are not notified: %s", len(texts), error)
 
 
 def answers(seconds: float) -> bool:

@@ -4,8 +4,8 @@ Comes from:  ``execution/results.py``, in the child that ran the task; the trans
 Goes to:     the table of ``Task``.
 Thread:      any; functions.
 
-A row of a result carries the columns of ``Task`` as values that the database takes, so that who stores it
-needs no model. A success that is recorded stays; a failure gives way to what came later.
+A row of a result carries the columns of ``Task`` as values for the database, so that storing it needs no
+model. A recorded success stays; a failure is replaced by later ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from qworker.transports.lease import ResultRow
 from qworker.transports.sql import refusals
 
 MARK = b"\x00task"
-"""What the payload of a task's row begins with; any other is a result of qworker's own."""
+"""The beginning of a task row's payload; others are results of qworker's own."""
 PORTION = 200
 """Rows of one statement."""
 COLUMNS = (
@@ -44,9 +44,9 @@ COLUMNS = (
 _KNOWN_BY = [COLUMNS.index(name) for name in ("id", "name", "group")]
 PICKLED = frozenset(["args", "kwargs", "result"])
 PORTION_BYTES = 1_000_000
-"""Of rows of one statement; a larger one is alone in its own."""
+"""Size of the rows of one statement; a larger row has its own."""
 LARGE = 500_000
-"""Bytes of a row from which on it is asked for how long a statement may be."""
+"""Bytes of a row from which on the maximum length of a statement is checked."""
 ROOM = 4096
 """Bytes of a statement beside its values."""
 
@@ -54,8 +54,8 @@ ROOM = 4096
 def pack(values: Mapping[str, Any], alias: str) -> bytes:
     """Return the payload of the row with *values* of the fields of ``Task``, for the database *alias*.
 
-    Raises EncodeError for a result that cannot be pickled, or is larger than the database takes. A failure
-    is always kept: of what is too large as much as fits. The package that was sent is left out first.
+    Raises EncodeError for a result that cannot be pickled, or is larger than the database accepts. A failure
+    is always stored: oversized texts are cut. The package that was sent is left out first.
     """
     connection = connections[alias]
     row: list[Any] = []
@@ -70,7 +70,8 @@ def pack(values: Mapping[str, Any], alias: str) -> bytes:
     payload = MARK + marshal.dumps(tuple(row))
     if len(payload) < LARGE or len(payload) + ROOM < (most := longest(connection)):
         return payload
-    if values.get("package"):  # it has the arguments once more, and only who sends the task again needs it
+    # It contains the arguments once more, and is only needed to send the task again
+    if values.get("package"):
         return pack({**values, "package": ""}, alias)
     if values["success"]:
         raise EncodeError(f"the result and its arguments are larger than {alias!r} takes, {most} bytes")
@@ -81,7 +82,7 @@ def pack(values: Mapping[str, Any], alias: str) -> bytes:
 
 
 def longest(connection: Any) -> float:
-    """How many bytes a statement may have by Django's *connection*."""
+    """Return the maximum bytes of a statement for Django's *connection*."""
     if connection.vendor != "mysql":
         return math.inf
     if connection.alias not in _longest:
@@ -95,8 +96,7 @@ _longest: dict[str, int] = {}
 
 
 def refused(payload: bytes, why: str) -> bytes:
-    """Return what is stored in place of *payload*, which the database refuses: a failure without
-    arguments."""
+    """Return the replacement of a *payload* that the database refuses: a failure without arguments."""
     values = dict(zip(COLUMNS, unpack(payload), strict=True))
     values |= {
         "success": False,
@@ -131,7 +131,7 @@ def is_success(payload: bytes) -> bool:
 def values_of(payload: bytes) -> dict[str, Any]:
     """Return the fields that pack() has made *payload* of; instants as the database takes them.
 
-    Raises what unpickling raises.
+    Raises the errors of unpickling.
     """
     return {
         name: pickle.loads(b64decode(value)) if name in PICKLED and value is not None else value
@@ -146,15 +146,15 @@ def is_task(row: ResultRow) -> bool:
 
 @cache
 def statement(vendor: str, table: str, rows: int = 1, place: str = "%s") -> str:
-    """Return what inserts so many rows, or changes those that are there and no success; on PostgreSQL it
-    tells of them, too."""
+    """Return a statement that inserts so many rows, or updates existing ones except successes; on PostgreSQL
+    it notifies, too."""
     quoted = "`{}`" if vendor == "mysql" else '"{}"'
     names = [quoted.format(name) for name in COLUMNS]
     places = ", ".join([f"({', '.join([place] * len(names))})"] * rows)
     where = quoted.format(table)
     insert = f"INSERT INTO {where} ({', '.join(names)}) VALUES {places}"
     changed, success = [name for name in names[1:] if "success" not in name], quoted.format("success")
-    if vendor == "mysql":  # from left to right: whether it was a success is looked at before it is changed
+    if vendor == "mysql":  # evaluated from left to right: the old success is checked before it is changed
         sets = [f"{name} = IF({success}, {name}, VALUES({name}))" for name in changed]
         sets.append(f"{success} = {success} OR VALUES({success})")
         return f"{insert} ON DUPLICATE KEY UPDATE {', '.join(sets)}"
@@ -164,8 +164,8 @@ def statement(vendor: str, table: str, rows: int = 1, place: str = "%s") -> str:
 
 
 def latest(rows: Sequence[ResultRow]) -> list[tuple[Any, ...]]:
-    """Return the columns of *rows*, of each task once: its success, or else what came last. In one order,
-    against deadlocks."""
+    """Return the columns of *rows*, of each task once: its success, or else the latest. Sorted, against
+    deadlocks."""
     found: dict[str, tuple[Any, ...]] = {}
     place = COLUMNS.index("success")
     for row in rows:
@@ -177,7 +177,7 @@ def latest(rows: Sequence[ResultRow]) -> list[tuple[Any, ...]]:
 
 
 def store(rows: Sequence[ResultRow], alias: str) -> None:
-    """Store *rows* by Django's connection to *alias*, and tell those who wait, once they are committed."""
+    """Store *rows* by Django's connection to *alias*, and notify waiting callers, once they are committed."""
     connection = connections[alias]
     with connection.cursor() as cursor:
         for query, values in statements(connection.vendor, rows):
@@ -186,8 +186,8 @@ def store(rows: Sequence[ResultRow], alias: str) -> None:
 
 
 def save(values: Mapping[str, Any]) -> None:
-    """Store the values of one ``Task`` at once, by this process's own connection. What the database refuses
-    is stored as a failure."""
+    """Store the values of one ``Task`` at once, by this process's own connection. Values that the database
+    refuses are stored as a failure."""
     alias = router.db_for_write(Task)
     row = values["id"], states.SUCCESS if values["success"] else states.FAILURE, pack(values, alias), None
     try:
@@ -200,7 +200,7 @@ def save(values: Mapping[str, Any]) -> None:
 
 
 def _told_of(columns: Sequence[Any]) -> list[str]:
-    """What those who wait for a task may know it by: its id, its name and its group."""
+    """Return the keys by which callers wait for a task: its id, its name and its group."""
     return [columns[place] for place in _KNOWN_BY if columns[place] is not None]
 
 

@@ -40,12 +40,12 @@ _MOST_OF_SQS = 20
 _NOT_OF_SQS = {
     "aws_session_token": "put it into the environment, with both keys, as AWS_SESSION_TOKEN",
     "profile_name": "put it into the environment, as AWS_PROFILE",
-    "botocore_session": "boto3 makes the session; put what it is to know into the environment",
+    "botocore_session": "boto3 makes the session; configure it through the environment",
     "aws_account_id": "SQS does not need it: take it out",
 }
 """Options of boto3's session that cannot be carried over, and what to do."""
 _OF_REDIS = ("broker_transport_options", "result_backend_transport_options")
-"""Settings for the same server: results of what is no package are there as well."""
+"""Settings for the same server: it also has the results without a package."""
 Found = tuple[str, dict[str, Any]]
 """A URL, and settings of qworker."""
 
@@ -109,7 +109,7 @@ def _sqs(conf: ClusterConf) -> Found:
 
 
 def _waits(value: Any) -> int | None:
-    """For how many seconds SQS keeps a question open; None for what it cannot."""
+    """Return the seconds of SQS's long polling; None for impossible values."""
     text = "" if isinstance(value, bool) else str(value)
     return int(text) if text.isdecimal() and int(text) <= _MOST_OF_SQS else None
 
@@ -166,4 +166,4 @@ _URLS: dict[str, Callable[[ClusterConf], Found]] = {
     "ironmq": _ironmq,
 }
 CHECKED = frozenset({"redis", "sqs", "mongo", "disque", "ironmq"})
-"""Kinds whose keys url_and_options() looks at, in place of the server's client."""
+"""Kinds whose keys url_and_options() checks, instead of the server's client."""

@@ -17,13 +17,13 @@ from qworker.django.waiting import fetching
 
 
 def result_cached(task_id: str, wait: int = 0, broker: Broker | None = None) -> Any:
-    """As result(), of the cache."""
+    """Like result(), in the cache."""
     found = fetching.task(task_id, wait, True)
     return None if found is None else found.result
 
 
 def fetch_cached(task_id: str, wait: int = 0, broker: Broker | None = None) -> Task | None:
-    """As fetch(), of the cache."""
+    """Like fetch(), in the cache."""
     return fetching.task(task_id, wait, True)
 
 
@@ -34,7 +34,7 @@ def result_group_cached(
     count: int | None = None,
     broker: Broker | None = None,
 ) -> list[Any] | None:
-    """As result_group(), of the cache."""
+    """Like result_group(), in the cache."""
     return fetching.results(group_id, failures, wait, count, True)
 
 
@@ -45,15 +45,15 @@ def fetch_group_cached(
     count: int | None = None,
     broker: Broker | None = None,
 ) -> Any:
-    """As fetch_group(), of the cache."""
+    """Like fetch_group(), in the cache."""
     return fetching.members(group_id, failures, wait, count, True)
 
 
 def count_group_cached(group_id: str, failures: bool = False, broker: Broker | None = None) -> int | None:
-    """As count_group(), of the cache."""
+    """Like count_group(), in the cache."""
     return fetching.size(group_id, failures, True)
 
 
 def delete_group_cached(group_id: str, broker: Broker | None = None) -> int:
-    """As delete_group() with its tasks, of the cache."""
+    """Like delete_group() with its tasks, in the cache."""
     return fetching.delete_group(group_id, True, True)

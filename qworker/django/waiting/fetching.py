@@ -1,11 +1,11 @@
 """Fetching: tasks and groups that have ended, from the database or the cache; and waiting for them.
 
 Comes from:  ``tasks.py``.
-Goes to:     the model ``Task``, or the cache; ``watcher.py`` for who waits.
+Goes to:     the model ``Task``, or the cache; ``watcher.py`` to wait.
 Thread:      any; what begins with ``a`` is for coroutines.
 
-Who waits looks once, by the connection of its own thread, and is then told. The cache tells nobody: it is
-looked at twice a second.
+A caller looks once, by the connection of its own thread, and is then notified. The cache does not notify: it
+is polled twice a second.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ LOOK_SECONDS = 0.5
 
 
 class Look(NamedTuple):
-    """What is looked for.
+    """A query for tasks.
 
-    - look: looks. is_there: whether what it finds is enough.
-    - key: of what is told when it ends; "" where nobody tells.
+    - look: runs the query. is_there: whether its result is enough.
+    - key: of the notification of its end; "" without notifications.
     - load: finds it by its id and the watcher's connection.
     """
 
@@ -44,9 +44,10 @@ class Look(NamedTuple):
 
 
 def found_by(what: Look, wait: int) -> Any:
-    """Return what *what* finds, once it is there, or *wait* milliseconds have passed: then what there is.
+    """Return the result of *what*, once it is complete, or *wait* milliseconds have passed: then the current
+    one.
 
-    wait: 0 looks once; FOREVER waits for ever. Raises TypeError when it is no number.
+    wait: 0 looks once; FOREVER waits without limit. Raises TypeError when it is not a number.
     """
     _check_wait(wait)
     found = what.look()
@@ -64,7 +65,7 @@ def found_by(what: Look, wait: int) -> Any:
 
 
 async def afound_by(what: Look, wait: int) -> Any:
-    """As found_by(): the event loop goes on, and no thread waits for this alone."""
+    """Like found_by(), without blocking the event loop, and without a thread for this alone."""
     _check_wait(wait)
     look = sync_to_async(what.look)
     found = await look()
@@ -86,7 +87,9 @@ async def afound_by(what: Look, wait: int) -> Any:
 
 def _check_wait(wait: int) -> None:
     if not isinstance(wait, int | float) or wait != wait:
-        raise TypeError(f"wait is {safe_repr(wait, 80)}: it is a number of milliseconds, {FOREVER} for ever")
+        raise TypeError(
+            f"wait is {safe_repr(wait, 80)}: it must be a number of milliseconds ({FOREVER}: no limit)"
+        )
 
 
 def _seconds(wait: int) -> float | None:
@@ -101,7 +104,8 @@ def _pauses(wait: int) -> Iterator[float]:
 
 
 def _watcher(what: Look) -> TaskWatcher | None:
-    """Who waits for *what*; None where nobody tells: it is in the cache, or in the memory of this process."""
+    """Return the watcher for *what*; None without notifications: it is in the cache, or in the memory of this
+    process."""
     alias = router.db_for_read(Task)
     if not what.key or storable(what.key) != what.key or is_in_memory(alias):
         return None
@@ -109,7 +113,7 @@ def _watcher(what: Look) -> TaskWatcher | None:
 
 
 def _taken(what: Look, where: TaskWatcher, told: Mapping[str, Any] | None) -> Any:
-    """What there is, now that *told* was told, or the time is over."""
+    """Return the current result, after the notification *told*, or the end of the time."""
     found = what.look()
     if told is None or what.load is None or what.is_there(found):
         return found
@@ -153,7 +157,7 @@ def task(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
 
 
 async def atask(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
-    """As task()."""
+    """Like task()."""
     found: Task | None = await afound_by(_task(task_id, cached), wait)
     _look_at_cache(found, wait, cached)
     return found
@@ -181,7 +185,7 @@ def members(
 async def amembers(
     group_id: str, failures: bool = True, wait: int = 0, count: int | None = None, cached: Any = None
 ) -> Any:
-    """As members()."""
+    """Like members()."""
     if wait or count:
         what = _members(group_id, failures, count, cached)
         await sync_to_async(_look_at_limit)(what, group_id, wait, count, cached)
@@ -193,8 +197,8 @@ async def amembers(
 
 
 def _look_at_limit(what: Look, group_id: str, wait: int, count: int | None, cached: Any) -> None:
-    """Raises ValueError for who would wait for ever for more successes than are kept; warns who waits for a
-    time. Not when *what* is there already: nothing is waited for then."""
+    """Raise ValueError if this would wait without limit for more successes than are stored; warn if it waits
+    for a time. Not when *what* is complete already: nothing is waited for then."""
     limit = conf.save_limit
     if not count or not count > limit > 0 or conf.save_limit_per not in (None, "group") or _is_cached(cached):
         return
@@ -202,7 +206,7 @@ def _look_at_limit(what: Look, group_id: str, wait: int, count: int | None, cach
         return
     text = (
         f"{count} tasks of the group {group_id!r} are waited for, and save_limit keeps {limit} successes: "
-        "the rest is deleted before all are there"
+        "the rest is deleted before all have ended"
     )
     if _patience(wait, count) == FOREVER:
         raise ValueError(f"{text}. Make Q_CLUSTER['save_limit'] larger, use cached=True, or wait for a time")
@@ -216,14 +220,14 @@ def _patience(wait: int, count: int | None) -> int:
 def results(
     group_id: str, failures: bool = False, wait: int = 0, count: int | None = None, cached: Any = None
 ) -> list[Any] | None:
-    """Return what the tasks of a group have returned; as members()."""
+    """Return the results of a group; like members()."""
     return _results_of(members(group_id, failures, wait, count, cached))
 
 
 async def aresults(
     group_id: str, failures: bool = False, wait: int = 0, count: int | None = None, cached: Any = None
 ) -> list[Any] | None:
-    """As results()."""
+    """Like results()."""
     found = await amembers(group_id, failures, wait, count, cached)
     return await sync_to_async(_results_of)(found)
 
@@ -235,8 +239,8 @@ def _results_of(found: Any) -> list[Any] | None:
 
 
 def size(group_id: str, failures: bool = False, cached: Any = None) -> int | None:
-    """Return how many tasks of a group have ended; failures: how many of them have failed. None for no group
-    in the cache."""
+    """Return how many tasks of a group have ended; failures: how many of them have failed. None if the cache
+    has no such group."""
     if not _is_cached(cached):
         return int(Task.get_group_count(group_id, failures))
     if not failures:
@@ -254,7 +258,7 @@ def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> int:
 
 
 def _look_at_cache(found: Any, wait: int, cached: Any) -> None:
-    """Warn who has waited for nothing in a cache that only one process sees."""
+    """Warn a caller that has waited in vain for a cache that only one process sees."""
     if found is None and wait and _is_cached(cached):
         cache.warn_unshared(conf.sync)
 

@@ -1,11 +1,11 @@
-"""watcher: who looks for tasks and groups that have ended, for all of this process that wait for some.
+"""watcher: polls for ended tasks and groups, for all waiting callers of this process.
 
 Comes from:  ``fetching.py``, which waits by the watcher of a database.
 Goes to:     the table of ``Task``; ``transports/notifications.py``, which tells when to look.
 Thread:      any; the thread of the watcher looks.
 
-It has connections of its own. So whoever waits may be in a transaction, where nothing new would be seen, or
-in an event loop. They are closed soon after nobody waits any more.
+It has its own connections. So callers may be in a transaction, where nothing new would be seen, or in an
+event loop. They are closed soon after nobody waits any more.
 """
 
 from __future__ import annotations
@@ -28,40 +28,39 @@ from qworker.django.transports.notifications import Notifications, open_notifica
 from qworker.transports.sql.link import blind
 
 LINGER_SECONDS = 1.0
-"""For so long after nobody waits any more the connections and the thread stay."""
+"""How long the connections and the thread stay after the last wait."""
 PORTION = 500
 """Names that one statement asks for."""
 _TASK, _GROUP, _SUCCESSES = "task", "group", "successes"
 
 
 def task_key(text: str) -> str:
-    """What is waited for: the task with the id or name *text*."""
+    """Return the key of the task with the id or name *text*."""
     return f"{_TASK}\n{text}"
 
 
 def group_key(group: str, count: int, successes: bool = False) -> str:
-    """What is waited for: *count* tasks of *group* that have ended. successes: well."""
+    """Return the key of *count* ended tasks of *group*. successes: that succeeded."""
     return f"{_SUCCESSES if successes else _GROUP}\n{count}\n{group}"
 
 
 def _text_of(key: str) -> str:
-    """What is told when what *key* stands for has ended."""
+    """Return the text of the notification for *key*."""
     kind, _, rest = key.partition("\n")
     return rest if kind == _TASK else rest.partition("\n")[2]
 
 
 class TaskWatcher:
-    """Looks into the database *alias*; rows are stored by way of the database *written*."""
+    """Reads the database *alias*; rows are stored through the database *written*."""
 
     listens = True
-    """One thread alone looks and hears, and none of those who wait: what they do with their connections is
-    theirs."""
+    """Only one thread polls and listens, and none of the callers: their connections are left to them."""
 
     def __init__(self, alias: str, written: str) -> None:
         self.clock = SYSTEM_CLOCK
         self._alias = alias
         self._written = written
-        self._idle: list[Any] = []  # any thread: what is done with it is atomic
+        self._idle: list[Any] = []  # any thread: its operations are atomic
         self.watcher = ResultWatcher(self, LINGER_SECONDS)
 
     # -- looking --
@@ -69,9 +68,9 @@ class TaskWatcher:
     def read_many(self, ids: Collection[str]) -> dict[str, Found]:
         """Return those of *ids*, keys of tasks and groups, that have ended: a task with its id as the result.
 
-        Raises what the database raises.
+        Raises the errors of the database.
         """
-        keys = [key for key in ids if "\0" not in key]  # which no database can be asked for
+        keys = [key for key in ids if "\0" not in key]  # a database refuses such keys
         found: dict[str, Found] = {}
         for some in _portions([key for key in keys if key.startswith(_TASK)]):
             found |= self._tasks(some)
@@ -108,7 +107,7 @@ class TaskWatcher:
         return None
 
     def _rows(self, query: QuerySet[Any]) -> list[Any]:
-        """The rows that *query* finds. A connection that was kept may be broken: then by a new one."""
+        """Return the rows of *query*. If a kept connection is broken, a new one is used."""
         with self._lent() as kept:
             with suppress(Error):
                 return _asked(query, kept)
@@ -134,7 +133,8 @@ class TaskWatcher:
     # -- hearing --
 
     def open_source(self) -> TaskSource:
-        """Return what hears of all tasks of the database. Raises what the database raises."""
+        """Return the source of notifications of all tasks of the database. Raises the errors of the
+        database."""
         return TaskSource(
             open_notifications(self._written, Task._meta.db_table), self._close_idle, self._abandon_idle
         )
@@ -144,16 +144,16 @@ class TaskWatcher:
             self._idle.pop().close()
 
     def _abandon_idle(self) -> None:
-        """In a forked child: the sessions are the parent's, and nothing may be said on them."""
+        """In a forked child: the sessions are the parent's, and must not be used."""
         _abandoned.extend(self._idle)
         for connection in self._idle:
-            with suppress(Exception):  # a driver that does not say which file it has
+            with suppress(Exception):  # a driver that does not name its file
                 driver = connection.connection
                 blind(driver._sock.fileno() if hasattr(driver, "_sock") else driver.fileno())
         self._idle.clear()
 
     def close(self) -> None:
-        """Let go of all connections; whoever waits goes on. Safe to call twice."""
+        """Close all connections; waiting callers continue. Safe to call twice."""
         self.watcher.close()
         self._close_idle()
 
@@ -163,7 +163,7 @@ _abandoned: list[Any] = []
 
 
 class TaskSource:
-    """A Source. notifications: tells ids, names and groups. close, abandon: what is to be done besides."""
+    """A Source. notifications: of ids, names and groups. close, abandon: additional steps."""
 
     def __init__(
         self, notifications: Notifications, close: Callable[[], None], abandon: Callable[[], None]
@@ -177,7 +177,7 @@ class TaskSource:
         return self._notifications.fileno()
 
     def subscribe(self, ids: Collection[str]) -> None:
-        """All tasks are told of; which key means which is noted here."""
+        """All tasks are notified; the keys are noted here."""
         keys: dict[str, list[str]] = {}
         for key in ids:
             keys.setdefault(_text_of(key), []).append(key)
@@ -211,18 +211,18 @@ def _portions(keys: list[str]) -> Iterator[list[str]]:
 
 
 _watchers: dict[tuple[str, str], TaskWatcher] = {}
-"""Any thread: what is done with it is atomic."""
+"""Any thread: its operations are atomic."""
 
 
 def watcher_of(alias: str, written: str) -> TaskWatcher:
-    """Return the one of this process that looks into the database *alias*, for what is stored in the database
+    """Return this process's watcher of the database *alias*, for tasks stored in the database
     *written*: the same, or the one that it is a copy of."""
     key = (alias, written)
     return _watchers.get(key) or _watchers.setdefault(key, TaskWatcher(*key))
 
 
 def dismiss() -> None:
-    """Let go of all connections; the next who waits opens them again."""
+    """Close all connections; the next wait opens them again."""
     while _watchers:
         _watchers.popitem()[1].close()
 

@@ -771,7 +771,7 @@ def test_a_call_that_cannot_be_made_says_which_part_is_wrong() -> None:
     with pytest.raises(TypeError, match=r"^broker is 3: it is a Broker"):
         async_task(given, broker=3)  # type: ignore[arg-type]
     for look in (result, async_to_sync(tasks.aresult)):
-        with pytest.raises(TypeError, match=r"^wait is 'y': it is a number of milliseconds"):
+        with pytest.raises(TypeError, match=r"^wait is 'y': it must be a number of milliseconds"):
             look(ABSENT, wait="y")
         with pytest.raises(TypeError, match=r"^wait is nan"):  # for which it waited for ever
             look(ABSENT, wait=float("nan"))

@@ -20,18 +20,18 @@ from qworker.django.management.loading import uncollected
 class Command(BaseCommand):
     """See the module."""
 
-    help = "Runs a cluster: works off tasks until it is told to stop."
+    help = "Runs a cluster, which executes tasks until it is told to stop."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--run-once", action="store_true", dest="run_once", help="Work off what waits, and stop."
+            "--run-once", action="store_true", dest="run_once", help="Run the waiting tasks, and stop."
         )
         parser.add_argument(
             "-n", "--name", dest="cluster_name", help="The name of the cluster, and its queue."
         )
 
     def check(self, *args: Any, **options: Any) -> None:
-        """As every command's; it loads the project's views."""
+        """Like every command's; it loads the project's views."""
         with uncollected():
             super().check(*args, **options)
 

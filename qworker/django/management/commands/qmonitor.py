@@ -20,7 +20,7 @@ from qworker.django.monitoring.overview import overview
 class Command(BaseCommand):
     """See the module."""
 
-    help = "Shows all clusters, and what waits, until q is pressed."
+    help = "Shows all clusters and waiting tasks, until q is pressed."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--run-once", action="store_true", dest="run_once", help="Show them once.")
