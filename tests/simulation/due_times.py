@@ -384,6 +384,8 @@ class Oracle:
             elif len(hit) == 1 and not jitter and self._wall(hit[0][1]) < end:
                 open_.setdefault(hit[0], []).append((due, entry if sure else None))
         for (start, until), missed in open_.items():
+            if any(at < until for at, _ in self.jumps):
+                continue  # which is the latest is not known
             last = next((entry for _, entry in reversed(missed) if entry is not None), Entry())
             catch_up = last.fields.get("catch_up", "latest")
             alone = last.fields.get("overlap", "allow") != "allow"
