@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from qworker.components.pool.child_handle import FRAME_BYTES, OVERDUE, TELL_SECONDS, ChildHandle
+from qworker.components.pool.child_channel import FRAME_BYTES
+from qworker.components.pool.child_handle import OVERDUE, TELL_SECONDS, ChildHandle
 from qworker.components.pool.frames import LENGTH, UP, FrameBuffer, pack
 from qworker.components.request import Failing
 from tests.support.rooms import Rooms
@@ -17,7 +18,7 @@ def exchange(sizes: list[int]) -> tuple[list[list[int]], list[bool]]:
     """Assign jobs with arguments of such sizes, and read as a slow child does. Returns the sequences in each
     frame that it got, and what flush() answered each time."""
     rooms, child = Rooms(), ChildHandle(0)
-    theirs, buffer = child.their_socket, FrameBuffer()
+    theirs, buffer = child.channel.their_socket, FrameBuffer()
     theirs.setblocking(False)
     frames: list[list[int]] = []
     flushed: list[bool] = []
@@ -36,7 +37,7 @@ def exchange(sizes: list[int]) -> tuple[list[list[int]], list[bool]]:
                     frames.append([job[0] for job in jobs])
                     assert all(len(job[-1]) > sizes[job[0] - 1] for job in jobs)
     finally:
-        child.close()
+        child.channel.close()
     return frames, flushed
 
 
@@ -53,7 +54,7 @@ def test_the_end_of_a_task_has_time_to_be_told(limit: float, seconds: float) -> 
         assert later is not None
         assert later.at - first.at == seconds - limit
     finally:
-        child.close()
+        child.channel.close()
 
 
 def test_short_jobs_share_a_frame() -> None:
@@ -83,10 +84,10 @@ def test_a_body_that_is_none_goes_to_the_child_which_says_what_is_wrong_with_it(
         request.leased = request.leased._replace(body=body)
         child.assign(1, request, 0.001)
         assert child.flush()
-        (frame,) = FrameBuffer().feed(child.their_socket.recv(65536))
+        (frame,) = FrameBuffer().feed(child.channel.their_socket.recv(65536))
         assert frame[0][-1] == body
     finally:
-        child.close()
+        child.channel.close()
 
 
 @pytest.mark.parametrize("written", [b"\xff" * 8, LENGTH.pack(5) + b"hello", LENGTH.pack(1) + b"("])
@@ -96,13 +97,13 @@ def test_who_writes_what_no_child_does_is_killed(written: bytes) -> None:
     child = ChildHandle(0, send_signal=lambda pid, number: signals.append((pid, number)))
     child.started_as(4321)
     try:
-        child.their_socket.sendall(pack((UP,)) + written)
+        child.channel.their_socket.sendall(pack((UP,)) + written)
         assert child.receive() == [(UP,)]
         assert signals == [(4321, signal.SIGKILL)]
-        child.their_socket.close()
+        child.channel.their_socket.close()
         assert child.receive() is None
     finally:
-        child.close()
+        child.channel.close()
 
 
 def test_what_was_given_before_its_process_is_known_is_told_of_it() -> None:
@@ -115,4 +116,4 @@ def test_what_was_given_before_its_process_is_known_is_told_of_it() -> None:
         child.assign(2, late, 0.0)
         assert (early.pid, late.pid) == (4321, 4321)
     finally:
-        child.close()
+        child.channel.close()

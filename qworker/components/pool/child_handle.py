@@ -1,28 +1,19 @@
-"""ChildHandle: the parent's view of one pool child, and its ends of the socket and the two pipes.
+"""ChildHandle: the parent's view of one pool child: its jobs, its limits, and how it is ended.
 
 Comes from:  ProcessPool, which makes one for each child.
-Goes to:     the child, in frames.
+Goes to:     the child, through its ChildChannel.
 Thread:      under the pool's lock, except receive(), kill() and close(), which belong to the pool thread.
 """
 
 import logging
 import os
 import signal
-import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from qworker.components.pool.frames import (
-    NO_FRAMES,
-    RECEIVE_BYTES,
-    FrameBuffer,
-    Job,
-    pack,
-    pack_tokens,
-    take_tokens,
-)
+from qworker.components.pool.child_channel import ChildChannel
+from qworker.components.pool.frames import NO_FRAMES, Job
 from qworker.components.request import Request
 from qworker.tasks.outcome import TERMINATED, TIME_LIMIT, Outcome
 
@@ -30,8 +21,6 @@ logger = logging.getLogger(__name__)
 
 MAX_JOBS = 128
 """Maximum jobs in one child, however short they are."""
-FRAME_BYTES = 128 * 1024
-"""Approximate size of the bodies in a frame."""
 ASYNC_GRACE_SECONDS = 2.0
 """The child itself cancels an async task at its hard limit; the parent kills it only this much later."""
 CANCEL_SECONDS = 5.0
@@ -104,27 +93,10 @@ class ChildHandle:
         self.last_heard = 0.0
         """Monotonic time when its latest sync job began, or the one before ended."""
         self.outgoing: list[Job] = []
-        self._unsent: deque[memoryview] = deque()
-        """Frames as memoryviews: the rest of a large one is not copied for each send."""
-        self._buffer = FrameBuffer()
-        self._socket, self.their_socket = socket.socketpair()
-        self._socket.setblocking(False)
-        for end in (self._socket, self.their_socket):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        self.token_reader, self._token_writer = os.pipe()
-        self.order_reader, self._order_writer = os.pipe()
-        for file in (self.token_reader, self.order_reader, self._order_writer):
-            os.set_blocking(file, False)
-        self._open = True
-
-    def spawned(self) -> None:
-        """The child has its ends: close ours (but keep the tokens, which may be recalled)."""
-        self.their_socket.close()
-        os.close(self.order_reader)
-        self.order_reader = -1
+        self.channel = ChildChannel()
 
     def fileno(self) -> int:
-        return self._socket.fileno()
+        return self.channel.socket.fileno()
 
     # -- what it may take --
 
@@ -205,39 +177,13 @@ class ChildHandle:
     def flush(self) -> bool:
         """Send assigned jobs; False when the socket is full and the rest waits."""
         if self.outgoing:
-            # Tokens first: a child without a token for a job assumes that it was recalled.
-            os.write(self._token_writer, pack_tokens([job[0] for job in self.outgoing]))
-            self._pack()
-        while self._unsent:
-            data = self._unsent[0]
-            try:
-                sent = self._socket.send(data)
-            except BlockingIOError:
-                return False
-            except OSError:
-                self._unsent.clear()  # the child is dead: its end, and that of its jobs, will be noticed
-                break
-            if sent < len(data):
-                self._unsent[0] = data[sent:]
-            else:
-                self._unsent.popleft()
-        return True
-
-    def _pack(self) -> None:
-        """Put assigned jobs into frames; large jobs into several, so that the child begins before all have
-        arrived."""
-        jobs, self.outgoing = self.outgoing, []
-        first = size = 0
-        for index, job in enumerate(jobs, 1):
-            body: object = job[-1]  # it came from an untrusted message: the child will refuse it
-            size += len(body) if isinstance(body, bytes | str) else 0
-            if size >= FRAME_BYTES or index == len(jobs):
-                self._unsent.append(memoryview(pack(jobs[first:index])))
-                first, size = index, 0
+            jobs, self.outgoing = self.outgoing, []
+            self.channel.add(jobs)
+        return self.channel.flush()
 
     @property
     def waits_to_write(self) -> bool:
-        return bool(self._unsent)
+        return bool(self.channel.unsent)
 
     def finished(self, sequence: int, now: float) -> Request | None:
         assigned = self.jobs.pop(sequence, None)
@@ -256,10 +202,10 @@ class ChildHandle:
 
     def recall(self) -> list[Request]:
         """Recall the jobs that have not started."""
-        if self.dead or not self._open:
+        if self.dead:
             return []
         taken = []
-        for sequence in take_tokens(self.token_reader):
+        for sequence in self.channel.recalled():
             assigned = self.jobs.pop(sequence, None)
             if assigned is not None:
                 taken.append(assigned.request)
@@ -290,10 +236,7 @@ class ChildHandle:
                     request,
                     Outcome(TERMINATED, text=f"{how}: it did not let itself be cancelled"),
                 )
-                try:
-                    os.write(self._order_writer, pack_tokens([sequence]))
-                except OSError:
-                    pass  # the child is dead, or does not react: see the limit
+                self.channel.cancel(sequence)
                 return
 
     def remaining(self, now: float) -> float:
@@ -339,18 +282,12 @@ class ChildHandle:
     def receive(self) -> list[Any] | None:
         """Return the received frames; None when the child has closed the socket, or sent invalid data: a task
         may write into any of its process's files. Then it is killed, because its state is unknown."""
-        try:
-            data = self._socket.recv(RECEIVE_BYTES)
-        except BlockingIOError:
-            return []
-        except OSError:
-            return None
-        if not data:
-            return None
         frames: list[Any] = []
         try:
-            for frame in self._buffer.feed(data):
-                frames.append(frame)  # frames before it are valid
+            for frame in self.channel.received():
+                if frame is None:
+                    return None
+                frames.append(frame)  # frames before an invalid one are valid
         except NO_FRAMES as error:
             logger.error(
                 "process %d of the pool is killed: something in it wrote into the socket that reports the "
@@ -382,24 +319,6 @@ class ChildHandle:
                 self._send_signal(self.pid, number)
             except ProcessLookupError:
                 pass
-
-    def hang_up(self) -> None:
-        """Tell the child to end after its current jobs. Safe to call twice."""
-        try:
-            self._socket.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
-
-    def close(self) -> None:
-        if self._open:
-            self._open = False
-            self._socket.close()
-            self.their_socket.close()
-            os.close(self.token_reader)
-            os.close(self._token_writer)
-            os.close(self._order_writer)
-            if self.order_reader >= 0:
-                os.close(self.order_reader)
 
 
 def describe_exit(status: int) -> str:

@@ -114,7 +114,7 @@ class ProcessPool(TaskPool):
         for child in self._children.retire_all():
             child.kill(signal.SIGKILL)
         for child in self._children.all():
-            child.hang_up()
+            child.channel.hang_up()
         while self._children.all() and time.monotonic() < deadline and self._thread.is_alive():
             time.sleep(0.002)
         self._stopping.set()
@@ -321,7 +321,7 @@ class ProcessPool(TaskPool):
                 self._forget(child)
         unstarted, running = self._children.remove(child)
         crash_point("child reaped")
-        child.close()
+        child.channel.close()
         outcome, target = child.killed or (Outcome(LOST, text=how), None)
         how = outcome.text
         ended.extend((request, NOT_STARTED) for request in unstarted)
@@ -356,7 +356,7 @@ class ProcessPool(TaskPool):
         children = self._children.all()
         for child in children:
             if child.retiring and not child.jobs:
-                child.hang_up()
+                child.channel.hang_up()
         if (
             self._children.accepting
             and now >= self._spawn_after
@@ -373,9 +373,9 @@ class ProcessPool(TaskPool):
         try:
             child = ChildHandle(index, settings.max_tasks_per_child, self._clock.monotonic, self._send_signal)
             self._spawner.spawn(
-                child.their_socket,
-                child.token_reader,
-                child.order_reader,
+                child.channel.their_socket,
+                child.channel.token_reader,
+                child.channel.order_reader,
                 {
                     "index": index,
                     "hostname": settings.hostname,
@@ -385,7 +385,7 @@ class ProcessPool(TaskPool):
             )
         except OSError as error:  # no files, processes or memory are available now
             if child is not None:
-                child.close()
+                child.channel.close()
             self._spawn_after = self._clock.monotonic() + 1.0
             logger.error(
                 "cannot start a pool process: %s; trying again in 1 s",
@@ -393,7 +393,7 @@ class ProcessPool(TaskPool):
                 extra={"event": "process-not-started"},
             )
             return
-        child.spawned()
+        child.channel.spawned()
         self.starts += 1
         self._children.add(child)
         self._has_room = True

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from qworker.clock import Clock
 from qworker.components.component import ThreadComponent
 from qworker.components.receiving.ack_buffer import AckBuffer
 from qworker.components.receiving.fetch_window import FetchWindow
@@ -63,7 +64,6 @@ class Listener(ThreadComponent):
         conf = app.conf
         self._consumer = app.broker.consumer
         self._lease = lease
-        self._state = state
         self._window = window
         self._intake = intake
         self._waiting = waiting
@@ -77,18 +77,13 @@ class Listener(ThreadComponent):
             (conf.dead_letter_expires, conf.dead_letter_max),
             (conf.failed_task_expires, conf.failed_task_max),
         )
-        self._eta_window: float = conf.worker_eta_window
-        self._eta_limit: int = conf.worker_eta_task_limit
         self._retry_on_startup: bool = conf.broker_connection_retry_on_startup
         self._quiet = False  # set by quiet(), a flag
         self._give_up_at = 0.0  # set by stop()
         self.connection = ConnectionState()  # listener only, as all below
         self._news = True
         """Whether the broker may have sent a notification since the last turn."""
-        self._backlog = True
-        """Whether the broker may have messages for us."""
-        self._look_at: float | None = None
-        """Epoch second at which a delayed message is fetched."""
+        self._plan = FetchPlan(window, conf.worker_eta_window, conf.worker_eta_task_limit)
 
     @property
     def unsettled(self) -> int:
@@ -156,7 +151,7 @@ class Listener(ThreadComponent):
             self._register()
         if self._news:
             self._news = False
-            self._backlog = self._revocations.pending = True
+            self._plan.backlog = self._revocations.pending = True
         # Prefetched messages are passed to a child before talking to the broker
         if self._consumer.prefetched:
             self._fetch()
@@ -194,30 +189,24 @@ class Listener(ThreadComponent):
         rest = max(0.0, self._housekeeping.due_at - now)
         if self._acks.waiting:
             rest = min(rest, self._acks.rest(now))
-        if self._look_at is not None and not self._quiet:
-            rest = min(rest, max(0.001, self._look_at - self.clock.now()))
+        if self._plan.look_at is not None and not self._quiet:
+            rest = min(rest, max(0.001, self._plan.look_at - self.clock.now()))
         return min(rest, LONGEST_REST)
 
     # -- what comes in --
 
     def _wants_to_fetch(self) -> bool:
         """Whether there may be messages, and room for them."""
-        if self._quiet:
-            return False
-        if self._look_at is not None and self._look_at <= self.clock.now():
-            return True
-        return self._backlog and self._window.room() > 0
+        return not self._quiet and self._plan.wants(self.clock)
 
     def _fetch(self) -> None:
-        prefetched, limit = self._consumer.prefetched, max(0, self._window.room())
-        room = min(self._eta_limit, self._window.fits) - self._waiting.scheduled
-        delayed_limit = room if room > self._eta_limit // 2 else 0
+        plan, prefetched, limit = self._plan, self._consumer.prefetched, max(0, self._window.room())
+        delayed_limit = plan.delayed_limit(self._waiting.scheduled)
         asked = self.clock.uptime()
-        claim = self._consumer.lease(self._lease.registration.queues, limit, delayed_limit, self._eta_window)
+        claim = self._consumer.lease(self._lease.registration.queues, limit, delayed_limit, plan.eta_window)
         messages = claim.messages
         if messages:  # else it may not have checked; see Consumer.lease()
             self._lease.claimed(asked)
-        if messages:
             crash_point("claimed")
         if claim.last_revocation is not None:
             self._revocations.told(claim.last_revocation)
@@ -239,25 +228,14 @@ class Listener(ThreadComponent):
                 self._window.weigh(request)
                 ready.append(request)
         # A full batch means that there are more; so does one without room.
-        self._backlog = limit == 0 or len(messages) >= limit or large
+        plan.backlog = limit == 0 or len(messages) >= limit or large
         if prefetched:  # it arrived during the wait, and due messages may have taken its place
             self._give_back(ready[limit:])
             del ready[limit:]
         self._waiting.add(ready)
-        self._look_ahead(claim.next_due, wall, delayed_limit > 0)
+        plan.look_ahead(claim.next_due, wall, delayed_limit > 0)
         if not self._quiet:  # otherwise all that has not started goes back at the end of the turn
             self._give_back_surplus()
-
-    def _look_ahead(self, due: float | None, wall: float, room: bool) -> None:
-        """Decide when to fetch the next delayed message, which is due at *due*: ahead of time if the schedule
-        has room."""
-        if due is None:
-            self._look_at = None
-        elif room:
-            self._look_at = due - self._eta_window
-        else:
-            # No room: not before it is due, or the schedule is emptier.
-            self._look_at = max(due, wall + 0.01) if due > wall else wall + 0.01
 
     def _give_back_surplus(self) -> None:
         """Give back tasks fetched as short that turned out to be long."""
@@ -266,7 +244,7 @@ class Listener(ThreadComponent):
     def _give_back(self, requests: Sequence[Request]) -> None:
         requests = self._waiting.end_failing(requests) if self._quiet else self._waiting.keep(requests)
         self._acks.give_back(requests)
-        self._backlog = self._backlog or bool(requests)
+        self._plan.backlog = self._plan.backlog or bool(requests)
 
     def _give_back_all(self) -> None:
         """The worker stops: give back what has not started."""
@@ -291,7 +269,7 @@ class Listener(ThreadComponent):
     # -- now and then --
 
     def _housekeep(self, now: float) -> None:
-        self._backlog = True  # poll once in a while: a publisher may have died before its notification
+        self._plan.backlog = True  # poll once in a while: a publisher may have died before its notification
         if self._housekeeping.reclaim(now):
             self._revocations.pending = True
         self._window.reweigh()
@@ -323,6 +301,47 @@ class Listener(ThreadComponent):
             self._consumer.deregister()
         except (BrokerUnavailable, LeaseLost, ConfigurationError) as error:
             logger.warning("the broker was not told that this worker stops: %s; it will notice", error)
+
+
+# -- FetchPlan: when there may be messages to fetch, and how many that are not due yet --
+# Thread: the listener's.
+
+
+class FetchPlan:
+    """eta_window: how many seconds before they are due delayed messages are fetched. eta_limit: how many of
+    them may wait here."""
+
+    def __init__(self, window: FetchWindow, eta_window: float, eta_limit: int) -> None:
+        self._window = window
+        self.eta_window = eta_window
+        self._eta_limit = eta_limit
+        self.backlog = True
+        """Whether the broker may have messages for us."""
+        self.look_at: float | None = None
+        """Epoch second at which a delayed message is fetched."""
+
+    def wants(self, clock: Clock) -> bool:
+        """Tell whether there may be messages, and room for them."""
+        if self.look_at is not None and self.look_at <= clock.now():
+            return True
+        return self.backlog and self._window.room() > 0
+
+    def delayed_limit(self, scheduled: int) -> int:
+        """Return how many delayed messages may be fetched when *scheduled* are here; few at a time are not
+        worth it."""
+        room = min(self._eta_limit, self._window.fits) - scheduled
+        return room if room > self._eta_limit // 2 else 0
+
+    def look_ahead(self, due: float | None, wall: float, room: bool) -> None:
+        """Decide when to fetch the next delayed message, which is due at *due*: ahead of time if the schedule
+        has room."""
+        if due is None:
+            self.look_at = None
+        elif room:
+            self.look_at = due - self.eta_window
+        else:
+            # No room: not before it is due, or the schedule is emptier.
+            self.look_at = max(due, wall + 0.01) if due > wall else wall + 0.01
 
 
 # -- ConnectionState: how the broker answers this worker, and how long to let it be when it does not --
