@@ -90,7 +90,7 @@ def test_what_is_peeked_at_may_be_large(store: Broker) -> None:
 def test_a_peek_that_cannot_be_says_so(store: Broker) -> None:
     store.sender.push([message("a")])
     if PEEK in store.lacks:
-        with pytest.raises(NotSupported, match="shows no message without giving it out"):
+        with pytest.raises(NotSupported, match="cannot show messages without delivering them"):
             store.admin.peek("q", "ready", 10)
     else:
         assert seen(store) == [["a"], [], []]
