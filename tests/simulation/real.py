@@ -44,6 +44,8 @@ PATIENCE = 45.0
 """Seconds after the last fault and call within which everything is quiet."""
 STABLE = 0.6
 """Seconds for which it stays quiet."""
+RECOVERY = 4.0
+"""Seconds after a fault within which workers find their servers again."""
 LOOK = 0.15
 OF_SERVERS = frozenset({"away", "cut", "slow"})
 OF_WORKERS = frozenset({"kill", "kill tree", "child", "freeze", "restart"})
@@ -138,6 +140,8 @@ class RealRunning:
         self.frozen: dict[Fault, list[int]] = {}
         self.wanted: dict[str, Expected] = {}
         self.errors = list(fleet.record.errors)
+        self.ended_at = -RECOVERY
+        """When the last fault ended."""
         fleet.record.trouble = False
 
     def go(self) -> Seen:
@@ -235,6 +239,7 @@ class RealRunning:
 
     def _end(self, fault: Fault) -> None:
         self.fleet.note("ends:", fault)
+        self.ended_at = time.monotonic()
         for pid in self.frozen.pop(fault, ()):
             kill(pid, signal.SIGCONT)
         if fault.kind in OF_SERVERS and self.fleet.faults is not None:
@@ -262,6 +267,8 @@ class RealRunning:
     def _busy(self) -> str:
         """What is still to be done."""
         fleet, seen = self.fleet, self.seen
+        if time.monotonic() - self.ended_at < RECOVERY:
+            return "workers may be without their server"  # which would be told in the next case
         for thread in self.threads:
             if thread.is_alive():
                 return f"{thread.name} waits"
