@@ -38,7 +38,7 @@ IDLE_SECONDS = 60.0
 """After which an idle thread made by apart() ends."""
 
 
-class NotOurTurn(Exception):
+class LockTimeout(Exception):
     """Others held the lock for the whole time."""
 
 
@@ -115,13 +115,13 @@ def in_turn(turn: Lock, seconds: float | None, work: Callable[P, T], *args: P.ar
     """Return *work*() while holding the lock *turn*, which is always released. Wait for it up to so many
     seconds.
 
-    None: without limit. Raises NotOurTurn when we did not get it.
+    None: without limit. Raises LockTimeout when we did not get it.
     """
     got: list[bool] = []
     try:
         got.extend(map(turn.acquire, (True,), (-1.0 if seconds is None else max(0.0, seconds),)))
         if True not in got:
-            raise NotOurTurn
+            raise LockTimeout
         return deferred(work, *args, **kwargs) if _run.open else work(*args, **kwargs)
     finally:
         if True in got:

@@ -152,7 +152,7 @@ class Request:
         return f"<Request {self.name}[{self.id}]>"
 
 
-class Stranger:
+class UnreadableMessage:
     """A message that cannot be read: *error* says why. headers: {} when they cannot be read."""
 
     __slots__ = ("acked", "error", "headers", "leased")

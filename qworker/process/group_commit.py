@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Generic, Protocol, TypeVar
 
 from qworker.errors import BrokerUnavailable
-from qworker.interrupts import NotOurTurn, in_turn, interruptible
+from qworker.interrupts import LockTimeout, in_turn, interruptible
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class Line(Generic[T]):
             pending.append(mine)
             try:
                 in_turn(lock, timeout, self._serve_all, mine, deadline)
-            except NotOurTurn:
+            except LockTimeout:
                 try:
                     pending.remove(mine)
                 except ValueError:  # it is in progress: only that thread knows the outcome

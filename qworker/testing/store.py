@@ -33,9 +33,9 @@ from qworker.transports.lease import (
     ResultRow,
     Revocation,
     Settlement,
+    SingleObjectBroker,
     Standing,
     Store,
-    Undivided,
 )
 from qworker.transports.presence import Presence, from_text
 
@@ -49,7 +49,7 @@ class _Building:
         self.handles: list[MemoryStore] = []
 
 
-class MemoryStore(Undivided):
+class MemoryStore(SingleObjectBroker):
     """clock: for due times. uptime: returns the seconds for leases; by default from *clock*.
     lease_seconds: how long a silent consumer is considered alive.
 

@@ -530,7 +530,7 @@ class Broker(ABC):
         """Close everything. Safe to call twice."""
 
 
-class Undivided(Sender, Consumer, Admin, Broker):
+class SingleObjectBroker(Sender, Consumer, Admin, Broker):
     """A broker whose class implements all three interfaces."""
 
     def __init__(self, url: str, *, letters: Mapping[Kind, Letters]) -> None:

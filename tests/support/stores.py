@@ -9,7 +9,7 @@ from qworker import QWorker
 from qworker.errors import BrokerUnavailable
 from qworker.message.protocol import Body, decode_body, parse_headers, parse_properties
 from qworker.testing.clock import FakeClock
-from qworker.transports.lease import Envelope, Undivided
+from qworker.transports.lease import Envelope, SingleObjectBroker
 from qworker.transports.presence import Presence
 
 ACCEPT = frozenset({"json", "pickle", "msgpack"})
@@ -24,7 +24,7 @@ class Sent(NamedTuple):
     body: Body
 
 
-class KeepingStore(Undivided):
+class KeepingStore(SingleObjectBroker):
     """pushes: what each push() was given. failures: how many pushes are still to fail,
     with the error failure. on_push: is called before each."""
 

@@ -14,7 +14,7 @@ from types import FrameType
 import pytest
 
 from qworker import interrupts
-from qworker.interrupts import NotOurTurn, apart, conclude, deferred, in_turn, interrupt, let_pass
+from qworker.interrupts import LockTimeout, apart, conclude, deferred, in_turn, interrupt, let_pass
 from qworker.message.exceptions import exception_from_dict, exception_to_dict
 from qworker.transports.amqp.codec import Delivery, content_header, read_content
 
@@ -54,7 +54,7 @@ def test_a_turn_is_given_back_however_the_work_ends() -> None:
 def test_who_does_not_get_the_turn_gives_nothing_back() -> None:
     turn = threading.Lock()
     with turn:
-        with pytest.raises(NotOurTurn):
+        with pytest.raises(LockTimeout):
             in_turn(turn, 0.01, strike)
         assert turn.locked()
 

@@ -30,7 +30,7 @@ from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.components.waiting.schedule_controller import ScheduleController
 from qworker.components.worker_lease import Registration, WorkerLease
 from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
-from qworker.tasks.outcome import LAPSED, REVOKED, TIME_LIMIT, Outcome
+from qworker.tasks.outcome import LEASE_EXPIRED, REVOKED, TIME_LIMIT, Outcome
 from qworker.testing import FakeClock, InlinePool, MemoryStore, StepWorker
 from qworker.transports.lease import (
     Ack,
@@ -1421,7 +1421,7 @@ def test_what_comes_out_of_the_pool_after_the_lease_was_lost_is_forgotten() -> N
     other = lose_lease(ears)
     (theirs,) = other.consumer.lease(["celery"], 9).messages
     ears.turns()
-    ears.settler.ended([(request, Outcome(LAPSED))])
+    ears.settler.ended([(request, Outcome(LEASE_EXPIRED))])
     ears.turns()
     assert ears.state.requests == {}
     assert other.held == {theirs.tag}

@@ -14,7 +14,7 @@ from qworker.components.request import Request
 from qworker.components.waiting.mediator import BATCH, Mediator
 from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.components.worker_lease import Held
-from qworker.tasks.outcome import EXPIRED, LAPSED, REVOKED
+from qworker.tasks.outcome import EXPIRED, LEASE_EXPIRED, REVOKED
 from qworker.testing import InlinePool
 from qworker.transports.lease import Revocation
 from tests.support.rooms import Rooms, tags
@@ -408,7 +408,7 @@ def test_what_was_on_its_way_when_the_lease_was_lost_is_left_to_others(way: str)
     else:
         assert desk.mediator.offer(old) == []
     assert (desk.running, len(desk.ready)) == ([], 0)
-    assert desk.ended == [(1, LAPSED), (2, LAPSED)]
+    assert desk.ended == [(1, LEASE_EXPIRED), (2, LEASE_EXPIRED)]
 
 
 @pytest.mark.parametrize("lease", [None, Held(2, 700.0)])

@@ -15,7 +15,7 @@ from qworker.components.ending import outcomes
 from qworker.components.ending.outcomes import MAX_REDELIVERY_SECONDS, OUTCOMES, Rule, end
 from qworker.components.ending.settler import Settler
 from qworker.components.mailbox import Mailbox
-from qworker.components.request import Request, Stranger
+from qworker.components.request import Request, UnreadableMessage
 from qworker.components.status.counters import Counters
 from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.errors import NotRegistered, QWorkerError
@@ -29,7 +29,7 @@ from qworker.tasks.outcome import (
     IGNORED,
     INTERRUPTED,
     INVALID,
-    LAPSED,
+    LEASE_EXPIRED,
     LOST,
     POISONED,
     REJECTED,
@@ -154,7 +154,7 @@ CASES = [
     Case(INTERRUPTED, Release(1, redelivered=True), INFO, label="interrupted", leased=FIVE_DEATHS),
     Case(INTERRUPTED, Ack(1), INFO, label="interrupted", acked=True, **LOST_FOR_GOOD),
     Case(UNSTARTED, None, None),
-    Case(LAPSED, Release(1, redelivered=True), None),
+    Case(LEASE_EXPIRED, Release(1, redelivered=True), None),
     Case(
         REVOKED,
         Ack(1),
@@ -212,9 +212,9 @@ class End:
         self.counted = [how for _, how in self.counters.ends()]
         self.waits = len(self.ready)
 
-    def stranger(self, request: Request) -> Stranger:
+    def stranger(self, request: Request) -> UnreadableMessage:
         leased = request.leased
-        return Stranger(leased, NotRegistered("work"), protocol.parse_headers(leased.headers))
+        return UnreadableMessage(leased, NotRegistered("work"), protocol.parse_headers(leased.headers))
 
 
 class listening:
@@ -415,7 +415,7 @@ def test_the_label_column_decides(kind: str, changed: Any, caplog: pytest.LogCap
 def test_events_have_celerys_names_and_every_final_end_has_one() -> None:
     assert {rule.event for rule in OUTCOMES.values()} - {None} == CELERYS
     unmonitored = {kind for kind, rule in OUTCOMES.items() if rule.event is None}
-    assert unmonitored == {IGNORED, REPLACED, UNSTARTED, LAPSED, COPY, UNREADABLE}
+    assert unmonitored == {IGNORED, REPLACED, UNSTARTED, LEASE_EXPIRED, COPY, UNREADABLE}
 
 
 def test_a_row_is_plain() -> None:
@@ -472,7 +472,7 @@ def test_what_a_child_has_stored_is_not_stored_again(kind: str, acked: bool) -> 
 
 def test_nothing_is_stored_of_a_message_whose_headers_cannot_be_read() -> None:
     rooms, one = made({})
-    stranger = Stranger(one.leased, NotRegistered("work"), {})
+    stranger = UnreadableMessage(one.leased, NotRegistered("work"), {})
     assert end(rooms.app, stranger, Outcome(UNKNOWN, text="why"), NOW) == DeadLetter(1, "why")
 
 

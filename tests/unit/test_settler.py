@@ -16,7 +16,7 @@ from qworker.tasks.outcome import (
     EXPIRED,
     INTERRUPTED,
     INVALID,
-    LAPSED,
+    LEASE_EXPIRED,
     LOST,
     RETRY,
     REVOKED,
@@ -129,7 +129,7 @@ def test_what_others_have_is_no_end(failing: Failing | None) -> None:
     desk = Desk()
     one = desk.rooms.request(1)
     one.failing = failing
-    desk.settler.ended([(one, Outcome(LAPSED))])
+    desk.settler.ended([(one, Outcome(LEASE_EXPIRED))])
     assert desk.order == SettlementOrder(one, Release(1, redelivered=True))
 
 

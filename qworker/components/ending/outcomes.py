@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qworker import signals, states
 from qworker.canvas.membership import is_ignored, parts_of
-from qworker.components.request import Failing, Request, Stranger
+from qworker.components.request import Failing, Request, UnreadableMessage
 from qworker.errors import (
     EncodeError,
     InvalidTaskMessage,
@@ -57,7 +57,7 @@ def ack(request: Request, outcome: Outcome, now: float) -> Settlement:
     return Ack(request.leased.tag, outcome.row)
 
 
-def dead_letter(request: Request | Stranger, outcome: Outcome, now: float) -> Settlement:
+def dead_letter(request: Request | UnreadableMessage, outcome: Outcome, now: float) -> Settlement:
     """Dead-letter the message, with the outcome's text as the reason."""
     return DeadLetter(request.tag, outcome.text, outcome.row)
 
@@ -138,8 +138,8 @@ def _as(error: type[QWorkerError]) -> Callable[[Any, Outcome], QWorkerError]:
     return lambda request, outcome: error(outcome.text)
 
 
-def _unknown(request: Request | Stranger, outcome: Outcome) -> QWorkerError:
-    return request.error if isinstance(request, Stranger) else TaskError(outcome.text)
+def _unknown(request: Request | UnreadableMessage, outcome: Outcome) -> QWorkerError:
+    return request.error if isinstance(request, UnreadableMessage) else TaskError(outcome.text)
 
 
 # -- the signal --
@@ -159,7 +159,7 @@ def tell_failure(app: QWorker, request: Request, outcome: Outcome, error: QWorke
 
 
 def tell_rejected(
-    app: QWorker, request: Request | Stranger, outcome: Outcome, error: QWorkerError | None
+    app: QWorker, request: Request | UnreadableMessage, outcome: Outcome, error: QWorkerError | None
 ) -> None:
     if signals.task_rejected.receivers:
         signals.task_rejected.send(app, message=request.leased, exc=outcome.text)
@@ -191,11 +191,11 @@ def _traced(request: Request, outcome: Outcome) -> tuple[Any, ...]:
     return *_timed(request, outcome), f"\n{outcome.traceback}" if outcome.traceback else ""
 
 
-def _of_message(stranger: Stranger, outcome: Outcome) -> tuple[Any, ...]:
-    return stranger.headers.get("id") or stranger.tag, stranger.leased.queue, outcome.text
+def _of_message(unreadable: UnreadableMessage, outcome: Outcome) -> tuple[Any, ...]:
+    return unreadable.headers.get("id") or unreadable.tag, unreadable.leased.queue, outcome.text
 
 
-def _fate(request: Request | Stranger, settlement: Settlement | None, now: float) -> str:
+def _fate(request: Request | UnreadableMessage, settlement: Settlement | None, now: float) -> str:
     """Describe what happens to the message, if the log line does not say it: it is dead-lettered, or
     delivered again."""
     if isinstance(settlement, DeadLetter):
@@ -308,7 +308,7 @@ OUTCOMES: dict[str, Rule] = {
         part=states.FAILURE,
     ),
     kinds.UNSTARTED: Rule(keep),
-    kinds.LAPSED: Rule(give_back),
+    kinds.LEASE_EXPIRED: Rule(give_back),
     # Not run at all.
     kinds.REVOKED: Rule(
         ack, INFO, "Task %s[%s] was revoked: %s",
@@ -344,7 +344,9 @@ STATES: dict[str, str | None] = {kinds.RETRY: states.RETRY, kinds.REJECTED: stat
 """The state of a call in a log line, if none is stored."""
 
 
-def end(app: QWorker, request: Request | Stranger, outcome: Outcome, now: float) -> Settlement | None:
+def end(
+    app: QWorker, request: Request | UnreadableMessage, outcome: Outcome, now: float
+) -> Settlement | None:
     """Apply OUTCOMES to *outcome*; return the settlement for the broker, with the result to be stored with
     it, or None if the request waits again.
 
@@ -367,7 +369,11 @@ def end(app: QWorker, request: Request | Stranger, outcome: Outcome, now: float)
 
 
 def _told(
-    app: QWorker, rule: Rule, request: Request | Stranger, outcome: Outcome, settlement: Ack | DeadLetter
+    app: QWorker,
+    rule: Rule,
+    request: Request | UnreadableMessage,
+    outcome: Outcome,
+    settlement: Ack | DeadLetter,
 ) -> Ack | DeadLetter:
     """Return *settlement* with everything from *rule*: parts, the row, the kept message. Observers are
     notified."""
@@ -395,7 +401,9 @@ def _told(
     return settlement
 
 
-def _extra(rule: Rule, request: Request | Stranger, outcome: Outcome, state: str | None) -> dict[str, Any]:
+def _extra(
+    rule: Rule, request: Request | UnreadableMessage, outcome: Outcome, state: str | None
+) -> dict[str, Any]:
     """Return the additional attributes of an end's log record, for JSON lines and the user's handlers."""
     headers = request.headers
     extra = {
@@ -411,7 +419,7 @@ def _extra(rule: Rule, request: Request | Stranger, outcome: Outcome, state: str
     return extra
 
 
-def _is_kept(app: QWorker, request: Request | Stranger) -> bool:
+def _is_kept(app: QWorker, request: Request | UnreadableMessage) -> bool:
     """Tell whether the message of the failed *request* still exists and should be kept."""
     if not isinstance(request, Request) or request.acked or not request.task.keep_failed:
         return False
@@ -432,7 +440,9 @@ def failing(app: QWorker, request: Request, outcome: Outcome, now: float) -> Fai
     return Failing(outcome, rule.state, exception_to_dict(rule.error(request, outcome)))
 
 
-def _row(app: QWorker, request: Request | Stranger, state: str, error: QWorkerError) -> ResultRow | None:
+def _row(
+    app: QWorker, request: Request | UnreadableMessage, state: str, error: QWorkerError
+) -> ResultRow | None:
     """Return the result of a task that the worker ends with *error*; None when it is ignored, or unknown."""
     headers = request.headers
     task = app.tasks.get(headers.get("task", ""))

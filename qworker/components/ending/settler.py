@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from qworker.components.ending import outcomes
 from qworker.components.ending.result_writer import ResultWriter, carries_result
 from qworker.components.mailbox import Mailbox, SettlementOrder
-from qworker.components.request import MOST_DEATHS, Failing, Request, Stranger
+from qworker.components.request import MOST_DEATHS, Failing, Request, UnreadableMessage
 from qworker.components.status.counters import Counters, Run
 from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.tasks.outcome import (
     INTERRUPTED,
-    LAPSED,
+    LEASE_EXPIRED,
     LOST,
     RETRY,
     SUCCESS,
@@ -103,7 +103,7 @@ class Settler:
         """Store the state STARTED of running requests."""
         self._post_many([SettlementOrder(request, Store(row), final=False) for request, row in rows])
 
-    def refuse(self, request: Request | Stranger, outcome: Outcome) -> bool:
+    def refuse(self, request: Request | UnreadableMessage, outcome: Outcome) -> bool:
         """Settle a message that was not accepted: nothing waits for it, and it is not counted.
 
         Return True if it has to be accepted after all, because a child must report its end to the calls it
@@ -146,7 +146,7 @@ def _answered(failing: Outcome, outcome: Outcome, limit: float | None) -> Outcom
     *outcome*. limit: the seconds allowed."""
     if outcome.kind in (RETRY, SUCCESS):
         return outcome._replace(runtime=limit or 0.0)
-    return outcome if outcome.told or outcome.kind in (UNSTARTED, LAPSED) else failing
+    return outcome if outcome.told or outcome.kind in (UNSTARTED, LEASE_EXPIRED) else failing
 
 
 def _along(row: ResultRow, parts: Sequence[Sequence[Any]]) -> SettlementOrder:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from qworker import signals, states
 from qworker.components import request as requests
 from qworker.components.receiving.ledger import WorkerState
-from qworker.components.request import Failing, Request, Stranger
+from qworker.components.request import Failing, Request, UnreadableMessage
 from qworker.errors import MessageError, NotRegistered
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.reading import may_embed
@@ -40,7 +40,7 @@ class Intake:
         app: QWorker,
         state: WorkerState,
         settle: Callable[[Settlement], None],
-        refuse: Callable[[Request | Stranger, Outcome], bool],
+        refuse: Callable[[Request | UnreadableMessage, Outcome], bool],
     ) -> None:
         self._app = app
         self._state = state
@@ -57,8 +57,8 @@ class Intake:
         except NotRegistered as error:
             return self._unknown(leased, generation, error, wall)
         except MessageError as error:
-            stranger = Stranger(leased, error, {})
-            self._refuse(stranger, Outcome(UNREADABLE, text=requests.refusal(error)))
+            unreadable = UnreadableMessage(leased, error, {})
+            self._refuse(unreadable, Outcome(UNREADABLE, text=requests.refusal(error)))
             return None
         known = self._state.done.pop(request.key, None)
         if known is not None:  # it ran here, under a lease that was lost since
@@ -135,10 +135,10 @@ class Intake:
         full = NotRegistered(name, near_tasks(name, app.tasks))
         outcome = Outcome(UNKNOWN, text=requests.refusal(full))
         if request is None:
-            self._refuse(Stranger(leased, full, {}), outcome)
+            self._refuse(UnreadableMessage(leased, full, {}), outcome)
             return None
         if not may_embed(request.leased.body):
-            self._refuse(Stranger(leased, full, request.headers), outcome)
+            self._refuse(UnreadableMessage(leased, full, request.headers), outcome)
             return None
         running = self._state.requests.get(request.key)
         if running is not None:

@@ -24,7 +24,7 @@ from qworker.components.waiting.early_acks import EarlyAcks
 from qworker.components.waiting.ready_queue import ReadyQueue
 from qworker.components.worker_lease import Held, WorkerLease
 from qworker.process.crash_points import crash_point
-from qworker.tasks.outcome import EXPIRED, LAPSED, REVOKED, Outcome
+from qworker.tasks.outcome import EXPIRED, LEASE_EXPIRED, REVOKED, Outcome
 
 WAIT_SECONDS = 10.0
 BATCH = 64
@@ -170,7 +170,7 @@ class Mediator(ThreadComponent):
         for request in requests:
             if not request.acked:
                 if request.generation != generation:  # the lease was lost while it was in transit
-                    self._on_ended([(request, Outcome(LAPSED))])
+                    self._on_ended([(request, Outcome(LEASE_EXPIRED))])
                     continue
                 request.starts_before = until
             if request.failing is not None:

@@ -32,8 +32,8 @@ from qworker.transports.lease import (
     Release,
     Revocation,
     Settlement,
+    SingleObjectBroker,
     Store,
-    Undivided,
 )
 from qworker.transports.presence import Presence
 
@@ -48,7 +48,7 @@ class _Taken(NamedTuple):
     text: str
 
 
-class CustomTransport(Undivided):
+class CustomTransport(SingleObjectBroker):
     """make: makes a broker of the project's class for the queue of a name."""
 
     lacks = frozenset(Capability)

@@ -70,7 +70,7 @@ L = TypeVar("L", bound=Lane)
 class DirectoryConsumer(Consumer, Generic[L]):
     """open_lanes: called with the wanted queues, when this registers and later."""
 
-    deaf_seconds = 0.0
+    poll_cooldown = 0.0
     """How long notifications are ignored after a useless one; 0: never."""
 
     def __init__(self, open_lanes: Callable[[Sequence[str]], list[L]], clock: Clock = SYSTEM_CLOCK) -> None:
@@ -85,7 +85,7 @@ class DirectoryConsumer(Consumer, Generic[L]):
         self._concurrency = 1
         self._more = False
         """Whether the last lease() left messages that had room, so that the leased ones can begin."""
-        self._deaf_until = -math.inf
+        self._cooldown_until = -math.inf
         """On the monotonic clock."""
         self._wakeup = WakeupPipe()
         _consumers.add(self)
@@ -187,13 +187,13 @@ class DirectoryConsumer(Consumer, Generic[L]):
             if lane.directory.fileno() in ready:
                 lane.directory.take_in()
                 told = True
-                if not self.deaf_seconds:
+                if not self.poll_cooldown:
                     lane.drained, news = False, True
             if lane.drained and lane.directory.rest() <= 0.0:
                 lane.drained = False  # notified once: without room for it, it is not notified again
                 news = True
         if told and not news:
-            self._deaf_until = self._clock.monotonic() + self.deaf_seconds
+            self._cooldown_until = self._clock.monotonic() + self.poll_cooldown
         return news
 
     def wake(self) -> None:
@@ -237,7 +237,7 @@ class DirectoryConsumer(Consumer, Generic[L]):
 
     def _deaf_for(self) -> float:
         """Return the seconds for which notifications are ignored; 0.0 when they are not."""
-        return max(0.0, self._deaf_until - self._clock.monotonic())
+        return max(0.0, self._cooldown_until - self._clock.monotonic())
 
     def _require(self) -> None:
         if not self._generation:

@@ -37,7 +37,7 @@ AT_ONCE = 4
 """Messages for each process that are made in advance."""
 NAMES_AT_ONCE = 128
 """Names in them: finding more would take so long that the processes would wait."""
-DEAF_SECONDS = 0.003
+POLL_COOLDOWN = 0.003
 """How long notifications are ignored after a useless one: each running job causes several, too."""
 STALE_SECONDS = 0.25
 """After this time, names that were handed out are given to others, too."""
@@ -93,7 +93,7 @@ def _is_cut_short(order: Order) -> bool:
 class JobDispatch(DirectoryConsumer[JobLane]):
     """Takes no locks, and hands out names. signals: signals that the processes have to handle, too."""
 
-    deaf_seconds = DEAF_SECONDS
+    poll_cooldown = POLL_COOLDOWN
 
     def __init__(
         self,

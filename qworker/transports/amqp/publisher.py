@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qworker.errors import BrokerUnavailable, QueueNotFound
-from qworker.interrupts import NotOurTurn, apart, in_turn
+from qworker.interrupts import LockTimeout, apart, in_turn
 from qworker.process.crash_points import crash_point
 from qworker.process.group_commit import Line, Pending
 from qworker.transports.amqp.codec import content_header, message_frames, publish_method
@@ -110,7 +110,7 @@ class Publisher:
         blocked instead of an important one. Raises BrokerUnavailable when the server does not answer."""
         try:
             return in_turn(self.lock, TURN_SECONDS, self._takes)
-        except NotOurTurn:
+        except LockTimeout:
             return False
 
     def _takes(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from qworker.clock import Clock
 from qworker.errors import BrokerUnavailable, NotSupported
-from qworker.interrupts import NotOurTurn, apart, in_turn, let_pass
+from qworker.interrupts import LockTimeout, apart, in_turn, let_pass
 from qworker.naming import task_ids
 from qworker.transports.held.messages import Outgoing, of_envelope
 from qworker.transports.held.port import (
@@ -91,7 +91,7 @@ class HeldSender(Sender):
         """Do *work* in our turn to publish, with a connection; after whatever error the next has another."""
         try:
             in_turn(self._turn, timeout, self._connected, work)
-        except NotOurTurn:
+        except LockTimeout:
             raise BrokerUnavailable(f"{self._server.shown} took no message within {timeout:g} s") from None
 
     def _connected(self, work: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from qworker.errors import BrokerUnavailable, ConfigurationError, QWorkerError
-from qworker.interrupts import NotOurTurn, apart, in_turn
+from qworker.interrupts import LockTimeout, apart, in_turn
 from qworker.transports.lease import Leased, Part
 from qworker.transports.sql.join_rows import JoinTables, record
 from qworker.transports.sql.schema import ADDITIONS, VERSION
@@ -36,12 +36,12 @@ LOCK_SECONDS = 30.0
 """How long a thread waits for another that uses the same connection."""
 
 
-class Trouble(NamedTuple):
-    """A classified error of the driver. passing: a retry may well succeed. broken: not on this connection."""
+class DriverError(NamedTuple):
+    """A classified error of the driver. transient: a retry may succeed. fatal: not on this connection."""
 
     error: QWorkerError
-    passing: bool = False
-    broken: bool = False
+    transient: bool = False
+    fatal: bool = False
 
 
 class ClaimOrder(NamedTuple):
@@ -186,7 +186,7 @@ class Link(ABC):
             except self.errors as error:
                 # Without permission to change tables publishing still works; a worker reports it, see
                 # SQLConsumer.
-                if not isinstance(self.trouble(error).error, ConfigurationError):
+                if not isinstance(self.driver_error(error).error, ConfigurationError):
                     raise
                 self.rollback()
                 self.lacks_additions = str(error).strip().partition("\n")[0]
@@ -256,7 +256,7 @@ class Link(ABC):
         """Whether the server has closed it since it was last used. Costs no exchange."""
 
     @abstractmethod
-    def trouble(self, error: Exception) -> Trouble: ...
+    def driver_error(self, error: Exception) -> DriverError: ...
 
     @abstractmethod
     def close(self) -> None:
@@ -367,13 +367,13 @@ class Handle:
 
     def _may_try_again(self, link: Link, error: Exception, attempt: int) -> None:
         """Return when another try may succeed, a little later; raise what is wrong otherwise."""
-        trouble = link.trouble(error)
-        if trouble.broken:
+        found = link.driver_error(error)
+        if found.fatal:
             self._drop(link)
         else:
             self._undo(link)
-        if not trouble.passing or attempt == TRIES - 1:
-            raise self._waited_out(trouble.error) from error
+        if not found.transient or attempt == TRIES - 1:
+            raise self._waited_out(found.error) from error
         time.sleep(random.uniform(0.001, 0.01) * 2**attempt)
 
     def _waited_out(self, error: QWorkerError) -> QWorkerError:
@@ -415,7 +415,7 @@ class Handle:
     def _in_turn(self, work: Callable[[], T]) -> T:
         try:
             return in_turn(self.lock, LOCK_SECONDS, work)
-        except NotOurTurn:
+        except LockTimeout:
             raise BrokerUnavailable(
                 f"{self._url} was kept busy by other threads for {LOCK_SECONDS:g} s"
             ) from None

@@ -25,7 +25,7 @@ from qworker.naming import install_command
 from qworker.transports.connect_errors import MYSQL as SPELLING
 from qworker.transports.connect_errors import explained
 from qworker.transports.lease import MAX_LEASE_BYTES
-from qworker.transports.sql.link import Claimed, ClaimOrder, Link, MessageRow, Row, Trouble, leased
+from qworker.transports.sql.link import Claimed, ClaimOrder, DriverError, Link, MessageRow, Row, leased
 from qworker.transports.sql.many_rows import statements
 from qworker.transports.sql.mysql_options import Asked, asked_of
 from qworker.transports.sql.refusals import refused
@@ -369,20 +369,22 @@ class MySQLLink(Link):
     def gone(self) -> bool:
         return bool(self._connection.gone())
 
-    def trouble(self, error: Exception) -> Trouble:
+    def driver_error(self, error: Exception) -> DriverError:
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         text = str(error.args[-1]) if error.args else str(error)
         if code in PASSING:
-            return Trouble(BrokerUnavailable(f"MySQL was too busy: {text}"), passing=True)
+            return DriverError(BrokerUnavailable(f"MySQL was too busy: {text}"), transient=True)
         if refused(error):
-            return Trouble(PublishError(f"MySQL cannot take this: {text}"), passing=code == TAKEN_NUMBER)
+            return DriverError(
+                PublishError(f"MySQL cannot take this: {text}"), transient=code == TAKEN_NUMBER
+            )
         if code in REFUSED:
-            return Trouble(
-                ConfigurationError(f"MySQL refuses this user: {text}", setting="broker_url"), broken=True
+            return DriverError(
+                ConfigurationError(f"MySQL refuses this user: {text}", setting="broker_url"), fatal=True
             )
         if code in MISSING_TABLE:
-            return Trouble(BrokerUnavailable(f"the tables of the broker are gone: {text}"), broken=True)
-        return Trouble(BrokerUnavailable(f"MySQL does not answer: {text}"), broken=True)
+            return DriverError(BrokerUnavailable(f"the tables of the broker are gone: {text}"), fatal=True)
+        return DriverError(BrokerUnavailable(f"MySQL does not answer: {text}"), fatal=True)
 
     def close(self) -> None:
         try:

@@ -30,7 +30,7 @@ from qworker.transports.connect_errors import (
 )
 from qworker.transports.lease import Part
 from qworker.transports.sql.join_rows import JoinTables, postgresql_record
-from qworker.transports.sql.link import Claimed, ClaimOrder, Link, MessageRow, Row, Trouble, blind
+from qworker.transports.sql.link import Claimed, ClaimOrder, DriverError, Link, MessageRow, Row, blind
 from qworker.transports.sql.refusals import refused
 from qworker.transports.sql.result_upserts import postgresql_upsert
 from qworker.transports.sql.schema import ADDITIONS, NEW_COLUMNS, NOW, POSTGRESQL, VERSION
@@ -318,24 +318,24 @@ class PostgreSQLLink(Link):
     def gone(self) -> bool:
         return bool(self._rest.poll(0))  # it sent data without a request: it closes the connection
 
-    def trouble(self, error: Exception) -> Trouble:
+    def driver_error(self, error: Exception) -> DriverError:
         code = getattr(error, "sqlstate", None) or ""
         text = str(error).strip().partition("\n")[0]
         if code in PASSING:
-            return Trouble(BrokerUnavailable(f"PostgreSQL was too busy: {text}"), passing=True)
+            return DriverError(BrokerUnavailable(f"PostgreSQL was too busy: {text}"), transient=True)
         if not self._connection.closed and refused(error):
             # For a number in use, another attempt may find a free one.
-            return Trouble(PublishError(f"PostgreSQL cannot take this: {text}"), passing=code == TAKEN)
+            return DriverError(PublishError(f"PostgreSQL cannot take this: {text}"), transient=code == TAKEN)
         if self._connection.closed or not code or code.startswith(BROKEN_CLASSES):
-            return Trouble(BrokerUnavailable(f"PostgreSQL does not answer: {text}"), broken=True)
+            return DriverError(BrokerUnavailable(f"PostgreSQL does not answer: {text}"), fatal=True)
         if code in MISSING_TABLE:
-            return Trouble(BrokerUnavailable(f"the tables of the broker are gone: {text}"), broken=True)
+            return DriverError(BrokerUnavailable(f"the tables of the broker are gone: {text}"), fatal=True)
         if code == "42501" or code.startswith("28"):
-            return Trouble(
-                ConfigurationError(f"PostgreSQL refuses this user: {text}", setting="broker_url"), broken=True
+            return DriverError(
+                ConfigurationError(f"PostgreSQL refuses this user: {text}", setting="broker_url"), fatal=True
             )
         # A read-only server is one that was just replaced: its successor is found by connecting again.
-        return Trouble(BrokerUnavailable(f"PostgreSQL refused: {text}"), broken=True)
+        return DriverError(BrokerUnavailable(f"PostgreSQL refused: {text}"), fatal=True)
 
     def close(self) -> None:
         try:

@@ -16,10 +16,10 @@ from qworker.spooler.files.attempts import ATTRIBUTE
 from qworker.spooler.files.writing import Writer
 from qworker.spooler.running.dispatch import (
     AT_ONCE,
-    DEAF_SECONDS,
     FIRST,
     MOST,
     NAMES_AT_ONCE,
+    POLL_COOLDOWN,
     STALE_SECONDS,
     JobDispatch,
     JobLane,
@@ -173,9 +173,9 @@ def test_what_happens_to_files_that_are_run_is_no_news(
     os.setxattr(path, ATTRIBUTE, b"1")
     assert consumer.files() != []
     assert not consumer.wait(5.0)
-    assert (consumer.files(), consumer.rest()) == ([], pytest.approx(DEAF_SECONDS)), "so it is not heard of"
+    assert (consumer.files(), consumer.rest()) == ([], pytest.approx(POLL_COOLDOWN)), "so it is not heard of"
     writer.write({})
-    clock.advance(DEAF_SECONDS)
+    clock.advance(POLL_COOLDOWN)
     assert consumer.wait(5.0), "what is new is heard of a moment later"
 
 
@@ -202,7 +202,7 @@ def test_a_file_that_rests_is_heard_of_when_its_time_changes(
     consumer.settle_held([Ack(leased.tag)])
     while consumer.wait(0.0):
         assert consumer.lease((), 10).messages == []
-    clock.advance(DEAF_SECONDS)
+    clock.advance(POLL_COOLDOWN)
     os.utime(path, (5, clock.now()))
     assert consumer.wait(5.0)
     assert len(consumer.lease((), 10).messages) == 1
