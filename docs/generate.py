@@ -28,12 +28,10 @@ from qworker.tasks import options
 from qworker.tasks.decorators import TaskOptions
 from qworker.tasks.task import Task
 from qworker.transports.capabilities import (
-    CAPABILITIES,
-    OTHER,
-    PLAIN,
     Capabilities,
     Capability,
 )
+from qworker.transports.kombu.broker import OTHER, PLAIN
 from qworker.transports.registered import rows
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -261,7 +259,7 @@ def transports_page() -> str:
         "| broker | URL |",
         "|---|---|",
     ]
-    brokers = (*CAPABILITIES, *rows(), *PLAIN)
+    brokers = (*rows(), *PLAIN)
     for row in brokers:
         schemes = ", ".join(f"`{scheme}://`" for scheme in row.schemes)
         lines.append(f"| [{row.name}](#{_anchor(row.name)}) | {schemes} |")
@@ -273,7 +271,7 @@ def transports_page() -> str:
     for name, words in _PROMISED + _SHOWN:
         in_part, lacking = _without(brokers, Capability(name))
         lines.append(f"| {words} | {in_part} | {lacking} |")
-    for row in (*CAPABILITIES, *rows(), *PLAIN, OTHER):
+    for row in (*rows(), *PLAIN, OTHER):
         lines += [f"\n## {row.name}\n", "| | |", "|---|---|"]
         for field, words in (
             ("accepted", "accepted means"),

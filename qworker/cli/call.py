@@ -29,6 +29,7 @@ from qworker.cli.options import (
 )
 from qworker.cli.output import print_json
 from qworker.cli.result import EXIT_NOT_READY, refuse_to_ask, show
+from qworker.control import looking
 from qworker.errors import NotSupported, ResultTimeout
 from qworker.naming import near
 from qworker.results.result import AsyncResult
@@ -184,9 +185,9 @@ def _send(
 def warn_without_worker(app: QWorker, queue: str | None) -> bool:
     """Report on standard error when no worker consumes the queue of a task. Return whether it was
     reported."""
-    if "workers" in app.broker.lacks:
+    if app.broker.presence is None:
         return False
-    names = {name for worker in app.broker.admin.workers() for name in worker.queues}
+    names = {name for worker in looking.workers(app) for name in worker.queues}
     if queue is None or queue in names:
         return False
     start = f"qworker start{queues_option(app, queue)}"

@@ -15,8 +15,8 @@ from qworker.cli.options import app_option, json_option, open_sent
 from qworker.cli.output import age, count, print_json, print_table
 from qworker.cli.purge import confirm
 from qworker.conf import mask_urls
-from qworker.errors import ConfigurationError, LeaseLost
-from qworker.transports.lease import Broker
+from qworker.errors import ConfigurationError, LeaseLost, NotSupported
+from qworker.transports.lease import Broker, Delayed
 
 
 @click.group(cls=SuggestingGroup)
@@ -31,11 +31,15 @@ def list_(app: str | None, as_json: bool) -> None:
     """Show how many messages of each queue are due later, and when the next one is."""
     choice = open_sent(app)
     store = choice.app.broker
-    if "counts" in store.lacks:
+    if store.delayed is None:
         raise ConfigurationError(f"{mask_urls(store.url)} does not report delayed messages")
-    now = choice.app.clock.now()
+    now, later = choice.app.clock.now(), store.delayed
     rows = [
-        {"queue": info.queue, "delayed": info.delayed, "next_due": _next_due(store, info.queue)}
+        {
+            "queue": info.queue,
+            "delayed": info.delayed,
+            "next_due": _next_due(store, later, info.queue),
+        }
         for info in store.admin.queues()
         if info.delayed
     ]
@@ -48,13 +52,13 @@ def list_(app: str | None, as_json: bool) -> None:
         print_table(("queue", "delayed", "next due in"), lines, right="delayed")
 
 
-def _next_due(store: Broker, queue: str) -> float | None:
+def _next_due(store: Broker, delayed: Delayed, queue: str) -> float | None:
     try:
-        return store.admin.next_due([queue])
+        return delayed.next_due([queue])
     except LeaseLost:  # some brokers only tell registered consumers
         store.consumer.register("qworker-delayed", [queue], 0)
         try:
-            return store.admin.next_due([queue])
+            return delayed.next_due([queue])
         finally:
             store.consumer.deregister()
 
@@ -77,10 +81,12 @@ def flush(app: str | None, queue: str | None, yes: bool) -> None:
     store = application.broker
     if queue is not None:
         doubt_queues(application, [queue])
+    if store.delayed is None:
+        raise NotSupported("this broker gives out delayed messages when they are due, and not before")
     queues = [queue] if queue is not None else [info.queue for info in store.admin.queues() if info.delayed]
     if not queues:
         click.echo("Nothing is due later.")
         return
     confirm(f"Move the delayed messages of {', '.join(queues)} to the plain queues?", yes)
-    flushed = sum(store.admin.flush_delayed(name) for name in queues)
+    flushed = sum(store.delayed.flush_delayed(name) for name in queues)
     click.echo(f"Moved {count(flushed, 'message')}.")

@@ -99,12 +99,12 @@ def _find(app: QWorker, node: str | None, pid: int | None) -> Check:
     if told := nothing_there(app):
         return Check("broker", False, told)
     try:
-        if "workers" in store.lacks:
+        if store.presence is None:
             store.admin.queues()
             reason = f"{where} answers; it does not report its workers"
             advice = ": set worker_http_address, or give --pidfile" if pid is None else ""
             return Check("broker", pid is not None, reason + advice)
-        workers = store.admin.workers()
+        workers = store.presence.admin.workers()
     except BrokerUnavailable as error:
         return Check("broker", False, mask_urls(f"the broker does not answer: {error}"))
     found = [worker for worker in workers if pid in (None, worker.pid) and node in (None, worker.name)]

@@ -123,9 +123,9 @@ def _show(infos: list[QueueInfo], dead: bool) -> None:
 
 
 def _warn(source: Broker, target: Broker) -> None:
-    if "workers" in source.lacks:
+    if source.presence is None:
         click.echo("This broker does not report whether workers are running; stop them first.", err=True)
-    elif workers := source.admin.workers():
+    elif workers := source.presence.admin.workers():
         names = ", ".join(worker.name for worker in workers[:5])
         verb = "is" if len(workers) == 1 else "are"
         text = f"Warning: {count(len(workers), 'worker')} {verb} running on the old broker ({names}): "

@@ -273,8 +273,9 @@ def _joiner(app: QWorker, on_crash: OnCrash) -> Joiner | None:
     def joins() -> Joins:
         return app.backend.joins
 
-    if app.results_with_broker:  # such a broker has joins: the store need not be opened now
-        return Joiner(app, on_crash, joins, app.broker.admin.may_have_due_joins)
+    beside = app.broker.stored_results if app.results_with_broker else None
+    if beside is not None:  # such a broker has joins: the store need not be opened now
+        return Joiner(app, on_crash, joins, beside.may_have_due_joins)
     try:
         joins()
     except NotSupported:

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from qworker.conf import mask_urls
 from qworker.contracts import App
-from qworker.errors import ControlError, NotAvailable
+from qworker.errors import ControlError, NotAvailable, NotSupported
 from qworker.naming import signal_name
 from qworker.publishing.connections import refuse_other_brokers
 from qworker.results.result import AsyncResult
@@ -103,13 +104,18 @@ class Control:
         refuse_other_brokers(self._app, "revoke()", "connection", connection)
         listed = [task_id] if isinstance(task_id, str | AsyncResult) else task_id
         name, ids = signal_name(signal), [str(id) for id in listed]
-        signer = self._app.signer
+        signer, revocations = self._app.signer, self._app.broker.revocations
+        if revocations is None:
+            raise NotSupported(
+                f"{mask_urls(self._app.broker.url)} has no way to tell all workers: tasks cannot be revoked "
+                "with this broker"
+            )
         if signer is None:
-            self._app.broker.sender.revoke(ids, terminate=terminate, signal=name)
+            revocations.sender.revoke(ids, terminate=terminate, signal=name)
             return
         for id in ids:
             signature = signer.sign_order("revoke", id, terminate, name)
-            self._app.broker.sender.revoke([id], terminate=terminate, signal=f"{name} {signature}")
+            revocations.sender.revoke([id], terminate=terminate, signal=f"{name} {signature}")
 
     def terminate(
         self,

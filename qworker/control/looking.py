@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from qworker.contracts import App
-from qworker.errors import InvalidTaskMessage
+from qworker.errors import InvalidTaskMessage, NotSupported
 from qworker.message.reading import parse_headers
-from qworker.transports.capabilities import PEEK, WORKERS
 from qworker.transports.lease import Peeked, QueueInfo, Standing
 from qworker.transports.presence import Presence
 
@@ -58,7 +57,9 @@ class TaskSeen(NamedTuple):
 
 def workers(app: App) -> list[Presence]:
     """See ``QWorker.workers``."""
-    return sorted(app.broker.admin.workers(), key=lambda worker: (worker.name, worker.started))
+    presence = app.broker.presence
+    found = [] if presence is None else presence.admin.workers()
+    return sorted(found, key=lambda worker: (worker.name, worker.started))
 
 
 def queues(app: App, names: str | Iterable[str] | None) -> list[QueueInfo]:
@@ -80,7 +81,11 @@ def peek(
     chosen = None if names is None else _listed(names)
     running = {task.id: task for task in _running(workers(app)) if chosen is None or task.queue in chosen}
     found: list[TaskSeen] = []
-    if PEEK not in broker.lacks or WORKERS in broker.lacks:
+    if broker.peeking is None and broker.presence is None:
+        raise NotSupported(
+            "this broker cannot show messages without delivering them; `qworker queues` counts them"
+        )
+    if broker.peeking is not None:
         places = [info.queue for info in broker.admin.queues()] if chosen is None else chosen
         now = app.clock.now()
         found = [
@@ -88,7 +93,7 @@ def peek(
             for queue in places
             for standing, possible in _STANDINGS.items()
             if not set(possible).isdisjoint(states)
-            for task in _lying(broker.admin.peek(queue, standing, limit), running, now)
+            for task in _lying(broker.peeking.peek(queue, standing, limit), running, now)
         ]
     known = {task.id for task in found}
     found += [task for id, task in running.items() if id not in known]  # acknowledged before they began

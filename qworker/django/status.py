@@ -101,7 +101,8 @@ class Stat(Status):
         if not broker_tells():
             return [Stat(each) for each in announced(broker or get_broker())]
         try:
-            found = [as_presence(each) for each in app().broker.admin.workers()]
+            presence = app().broker.presence
+            found = [] if presence is None else [as_presence(each) for each in presence.admin.workers()]
         except BrokerUnavailable:
             return []
         return [Stat(each) for each in sorted(found, key=lambda worker: worker.started) if is_ours(each)]

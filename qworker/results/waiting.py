@@ -160,9 +160,9 @@ def states_told(app: App, task_id: str, tell: Callable[[Meta], Any]) -> Callable
 def hint(app: App, task_id: str, queue: str | None) -> None:
     """Log why there may never be a result: no worker, or none for *queue*. Never raises."""
     try:
-        if "workers" in app.broker.lacks:
+        if (presence := app.broker.presence) is None:
             return
-        workers = app.broker.admin.workers()
+        workers = presence.admin.workers()
     except Exception as error:  # noqa: BLE001 - a hint must not break what it comments on
         let_pass(error)
         logger.debug("cannot determine whether workers are running: %s", error)

@@ -10,6 +10,7 @@ Broker, so that results with this broker hold for every other.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,25 +18,33 @@ from contextlib import contextmanager
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.testing.memory_queues import MemoryQueues, Message, Owner
-from qworker.transports.capabilities import FAILED_TASKS
 from qworker.transports.lease import (
     Again,
     Claim,
     Dead,
+    Delayed,
     Envelope,
+    Hearing,
     Kind,
     Leased,
     Letters,
+    Listing,
     Peeked,
+    Peeking,
+    Presenting,
     QueueInfo,
     Reclaimed,
     Release,
     ResultRow,
     Revocation,
+    Revocations,
+    Revoking,
     Settlement,
     SingleObjectBroker,
     Standing,
     Store,
+    StoredResults,
+    Workers,
 )
 from qworker.transports.presence import Presence, from_text
 
@@ -49,7 +58,9 @@ class _Building:
         self.handles: list[MemoryStore] = []
 
 
-class MemoryStore(SingleObjectBroker):
+class MemoryStore(
+    SingleObjectBroker, Revoking, Hearing, Presenting, Listing, Peeking, Delayed, StoredResults
+):
     """clock: for due times. uptime: returns the seconds for leases; by default from *clock*.
     lease_seconds: how long a silent consumer is considered alive.
 
@@ -59,6 +70,9 @@ class MemoryStore(SingleObjectBroker):
     """
 
     url = "memory://"
+
+    missing = None
+    prefetched = purges_leased = False
 
     def __init__(
         self,
@@ -86,8 +100,20 @@ class MemoryStore(SingleObjectBroker):
         self._turn_of_queues = 0
         self._building.handles.append(self)
         kinds: tuple[Kind, ...] = ("dead", "failed") if keeps_failed else ("dead",)
-        super().__init__(type(self).url, letters={kind: MemoryLetters(kind, self) for kind in kinds})
-        self.lacks = frozenset() if keeps_failed else frozenset({FAILED_TASKS})
+        super().__init__(
+            type(self).url,
+            lacks=frozenset(),
+            letters={kind: MemoryLetters(kind, self) for kind in kinds},
+            revocations=Revocations(self, self),
+            presence=Workers(self, self),
+            peeking=self,
+            delayed=self,
+            stored_results=self,
+            by_queue=None,
+            registry=None,
+            lowest_first=False,
+            silent_seconds=math.inf,
+        )
 
     def another(self) -> MemoryStore:
         """Return a second handle of the same broker, like one opened by another process."""
@@ -243,6 +269,9 @@ class MemoryStore(SingleObjectBroker):
                 self._ring()
             return found
 
+    def may_have_due_joins(self, now: float) -> bool:
+        return True
+
     def next_due(self, queues: Sequence[str]) -> float | None:
         with self._reached() as memory:
             now = self.clock.now()
@@ -265,6 +294,9 @@ class MemoryStore(SingleObjectBroker):
     def sweep(self, kind: Kind, expires: float, most: int) -> int:
         with self._reached() as memory:
             return memory.sweep(kind, expires, most, self.clock.now())
+
+    def confirm(self) -> None:
+        """It is known when settle() returns."""
 
     def running_path(self) -> str | None:
         return None

@@ -5,13 +5,13 @@ Goes to:     the store's module, imported when its scheme is used.
 Thread:      any.
 
 Modules, in reading order: ``lease`` (the interface of a broker), ``presence`` (the status of workers),
-``capabilities`` (what brokers may lack), ``registered`` (brokers of other packages), ``lease_consumer``
-(shared code of consumers), ``failover`` (several brokers in turn), ``connect_errors``, ``tls``,
-``own_headers`` (internal headers beside a message), ``join_parts`` (a message's parts of joins), ``recent``,
-``transfer`` (moving messages between brokers). Packages: ``sqlite``, ``redis``, ``amqp``, ``sql``,
-``mongodb``, ``held`` (brokers of servers that reserve delivered messages), ``kombu``, ``sqs``, ``ironmq``,
-``disque``, ``nats``; the table of the architecture says which of them import another. ``as_kombu`` offers all
-of them to users of kombu, ``registry`` stores its queues and bindings.
+``capabilities`` (what it may lack), ``registered`` (which module opens it, ours or another package's),
+``lease_consumer`` (shared code of consumers), ``failover`` (several brokers in turn), ``connect_errors``,
+``tls``, ``own_headers`` (internal headers beside a message), ``join_parts`` (a message's parts of joins),
+``recent``, ``transfer`` (moving messages between brokers). Packages: ``sqlite``, ``redis``, ``amqp``,
+``sql``, ``mongodb``, ``held`` (brokers of servers that reserve delivered messages), ``kombu``, ``sqs``,
+``ironmq``, ``disque``, ``nats``; the table of the architecture says which of them import another.
+``as_kombu`` offers all of them to users of kombu, ``registry`` stores its queues and bindings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from qworker.errors import ConfigurationError
 from qworker.naming import near
-from qworker.transports.registered import check, load, names, registered
+from qworker.transports.registered import OURS, PLAIN, names, opened, own, registered
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -31,33 +31,25 @@ if TYPE_CHECKING:
 
 SCHEMES = {
     "sqlite": "qworker.transports.sqlite.broker",
-    "redis": "qworker.transports.redis.broker",
-    "rediss": "qworker.transports.redis.broker",
-    "valkey": "qworker.transports.redis.broker",
-    "valkeys": "qworker.transports.redis.broker",
-    "unix": "qworker.transports.redis.broker",
-    "sentinel": "qworker.transports.redis.broker",
-    "amqp": "qworker.transports.amqp.broker",
-    "amqps": "qworker.transports.amqp.broker",
-    "pyamqp": "qworker.transports.amqp.broker",
-    "postgresql": "qworker.transports.sql.broker",
-    "postgres": "qworker.transports.sql.broker",
-    "mysql": "qworker.transports.sql.broker",
-    "mariadb": "qworker.transports.sql.broker",
+    **dict.fromkeys(
+        ("redis", "rediss", "valkey", "valkeys", "unix", "sentinel"), "qworker.transports.redis.broker"
+    ),
+    **dict.fromkeys(("postgresql", "postgres", "mysql", "mariadb"), "qworker.transports.sql.broker"),
+    "mongodb": "qworker.transports.mongodb.broker",
+    **dict.fromkeys(("amqp", "amqps", "pyamqp"), "qworker.transports.amqp.broker"),
     "sqs": "qworker.transports.sqs.broker",
     "ironmq": "qworker.transports.ironmq.broker",
-    "mongodb": "qworker.transports.mongodb.broker",
     "disque": "qworker.transports.disque.broker",
     "spool": "qworker.spooler.broker.spool_broker",
 }
-"""The module for each scheme; it has ``open_broker(url, conf)``, which returns the store without
-connecting."""
-
+"""The module for each scheme of ours; it has ``open_broker(url, conf)``, which returns the store and opens
+nothing yet, and ``CAPABILITIES``."""
+KOMBU = "qworker.transports.kombu.broker"
+"""The module for every other scheme that kombu has a transport for."""
+OURS.update({**SCHEMES, PLAIN: KOMBU})
 
 KOMBU_PREFIX = "qworker+"
 """The prefix that kombu's users put before the URL of one of our brokers."""
-PLAIN = "qworker.transports.kombu.broker"
-"""The module for every other scheme that kombu has a transport for."""
 
 
 def register() -> None:
@@ -104,11 +96,11 @@ def open_broker(url: str | None, conf: Settings) -> Broker:
         return together
     url = urls[0] if urls else None
     scheme = (url or "sqlite://").partition(":")[0]
-    module = SCHEMES.get(scheme) or SCHEMES.get(scheme.partition("+")[0])
+    module = own(scheme)
     if module is None and (point := registered(scheme)) is not None:
         return _of_another(point, url, conf)
     if module is None and _kombu_has(scheme):
-        module = PLAIN
+        module = KOMBU
     if module is None:
         guesses = near(scheme, (*SCHEMES, *names()))
         hint = (
@@ -129,10 +121,8 @@ def open_broker(url: str | None, conf: Settings) -> Broker:
 
 def _of_another(point: EntryPoint, url: str | None, conf: Settings) -> Broker:
     """Return the broker of another package, registered as *point*."""
-    store = load(point)(url, conf)
-    check(point, store, import_module("qworker.transports.lease").Broker)
-    opened: Broker = store
-    return opened
+    store: Broker = opened(point, import_module("qworker.transports.lease").Broker, url, conf)
+    return store
 
 
 def _kombu_has(scheme: str) -> bool:

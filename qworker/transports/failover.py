@@ -22,25 +22,33 @@ from typing import Any, TypeVar
 
 from qworker.conf import mask_urls
 from qworker.errors import BrokerUnavailable, LeaseLost
-from qworker.transports.capabilities import FAILED_TASKS, RESULTS
 from qworker.transports.lease import (
     Admin,
     Again,
     Broker,
+    ByQueue,
     Claim,
     Consumer,
     Dead,
+    Delayed,
     Envelope,
+    Hearing,
     Kind,
     Letters,
+    Listing,
     Peeked,
+    Peeking,
+    Presenting,
     QueueInfo,
     Reclaimed,
     Revocation,
+    Revocations,
+    Revoking,
     Sender,
     Settlement,
     Standing,
     Store,
+    Workers,
 )
 from qworker.transports.presence import Presence
 
@@ -56,6 +64,12 @@ QUICK = 1.0
 """Seconds in which a broken connection is noticed; a slower failure means a silent server."""
 LEAST_TRY = 0.05
 """Minimum seconds for a push at each server."""
+
+
+def _there(part: R | None) -> R:
+    """*part* of a broker, which all have: otherwise the broker of all has none."""
+    assert part is not None
+    return part
 
 
 class Brokers:
@@ -121,7 +135,7 @@ class Current:
         ) from failure
 
 
-class FailoverSender(Sender):
+class FailoverSender(Sender, Revoking):
     """Publishes at the current broker, or at the next available one."""
 
     def __init__(self, current: Current) -> None:
@@ -142,13 +156,13 @@ class FailoverSender(Sender):
         self._current.ask(send)
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
-        self._current.ask(lambda broker: broker.sender.revoke(ids, terminate, signal))
+        self._current.ask(lambda broker: _there(broker.revocations).sender.revoke(ids, terminate, signal))
 
     def join(self, connection: Any) -> Sender:
         return self._current.broker.sender.join(connection)
 
 
-class FailoverConsumer(Consumer):
+class FailoverConsumer(Consumer, Hearing, Presenting, ByQueue):
     """Leases from one of *brokers*."""
 
     def __init__(self, brokers: Brokers, monotonic: Callable[[], float]) -> None:
@@ -174,7 +188,11 @@ class FailoverConsumer(Consumer):
 
     def present(self, text: str) -> None:
         self._presence = text
-        self.broker.consumer.present(text)
+        self._tell(self.broker)
+
+    def _tell(self, broker: Broker) -> None:
+        if broker.presence is not None:
+            broker.presence.consumer.present(self._presence)
 
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         self._registration = (name, queues, concurrency)
@@ -195,9 +213,9 @@ class FailoverConsumer(Consumer):
     def _register_at(self, index: int) -> int:
         """The generation contains its server too, like tags."""
         name, queues, concurrency = self._registration
-        consumer = self._brokers.brokers[index].consumer
-        consumer.present(self._presence)
-        generation = consumer.register(name, queues, concurrency)
+        broker = self._brokers.brokers[index]
+        self._tell(broker)
+        generation = broker.consumer.register(name, queues, concurrency)
         self._index = index
         self._answered, self._silent = True, None
         return generation * len(self._brokers.brokers) + index
@@ -239,10 +257,14 @@ class FailoverConsumer(Consumer):
         )
 
     def look(self, queue: str) -> Claim:
-        return self._marked(self._at(lambda broker: broker.consumer.look(queue)))
+        def look(broker: Broker) -> Claim:
+            by_queue = broker.by_queue
+            return broker.consumer.lease([queue], 1) if by_queue is None else by_queue.look(queue)
+
+        return self._marked(self._at(look))
 
     def unbind(self, queue: str) -> None:
-        self._at(lambda broker: broker.consumer.unbind(queue))
+        self._at(lambda broker: broker.by_queue and broker.by_queue.unbind(queue))
 
     def _marked(self, claim: Claim) -> Claim:
         """Return *claim* with tags marked with their server."""
@@ -296,7 +318,9 @@ class FailoverConsumer(Consumer):
         count = len(self._brokers.brokers)
         known, whose = divmod(cursor, count)
         found = known if whose == self._index else 0
-        reached, revocations = self._at(lambda broker: broker.consumer.revoked_since(found))
+        reached, revocations = self._at(
+            lambda broker: _there(broker.revocations).consumer.revoked_since(found)
+        )
         self._asked = self._index
         return reached * count + self._index, revocations
 
@@ -311,7 +335,7 @@ class FailoverConsumer(Consumer):
         self.broker.consumer.deregister()
 
 
-class FailoverAdmin(Admin):
+class FailoverAdmin(Admin, Listing, Peeking, Delayed):
     """Queries the current broker, or the next available one. States of queues come from the one that messages
     are leased from."""
 
@@ -323,13 +347,10 @@ class FailoverAdmin(Admin):
         return self._current.ask(lambda broker: broker.admin.queues())
 
     def next_due(self, queues: Sequence[str]) -> float | None:
-        return self._current.ask(lambda broker: broker.admin.next_due(queues))
-
-    def may_have_due_joins(self, now: float) -> bool:
-        return self._current.ask(lambda broker: broker.admin.may_have_due_joins(now))
+        return self._current.ask(lambda broker: _there(broker.delayed).next_due(queues))
 
     def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
-        return self._current.ask(lambda broker: broker.admin.peek(queue, standing, limit))
+        return self._current.ask(lambda broker: _there(broker.peeking).peek(queue, standing, limit))
 
     def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
         return self._consumer.broker.admin.depths(queues)  # the listener's server
@@ -342,10 +363,10 @@ class FailoverAdmin(Admin):
         return self._current.ask(lambda broker: broker.admin.purge(queue))
 
     def flush_delayed(self, queue: str) -> int:
-        return self._current.ask(lambda broker: broker.admin.flush_delayed(queue))
+        return self._current.ask(lambda broker: _there(broker.delayed).flush_delayed(queue))
 
     def workers(self) -> list[Presence]:
-        return self._current.ask(lambda broker: broker.admin.workers())
+        return self._current.ask(lambda broker: _there(broker.presence).admin.workers())
 
 
 class FailoverLetters(Letters):
@@ -389,19 +410,31 @@ class FailoverBroker(Broker):
         shared = Brokers(brokers, strategy)
         current, consumer = Current(shared), FailoverConsumer(shared, monotonic)
         self._current = current
-        # Failed tasks of one broker would not be found by who asks the other.
+        sender, admin = FailoverSender(current), FailoverAdmin(current, consumer)
+
+        def all_have(part: str) -> bool:
+            return all(getattr(broker, part) is not None for broker in brokers)
+
+        # What is kept at one broker would not be found by who asks the other: no failed tasks, no results
+        # beside the messages, no exchanges.
         kinds: list[Kind] = ["dead"] if all("dead" in broker.letters for broker in brokers) else []
         super().__init__(
             ";".join(broker.url for broker in brokers),
-            FailoverSender(current),
+            sender,
             consumer,
-            FailoverAdmin(current, consumer),
+            admin,
+            lacks=frozenset().union(*(broker.lacks for broker in brokers)),
             letters={kind: FailoverLetters(kind, brokers, current) for kind in kinds},
+            revocations=Revocations(sender, consumer) if all_have("revocations") else None,
+            presence=Workers(consumer, admin) if all_have("presence") else None,
+            peeking=admin if all_have("peeking") else None,
+            delayed=admin if all_have("delayed") else None,
+            stored_results=None,
+            by_queue=consumer,
+            registry=None,
+            lowest_first=any(broker.lowest_first for broker in brokers),
+            silent_seconds=min(broker.silent_seconds for broker in brokers),
         )
-        # Results go to a separate store: those in one broker would not be found through another.
-        self.lacks = frozenset({RESULTS, FAILED_TASKS}).union(*(broker.lacks for broker in brokers))
-        self.lowest_first = any(broker.lowest_first for broker in brokers)
-        self.silent_seconds = min(broker.silent_seconds for broker in brokers)
 
     @property
     def missing(self) -> str | None:

@@ -1,6 +1,7 @@
 """The interface of a broker. One contract suite applies to all.
 
-Comes from:  ``publishing/publisher.py`` (Sender), the Listener (Consumer), the command line (Admin).
+Comes from:  ``publishing/publisher.py`` (Sender), the Listener (Consumer), the command line (Admin); what not
+             all can do stands beside these three in ``Broker``, as an object or None.
 Goes to:     the servers: one package each, beside this module.
 Thread:      Sender and Admin from any thread; Consumer from the listener only, except wake().
 
@@ -16,13 +17,13 @@ becomes another consumer's, and no cursor is ahead of new numbers. Tags may be r
 identifies a message by the task's id (``Request.key``).
 """
 
-import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, final
 
-from qworker.errors import ConfigurationError, NotSupported
+from qworker.errors import ConfigurationError
 from qworker.transports.capabilities import Capability
 from qworker.transports.presence import Presence
 from qworker.transports.registry import Registry
@@ -274,7 +275,7 @@ def page_of(letters: Iterable[Dead], limit: int, after: Dead | None) -> list[Dea
 
 
 class Sender(ABC):
-    """The interface for publishing and revoking, for any thread."""
+    """What any thread asks: to publish."""
 
     @abstractmethod
     def push(self, envelopes: Sequence[Envelope], timeout: float = 10.0) -> None:
@@ -283,14 +284,6 @@ class Sender(ABC):
         Raises BrokerUnavailable when that takes longer than *timeout* seconds: then none was stored. If the
         broker lacks WHOLE_PUSH, some may have been, and *timeout* is for each portion of very many.
         """
-
-    def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
-        """Tell every worker, including those that start later, not to run these tasks (terminate: to end
-        them).
-
-        Raises NotSupported if the broker cannot do so.
-        """
-        raise NotSupported("this broker cannot reach all workers, so tasks cannot be revoked")
 
     def join(self, connection: Any) -> "Sender":
         """Publish through *connection*, within its current transaction.
@@ -311,10 +304,6 @@ class Consumer(ABC):
     def register(self, name: str, queues: Sequence[str], concurrency: int) -> int:
         """Register under a new generation, which is returned; messages of an older one go back."""
 
-    def present(self, text: str) -> None:  # noqa: B027 - who lists no workers has no use for it
-        """Keep *text* (see ``presence.py``) to be written with the registration and with each renewal of the
-        lease; it costs no extra round trip. Does nothing if the broker lacks WORKERS."""
-
     @abstractmethod
     def lease(
         self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
@@ -328,26 +317,18 @@ class Consumer(ABC):
         dead: register again.
         """
 
-    def look(self, queue: str) -> Claim:
-        """Return one due message of *queue*, if the server has one now. lease() may find that only later, and
-        take messages that arrive meanwhile; this does not. It may be an earlier message of another queue."""
-        return self.lease([queue], 1)
-
-    def unbind(self, queue: str) -> None:  # noqa: B027 - most take nothing that was not asked for
-        """Take no more of *queue* until lease() or look() names it again; messages that arrived, but were not
-        returned, go back."""
-
     @abstractmethod
     def settle(self, generation: int, settlements: Sequence[Settlement]) -> set[int]:
         """Carry out *settlements* in one step; return the tags that were no longer ours."""
 
+    @abstractmethod
     def settled_before(self, tags: Collection[int]) -> Collection[int]:
         """Return those *tags* that settle() reported as no longer ours only because an earlier settle() had
-        carried them out, whose answer, or that of confirm(), was lost. Returns none if that cannot be
-        determined. Raises LeaseLost when this consumer was considered dead: then others may have them."""
-        return ()
+        when its answer, or that of confirm(), was lost; () where that cannot be told from what others have.
+        Raises LeaseLost when this consumer was taken for dead: then others may have them."""
 
-    def confirm(self) -> None:  # noqa: B027 - most know it when settle() returns
+    @abstractmethod
+    def confirm(self) -> None:
         """Return once the broker has certainly carried out earlier settlements: an early-acked task starts
         only then. Raises BrokerUnavailable when that is uncertain."""
 
@@ -372,17 +353,13 @@ class Consumer(ABC):
         returns them. 0: none, and those that cannot be cancelled any more go back."""
 
     @property
+    @abstractmethod
     def prefetched(self) -> bool:
         """Whether wait() has taken messages for lease() to return."""
-        return False
 
     @abstractmethod
     def wake(self) -> None:
         """End a wait() of this process early. Any thread; safe in a signal handler."""
-
-    @abstractmethod
-    def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        """Return a new cursor and the revocations since *cursor* (0: all valid ones)."""
 
     @abstractmethod
     def sweep(self, kind: Kind, expires: float, most: int) -> int:
@@ -406,10 +383,10 @@ class Admin(ABC):
     """The interface for administration, on any thread."""
 
     @property
+    @abstractmethod
     def purges_leased(self) -> bool:
         """Whether purge() also deletes leased messages, if the server counts delayed messages as leased, and
         does not distinguish them."""
-        return False
 
     @abstractmethod
     def queues(self) -> list[QueueInfo]:
@@ -419,26 +396,6 @@ class Admin(ABC):
         """Return the state of each of *queues*, empty or not. Cheap enough for every few seconds."""
         found = {info.queue: info for info in self.queues()} if queues else {}
         return [found.get(queue) or QueueInfo(queue) for queue in queues]
-
-    @abstractmethod
-    def next_due(self, queues: Sequence[str]) -> float | None:
-        """Return the epoch second when the next delayed message of *queues* is due; None if there is none, or
-        the broker does not report it (it lacks COUNTS)."""
-
-    def may_have_due_joins(self, now: float) -> bool:
-        """Whether one of the joins stored with this broker's results may be claimed at *now* (epoch seconds).
-        True if unknown."""
-        return True
-
-    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
-        """Return the first *limit* messages of *queue* in that state, without changing them. Ready messages
-        come in delivery order, delayed ones by due time, and leased ones in any order.
-
-        Raises NotSupported where the broker lacks PEEK.
-        """
-        raise NotSupported(
-            "this broker cannot show messages without delivering them; `qworker queues` counts them"
-        )
 
     @abstractmethod
     def purge(self, queue: str) -> int:
@@ -462,17 +419,112 @@ class Admin(ABC):
         """Delete dead letters (None: all); return their number."""
         return 0 if self._dead_letters is None else self._dead_letters.discard(tags)
 
-    def flush_delayed(self, queue: str) -> int:
-        """Convert the delayed messages of *queue* to plain ones, due at once, for readers that only know the
-        plain queue; return their number. Their headers still contain their due times.
 
-        Raises NotSupported if delayed messages are not accessible.
-        """
-        raise NotSupported("this broker delivers delayed messages when they are due, and not earlier")
+# -- What not all brokers can do: an object in its place in ``Broker``, or None --
+
+
+class Revoking(ABC):
+    """Of a sender. Any thread."""
+
+    @abstractmethod
+    def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
+        """Tell every worker, also those that start later, not to run these tasks (terminate: to end them)."""
+
+
+class Hearing(ABC):
+    """Of a consumer."""
+
+    @abstractmethod
+    def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
+        """Return a new cursor and the revocations since *cursor* (0: all that still stand)."""
+
+
+@dataclass(frozen=True)
+class Revocations:
+    """Tasks that are called off, at all workers."""
+
+    sender: Revoking
+    consumer: Hearing
+
+
+class Presenting(ABC):
+    """Of a consumer."""
+
+    @abstractmethod
+    def present(self, text: str) -> None:
+        """Keep *text* (see ``presence.py``) to be written with the registration and with each renewal of the
+        lease; it costs no exchange of its own."""
+
+
+class Listing(ABC):
+    """Of the administration. Any thread."""
 
     @abstractmethod
     def workers(self) -> list[Presence]:
-        """Return the live workers, with their latest status; [] if the broker lacks WORKERS."""
+        """Live workers, with what they last told of themselves."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Which workers live, and what they tell of themselves."""
+
+    consumer: Presenting
+    admin: Listing
+
+
+class Peeking(ABC):
+    """Messages shown where they lie. Any thread."""
+
+    @abstractmethod
+    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
+        """The first *limit* messages of *queue* that stand so. They stay where they are, and nothing about
+        them changes. What is ready comes in the order in which it is given out, what is delayed in that of
+        its due times, and what is on lease in any."""
+
+
+class Delayed(ABC):
+    """Messages that wait for their time, reached before it. Any thread."""
+
+    @abstractmethod
+    def next_due(self, queues: Sequence[str]) -> float | None:
+        """Epoch second at which the next delayed message of *queues* falls due; None when none waits."""
+
+    @abstractmethod
+    def flush_delayed(self, queue: str) -> int:
+        """Make what is delayed in *queue* plain messages, due at once, which readers that know only the plain
+        queue find; return how many. Their headers still say when they are meant to run."""
+
+
+class StoredResults(ABC):
+    """Results that are stored in the step of an ack. Any thread."""
+
+    @abstractmethod
+    def may_have_due_joins(self, now: float) -> bool:
+        """Whether one of the joins beside these results may be claimed at *now* (epoch seconds)."""
+
+
+class ByQueue(ABC):
+    """Messages taken of one queue, where the server may send others meanwhile. Of a consumer."""
+
+    @abstractmethod
+    def look(self, queue: str) -> Claim:
+        """One message of *queue* that is due, if the server has one now. lease() may find that only later,
+        and take what comes meanwhile; this does not. It may be one of another queue that was taken before."""
+
+    @abstractmethod
+    def unbind(self, queue: str) -> None:
+        """Take no more of *queue* until lease() or look() names it again; what has come, and was not given
+        out, goes back."""
+
+
+SHOWN = {
+    Capability.FANOUT: "revocations",
+    Capability.WORKERS: "presence",
+    Capability.PEEK: "peeking",
+    Capability.RESULTS: "stored_results",
+}
+LETTERS: Mapping[Capability, Kind] = {Capability.DEAD_LETTERS: "dead", Capability.FAILED_TASKS: "failed"}
+"""What is lacking where a part is None, or letters of a kind are not kept."""
 
 
 class Broker(ABC):
@@ -493,37 +545,78 @@ class Broker(ABC):
         consumer: Consumer,
         admin: Admin,
         *,
+        lacks: frozenset[Capability],
         letters: Mapping[Kind, Letters],
+        revocations: Revocations | None,
+        presence: Workers | None,
+        peeking: Peeking | None,
+        delayed: Delayed | None,
+        stored_results: StoredResults | None,
+        by_queue: ByQueue | None,
+        registry: Registry | None,
+        lowest_first: bool,
+        silent_seconds: float,
     ) -> None:
+        """lacks: what no None here shows. The rest is as the fields say."""
         self.url = url
         self.sender = sender
         self.consumer = consumer
         self.admin = admin
         self.letters = letters
+        self.revocations = revocations
+        self.presence = presence
+        self.peeking = peeking
+        self.delayed = delayed
+        self.stored_results = stored_results
+        self.by_queue = by_queue
+        self.registry = registry
+        self.lowest_first = lowest_first
+        self.silent_seconds = silent_seconds
+        absent = {each for each, part in SHOWN.items() if getattr(self, part) is None}
+        absent |= {each for each, kind in LETTERS.items() if kind not in letters}
+        self.lacks = (lacks - SHOWN.keys() - LETTERS.keys()) | absent
         admin._dead_letters = letters.get("dead")
 
-    lacks: frozenset[Capability] = frozenset()
+    lacks: frozenset[Capability]
     """Missing features."""
-
-    lowest_first: bool = False
-    """Whether the lowest priority is the most urgent; otherwise 9 is."""
 
     letters: Mapping[Kind, Letters]
     """The letters that it keeps, by kind. Where "failed" is not among them, failed tasks are acknowledged as
     others are."""
 
-    registry: Registry | None = None
+    revocations: Revocations | None
+    """None: only the worker that is told hears that a task is called off."""
+
+    presence: Workers | None
+    """None: nobody knows which workers live."""
+
+    peeking: Peeking | None
+    """None: it shows no message without giving it out."""
+
+    delayed: Delayed | None
+    """None: delayed messages are given out when they are due, and not before."""
+
+    stored_results: StoredResults | None
+    """None: rows of settlements are not stored; results have a store of their own."""
+
+    by_queue: ByQueue | None
+    """None: lease() takes what it is asked for, and nothing else."""
+
+    registry: Registry | None
     """The exchanges and bindings of kombu's users. None: they are not kept, so there is no fanout."""
 
-    silent_seconds: float = math.inf
+    lowest_first: bool
+    """Whether of the priorities here the lowest is the most urgent; elsewhere 9 is."""
+
+    silent_seconds: float
     """How long a connection may be silent before its server gives its messages to others. inf: servers do not
     check it; after ``worker_lease_seconds`` of silence the lease is lost."""
 
     @property
+    @abstractmethod
     def missing(self) -> str | None:
         """Return the missing file or directory of the broker, or "table of …", so that nothing was sent yet;
         None if it exists, and for servers that need nothing. Reading must not create it."""
-        return None
 
     @abstractmethod
     def close(self) -> None:
@@ -531,7 +624,7 @@ class Broker(ABC):
 
 
 class SingleObjectBroker(Sender, Consumer, Admin, Broker):
-    """A broker whose class implements all three interfaces."""
+    """A broker whose class does all three. parts: as Broker has them."""
 
-    def __init__(self, url: str, *, letters: Mapping[Kind, Letters]) -> None:
-        super().__init__(url, self, self, self, letters=letters)
+    def __init__(self, url: str, **parts: Any) -> None:
+        super().__init__(url, self, self, self, **parts)

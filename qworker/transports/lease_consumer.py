@@ -19,14 +19,14 @@ from typing import NamedTuple
 from qworker.clock import Clock, boot_id, boottime
 from qworker.errors import LeaseLost
 from qworker.process.owner_files import OwnerFiles
-from qworker.transports.lease import Claim, Consumer, Leased
+from qworker.transports.lease import Claim, Consumer, Hearing, Leased, Presenting
 
 NOT_REGISTERED = 0
 """Generation 0: not registered."""
 
 
 class WorkerRecord(NamedTuple):
-    """The record of a consumer in the server: for ``Admin.workers()``, and for reclaiming.
+    """What a server keeps of a consumer: for ``Listing.workers()``, and for who finds it dead.
 
     boot: the name of the boot of its machine. started: epoch seconds. lock, running: paths of its owner
     files, '' if there are none. presence: the worker's status, '' if there is none.
@@ -44,7 +44,7 @@ class WorkerRecord(NamedTuple):
     presence: str
 
 
-class LeaseConsumer(Consumer):
+class LeaseConsumer(Consumer, Hearing, Presenting):
     """clock: for due times. lease_seconds: how long a silent consumer is considered alive. uptime: returns
     the seconds used for leases; None: the server's clock is used. directory: of the owner files; None:
     nowhere."""
@@ -152,6 +152,13 @@ class LeaseConsumer(Consumer):
     def settled_before(self, tags: Collection[int]) -> Collection[int]:
         self.extend()  # while this consumer is not considered dead, nobody else gets its messages
         return tags
+
+    def confirm(self) -> None:
+        """It is known when settle() returns."""
+
+    @property
+    def prefetched(self) -> bool:
+        return False
 
     def running_path(self) -> str | None:
         return self._files.running or None

@@ -1,7 +1,7 @@
 """Presence: the status that a live worker publishes through its broker, and its encoding.
 
-Comes from:  a worker's listener, as text for ``Consumer.present``; the broker's record of the worker.
-Goes to:     ``Admin.workers()``, and so the command line and other users.
+Comes from:  a worker's listener, as text for ``Presenting.present``; the record that the broker keeps of it.
+Goes to:     ``Listing.workers()``, and so the command line and who else asks which workers there are.
 Thread:      any; values.
 
 The text is ASCII JSON, so that every server accepts it. It may have been written by another version, or by

@@ -1,6 +1,7 @@
-"""Brokers of other packages: installed packages register them, and a URL's scheme finds them.
+"""Which module opens the broker of a URL's scheme: ours, and those that packages register which are installed
+beside us.
 
-Comes from:  ``transports/__init__.py``, ``capabilities.py``, with an unknown scheme.
+Comes from:  ``transports/__init__.py``, ``capabilities.py``.
 Goes to:     the entry points of installed packages, in the group ``qworker.brokers``.
 Thread:      any; pure except for imports.
 
@@ -23,7 +24,31 @@ from qworker.errors import ConfigurationError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from qworker.conf import Settings
+
 GROUP = "qworker.brokers"
+OLDER = "does not do all that this version of qworker asks of a broker"
+NEWER = "Install a version of it for this one; whoever writes it reads docs/how-to/write-a-broker.md"
+OURS: dict[str, str] = {}
+"""The modules of our brokers by scheme, and PLAIN: the front door, which knows them, fills it in."""
+PLAIN = "*"
+"""In the place of a scheme: of all that kombu has a transport for."""
+
+
+def own(scheme: str) -> str | None:
+    """The module of ours for *scheme*; None when there is none."""
+    return OURS.get(scheme) or OURS.get(scheme.partition("+")[0])
+
+
+def module_of(scheme: str) -> str | None:
+    """The module for *scheme*, ours or another package's, which can be imported; None when there is none."""
+    if (module := own(scheme)) is not None:
+        return module
+    point = registered(scheme)
+    if point is None:
+        return None
+    load(point)
+    return point.module
 
 
 def _points(**wanted: Any) -> Iterable[EntryPoint]:
@@ -58,30 +83,34 @@ def load(point: EntryPoint) -> Any:
     return function
 
 
-def row(scheme: str) -> Any:
-    """Return ``CAPABILITIES`` of the module registered for *scheme*; None if either is missing."""
-    point = registered(scheme)
-    if point is None:
-        return None
-    load(point)
-    return getattr(import_module(point.module), "CAPABILITIES", None)
-
-
 def names() -> list[str]:
     """Return all registered schemes."""
     return sorted({point.name for point in _points()})
 
 
 def rows() -> list[Any]:
-    """Return ``CAPABILITIES`` of every registered module, each once."""
-    found = [row(scheme) for scheme in names()]
-    return list({one.name: one for one in found if one is not None}.values())
+    """``CAPABILITIES`` of every module, ours first, each once."""
+    modules = dict.fromkeys([*OURS.values(), *(module_of(name) for name in names())])
+    found = [getattr(import_module(module), "CAPABILITIES", None) for module in modules if module is not None]
+    return [one for one in found if one is not None]
 
 
-def check(point: EntryPoint, store: Any, kind: type) -> None:
-    """ConfigurationError unless the object opened by *point* is of *kind*."""
+def opened(point: EntryPoint, kind: type, url: str | None, conf: Settings) -> Any:
+    """What the function that *point* names opens. ConfigurationError unless it is of *kind*, and has all that
+    ``kind.__init__`` takes."""
+    function = load(point)
+    try:
+        store = function(url, conf)
+    except TypeError as error:
+        if "abstract" in str(error) or "required keyword-only" in str(error):
+            raise _failed(point, f"{OLDER}: {error}. {NEWER}") from error
+        raise
     if not isinstance(store, kind):
         raise _failed(point, f"returned {type(store).__name__}, which is not a {kind.__name__}")
+    fields = [name for name in kind.__init__.__annotations__ if name != "return"]  # type: ignore[misc]
+    if missing := [name for name in fields if not hasattr(store, name)]:
+        raise _failed(point, f"{OLDER}: its broker has no {', '.join(missing)}. {NEWER}")
+    return store
 
 
 def _failed(point: EntryPoint, what: str) -> ConfigurationError:

@@ -151,15 +151,13 @@ def _one_place(source: Broker, target: Broker) -> ConfigurationError:
 def _leads_back(source: Broker, target: Broker) -> bool:
     """Whether a revocation sent to *target*, of a call that nobody made, arrives at *source*, where we are
     registered. False if tasks cannot be revoked."""
-    if type(source.sender) is not type(target.sender):
+    told, heard = target.revocations, source.revocations
+    if told is None or heard is None or type(source.sender) is not type(target.sender):
         return False
     id = f"qworker-move-{task_id()}"
-    try:
-        target.sender.revoke([id])
-    except NotSupported:
-        return False
+    told.sender.revoke([id])
     for _ in range(HEARD_TRIES):
-        if any(revocation.task_id == id for revocation in source.consumer.revoked_since(0)[1]):
+        if any(revocation.task_id == id for revocation in heard.consumer.revoked_since(0)[1]):
             return True
         source.consumer.wait(HEARD_SECONDS)
     return False
@@ -176,7 +174,7 @@ def _batches(
     if not names:
         return
     holder = f"move-{os.getpid()}@{hostname()}"
-    worked_on = bool(source.admin.workers())
+    worked_on = source.presence is not None and bool(source.presence.admin.workers())
     epoch = source.consumer.register(holder, names, 0)
     if _leads_back(source, target):
         raise _one_place(source, target)

@@ -115,7 +115,7 @@ class RemoteSite(Site):
             for queue in self._looker.broker.admin.queues()
             if queue.ready + queue.delayed + queue.leased
         ]
-        return queues + [f"worker {worker.name}" for worker in self._looker.broker.admin.workers()]
+        return queues + [f"worker {worker.name}" for worker in self._looker.workers()]
 
     def drained(self, seconds: float = 60.0, but: Collection[str] = ()) -> None:
         """Wait until every accepted call has ended, *but* those of some tasks, and the store is empty, also

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from qworker.errors import BrokerUnavailable
 from qworker.testing.contract import Assumption, Place
-from qworker.transports.amqp.broker import AMQPBroker
+from qworker.transports.amqp.broker import CAPABILITIES, AMQPBroker
 from qworker.transports.amqp.consumer import AMQPConsumer
 from qworker.transports.amqp.inbox import MOST
 from qworker.transports.amqp.link import Link, address_of
@@ -66,7 +67,9 @@ class PatientConsumer(AMQPConsumer):
 class PatientBroker(AMQPBroker):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.consumer = PatientConsumer(self.server, self._publisher)
+        self.consumer = consumer = PatientConsumer(self.server, self._publisher)
+        self.revocations = self.revocations and replace(self.revocations, consumer=consumer)
+        self.presence = self.presence and replace(self.presence, consumer=consumer)
 
 
 class AMQPPlace(Place):
@@ -77,7 +80,7 @@ class AMQPPlace(Place):
     only that one hears of it. TEXT: headers are a table there. FLUSHED: what is delayed comes out when due.
     """
 
-    lacks = AMQPBroker.lacks | {
+    lacks = CAPABILITIES.lacks | {
         Assumption.ANY_QUEUE,
         Assumption.FLUSHED,
         Assumption.ON_DEMAND,

@@ -15,7 +15,7 @@ import pytest
 
 from qworker.testing.clock import FakeClock
 from qworker.testing.contract import Place
-from qworker.transports.lease import Broker, DeadLetter
+from qworker.transports.lease import Broker, DeadLetter, Revocations, Workers
 from qworker.transports.transfer import Report, move
 from tests.contract.lease_places import MemoryPlace
 from tests.contract.place_redis import RedisPlace
@@ -83,10 +83,16 @@ class Side:
 class Cuttable:
     """A broker whose sides are under the knife."""
 
+    sender: Any
+    consumer: Any
+    admin: Any
+
     def __init__(self, name: str, inner: Broker, knife: Knife, clock: FakeClock) -> None:
         self.url, self.lacks = inner.url, inner.lacks
         for side in ("sender", "consumer", "admin"):
             setattr(self, side, Side(f"{name}.{side}", getattr(inner, side), knife, clock))
+        self.revocations = inner.revocations and Revocations(self.sender, self.consumer)
+        self.presence = inner.presence and Workers(self.consumer, self.admin)
         self.letters = {"dead": Side(f"{name}.letters", inner.letters["dead"], knife, clock)}
 
 

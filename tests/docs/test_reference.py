@@ -10,7 +10,8 @@ import pytest
 from docs import generate
 from qworker import CallOptions, TaskOptions, signals, transports
 from qworker.canvas.options import RetryOptions, SignatureOptions
-from qworker.transports.capabilities import OTHER, capabilities_of
+from qworker.transports.capabilities import capabilities_of
+from qworker.transports.kombu.broker import OTHER
 from tests.docs.pages import REPOSITORY
 
 

@@ -240,9 +240,9 @@ def test_waiting_ends_by_a_push_or_a_call(open_: Open, queue: str) -> None:
 def test_what_it_cannot_do_is_said(open_: Open) -> None:
     store = open_()
     assert {"fanout", "workers", "eta"} <= store.lacks
-    assert store.admin.workers() == []
-    with pytest.raises(NotSupported, match="revoked"):
-        store.sender.revoke(["a"])
+    assert (store.presence, store.revocations, store.peeking, store.delayed) == (None,) * 4
+    with pytest.raises(NotSupported, match="cannot be revoked"):
+        QWorker(broker=store, set_as_current=False).control.revoke("a")
 
 
 def test_every_scheme_of_kombus_is_a_broker() -> None:

@@ -13,7 +13,8 @@ from qworker.conf import Settings
 from qworker.errors import ConfigurationError
 from qworker.testing import MemoryStore
 from qworker.transports import open_broker
-from qworker.transports.capabilities import OTHER, UNKNOWN, capabilities_of
+from qworker.transports.capabilities import UNKNOWN, capabilities_of
+from qworker.transports.kombu.broker import OTHER
 from qworker.transports.registered import registered
 
 GOOD = """
@@ -51,6 +52,39 @@ def test_a_broker_without_a_row_is_not_taken_for_one_of_kombus(packages: Path) -
     install(packages, "broker_rowless", "rowless", GOOD.replace("CAPABILITIES =", "OTHERWISE ="))
     assert capabilities_of("rowless://here") is UNKNOWN
     assert capabilities_of("nobodys://here") is OTHER
+
+
+OLD = """
+from qworker.testing import MemoryStore
+from qworker.transports.lease import Admin, Broker
+class OldAdmin(Admin):
+    def queues(self): return []
+class OldBroker(MemoryStore):
+    def __init__(self): ...
+class Bare(Broker):
+    missing = None
+    def close(self): ...
+open_broker = lambda url, conf: {opened}
+"""
+"""Brokers that were written before there were letters, revocations and so on beside the three sides."""
+
+
+@pytest.mark.parametrize(
+    ("opened", "said"),
+    [
+        ("OldBroker()", "its broker has no sender, consumer, admin, lacks, letters, revocations, presence"),
+        ("OldAdmin()", "abstract class OldAdmin with abstract methods .*purge"),
+        ("Bare(url, 1, 2, 3)", "missing 11 required keyword-only arguments: 'lacks', 'letters', 'revoc"),
+    ],
+    ids=["fields", "methods", "arguments"],
+)
+def test_one_for_an_older_promise_is_told_from_others(packages: Path, opened: str, said: str) -> None:
+    name = f"old{len(opened)}"
+    install(packages, f"broker_{name}", name, OLD.replace("{opened}", opened))
+    with pytest.raises(ConfigurationError, match=said) as raised:
+        open_broker(f"{name}://here", Settings({}))
+    assert f"broker_{name}:open_broker" in str(raised.value)
+    assert "does not do all that this version of qworker asks of a broker" in str(raised.value)
 
 
 @pytest.mark.parametrize(

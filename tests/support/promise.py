@@ -1,29 +1,58 @@
 """What wrappers of a broker do with each member of the promise: pass it on, or withhold it by name.
 
-Comes from:  ``qworker.transports.lease``.
+Comes from:  ``qworker.transports.lease``: what ``Broker.__init__`` asks for is the promise.
 Goes to:     the tests of those that stand between a worker and a broker.
 Thread:      the test's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
-from qworker.transports.lease import Ack, Admin, Broker, Claim, Consumer, Sender
+from qworker.transports.lease import Ack, Admin, Broker, Claim, Consumer, Kind, Sender
 
-SIDES = ("sender", "consumer", "admin")
-MEMBERS: dict[type, tuple[str, ...]] = {
-    side: tuple(
-        name
-        for name in dict.fromkeys((*side.__annotations__, *vars(side)))
-        if not name.startswith("_")
-        and name not in SIDES
-        and not getattr(getattr(side, name, None), "__final__", False)
-    )
-    for side in (Sender, Consumer, Admin, Broker)
+KINDS: tuple[str, ...] = get_args(Kind)
+
+
+def _parts(hint: Any) -> dict[str, type]:
+    """The objects of a field of Broker with the type *hint*, by their places in it ("": itself); {} for a
+    value."""
+    (kind,) = [one for one in get_args(hint) if one is not type(None)] if _is_union(hint) else [hint]
+    if get_origin(kind) is Mapping:  # of kind and letters; for lacks it is a set
+        return dict.fromkeys(KINDS, get_args(kind)[1])
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return {each.name: hints[each.name] for each in fields(kind)}
+    return {"": kind} if getattr(kind, "__abstractmethods__", None) else {}
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) is UnionType
+
+
+FIELDS: dict[str, dict[str, type]] = {
+    name: _parts(hint) for name, hint in get_type_hints(Broker.__init__).items() if name != "return"
 }
-"""The names that each side of the promise has."""
+"""What a broker is made of, and the objects in each."""
+BESIDES = tuple(
+    name
+    for name, what in vars(Broker).items()
+    if not name.startswith("_") and name not in FIELDS and (callable(what) or isinstance(what, property))
+)
+"""What else a broker does."""
+
+
+def members(part: type) -> list[str]:
+    """The names that *part* of the promise has, but for what is written once for all."""
+    return [
+        name
+        for name in dict.fromkeys((*part.__annotations__, *vars(part)))
+        if not name.startswith("_") and not getattr(getattr(part, name, None), "__final__", False)
+    ]
+
 
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "push": ([],),
@@ -45,6 +74,10 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "peek": ("q", "ready", 1),
     "purge": ("q",),
     "flush_delayed": ("q",),
+    "page": (None, 1, None),
+    "send_again": ([],),
+    "put": ({},),
+    "drop": ([],),
 }
 _ANSWERS: dict[str, Any] = {
     "register": 1,
@@ -57,6 +90,8 @@ _ANSWERS: dict[str, Any] = {
     "depths": [],
     "sweep": 0,
     "reclaim": [],
+    "page": [],
+    "entries": {},
 }
 _VALUES: dict[str, Any] = {
     "url": "inner://",
@@ -65,51 +100,94 @@ _VALUES: dict[str, Any] = {
     "silent_seconds": 1.0,
     "prefetched": False,
     "purges_leased": False,
-    "letters": {},
-    "registry": None,
     "missing": None,
+    "portion": 1,
 }
+OF_LETTERS = "newest"
+"""It is made of pages, for all."""
 
 
 class Noting:
-    """A broker that does nothing and notes what is asked of it, in ``asked``."""
+    """A broker that does nothing and notes what is asked of it, in ``asked``. It is all of its parts."""
 
     def __init__(self) -> None:
         self.asked: set[str] = set()
-
-    @property
-    def sender(self) -> Noting:
-        return self
-
-    consumer = admin = sender
 
     def __getattr__(self, name: str) -> Any:
         self.asked.add(name)
         if name in _VALUES:
             return _VALUES[name]
-        return lambda *args, **more: _ANSWERS.get(name)
+        parts = FIELDS.get(name)
+        if parts is None:
+            return lambda *args, **more: _ANSWERS.get(name)
+        if "" in parts:
+            return self
+        if set(parts) == set(KINDS):
+            return dict.fromkeys(KINDS, self)
+        (kind,) = [one for one in get_args(get_type_hints(Broker.__init__)[name]) if is_dataclass(one)]
+        return kind(*(self for _ in parts))
 
 
-def forgotten(wrapper: Any, inner: Noting, withheld: Iterable[str]) -> list[str]:
-    """The members that *wrapper* neither asks *inner* for, whenever they are used, nor withholds."""
-    found = []
-    withheld = set(withheld)
+def _objects(part: Any, places: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    for place in places:
+        if not place:
+            yield place, part
+        elif isinstance(part, Mapping):
+            yield place, part.get(place)
+        else:
+            yield place, getattr(part, place)
+
+
+def forgotten(
+    wrapper: Any,
+    inner: Noting,
+    withheld: Iterable[str],
+    promise: Mapping[str, Mapping[str, type]] = FIELDS,
+    besides: Iterable[str] = BESIDES,
+) -> list[str]:
+    """The members of *promise* that *wrapper* neither asks *inner* for, whenever they are used, nor
+    withholds, by the name of the field or of the member. besides: what else a broker does."""
+    passed: dict[str, bool] = {}
     made_with = set(inner.asked)
-    for side, members in MEMBERS.items():
-        part = wrapper if side is Broker else getattr(wrapper, side.__name__.lower())
-        for name in sorted(members, key=lambda name: name in ("close", "deregister")):
-            inner.asked.clear()
-            value = getattr(part, name)
-            if callable(value):
-                value(*_ARGUMENTS.get(name, ()))
-            passed = name in inner.asked or (side is Broker and name in made_with)
-            if passed == (name in withheld):
-                found.append(f"{name} is {'withheld by name, and passed on' if passed else 'forgotten'}")
-    return found
+
+    def use(thing: Any, name: str) -> bool:
+        inner.asked.clear()
+        value = getattr(thing, name, None)
+        if callable(value):
+            value(*_ARGUMENTS.get(name, ()))
+        return name in inner.asked or (not callable(value) and name in made_with)
+
+    last = ("close", "deregister")
+    for field, places in promise.items():
+        part = getattr(wrapper, field)
+        if not places:
+            passed[field] = field in made_with or use(wrapper, field)
+        elif part is None:
+            passed[field] = False
+        else:
+            for place, thing in _objects(part, places):
+                if thing is None:
+                    passed[place] = False
+                    continue
+                names = [name for name in members(places[place]) if name != OF_LETTERS]
+                for name in sorted(names, key=lambda name: name in last):
+                    word = field if field in set(withheld) else name
+                    passed[word] = passed.get(word, False) or thing is inner or use(thing, name)
+    for name in besides:
+        passed[name] = use(wrapper, name)
+    unknown = set(withheld) - set(passed)
+    return [f"{name} is withheld, and is no part of the promise" for name in sorted(unknown)] + [
+        f"{name} is {'withheld by name, and passed on' if went else 'forgotten'}"
+        for name, went in passed.items()
+        if went == (name in set(withheld))
+    ]
 
 
 def not_defined(wrapper: type, sides: Iterable[type], withheld: Iterable[str]) -> list[str]:
     """The members of *sides* that the class *wrapper* leaves as they are there, and does not withhold."""
     own = {name for each in wrapper.__mro__ if each.__module__ == wrapper.__module__ for name in vars(each)}
-    wanted = {name for side in sides for name in MEMBERS[side]} - {"url"}
+    wanted = {name for side in sides for name in members(side)}
     return sorted(wanted - own - set(withheld)) + sorted(own & set(withheld))
+
+
+__all__ = ["FIELDS", "Admin", "Consumer", "Noting", "Sender", "forgotten", "members", "not_defined"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,16 @@ from qworker import QWorker
 from qworker.errors import BrokerUnavailable
 from qworker.message.protocol import Body, decode_body, parse_headers, parse_properties
 from qworker.testing.clock import FakeClock
-from qworker.transports.lease import Envelope, SingleObjectBroker
+from qworker.transports.lease import (
+    Envelope,
+    Hearing,
+    Listing,
+    Presenting,
+    Revocations,
+    Revoking,
+    SingleObjectBroker,
+    Workers,
+)
 from qworker.transports.presence import Presence
 
 ACCEPT = frozenset({"json", "pickle", "msgpack"})
@@ -24,14 +34,27 @@ class Sent(NamedTuple):
     body: Body
 
 
-class KeepingStore(SingleObjectBroker):
+class KeepingStore(SingleObjectBroker, Revoking, Hearing, Presenting, Listing):
     """pushes: what each push() was given. failures: how many pushes are still to fail,
     with the error failure. on_push: is called before each."""
 
     url = "keeping://"
 
     def __init__(self, failures: int = 0) -> None:
-        super().__init__(type(self).url, letters={})
+        super().__init__(
+            type(self).url,
+            lacks=frozenset(),
+            letters={},
+            revocations=Revocations(self, self),
+            presence=Workers(self, self),
+            peeking=None,
+            delayed=None,
+            stored_results=None,
+            by_queue=None,
+            registry=None,
+            lowest_first=False,
+            silent_seconds=math.inf,
+        )
         self.pushes: list[list[Envelope]] = []
         self.tries = 0
         self.failures = failures

@@ -287,7 +287,7 @@ def test_several_urls_make_one_store_and_one_url_does_not() -> None:
 
 def test_what_one_broker_lacks_all_lack() -> None:
     stores, _ = three()
-    stores[1].lacks = frozenset({"workers"})
+    stores[1].presence = None
     assert FailoverBroker(stores).lacks == {"failed_tasks", "results", "workers"}
 
 

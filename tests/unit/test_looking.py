@@ -11,8 +11,7 @@ from qworker import QWorker
 from qworker.control.looking import State, TaskSeen
 from qworker.errors import NotSupported
 from qworker.testing import FakeClock, MemoryStore, StepWorker
-from qworker.transports.capabilities import PEEK, WORKERS
-from qworker.transports.lease import Admin, Envelope, Peeked, Standing
+from qworker.transports.lease import Envelope, Peeked, Standing
 
 
 class Scene:
@@ -141,7 +140,7 @@ def test_a_task_that_was_acknowledged_first_is_seen_while_it_runs(scene: Scene) 
 
 
 def test_where_no_messages_are_shown_workers_say_what_they_run(scene: Scene) -> None:
-    scene.store.lacks = frozenset({PEEK})
+    scene.store.peeking = None
     with StepWorker(scene.app, on_demand=True, concurrency=1, hostname="w@h") as worker:
         scene.add.delay(1)
         scene.add.delay(2)
@@ -154,8 +153,9 @@ def test_where_no_messages_are_shown_workers_say_what_they_run(scene: Scene) -> 
 class Silent(MemoryStore):
     """Shows neither messages nor workers."""
 
-    lacks = frozenset({PEEK, WORKERS})
-    peek = Admin.peek
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock)
+        self.peeking = self.presence = None
 
 
 def test_a_broker_that_shows_nothing_says_so() -> None:

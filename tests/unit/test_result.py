@@ -262,7 +262,7 @@ def test_nobody_is_missed_where_the_broker_does_not_tell_of_workers(caplog: pyte
     app = QWorker(
         "proj", broker=store, backend=Never("never://", app.conf, clock), clock=clock, set_as_current=False
     )
-    store.lacks = frozenset({"workers"})
+    store.presence = None
     with pytest.raises(ResultTimeout):
         app.send_task("work").get(timeout=30)
     assert "No worker" not in caplog.text

@@ -14,27 +14,28 @@ from qworker.spooler.running.job_messages import job_messages
 from qworker.spooler.watching.directory import SpoolDirectory
 from qworker.testing import FakeClock
 from qworker.transports.failover import ROUND_ROBIN, Brokers, FailoverBroker, FailoverConsumer
-from qworker.transports.lease import Consumer, Sender
+from qworker.transports.lease import Admin, Letters, Sender
 from qworker.transports.sql.sender import TransactionalSender
 from qworker.transports.sqlite.sender import JoinedSender
-from tests.support.promise import MEMBERS, Noting, forgotten, not_defined
+from tests.support.promise import BESIDES, FIELDS, Noting, forgotten, not_defined
 
 NOT_WITH_FAILOVER = {
     "failed": "failed tasks of one server would not be found at the other",
+    "stored_results": "nor results, which have a store of their own",
     "registry": "nor what was declared there",
 }
 NOT_INSTEAD = {
-    **dict.fromkeys(MEMBERS[Consumer], "the directories are what is consumed, and nothing of the broker"),
+    "consumer": "the directories are what is consumed, and nothing of the broker",
+    "revoked_since": "what is called off there is none of the directories' jobs",
     "failed": "jobs are set aside in their directory",
+    "stored_results": "results have a store of their own, whatever the app's broker would do with them",
+    "by_queue": "nothing is taken from the app's broker",
     "registry": "kombu's users have the app's own broker",
     "lacks": "it lacks what the directories do",
     "lowest_first": "priorities are the directories'",
     "silent_seconds": "nothing is silent in a directory",
 }
-NOT_IN_A_TRANSACTION = {
-    "revoke": "only calls are published in a caller's transaction",
-    "join": "it is joined already",
-}
+NOT_IN_A_TRANSACTION = {"join": "it is joined already"}
 
 
 def spooled(kind: type, inner: Any, directory: Path) -> Any:
@@ -78,5 +79,39 @@ class Forgetful(FailoverBroker):
 
 def test_one_that_forgets_a_member_is_found() -> None:
     inner = Noting()
-    found = forgotten(Forgetful(inner), inner, {**NOT_WITH_FAILOVER, "lacks": ""})
-    assert found == ["confirm is forgotten", "lacks is withheld by name, and passed on"]
+    found = forgotten(Forgetful(inner), inner, {**NOT_WITH_FAILOVER, "lacks": "", "lack": ""})
+    assert found == [
+        "lack is withheld, and is no part of the promise",
+        "confirm is forgotten",
+        "lacks is withheld by name, and passed on",
+    ]
+
+
+class Counting(Admin):
+    def count(self) -> int:
+        return 0
+
+
+class Touching(Letters):
+    def touch(self) -> None: ...
+
+
+def test_a_new_member_that_a_wrapper_forgets_is_found() -> None:
+    """Of a side, and of a part; a new part is asked for by Broker.__init__, and its absence a type error."""
+    new = {**FIELDS, "admin": {"": Counting}, "letters": {"dead": Touching}, "history": {"": Counting}}
+    inner = Noting()
+    wrapper = FailoverBroker([inner])  # type: ignore[list-item]
+    wrapper.history = None  # type: ignore[attr-defined]
+    withheld = {name: why for name, why in NOT_WITH_FAILOVER.items() if name != "failed"}
+    assert forgotten(wrapper, inner, withheld, new, [*BESIDES, "ping"]) == [
+        "count is forgotten", "touch is forgotten", "history is forgotten", "ping is forgotten",
+    ]  # fmt: skip
+
+
+def test_the_promise_is_small_and_each_part_has_a_place() -> None:
+    assert list(FIELDS) == [
+        "url", "sender", "consumer", "admin", "lacks", "letters", "revocations", "presence", "peeking",
+        "delayed", "stored_results", "by_queue", "registry", "lowest_first", "silent_seconds",
+    ]  # fmt: skip
+    values = {name for name, parts in FIELDS.items() if not parts}
+    assert values == {"url", "lacks", "lowest_first", "silent_seconds"}

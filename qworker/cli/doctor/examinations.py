@@ -28,6 +28,7 @@ from qworker.cli.names import queues_in_use, queues_option
 from qworker.cli.output import age, count
 from qworker.cli.servers import facts
 from qworker.clock import Clock
+from qworker.control import looking
 from qworker.errors import BrokerUnavailable
 from qworker.naming import DISTRIBUTION, DJANGO_PACKAGES, own_tasks
 from qworker.tasks.forms import Forms
@@ -139,7 +140,7 @@ def broker(choice: AppChoice) -> Iterator[Finding]:
     else:
         ready = sum(info.ready for info in infos.values())
         yield Finding("ok", f"broker {store.url}: {count(ready, 'message')} ready")
-    workers = store.admin.workers()
+    workers = looking.workers(choice.app)
     worked_on = {queue for worker in workers for queue in worker.queues}
     if workers:
         yield Finding(

@@ -63,6 +63,7 @@ class Listener(ThreadComponent):
         super().__init__(app.clock, on_crash)
         conf = app.conf
         self._consumer = app.broker.consumer
+        self._workers = app.broker.presence
         self._lease = lease
         self._window = window
         self._intake = intake
@@ -143,8 +144,12 @@ class Listener(ThreadComponent):
         self._news = True
 
     def _register(self) -> None:
-        self._consumer.present(self._presence.text())
+        self._tell_presence()
         self._lease.register()
+
+    def _tell_presence(self) -> None:
+        if self._workers is not None:
+            self._workers.consumer.present(self._presence.text())
 
     def _turn(self, now: float) -> float | None:
         if not self._lease.generation:  # the broker was not available at the start
@@ -170,7 +175,7 @@ class Listener(ThreadComponent):
         if now >= self._lease.renew_at or (
             now >= self._housekeeping.due_at and self._presence.has_changed()
         ):  # at most once a second, while our presence changes
-            self._consumer.present(self._presence.text())
+            self._tell_presence()
             self._lease.renew(now)
         if now >= self._housekeeping.due_at:
             self._housekeep(now)

@@ -25,7 +25,7 @@ class Revocations:
     """on_revoked: called with each affected request here."""
 
     def __init__(self, app: QWorker, state: WorkerState, on_revoked: Callable[[Request], None]) -> None:
-        self._consumer = app.broker.consumer
+        self._broker = app.broker.revocations
         self._signer = app.signer
         self._state = state
         self._on_revoked = on_revoked
@@ -39,7 +39,10 @@ class Revocations:
 
     def read(self) -> None:
         """Read the new ones from the broker."""
-        self._cursor, revocations = self._consumer.revoked_since(self._cursor)
+        if self._broker is None:
+            self.pending = False
+            return
+        self._cursor, revocations = self._broker.consumer.revoked_since(self._cursor)
         self.pending = False
         for given in revocations:
             revocation = verified(self._signer, given)

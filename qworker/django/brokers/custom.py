@@ -9,8 +9,9 @@ returned at the cluster's end are enqueued again and acknowledged.
 """
 
 import logging
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from django.core.signing import BadSignature
@@ -30,12 +31,10 @@ from qworker.transports.lease import (
     QueueInfo,
     Reclaimed,
     Release,
-    Revocation,
     Settlement,
     SingleObjectBroker,
     Store,
 )
-from qworker.transports.presence import Presence
 
 logger = logging.getLogger("django-q")
 
@@ -51,10 +50,24 @@ class _Taken(NamedTuple):
 class CustomTransport(SingleObjectBroker):
     """make: makes a broker of the project's class for the queue of a name."""
 
-    lacks = frozenset(Capability)
+    missing = None
+    purges_leased = False
 
     def __init__(self, make: Callable[[str], Broker], name: str) -> None:
-        super().__init__(f"custom://{name}", letters={})
+        super().__init__(
+            f"custom://{name}",
+            lacks=frozenset(Capability),
+            letters={},
+            revocations=None,
+            presence=None,
+            peeking=None,
+            delayed=None,
+            stored_results=None,
+            by_queue=None,
+            registry=None,
+            lowest_first=False,
+            silent_seconds=math.inf,
+        )
         self._make = make
         self._publishing: dict[str, Broker] = {}
         self._lock = threading.Lock()  # of _publishing
@@ -158,8 +171,11 @@ class CustomTransport(SingleObjectBroker):
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         return []
 
-    def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        return cursor, []
+    def settled_before(self, tags: Collection[int]) -> Collection[int]:
+        return ()  # nobody but the class knows what became of a receipt
+
+    def confirm(self) -> None:
+        """acknowledge() has answered when it returns."""
 
     def sweep(self, kind: Kind, expires: float, most: int) -> int:
         return 0
@@ -187,17 +203,11 @@ class CustomTransport(SingleObjectBroker):
             found.append(QueueInfo(queue, int(broker.queue_size() or 0), leased=int(held)))
         return found
 
-    def next_due(self, queues: Sequence[str]) -> float | None:
-        return None
-
     def purge(self, queue: str) -> int:
         broker = self._broker(queue)
         count = int(broker.queue_size() or 0)
         broker.purge_queue()
         return count
-
-    def workers(self) -> list[Presence]:
-        return []
 
     def close(self) -> None:
         """Do nothing: the project's class keeps its connections."""

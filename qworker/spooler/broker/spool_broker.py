@@ -11,6 +11,7 @@ itself: a worker runs them with ``--spooler``.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import threading
@@ -38,7 +39,18 @@ from qworker.spooler.files.place import prepared
 from qworker.spooler.files.writing import NewJob, Sync, Writer, write_together
 from qworker.spooler.running.consumer import DirectoryConsumer, Lane, Order
 from qworker.spooler.watching.directory import SpoolDirectory
-from qworker.transports.capabilities import capabilities_of
+from qworker.transports.capabilities import (
+    DELIVERY_COUNT,
+    FAILED_TASKS,
+    FANOUT,
+    NO_FANOUT,
+    PEEK,
+    PROCESSES_ONLY,
+    RESULTS,
+    WHOLE_PUSH,
+    WORKERS,
+    Capabilities,
+)
 from qworker.transports.connect_errors import refuse_parameters, refuse_setting
 from qworker.transports.lease import (
     Ack,
@@ -47,6 +59,7 @@ from qworker.transports.lease import (
     Broker,
     Dead,
     DeadLetter,
+    Delayed,
     Envelope,
     Kind,
     Leased,
@@ -56,10 +69,26 @@ from qworker.transports.lease import (
     Sender,
     page_of,
 )
-from qworker.transports.presence import Presence
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
+
+CAPABILITIES = Capabilities(
+    "Spool directory",
+    ("spool",),
+    accepted="written to a file of its own, on the disk (`sync` in `broker_transport_options`); of "
+    "many sent together, some may be accepted although an error was raised",
+    redelivered="at once: the kernel drops a dead worker's locks; a frozen worker keeps its messages",
+    eta="the time of modification of the file; claimed when due",
+    priority="0 to 9, a directory each",
+    fanout=NO_FANOUT,
+    dead_letters="the directory `.qw-dead`",
+    delivery_count="in an attribute of the file, when a worker notices the death of a process; the "
+    "death of a whole worker is not counted",
+    note="One host. uWSGI's spooler and ours read and write the same directory; see Spool directories.",
+    lacks=frozenset({FANOUT, DELIVERY_COUNT, WORKERS, RESULTS, WHOLE_PUSH, PEEK, FAILED_TASKS}),
+    in_part=PROCESSES_ONLY,
+)
 
 # -- MessageConsumer: the messages of ``spool://``, claimed by the worker that runs them --
 
@@ -247,8 +276,10 @@ class SpoolSender(Sender):
             return writer
 
 
-class SpoolQueues(Admin):
+class SpoolQueues(Admin, Delayed):
     """The queues of a spool directory, for administration."""
+
+    purges_leased = False
 
     def __init__(self, place: _Place) -> None:
         self._place = place
@@ -272,9 +303,6 @@ class SpoolQueues(Admin):
         return self._each(
             queue, lambda admin, job: admin.set_due(job.path, AT_ONCE), only=lambda job: job.due > now
         )
-
-    def workers(self) -> list[Presence]:
-        return []
 
     def _info(self, queue: str) -> QueueInfo:
         ready = delayed = leased = 0
@@ -430,8 +458,24 @@ class SpoolBroker(Broker):
         url, place = f"spool://{directory}", _Place(directory, clock)
         sender = SpoolSender(place, sync)
         letters: dict[Kind, Letters] = {"dead": SpoolLetters(place, sender)}
-        super().__init__(url, sender, _Consumer(place), SpoolQueues(place), letters=letters)
-        self.lacks = capabilities_of(url).lacks
+        queues = SpoolQueues(place)
+        super().__init__(
+            url,
+            sender,
+            _Consumer(place),
+            queues,
+            lacks=CAPABILITIES.lacks,
+            letters=letters,
+            revocations=None,
+            presence=None,
+            peeking=None,
+            delayed=queues,
+            stored_results=None,
+            by_queue=None,
+            registry=None,
+            lowest_first=False,
+            silent_seconds=math.inf,
+        )
         self._directory = directory
 
     @property

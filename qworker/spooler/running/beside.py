@@ -11,6 +11,7 @@ stored before its file is removed.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Collection, Sequence
 from contextlib import closing
@@ -29,17 +30,16 @@ from qworker.transports.lease import (
     Claim,
     Consumer,
     DeadLetter,
+    Hearing,
     Kind,
     Letters,
-    Peeked,
     QueueInfo,
     Reclaimed,
     Revocation,
+    Revocations,
     Settlement,
-    Standing,
     Store,
 )
-from qworker.transports.presence import Presence
 
 POLL_SECONDS = 5.0
 """The longest sleep of the watch."""
@@ -50,11 +50,23 @@ class SpoolBeside(Broker):
 
     def __init__(self, broker: Broker, spool: JobDispatch, admin: Admin) -> None:
         self._both = _Both(broker.consumer, spool)
-        super().__init__(broker.url, broker.sender, self._both, admin, letters=broker.letters)
-        self.lacks = broker.lacks
-        self.lowest_first = broker.lowest_first
-        self.silent_seconds = broker.silent_seconds
-        self.registry = broker.registry
+        super().__init__(
+            broker.url,
+            broker.sender,
+            self._both,
+            admin,
+            lacks=broker.lacks,
+            letters=broker.letters,
+            revocations=broker.revocations,
+            presence=broker.presence,
+            peeking=broker.peeking,
+            delayed=broker.delayed,
+            stored_results=broker.stored_results,
+            by_queue=broker.by_queue,
+            registry=broker.registry,
+            lowest_first=broker.lowest_first,
+            silent_seconds=broker.silent_seconds,
+        )
         self._broker = broker
 
     @property
@@ -68,6 +80,13 @@ class SpoolBeside(Broker):
             self._broker.close()
 
 
+class _Deaf(Hearing):
+    """Hears of no revocation: what is called off at the app's broker is none of the directories' jobs."""
+
+    def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
+        return cursor, []
+
+
 class SpoolInstead(Broker):
     """The same, but without the app's own broker: the worker consumes only the directories. Their jobs are
     set aside and not kept as failed tasks, and kombu's users have the app's broker."""
@@ -75,9 +94,25 @@ class SpoolInstead(Broker):
     def __init__(self, broker: Broker, spool: JobDispatch, admin: Admin) -> None:
         letters: dict[Kind, Letters] = dict(broker.letters)
         letters.pop("failed", None)
-        super().__init__(broker.url, broker.sender, spool, admin, letters=letters)
-        # Results have a store of their own, whatever the app's broker would do with them.
-        self.lacks = capabilities_of("spool:").lacks
+        told, lacks = broker.revocations, capabilities_of("spool:").lacks
+        super().__init__(
+            broker.url,
+            broker.sender,
+            spool,
+            admin,
+            lacks=lacks,
+            letters=letters,
+            revocations=told and Revocations(told.sender, _Deaf()),
+            presence=broker.presence,
+            peeking=broker.peeking,
+            delayed=broker.delayed,
+            stored_results=None,
+            by_queue=None,
+            registry=None,
+            lowest_first=False,
+            silent_seconds=math.inf,
+        )
+        self.lacks = lacks  # as this worker sees it
         self._broker = broker
 
     @property
@@ -149,9 +184,6 @@ class _Both(Consumer):
             self._registered = True
         return generation
 
-    def present(self, text: str) -> None:
-        self._own.present(text)
-
     def lease(
         self, queues: Sequence[str], limit: int, delayed_limit: int = 0, eta_window: float = 0.0
     ) -> Claim:
@@ -164,12 +196,6 @@ class _Both(Consumer):
         messages = [*claim.messages, *(leased._replace(tag=-leased.tag) for leased in jobs.messages)]
         dues = [due for due in (claim.next_due, jobs.next_due) if due is not None]
         return Claim(messages, min(dues, default=None), claim.last_revocation)
-
-    def look(self, queue: str) -> Claim:
-        return self._own.look(queue)
-
-    def unbind(self, queue: str) -> None:
-        self._own.unbind(queue)
 
     @property
     def prefetched(self) -> bool:
@@ -210,9 +236,6 @@ class _Both(Consumer):
 
     def wake(self) -> None:
         self._own.wake()
-
-    def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        return self._own.revoked_since(cursor)
 
     def sweep(self, kind: Kind, expires: float, most: int) -> int:
         return self._own.sweep(kind, expires, most)
@@ -264,24 +287,9 @@ class SpoolDepths(Admin):
     def queues(self) -> list[QueueInfo]:
         return self._own.queues()
 
-    def next_due(self, queues: Sequence[str]) -> float | None:
-        return self._own.next_due(queues)
-
-    def peek(self, queue: str, standing: Standing, limit: int) -> list[Peeked]:
-        return self._own.peek(queue, standing, limit)
-
-    def may_have_due_joins(self, now: float) -> bool:
-        return self._own.may_have_due_joins(now)
-
     @property
     def purges_leased(self) -> bool:
         return self._own.purges_leased
 
     def purge(self, queue: str) -> int:
         return self._own.purge(queue)
-
-    def flush_delayed(self, queue: str) -> int:
-        return self._own.flush_delayed(queue)
-
-    def workers(self) -> list[Presence]:
-        return self._own.workers()

@@ -14,7 +14,7 @@ import math
 import sys
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from typing import Generic, TypeVar
 
@@ -33,7 +33,6 @@ from qworker.transports.lease import (
     Leased,
     Reclaimed,
     Release,
-    Revocation,
     Settlement,
     Store,
 )
@@ -72,6 +71,8 @@ class DirectoryConsumer(Consumer, Generic[L]):
 
     poll_cooldown = 0.0
     """How long notifications are ignored after a useless one; 0: never."""
+
+    prefetched = False
 
     def __init__(self, open_lanes: Callable[[Sequence[str]], list[L]], clock: Clock = SYSTEM_CLOCK) -> None:
         self._open_lanes = open_lanes
@@ -199,8 +200,11 @@ class DirectoryConsumer(Consumer, Generic[L]):
     def wake(self) -> None:
         self._wakeup.wake()
 
-    def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        return cursor, []
+    def settled_before(self, tags: Collection[int]) -> Collection[int]:
+        return ()  # whoever settles a file is told what became of it
+
+    def confirm(self) -> None:
+        """It is known when settle() returns."""
 
     def sweep(self, kind: Kind, expires: float, most: int) -> int:
         return 0  # jobs that were set aside are not run

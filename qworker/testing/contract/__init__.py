@@ -4,9 +4,9 @@ Comes from:  a test module that defines a ``Place``, and imports the tests of ``
 Goes to:     pytest, which collects them there, and the broker.
 Thread:      the test's; some tests start more.
 
-Modules, in reading order: ``place`` (the broker under test, and what it lacks), ``messages`` and ``waiting``
-(common helpers), ``patient`` (a consumer of servers that are polled by a thread), ``scripts`` with
-``process`` (other processes), ``collecting`` (choosing tests for a place), ``fixtures``, ``suite`` (the
+Modules, in reading order: ``place`` (the broker under test, and what it lacks), ``messages``, ``parts`` and
+``waiting`` (common helpers), ``patient`` (a consumer of servers that are polled by a thread), ``scripts``
+with ``process`` (other processes), ``collecting`` (choosing tests for a place), ``fixtures``, ``suite`` (the
 tests, which need pytest and hypothesis).
 """
 

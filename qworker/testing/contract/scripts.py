@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from qworker.errors import LeaseLost
 from qworker.testing.contract.messages import message
+from qworker.testing.contract.parts import present
 from qworker.testing.contract.place import Place, mark
 from qworker.transports.lease import Ack, Leased
 
@@ -164,7 +165,7 @@ def tell_of_itself(place: Place) -> None:
     """Be a worker that tells of itself what it is told."""
     store = place.open()
     while text := hear():
-        store.consumer.present(text)
+        present(store, text)
         if text.startswith('{"waiting":1,'):
             store.consumer.register("victim@test", ["q"], 1)
         else:

@@ -16,13 +16,15 @@ from qworker.transports.amqp.publisher import Publisher
 from qworker.transports.amqp.queues import OURS
 from qworker.transports.amqp.server import Server
 from qworker.transports.amqp.workers import listed
-from qworker.transports.lease import Admin, QueueInfo
+from qworker.transports.lease import Admin, Listing, QueueInfo
 from qworker.transports.presence import Presence
 
 
-class AMQPAdmin(Admin):
+class AMQPAdmin(Admin, Listing):
     """publisher, consumer: of this process. RabbitMQ does not list its queues, so those in the settings, and
     those that these two use, are queried."""
+
+    purges_leased = False
 
     def __init__(self, server: Server, publisher: Publisher, consumer: AMQPConsumer) -> None:
         self._server = server
@@ -36,10 +38,6 @@ class AMQPAdmin(Admin):
         dead = Counter(letter.queue for letter in self.dead(None, sys.maxsize))
         found = [QueueInfo(name, ready.get(name, 0), dead=dead[name]) for name in {*ready, *dead}]
         return sorted(info for info in found if info.ready or info.dead)
-
-    def next_due(self, queues: Sequence[str]) -> float | None:
-        """Return None: RabbitMQ does not report it (it lacks COUNTS)."""
-        return None
 
     def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
         link = self._server.connect()

@@ -26,11 +26,30 @@ from qworker.transports.amqp.publisher import Publisher
 from qworker.transports.amqp.queues import Queues
 from qworker.transports.amqp.revocations import encode
 from qworker.transports.amqp.server import Server
-from qworker.transports.capabilities import capabilities_of
-from qworker.transports.lease import Broker, Envelope, Sender
+from qworker.transports.capabilities import COUNTS, DELIVERY_COUNT, PEEK, RESULTS, WHOLE_PUSH, Capabilities
+from qworker.transports.lease import Broker, Envelope, Revocations, Revoking, Sender, Workers
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
+
+CAPABILITIES = Capabilities(
+    "RabbitMQ",
+    ("amqp", "amqps", "pyamqp"),
+    accepted="confirmed by the server (persistent, and routed to a queue); of many messages sent "
+    "together, some may be accepted although an error was raised",
+    redelivered="at once, when the worker's connection is lost; if half open, after the heartbeat",
+    eta="in separate queues in the server, until it is due (at most 0.2 s early in a worker; RabbitMQ 3.10)",
+    priority="0 to 9 in queues declared with `x-max-priority` (set task_queue_max_priority)",
+    fanout="the stream `qworker.revoked`, read by all workers, also those started later (RabbitMQ 3.9)",
+    dead_letters="the queue `qworker.dead`",
+    failed_tasks="the queue `qworker.failed`; sending one again first sends it and then deletes it",
+    delivery_count="in a header, for running messages when a process died, or a worker on the same "
+    "machine; quorum queues also count every return",
+    note="The server closes a consumer that holds a message for longer than its `consumer_timeout` (30 "
+    "min): raise it for longer tasks.",
+    lacks=frozenset({DELIVERY_COUNT, RESULTS, COUNTS, WHOLE_PUSH, PEEK}),
+    in_part={DELIVERY_COUNT: "of processes, and of workers on the same machine"},
+)
 
 ANSWER_SECONDS = 10.0
 """Minimum time for an answer of a busy server."""
@@ -47,7 +66,7 @@ class AMQPBroker(Broker):
     """
 
     consumer: AMQPConsumer
-    lacks = capabilities_of("amqp://").lacks
+    missing = None
 
     def __init__(
         self,
@@ -68,16 +87,27 @@ class AMQPBroker(Broker):
             timeout=max(ANSWER_SECONDS, timeout),
             heartbeat=heartbeat,
         )
-        # RabbitMQ waits for twice that, but another worker may have been silent before.
-        self.silent_seconds = server.silent_seconds
         self._publisher = Publisher(server, confirms)
+        sender = AMQPSender(server, self._publisher)
         consumer = AMQPConsumer(server, self._publisher)
+        admin = AMQPAdmin(server, self._publisher, consumer)
         super().__init__(
             url,
-            AMQPSender(server, self._publisher),
+            sender,
             consumer,
-            AMQPAdmin(server, self._publisher, consumer),
+            admin,
+            lacks=CAPABILITIES.lacks,
             letters={kind: AMQPLetters(kind, server, self._publisher) for kind in PLACES},
+            revocations=Revocations(sender, consumer),
+            presence=Workers(consumer, admin),
+            peeking=None,
+            delayed=None,
+            stored_results=None,
+            by_queue=None,
+            registry=None,
+            lowest_first=False,
+            # RabbitMQ waits for twice that, but also for who was silent before.
+            silent_seconds=server.silent_seconds,
         )
         _brokers.add(self)
 
@@ -120,7 +150,7 @@ def open_broker(url: str | None, conf: Settings) -> AMQPBroker:
 # -- What any thread asks of RabbitMQ: to publish, and to call tasks off --
 
 
-class AMQPSender(Sender):
+class AMQPSender(Sender, Revoking):
     def __init__(self, server: Server, publisher: Publisher) -> None:
         self._server = server
         self._publisher = publisher

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -46,7 +46,9 @@ from qworker.transports.lease import (
     Consumer,
     Dead,
     DeadLetter,
+    Hearing,
     Kind,
+    Presenting,
     Reclaimed,
     Release,
     Revocation,
@@ -71,8 +73,10 @@ def _has_failed(order: Release | DeadLetter) -> bool:
     return isinstance(order, DeadLetter) and order.failed
 
 
-class AMQPConsumer(Consumer):
+class AMQPConsumer(Consumer, Hearing, Presenting):
     """publisher: sends messages that change when they go back."""
+
+    prefetched = False
 
     def __init__(self, server: Server, publisher: Publisher) -> None:
         self._server = server
@@ -231,6 +235,9 @@ class AMQPConsumer(Consumer):
                 logger.debug("%s is not swept: %s", queue, error)
                 return 0
         return self._sweepers[queue].sweep(count or 0, self._server.clock.now(), expires, most)
+
+    def settled_before(self, tags: Collection[int]) -> Collection[int]:
+        return ()  # what others have got cannot be told from it
 
     def running_path(self) -> str | None:
         return self._files.running or None

@@ -124,7 +124,7 @@ class RevokedStream:
         return True
 
     def since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        """See Consumer.revoked_since()."""
+        """See Hearing.revoked_since()."""
         now = self._server.clock.now()
         self._heard = [entry for entry in self._heard if entry[0] > cursor and entry[1] > now]
         return max(cursor, self.last), [entry[2] for entry in self._heard]

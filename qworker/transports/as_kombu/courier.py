@@ -126,7 +126,7 @@ class Courier:
         def take() -> Delivery | None:
             if delivery := self.desk.take(queue, inbox):
                 return delivery
-            while leased := self._consumer.look(queue).messages:
+            while leased := self._take(queue):
                 for delivery in self._read(leased, {queue: inbox}):
                     self.desk.hold(inbox, delivery.tag)
                     return delivery
@@ -135,14 +135,22 @@ class Courier:
 
         return self.desk.ask(take)
 
+    def _take(self, queue: str) -> list[Leased]:
+        by_queue = self._broker.by_queue
+        claim = self._consumer.lease([queue], 1) if by_queue is None else by_queue.look(queue)
+        return claim.messages
+
     def leave(self, queue: str) -> None:
         """*queue* is no longer consumed here: leave its messages to others. Does not wait."""
 
-        def unbind() -> None:
-            if not self.desk.is_consumed(queue):
-                self._consumer.unbind(queue)
+        by_queue = self._broker.by_queue
 
-        if self.is_alive():
+        def unbind() -> None:
+            assert by_queue is not None
+            if not self.desk.is_consumed(queue):
+                by_queue.unbind(queue)
+
+        if by_queue is not None and self.is_alive():
             self.desk.order(unbind)
 
     def size(self, queue: str) -> int:

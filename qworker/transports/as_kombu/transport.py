@@ -86,7 +86,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         if self._closed:
             self._open()
         # Connects, so that errors of the broker are reported now.
-        self.broker.admin.next_due(["celery"])
+        if self.broker.delayed is not None:
+            self.broker.delayed.next_due(["celery"])
         self.broker.admin.depths([])  # some servers are only contacted by one of the two
         super().establish_connection()
         return self

@@ -11,6 +11,16 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from qworker.errors import ConfigurationError
+from qworker.transports.capabilities import (
+    DEAD_LETTERS,
+    ETA,
+    IN_A_HEADER,
+    NO_FANOUT,
+    PROCESSES_ONLY,
+    SENT_AGAIN,
+    Capabilities,
+    Capability,
+)
 from qworker.transports.connect_errors import refuse_setting
 from qworker.transports.disque.queue import Options
 from qworker.transports.disque.server import WAIT_SECONDS, DisqueServer
@@ -18,6 +28,24 @@ from qworker.transports.held.broker import HeldBroker, held_broker
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
+
+CAPABILITIES = Capabilities(
+    "Disque",
+    ("disque",),
+    accepted="as many nodes as `replicate` says have it (three, or all where there are fewer); of many "
+    "sent together, some may be accepted although an error was raised",
+    redelivered="after `retry` seconds (30 if not set) without a sign that it is being worked on; a "
+    "live worker sends that, and replaces a job when half of its `ttl` (30 days) is over",
+    eta="in Disque (30 s early in a worker)",
+    priority="none: first come, first served, about",
+    fanout=NO_FANOUT,
+    dead_letters=SENT_AGAIN,
+    delivery_count=IN_A_HEADER,
+    note="At least once; Disque deletes a job after its `ttl`. After the restart of a node with a "
+    "file, its jobs come back at their retry time.",
+    lacks=frozenset(Capability) - {ETA, DEAD_LETTERS},
+    in_part=PROCESSES_ONLY,
+)
 
 RETRY_SECONDS = 30
 TTL_SECONDS = 30 * 86400

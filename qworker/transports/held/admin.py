@@ -17,7 +17,6 @@ from qworker.interrupts import undisturbed
 from qworker.transports.held.port import DEAD, FAILED, Server, close, depths
 from qworker.transports.held.sender import HeldSender
 from qworker.transports.lease import Admin, QueueInfo
-from qworker.transports.presence import Presence
 
 
 class HeldAdmin(Admin):
@@ -54,10 +53,6 @@ class HeldAdmin(Admin):
         ]
         return [info for info in found if info.ready or info.delayed or info.leased or info.dead]
 
-    def next_due(self, queues: Sequence[str]) -> float | None:
-        """Return None: such servers do not report it (see ``lacks``)."""
-        return None
-
     @undisturbed
     def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
         with self._connected() as connection:
@@ -67,7 +62,3 @@ class HeldAdmin(Admin):
     def purge(self, queue: str) -> int:
         with self._connected() as connection:
             return self._server.declare(connection, queue).purge()
-
-    def workers(self) -> list[Presence]:
-        """Return []: such servers do not report them (see ``lacks``)."""
-        return []

@@ -9,6 +9,7 @@ It supports what the server supports (see ``transports/capabilities.py``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -21,7 +22,7 @@ from qworker.transports.held.consumer import NEWS, HeldConsumer
 from qworker.transports.held.letters import HeldLetters
 from qworker.transports.held.port import DEAD, PLACES, Server
 from qworker.transports.held.sender import HeldSender
-from qworker.transports.lease import Broker, Kind
+from qworker.transports.lease import Broker, Kind, Revocations
 
 _brokers = forgetful()
 
@@ -33,22 +34,33 @@ class HeldBroker(Broker):
     consumer: HeldConsumer
     admin: HeldAdmin
     letters: Mapping[Kind, HeldLetters]
+    missing = None
 
     def __init__(self, url: str, server: Server, known: Sequence[str], eta_limit: int, clock: Clock) -> None:
         wakeup = WakeupPipe()
         sender = HeldSender(server, clock, partial(wakeup.wake, NEWS))
+        consumer = HeldConsumer(server, sender, wakeup, clock, eta_limit)
         super().__init__(
             url,
             sender,
-            HeldConsumer(server, sender, wakeup, clock, eta_limit),
+            consumer,
             HeldAdmin(server, sender, known),
+            lacks=capabilities_of(url).lacks,
             letters={
                 kind: HeldLetters(server, sender, kind)
                 for kind, queue in PLACES.items()
                 if queue in (DEAD, *server.letters)
             },
+            revocations=Revocations(sender, consumer) if server.spreads_revocations else None,
+            presence=None,
+            peeking=None,
+            delayed=None,
+            stored_results=None,
+            by_queue=consumer,
+            registry=None,
+            lowest_first=False,
+            silent_seconds=math.inf,
         )
-        self.lacks = capabilities_of(url).lacks
         _brokers.add(self)
 
     def _after_fork(self) -> None:

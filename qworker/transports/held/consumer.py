@@ -15,7 +15,7 @@ for a moment.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain, count
@@ -43,9 +43,11 @@ from qworker.transports.held.sender import HeldSender
 from qworker.transports.lease import (
     MAX_LEASE_BYTES,
     Ack,
+    ByQueue,
     Claim,
     Consumer,
     DeadLetter,
+    Hearing,
     Kind,
     Reclaimed,
     Release,
@@ -64,9 +66,11 @@ AHEAD_SECONDS = 30.0
 """A message due sooner is kept here, even if the server can delay it."""
 
 
-class HeldConsumer(Consumer):
+class HeldConsumer(Consumer, Hearing, ByQueue):
     """sender: for messages that change when they go back. wakeup: used by wait(). eta_limit: how many delayed
     messages are kept here."""
+
+    prefetched = False
 
     def __init__(
         self, server: Server, sender: HeldSender, wakeup: WakeupPipe, clock: Clock, eta_limit: int
@@ -242,6 +246,12 @@ class HeldConsumer(Consumer):
     def sweep(self, kind: Kind, expires: float, most: int) -> int:
         """Return 0: letters stay until they are removed, or the server drops them."""
         return 0
+
+    def settled_before(self, tags: Collection[int]) -> Collection[int]:
+        return ()  # what others have got cannot be told from it
+
+    def confirm(self) -> None:
+        """It is known when settle() returns."""
 
     def running_path(self) -> str | None:
         return None

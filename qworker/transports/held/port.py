@@ -270,7 +270,7 @@ class Heard:
     """Whether there may be some that since() has not returned."""
 
     def since(self, cursor: int) -> tuple[int, list[Revocation]]:
-        """See Consumer.revoked_since()."""
+        """See Hearing.revoked_since()."""
         return cursor, []
 
 
@@ -341,7 +341,7 @@ class Server(ABC):
         return Heard()
 
     def revoke(self, connection: Any, ids: Sequence[str], terminate: bool, signal: str) -> None:
-        """See Sender.revoke(), if the server *spreads_revocations*."""
+        """See Revoking.revoke(), if the server *spreads_revocations*."""
         raise NotImplementedError
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qworker.clock import Clock
-from qworker.errors import BrokerUnavailable, NotSupported
+from qworker.errors import BrokerUnavailable
 from qworker.interrupts import LockTimeout, apart, in_turn, let_pass
 from qworker.naming import task_ids
 from qworker.transports.held.messages import Outgoing, of_envelope
@@ -26,7 +26,7 @@ from qworker.transports.held.port import (
     close,
     portions,
 )
-from qworker.transports.lease import Envelope, Sender
+from qworker.transports.lease import Envelope, Revoking, Sender
 from qworker.transports.own_headers import DUE
 
 LONGEST_PAUSE = 2.0
@@ -34,7 +34,7 @@ LONGEST_PAUSE = 2.0
 REVOKE_SECONDS = 10.0
 
 
-class HeldSender(Sender):
+class HeldSender(Sender, Revoking):
     """notify: called when something was sent, for a consumer of this process that waits."""
 
     def __init__(self, server: Server, clock: Clock, notify: Callable[[], None]) -> None:
@@ -72,12 +72,6 @@ class HeldSender(Sender):
             self._notify()
 
     def revoke(self, ids: Sequence[str], terminate: bool = False, signal: str = "SIGTERM") -> None:
-        if not self._server.spreads_revocations:
-            raise NotSupported(
-                f"{self._server.shown} has no way to tell all workers: tasks cannot be revoked with this "
-                "broker"
-            )
-
         def revoke() -> None:
             with self._server.errors(self._connection):
                 self._server.revoke(self._connection, ids, terminate, signal)

@@ -11,13 +11,96 @@ revocations are not broadcast.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from qworker.transports.capabilities import (
+    DEAD_LETTERS,
+    ETA,
+    IN_A_HEADER,
+    NO_FANOUT,
+    PRIORITY,
+    PROCESSES_ONLY,
+    SENT_AGAIN,
+    Capabilities,
+    Capability,
+)
 from qworker.transports.held.broker import HeldBroker, held_broker
 from qworker.transports.kombu.server import KombuServer
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
+
+HELD = (
+    "held unacknowledged by the worker that got it, up to worker_eta_task_limit; safe, but it is "
+    "redelivered if that worker stops"
+)
+
+
+def _plain(
+    name: str,
+    schemes: tuple[str, ...],
+    accepted: str,
+    redelivered: str,
+    in_part: Mapping[Capability, str] | None = None,
+    **words: str,
+) -> Capabilities:
+    """A transport of kombu's without a store of ours."""
+    return Capabilities(
+        name,
+        schemes,
+        accepted,
+        redelivered,
+        eta=HELD,
+        priority=words.pop("priority", "none: first come, first served"),
+        fanout=NO_FANOUT,
+        dead_letters=SENT_AGAIN,
+        delivery_count=IN_A_HEADER,
+        lacks=frozenset(Capability) - {DEAD_LETTERS},
+        in_part={ETA: "in a worker, while it lives", **PROCESSES_ONLY, **(in_part or {})},
+        **words,
+    )
+
+
+PLAIN: tuple[Capabilities, ...] = (
+    _plain(
+        "Kafka",
+        ("confluentkafka", "kafka"),
+        "passed to the producer's library, which sends it in the background",
+        "when the partition is assigned to another consumer",
+        note='Needs `pip install "kombu[confluentkafka]"`. Acknowledging one message acknowledges all before '
+        "it in its partition.",
+    ),
+    _plain(
+        "SQLAlchemy (kombu's own)",
+        ("sqla", "sqlalchemy"),
+        "committed",
+        "never: kombu hides a message when it is read; the messages of a killed worker are lost",
+        note="Use postgresql:// or mysql:// instead.",
+    ),
+    _plain(
+        "Files",
+        ("filesystem",),
+        "written to a file, without forcing it to the disk",
+        "never: kombu removes the file when it is read; the messages of a killed worker are lost",
+    ),
+    _plain(
+        "Memory",
+        ("memory",),
+        "in the memory of this process",
+        "never: it ends with the process",
+        priority="0 to 9",
+        in_part={PRIORITY: "among the messages of one worker"},
+        note="For tests in one process.",
+    ),
+)
+OTHER = _plain(
+    "Any other transport of kombu",
+    (),
+    "kombu's transport returned",
+    "depends on kombu's transport; many remove a message when it is read",
+    note="Try it with `kill -9` before trusting it.",
+)
 
 
 def kombu_broker(

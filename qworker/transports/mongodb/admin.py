@@ -11,7 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from qworker.process.owner_files import died
-from qworker.transports.lease import Admin, Peeked, QueueInfo, Standing
+from qworker.transports.lease import (
+    Admin,
+    Delayed,
+    Listing,
+    Peeked,
+    Peeking,
+    QueueInfo,
+    Standing,
+    StoredResults,
+)
 from qworker.transports.mongodb.claim import next_due
 from qworker.transports.mongodb.layout import DELAYED, LEASED, READY, RECORD_OF_ALL, Document
 from qworker.transports.mongodb.reclaim import silent_for
@@ -26,8 +35,10 @@ _ORDERS: Mapping[Standing, tuple[int, list[tuple[str, int]]]] = {
 }
 
 
-class MongoAdmin(Admin):
+class MongoAdmin(Admin, Listing, Peeking, Delayed, StoredResults):
     """uptime: the clock for leases, None: the server's."""
+
+    purges_leased = False
 
     def __init__(
         self,

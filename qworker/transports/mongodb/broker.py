@@ -10,6 +10,7 @@ are compared with the clock of the consumer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,9 @@ from pymongo import ReplaceOne
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import ConfigurationError
 from qworker.process.forked import forgetful
+from qworker.transports.capabilities import Capabilities
 from qworker.transports.connect_errors import refuse_setting
-from qworker.transports.lease import Broker, Kind
+from qworker.transports.lease import Broker, Kind, Revocations, Workers
 from qworker.transports.mongodb.admin import MongoAdmin
 from qworker.transports.mongodb.consumer import MongoConsumer
 from qworker.transports.mongodb.layout import Names
@@ -30,6 +32,25 @@ from qworker.transports.registry import Registry
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
+
+CAPABILITIES = Capabilities(
+    "MongoDB",
+    ("mongodb", "mongodb+srv"),
+    accepted="acknowledged by the majority of the members, from their journals (`w` and `journal` in the "
+    "URL say otherwise); of a push of several, all or none",
+    redelivered="at once for a worker on the same machine; elsewhere when its lease expires "
+    "(worker_lease_seconds)",
+    eta="a field; fetched when due",
+    priority="0 to 9",
+    fanout="a collection, read by all workers, including those that start later",
+    dead_letters="a collection",
+    failed_tasks="a collection",
+    delivery_count="counted for running messages, whether a process or a whole worker died",
+    note="Results are stored in the transaction of the ack on a replica set, and before it on a single "
+    "server, where a worker that dies in between runs the task again. A change stream wakes idle "
+    "workers on a replica set; on a single server they poll four times a second. The oldest comes "
+    "first if the clocks of publishers agree.",
+)
 
 _brokers = forgetful()
 
@@ -43,6 +64,7 @@ class MongoBroker(Broker):
 
     sender: MongoSender
     consumer: MongoConsumer
+    missing = None
 
     def __init__(
         self,
@@ -59,14 +81,25 @@ class MongoBroker(Broker):
         self._server = Server(url, options or {}, connect_timeout, Names(result=results))
         consumer = MongoConsumer(self._server, clock, lease_seconds, uptime)
         kinds: tuple[Kind, ...] = ("dead", "failed")
+        sender = MongoSender(self._server, clock, revoke_expires, consumer.published)
+        admin = MongoAdmin(self._server, uptime, consumer.published)
         super().__init__(
             url,
-            MongoSender(self._server, clock, revoke_expires, consumer.published),
+            sender,
             consumer,
-            MongoAdmin(self._server, uptime, consumer.published),
+            admin,
+            lacks=CAPABILITIES.lacks,
             letters={kind: MongoLetters(kind, self._server, clock, consumer.published) for kind in kinds},
+            revocations=Revocations(sender, consumer),
+            presence=Workers(consumer, admin),
+            peeking=admin,
+            delayed=admin,
+            stored_results=admin,
+            by_queue=None,
+            registry=MongoRegistry(self._server),
+            lowest_first=False,
+            silent_seconds=math.inf,
         )
-        self.registry = MongoRegistry(self._server)
         _brokers.add(self)
 
     def _after_fork(self) -> None:

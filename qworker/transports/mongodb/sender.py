@@ -23,14 +23,14 @@ from qworker.clock import Clock
 from qworker.errors import QWorkerError
 from qworker.process.crash_points import crash_point
 from qworker.process.group_commit import GroupCommit
-from qworker.transports.lease import Envelope, Revocation, Sender
+from qworker.transports.lease import Envelope, Revocation, Revoking, Sender
 from qworker.transports.mongodb.layout import ARRIVING, DELAYED, READY, RECORD_OF_ALL, Document, new_tags
 from qworker.transports.mongodb.server import Collections, Server
 
 LEAST_SECONDS = 0.05
 
 
-class MongoSender(Sender):
+class MongoSender(Sender, Revoking):
     """revoke_expires: seconds for which a revocation is valid. published: called after each push."""
 
     def __init__(

@@ -10,7 +10,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
-from qworker.transports.lease import Admin, Peeked, QueueInfo, Standing
+from qworker.transports.lease import (
+    Admin,
+    Delayed,
+    Listing,
+    Peeked,
+    Peeking,
+    QueueInfo,
+    Standing,
+    StoredResults,
+)
 from qworker.transports.presence import Presence, from_text
 from qworker.transports.redis.connection import Script
 from qworker.transports.redis.database import Database
@@ -19,8 +28,10 @@ from qworker.transports.redis.reclaim import Reclaimer, died, server_time
 from qworker.transports.redis.scripts import FLUSH, PRELUDE, PURGE, QUEUES
 
 
-class RedisAdmin(Admin):
+class RedisAdmin(Admin, Listing, Peeking, Delayed, StoredResults):
     """uptime: the clock for leases, None: the server's."""
+
+    purges_leased = False
 
     def __init__(self, database: Database, uptime: Callable[[], float] | None) -> None:
         self._database = database
@@ -41,6 +52,9 @@ class RedisAdmin(Admin):
             for name, ready, delayed, leased, dead, oldest in rows
         ]
         return sorted(info for info in found if info.ready or info.delayed or info.leased or info.dead)
+
+    def may_have_due_joins(self, now: float) -> bool:
+        return True  # whoever has results here has the joins at hand
 
     def next_due(self, queues: Sequence[str]) -> float | None:
         first = self._database.ask(

@@ -9,13 +9,15 @@ A message is as durable as the server makes it (``appendonly``). It is stored wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf.results import options_beside
 from qworker.process.forked import forgetful
-from qworker.transports.lease import Broker, Kind
+from qworker.transports.capabilities import Capabilities
+from qworker.transports.lease import Broker, Kind, Revocations, Workers
 from qworker.transports.redis.admin import RedisAdmin
 from qworker.transports.redis.connection import Links, checked, pack
 from qworker.transports.redis.consumer import RedisConsumer
@@ -28,6 +30,21 @@ from qworker.transports.registry import Registry
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
+
+CAPABILITIES = Capabilities(
+    "Redis, Valkey",
+    ("redis", "rediss", "valkey", "valkeys", "unix", "sentinel"),
+    accepted="the server has it; on its disk according to its `appendfsync` (everysec: up to 1 s may "
+    "be lost in a power failure)",
+    redelivered="when the worker's lease expires (worker_lease_seconds)",
+    eta="a sorted set; fetched when due",
+    priority="0 to 9",
+    fanout="kept for all workers, including those that start later",
+    dead_letters="kept in the server",
+    failed_tasks="kept in the server",
+    delivery_count="counted for every death",
+    note="A failover loses what was not replicated. `maxmemory-policy` must be noeviction.",
+)
 
 _brokers = forgetful()
 
@@ -42,6 +59,7 @@ class RedisBroker(Broker):
     """
 
     consumer: RedisConsumer
+    missing = None
 
     def __init__(
         self,
@@ -61,15 +79,26 @@ class RedisBroker(Broker):
         self._links = Links(where)
         database = Database(where, keys, clock, self._links)
         kinds: tuple[Kind, ...] = ("dead", "failed")
+        sender = RedisSender(database, revoke_expires)
+        consumer = RedisConsumer(database, lease_seconds, uptime)
+        admin = RedisAdmin(database, uptime)
         super().__init__(
             url,
-            RedisSender(database, revoke_expires),
-            RedisConsumer(database, lease_seconds, uptime),
-            RedisAdmin(database, uptime),
+            sender,
+            consumer,
+            admin,
+            lacks=CAPABILITIES.lacks,
             letters={kind: RedisLetters(kind, database) for kind in kinds},
+            revocations=Revocations(sender, consumer),
+            presence=Workers(consumer, admin),
+            peeking=admin,
+            delayed=admin,
+            stored_results=admin,
+            by_queue=None,
+            registry=RedisRegistry(database),
+            lowest_first=not keys.scale.translated,
+            silent_seconds=math.inf,
         )
-        self.lowest_first = not keys.scale.translated
-        self.registry = RedisRegistry(database)
         _brokers.add(self)
 
     def _after_fork(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from qworker.naming import task_ids
 from qworker.process.crash_points import crash_point
-from qworker.transports.lease import Envelope, Revocation, Sender
+from qworker.transports.lease import Envelope, Revocation, Revoking, Sender
 from qworker.transports.redis.connection import SURELY_TAKEN, Link, Script, checked, pack, refuse_too_large
 from qworker.transports.redis.database import Database
 from qworker.transports.redis.envelope import SEPARATOR, USUAL, Layout, route, to_payload, whole
@@ -40,7 +40,7 @@ end
 Writes = dict[tuple[str, str | int], list[Any]]
 
 
-class RedisSender(Sender):
+class RedisSender(Sender, Revoking):
     """revoke_expires: seconds for which a revocation is valid."""
 
     def __init__(self, database: Database, revoke_expires: float) -> None:

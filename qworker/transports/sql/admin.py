@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from qworker.process.owner_files import died
-from qworker.transports.lease import Admin, Peeked, QueueInfo, Standing
+from qworker.transports.lease import (
+    Admin,
+    Delayed,
+    Listing,
+    Peeked,
+    Peeking,
+    QueueInfo,
+    Standing,
+    StoredResults,
+)
 from qworker.transports.presence import Presence, from_text
 from qworker.transports.sql.link import Handle, Link, earliest
 from qworker.transports.sql.results import ResultTable
@@ -36,8 +45,10 @@ PEEK: Mapping[Standing, str] = {
 }
 
 
-class SQLAdmin(Admin):
+class SQLAdmin(Admin, Listing, Peeking, Delayed, StoredResults):
     """uptime: the clock for leases, None: the database's."""
+
+    purges_leased = False
 
     def __init__(
         self,

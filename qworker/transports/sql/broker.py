@@ -13,6 +13,7 @@ publisher: keep both in step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,9 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf.secrets import mask_urls
 from qworker.errors import ConfigurationError
 from qworker.process.forked import forgetful
+from qworker.transports.capabilities import Capabilities
 from qworker.transports.connect_errors import refuse_setting
-from qworker.transports.lease import Broker
+from qworker.transports.lease import Broker, Revocations, Workers
 from qworker.transports.sql.admin import SQLAdmin
 from qworker.transports.sql.consumer import SQLConsumer
 from qworker.transports.sql.join_rows import TABLES, JoinTables
@@ -36,6 +38,21 @@ from qworker.transports.sql.sender import SQLSender
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
+
+CAPABILITIES = Capabilities(
+    "PostgreSQL, MariaDB, MySQL",
+    ("postgresql", "postgres", "mysql", "mariadb"),
+    accepted="committed",
+    redelivered="at once for a worker on the same machine; elsewhere when its lease expires "
+    "(worker_lease_seconds)",
+    eta="a column; fetched when due",
+    priority="0 to 9",
+    fanout="a table, read by all workers, including those that start later",
+    dead_letters="a table",
+    failed_tasks="a table",
+    delivery_count="counted for running messages, whether a process or a whole worker died",
+    note="`app.publishing_in(session)` publishes within the caller's own transaction.",
+)
 
 _brokers = forgetful()
 
@@ -68,14 +85,26 @@ class SQLBroker(Broker):
         family, connect = family_of(url), connector(url, connect_timeout, options or {})
         self._shared = Handle(partial(connect, False), self.safe_url)
         """The connection that publishes and administers."""
+        sender = SQLSender(self._shared, family, clock, revoke_expires, self.safe_url, url)
+        consumer = SQLConsumer(partial(connect, True), self.safe_url, results, clock, lease_seconds, uptime)
+        admin = SQLAdmin(self._shared, results, lease_seconds, uptime)
         super().__init__(
             url,
-            SQLSender(self._shared, family, clock, revoke_expires, self.safe_url, url),
-            SQLConsumer(partial(connect, True), self.safe_url, results, clock, lease_seconds, uptime),
-            SQLAdmin(self._shared, results, lease_seconds, uptime),
+            sender,
+            consumer,
+            admin,
+            lacks=CAPABILITIES.lacks,
             letters={kind: SQLLetters(kind, self._shared, results, clock) for kind in LETTERS},
+            revocations=Revocations(sender, consumer),
+            presence=Workers(consumer, admin),
+            peeking=admin,
+            delayed=admin,
+            stored_results=admin,
+            by_queue=None,
+            registry=SQLRegistry(self._shared, family),
+            lowest_first=False,
+            silent_seconds=math.inf,
         )
-        self.registry = SQLRegistry(self._shared, family)
         _brokers.add(self)
 
     @property

@@ -14,7 +14,7 @@ from qworker.clock import Clock
 from qworker.errors import ConfigurationError
 from qworker.process.crash_points import crash_point
 from qworker.process.group_commit import GroupCommit
-from qworker.transports.lease import Envelope, Sender
+from qworker.transports.lease import Envelope, Revoking, Sender
 from qworker.transports.sql.link import Handle, Link, MessageRow
 from qworker.transports.sql.schema import DELAYED, NEW_COLUMNS, NEXT_NUMBER, READY
 
@@ -23,7 +23,7 @@ REVOKE = (
 )
 
 
-class SQLSender(Sender):
+class SQLSender(Sender, Revoking):
     """family: ``postgresql`` or ``mysql``. revoke_expires: seconds for which a revocation is valid. name: of
     the database, for messages; url: its address."""
 

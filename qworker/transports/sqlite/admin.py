@@ -12,7 +12,16 @@ from pathlib import Path
 
 from qworker.clock import boot_id
 from qworker.process.owner_files import died, lock_beside
-from qworker.transports.lease import Admin, Peeked, QueueInfo, Standing
+from qworker.transports.lease import (
+    Admin,
+    Delayed,
+    Listing,
+    Peeked,
+    Peeking,
+    QueueInfo,
+    Standing,
+    StoredResults,
+)
 from qworker.transports.presence import Presence, from_text
 from qworker.transports.sqlite import DELAYED, LEASED, READY, Handle, Notifier
 
@@ -35,10 +44,12 @@ PEEK: Mapping[Standing, str] = {
 }
 
 
-class SQLiteAdmin(Admin):
+class SQLiteAdmin(Admin, Listing, Peeking, Delayed, StoredResults):
     """handle: the connection that publishes. notifier: notifies waiting consumers. owners: the directory of
     owner files. silent_since: returns the time, on the clock of leases, since which a worker must have
     renewed."""
+
+    purges_leased = False
 
     def __init__(
         self,
@@ -51,6 +62,9 @@ class SQLiteAdmin(Admin):
         self._notifier = notifier
         self._owners = owners
         self._silent_since = silent_since
+
+    def may_have_due_joins(self, now: float) -> bool:
+        return True  # whoever has results here has the joins at hand
 
     def next_due(self, queues: Sequence[str]) -> float | None:
         marks = ",".join("?" * len(queues))

@@ -17,12 +17,14 @@ wall clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from qworker.clock import SYSTEM_CLOCK, Clock, boottime
 from qworker.process.forked import forgetful
-from qworker.transports.lease import Broker, Kind
+from qworker.transports.capabilities import Capabilities
+from qworker.transports.lease import Broker, Kind, Revocations, Workers
 from qworker.transports.sqlite import Database, Handle, Notifier, database_path
 from qworker.transports.sqlite.admin import SQLiteAdmin
 from qworker.transports.sqlite.consumer import SQLiteConsumer, StoreRows, store_rows
@@ -32,6 +34,22 @@ from qworker.transports.sqlite.sender import SQLiteSender
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
+
+CAPABILITIES = Capabilities(
+    "SQLite (embedded)",
+    ("sqlite",),
+    accepted="committed to the file, on the disk (`embedded_synchronous`)",
+    redelivered="at once: the kernel drops a dead worker's lock; a frozen worker's after "
+    "worker_lease_seconds",
+    eta="a column; fetched when due",
+    priority="0 to 9",
+    fanout="a table, read by all workers, including those that start later",
+    dead_letters="a table",
+    failed_tasks="a table",
+    delivery_count="counted for running messages, whether a process or a whole worker died",
+    note="One host; not on a network file system. A new file can be read by its owner only; chmod "
+    "gives access to others.",
+)
 
 _brokers = forgetful()
 
@@ -67,14 +85,30 @@ class SQLiteBroker(Broker):
         self._messages = Notifier(database.pipes, "message")
         self._results = Notifier(database.pipes, "result")
         kinds: tuple[Kind, ...] = ("dead", "failed")
+        sender = SQLiteSender(self._publishing, self._messages, self.path, clock, revoke_expires)
+        consumer = SQLiteConsumer(
+            database, self._messages, self._results, clock, lease_seconds, uptime, store_rows
+        )
+        admin = SQLiteAdmin(
+            self._publishing, self._messages, database.owners, lambda: uptime() - lease_seconds
+        )
         super().__init__(
             f"sqlite:///{self.path}",
-            SQLiteSender(self._publishing, self._messages, self.path, clock, revoke_expires),
-            SQLiteConsumer(database, self._messages, self._results, clock, lease_seconds, uptime, store_rows),
-            SQLiteAdmin(self._publishing, self._messages, database.owners, lambda: uptime() - lease_seconds),
+            sender,
+            consumer,
+            admin,
+            lacks=CAPABILITIES.lacks,
             letters={kind: SQLiteLetters(kind, self._publishing, self._messages, clock) for kind in kinds},
+            revocations=Revocations(sender, consumer),
+            presence=Workers(consumer, admin),
+            peeking=admin,
+            delayed=admin,
+            stored_results=admin,
+            by_queue=None,
+            registry=SQLiteRegistry(self._publishing),
+            lowest_first=False,
+            silent_seconds=math.inf,
         )
-        self.registry = SQLiteRegistry(self._publishing)
         self._database = database
         _brokers.add(self)
 

@@ -19,7 +19,7 @@ from qworker.clock import Clock
 from qworker.errors import ConfigurationError
 from qworker.process.crash_points import crash_point
 from qworker.process.group_commit import GroupCommit
-from qworker.transports.lease import Envelope, Sender
+from qworker.transports.lease import Envelope, Revoking, Sender
 from qworker.transports.sqlite import (
     DELAYED,
     NEXT_NUMBER,
@@ -43,7 +43,7 @@ NOTHING = nullcontext()
 T = TypeVar("T")
 
 
-class SQLiteSender(Sender):
+class SQLiteSender(Sender, Revoking):
     """handle: the connection that publishes. notifier: notifies waiting consumers. path: of the file.
     revoke_expires: seconds for which a revocation is valid."""
 

@@ -10,12 +10,40 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from qworker.transports.capabilities import (
+    DEAD_LETTERS,
+    ETA,
+    IN_A_HEADER,
+    NO_FANOUT,
+    PROCESSES_ONLY,
+    Capabilities,
+    Capability,
+)
 from qworker.transports.connect_errors import refuse_parameters, refuse_setting
 from qworker.transports.held.broker import HeldBroker, held_broker
 from qworker.transports.sqs.server import LEASE_SECONDS, SqsServer
 
 if TYPE_CHECKING:
     from qworker.conf import Settings
+
+CAPABILITIES = Capabilities(
+    "Amazon SQS",
+    ("sqs", "sqs+https"),
+    accepted="SQS has answered that it has the message; of many sent together, some may be accepted "
+    "although an error was raised",
+    redelivered="when its visibility timeout ends (`visibility_timeout`, 30 s if not set); a live "
+    "worker renews that, so tasks may take longer",
+    eta="in SQS, which delays a message by 15 minutes at most, so it is sent again until it is due (30 "
+    "s early in a worker); FIFO queues: like the plain transports",
+    priority="none: first come, first served",
+    fanout=NO_FANOUT,
+    dead_letters="sent to the queue `qworker-dead`, then acknowledged",
+    delivery_count=IN_A_HEADER,
+    note="At least once; in order in FIFO queues only. A purge also deletes running messages, in case "
+    "their worker dies.",
+    lacks=frozenset(Capability) - {ETA, DEAD_LETTERS},
+    in_part=PROCESSES_ONLY,
+)
 
 
 def open_broker(url: str | None, conf: Settings) -> HeldBroker:

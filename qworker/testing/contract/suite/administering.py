@@ -19,14 +19,29 @@ from qworker.testing.clock import FakeClock
 from qworker.testing.contract.collecting import asks
 from qworker.testing.contract.fixtures import Open, generation, take
 from qworker.testing.contract.messages import message, names
+from qworker.testing.contract.parts import flush_delayed
 from qworker.testing.contract.place import Assumption, Place
 from qworker.testing.contract.waiting import until
-from qworker.transports.capabilities import COUNTS, FAILED_TASKS, RESULTS
-from qworker.transports.lease import Ack, Again, Broker, Dead, DeadLetter, Envelope, Kind, Release, Store
+from qworker.transports.capabilities import COUNTS, RESULTS
+from qworker.transports.lease import (
+    LETTERS,
+    SHOWN,
+    Ack,
+    Again,
+    Broker,
+    Dead,
+    DeadLetter,
+    Envelope,
+    Kind,
+    Release,
+    Store,
+)
 
 
-def test_who_has_no_place_for_failed_tasks_lacks_it(store: Broker) -> None:
-    assert ("failed" not in store.letters) == (FAILED_TASKS in store.lacks)
+def test_what_is_none_is_lacking(store: Broker) -> None:
+    missing = {lack for lack, part in SHOWN.items() if getattr(store, part) is None}
+    missing |= {lack for lack, kind in LETTERS.items() if kind not in store.letters}
+    assert store.lacks & {*SHOWN, *LETTERS} == missing
 
 
 @asks(COUNTS)
@@ -271,9 +286,10 @@ def test_a_closed_store_opens_again_when_used(store: Broker) -> None:
 
 
 def test_where_nothing_was_ever_sent_nothing_is_found(open_: Open) -> None:
-    admin = open_().admin
+    store = open_()
+    admin = store.admin
     assert admin.queues() == []
-    assert admin.next_due(["q"]) is None
+    assert store.delayed is None or store.delayed.next_due(["q"]) is None
     assert admin.dead() == []
     assert [(info.ready, info.delayed, info.leased) for info in admin.depths(["q"])] == [(0, 0, 0)]
 
@@ -333,7 +349,7 @@ def test_dead_letters_from_elsewhere(store: Broker, clock: FakeClock) -> None:
 def test_delayed_messages_are_flushed(store: Broker, clock: FakeClock) -> None:
     store.sender.push([message(name, due=clock.now() + 3600) for name in "ab"])
     store.sender.push([message("c", "r", due=clock.now() + 3600)])
-    assert store.admin.flush_delayed("q") == 2
-    assert store.admin.flush_delayed("q") == 0
+    assert flush_delayed(store, "q") == 2
+    assert flush_delayed(store, "q") == 0
     assert names(take(store)) == ["a", "b"]
     assert take(store, "r") == []

@@ -7,13 +7,11 @@ Thread:      the test's.
 
 from __future__ import annotations
 
-import pytest
-
-from qworker.errors import NotSupported
 from qworker.testing.clock import FakeClock
 from qworker.testing.contract.collecting import asks
 from qworker.testing.contract.fixtures import Open, generation, take
 from qworker.testing.contract.messages import message, names
+from qworker.testing.contract.parts import peek
 from qworker.transports.capabilities import PEEK
 from qworker.transports.lease import Ack, Broker, Peeked, Release, Standing
 
@@ -22,7 +20,7 @@ STANDINGS: tuple[Standing, ...] = ("ready", "delayed", "leased")
 
 def seen(store: Broker, queue: str = "q", limit: int = 100) -> list[list[str]]:
     """Return the names of what is ready, delayed and on lease in *queue*."""
-    return [[each.headers for each in store.admin.peek(queue, how, limit)] for how in STANDINGS]
+    return [[each.headers for each in peek(store, queue, how, limit)] for how in STANDINGS]
 
 
 @asks(PEEK)
@@ -38,7 +36,7 @@ def test_a_peek_shows_each_message_as_it_stands(store: Broker, open_: Open, cloc
     assert seen(watching) == [["high", "low"], ["soon", "later"], ["held"]]
     assert seen(watching, "r") == [["elsewhere"], [], []]
     assert seen(watching, "nothing") == [[], [], []]
-    (first, _), (soon, _), (leased,) = (watching.admin.peek("q", how, 100) for how in STANDINGS)
+    (first, _), (soon, _), (leased,) = (peek(watching, "q", how, 100) for how in STANDINGS)
     assert first == Peeked("q", "ready", 9, None, sent + 5, 0, "high")
     assert soon == Peeked("q", "delayed", 0, sent + 30, sent + 5, 0, "soon")
     assert leased == Peeked("q", "leased", 9, None, sent, 0, "held", "again@test")
@@ -73,7 +71,7 @@ def test_a_peek_shows_the_first_ones_only_and_how_often_they_came(store: Broker)
     assert seen(store, limit=0) == [[], [], []]
     (urgent,) = take(store, limit=1)
     store.consumer.settle(own, [Release(urgent.tag, counted=True)])
-    assert [each.deliveries for each in store.admin.peek("q", "ready", 2)] == [1, 0]
+    assert [each.deliveries for each in peek(store, "q", "ready", 2)] == [1, 0]
     assert len(take(store)) == 4
     assert [len(found) for found in seen(store, limit=3)] == [0, 0, 3]
 
@@ -85,12 +83,3 @@ def test_what_is_peeked_at_may_be_large(store: Broker) -> None:
         store.sender.push([message(text, body=b"\xff" * 3_000_000), message(text, body=b"")])
     assert seen(store) == [[text for text in headers for _ in range(2)], [], []]
     assert names(take(store)) == [text for text in headers for _ in range(2)]
-
-
-def test_a_peek_that_cannot_be_says_so(store: Broker) -> None:
-    store.sender.push([message("a")])
-    if PEEK in store.lacks:
-        with pytest.raises(NotSupported, match="cannot show messages without delivering them"):
-            store.admin.peek("q", "ready", 10)
-    else:
-        assert seen(store) == [["a"], [], []]

@@ -16,6 +16,7 @@ from qworker.testing.contract import scripts
 from qworker.testing.contract.collecting import asks
 from qworker.testing.contract.fixtures import Open, Start, generation, take
 from qworker.testing.contract.messages import message
+from qworker.testing.contract.parts import present, workers
 from qworker.transports.capabilities import WORKERS
 from qworker.transports.lease import Ack, Broker
 
@@ -24,20 +25,20 @@ from qworker.transports.lease import Ack, Broker
 def test_live_workers_are_listed(open_: Open, store: Broker, clock: FakeClock, other: Start) -> None:
     store.consumer.deregister()
     watching = open_()
-    assert watching.admin.workers() == []
+    assert workers(watching) == []
     store.consumer.register("w@test", ["q", "r"], 4)
-    (found,) = watching.admin.workers()
+    (found,) = workers(watching)
     told = (found.name, found.queues, found.concurrency, found.started)
     assert told == ("w@test", ("q", "r"), 4, clock.now())
     assert (found.status, found.seen) == ("", clock.now())  # it has not published a state
     victim = other(scripts.hold)
     victim.say("3600")
     victim.hear()
-    assert {worker.name for worker in watching.admin.workers()} == {"w@test", "victim@test"}
+    assert {worker.name for worker in workers(watching)} == {"w@test", "victim@test"}
     victim.kill()
-    assert [worker.name for worker in watching.admin.workers()] == ["w@test"]
+    assert [worker.name for worker in workers(watching)] == ["w@test"]
     store.consumer.deregister()
-    assert watching.admin.workers() == []
+    assert workers(watching) == []
 
 
 @asks(WORKERS)
@@ -45,13 +46,13 @@ def test_who_runs_no_tasks_is_no_worker(open_: Open) -> None:
     """Like a consumer that moves messages to another broker."""
     mover = open_()
     mover.consumer.register("mover@test", ["q"], 0)
-    assert open_().admin.workers() == []
+    assert workers(open_()) == []
     mover.consumer.deregister()
 
 
 def presences(store: Broker) -> dict[str, tuple[int, str, str]]:
     """Return name → waiting, host, version of all live workers."""
-    return {worker.name: (worker.waiting, worker.host, worker.version) for worker in store.admin.workers()}
+    return {worker.name: (worker.waiting, worker.host, worker.version) for worker in workers(store)}
 
 
 @asks(WORKERS)
@@ -73,28 +74,28 @@ def test_what_a_worker_tells_of_itself_is_read_by_other_processes(
 def test_each_worker_has_a_presence_of_its_own_which_it_keeps_when_it_registers_again(open_: Open) -> None:
     first, second, third = (open_() for _ in range(3))
     for number, store in enumerate((first, second), 1):
-        store.consumer.present(json.dumps({"waiting": number}))
+        present(store, json.dumps({"waiting": number}))
         store.consumer.register(f"w{number}@test", ["q"], 1)
     third.consumer.register("silent@test", ["q"], 1)
-    first.consumer.present(json.dumps({"waiting": 7}))
-    waiting = {worker.name: worker.waiting for worker in third.admin.workers()}
+    present(first, json.dumps({"waiting": 7}))
+    waiting = {worker.name: worker.waiting for worker in workers(third)}
     assert waiting == {"w1@test": 1, "w2@test": 2, "silent@test": 0}  # it is published with the next renewal
     first.consumer.extend()
     second.consumer.register("w2@test", ["q"], 1)
     third.consumer.extend()
-    waiting = {worker.name: worker.waiting for worker in third.admin.workers()}
+    waiting = {worker.name: worker.waiting for worker in workers(third)}
     assert waiting == {"w1@test": 7, "w2@test": 2, "silent@test": 0}
 
 
 @asks(WORKERS)
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"waiting":"x","seen":[]}', "[" * 5000])
 def test_a_presence_that_is_damaged_spoils_nothing(open_: Open, store: Broker, text: str) -> None:
-    store.consumer.present(text)
+    present(store, text)
     own = generation(store)
     store.sender.push([message("a")])
     store.consumer.extend()
     (taken,) = take(store)
-    (found,) = open_().admin.workers()
+    (found,) = workers(open_())
     assert (found.name, found.queues, found.waiting) == ("again@test", ("q", "r"), 0)
     assert store.consumer.settle(own, [Ack(taken.tag)]) == set()
 
@@ -103,13 +104,7 @@ def test_a_presence_that_is_damaged_spoils_nothing(open_: Open, store: Broker, t
 def test_a_presence_may_be_large(open_: Open, store: Broker) -> None:
     more = {"name": "x" * 255, "started": 1.5, "pid": 7, "queue": "y" * 255}
     tasks = [{"id": f"{number:036}", **more} for number in range(100)]
-    store.consumer.present(json.dumps({"running": tasks}))
+    present(store, json.dumps({"running": tasks}))
     store.consumer.extend()
-    (found,) = open_().admin.workers()
+    (found,) = workers(open_())
     assert [task._asdict() for task in found.running] == tasks
-
-
-def test_a_presence_where_workers_are_not_listed_is_nothing(store: Broker) -> None:
-    store.consumer.present('{"waiting":1}')
-    store.consumer.extend()
-    assert [worker.waiting for worker in store.admin.workers()] == ([] if WORKERS in store.lacks else [1])

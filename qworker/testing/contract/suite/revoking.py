@@ -20,6 +20,7 @@ from qworker.testing.clock import FakeClock
 from qworker.testing.contract.collecting import asks
 from qworker.testing.contract.fixtures import Open, generation, take
 from qworker.testing.contract.messages import message, names
+from qworker.testing.contract.parts import revoke, revoked_since
 from qworker.testing.contract.place import Place
 from qworker.testing.contract.waiting import until
 from qworker.transports.capabilities import FANOUT
@@ -29,27 +30,27 @@ from qworker.transports.lease import Ack, Broker, Envelope, Revocation
 @asks(FANOUT)
 def test_revocations_are_heard_once_by_all(store: Broker, open_: Open) -> None:
     listening = open_(registered=True)
-    cursor, nothing = listening.consumer.revoked_since(0)
+    cursor, nothing = revoked_since(listening, 0)
     assert nothing == []
-    store.sender.revoke(["a", "b"])
-    store.sender.revoke(["c"], terminate=True, signal="SIGKILL")
+    revoke(store, ["a", "b"])
+    revoke(store, ["c"], terminate=True, signal="SIGKILL")
     expected = [
         Revocation("a", False, "SIGTERM"),
         Revocation("b", False, "SIGTERM"),
         Revocation("c", True, "SIGKILL"),
     ]
-    cursor, found = listening.consumer.revoked_since(cursor)
+    cursor, found = revoked_since(listening, cursor)
     assert found == expected
-    assert listening.consumer.revoked_since(cursor) == (cursor, [])
-    assert open_(registered=True).consumer.revoked_since(0)[1] == expected
+    assert revoked_since(listening, cursor) == (cursor, [])
+    assert revoked_since(open_(registered=True), 0)[1] == expected
 
 
 @asks(FANOUT)
 def test_an_order_to_revoke_may_carry_its_signature(store: Broker) -> None:
     signer = Signer(["a key that is long enough for tests"])
     text = f"SIGTERM {signer.sign_order('revoke', 'a', True, 'SIGTERM')}"
-    store.sender.revoke(["a"], terminate=True, signal=text)
-    assert store.consumer.revoked_since(0)[1] == [Revocation("a", True, text)]
+    revoke(store, ["a"], terminate=True, signal=text)
+    assert revoked_since(store, 0)[1] == [Revocation("a", True, text)]
 
 
 def test_what_is_signed_comes_as_it_was_signed(store: Broker) -> None:
@@ -77,37 +78,37 @@ def test_what_is_signed_comes_as_it_was_signed(store: Broker) -> None:
 @asks(FANOUT)
 def test_revocations_expire(open_: Open, clock: FakeClock) -> None:
     store = open_(registered=True, revoke_expires=60.0)
-    store.sender.revoke(["old"])
+    revoke(store, ["old"])
     clock.advance(61)
-    store.sender.revoke(["new"])
-    cursor, found = store.consumer.revoked_since(0)
+    revoke(store, ["new"])
+    cursor, found = revoked_since(store, 0)
     assert [revocation.task_id for revocation in found] == ["new"]
     assert store.consumer.sweep("dead", 1e9, 1000) == 1
-    store.sender.revoke(["newer"])
-    assert [revocation.task_id for revocation in store.consumer.revoked_since(cursor)[1]] == ["newer"]
+    revoke(store, ["newer"])
+    assert [revocation.task_id for revocation in revoked_since(store, cursor)[1]] == ["newer"]
 
 
 @asks(FANOUT)
 def test_a_revocation_wakes_a_worker(store: Broker, open_: Open) -> None:
     store.consumer.wait(0)
-    open_().sender.revoke(["a"])
+    revoke(open_(), ["a"])
     assert store.consumer.wait(30)
-    assert [revocation.task_id for revocation in store.consumer.revoked_since(0)[1]] == ["a"]
+    assert [revocation.task_id for revocation in revoked_since(store, 0)[1]] == ["a"]
 
 
 @asks(FANOUT)
 def test_a_revocation_among_messages_is_heard_at_the_next_look(store: Broker, open_: Open) -> None:
     client = open_()
     store.consumer.wait(0)
-    cursor, _ = store.consumer.revoked_since(0)
+    cursor, _ = revoked_since(store, 0)
     for name in ("a", "b"):
         client.sender.push([message(name)])
-        client.sender.revoke([name])
+        revoke(client, [name])
         client.sender.push([message(name)])
         assert store.consumer.wait(30)
-        cursor, found = store.consumer.revoked_since(cursor)
+        cursor, found = revoked_since(store, cursor)
         while not found and store.consumer.wait(30):  # the server may announce them one by one
-            cursor, found = store.consumer.revoked_since(cursor)
+            cursor, found = revoked_since(store, cursor)
         assert [revocation.task_id for revocation in found] == [name]
 
 
@@ -121,10 +122,10 @@ def test_nothing_that_was_numbered_before_a_loss_comes_again(
     old = {generation(store) for _ in range(3)}
     client.sender.push([message("lost")])
     (lost,) = take(store)
-    client.sender.revoke(["a", "b", "c"])
-    cursor, found = store.consumer.revoked_since(0)
+    revoke(client, ["a", "b", "c"])
+    cursor, found = revoked_since(store, 0)
     while len(found) < 3 and store.consumer.wait(30):
-        cursor, more = store.consumer.revoked_since(cursor)
+        cursor, more = revoked_since(store, cursor)
         found += more
     place.lose()
     clock.advance(1.0)
@@ -140,10 +141,10 @@ def test_nothing_that_was_numbered_before_a_loss_comes_again(
     client.sender.push([message("new")])
     assert names(take(store)) == ["new"]
     assert store.consumer.settle(max(old), [Ack(lost.tag)]) == {lost.tag}
-    client.sender.revoke(["d"])
-    found = store.consumer.revoked_since(cursor)[1]
+    revoke(client, ["d"])
+    found = revoked_since(store, cursor)[1]
     while not found and store.consumer.wait(30):
-        found = store.consumer.revoked_since(cursor)[1]
+        found = revoked_since(store, cursor)[1]
     assert [revocation.task_id for revocation in found] == ["d"]
 
 

@@ -15,6 +15,7 @@ from qworker.testing.clock import FakeClock
 from qworker.testing.contract.collecting import asks
 from qworker.testing.contract.fixtures import Open, generation, take
 from qworker.testing.contract.messages import message, names
+from qworker.testing.contract.parts import next_due
 from qworker.testing.contract.place import Assumption, Place
 from qworker.transports.capabilities import COUNTS, ETA, PRIORITY, Capability
 from qworker.transports.lease import Ack, Broker, DeadLetter, Leased
@@ -121,13 +122,13 @@ def test_a_push_is_all_or_nothing(store: Broker, place: Place) -> None:
 def test_a_delayed_message_is_never_early(store: Broker, clock: FakeClock) -> None:
     due = clock.now() + 10
     store.sender.push([message("later", due=due)])
-    assert store.admin.next_due(["q"]) == due
+    assert next_due(store, ["q"]) == due
     clock.advance(9.999)
     assert take(store) == []
     clock.advance(0.001)
     (leased,) = take(store)
     assert leased.due == due
-    assert store.admin.next_due(["q"]) is None
+    assert next_due(store, ["q"]) is None
 
 
 def test_a_message_due_in_the_past_is_ready(store: Broker, clock: FakeClock) -> None:
@@ -159,7 +160,7 @@ def test_near_messages_are_taken_ahead_within_the_horizon(store: Broker, clock: 
         "in 3",
     ]
     assert names(store.consumer.lease(["q"], 0, delayed_limit=3, eta_window=5.0).messages) == ["in 4"]
-    assert store.admin.next_due(["q"]) == now + 6
+    assert next_due(store, ["q"]) == now + 6
 
 
 @asks(ETA, Assumption.TEST_CLOCK)
@@ -181,8 +182,8 @@ def test_next_due_is_the_earliest_of_the_queues(store: Broker, clock: FakeClock)
     store.sender.push(
         [message("a", due=now + 5), message("b", "r", due=now + 3), message("c", "other", due=now + 1)]
     )
-    assert store.admin.next_due(["q", "r"]) == now + 3
-    assert store.admin.next_due(["nothing"]) is None
+    assert next_due(store, ["q", "r"]) == now + 3
+    assert next_due(store, ["nothing"]) is None
 
 
 @asks(Assumption.TEST_CLOCK)

@@ -17,6 +17,7 @@ from qworker.testing.clock import FakeClock
 from qworker.testing.contract.collecting import asks
 from qworker.testing.contract.fixtures import generation, take
 from qworker.testing.contract.messages import message, names
+from qworker.testing.contract.parts import next_due
 from qworker.testing.contract.place import Assumption, Place
 from qworker.transports.capabilities import COUNTS, RESULTS
 from qworker.transports.lease import Ack, Broker, DeadLetter, Release, Store
@@ -77,7 +78,7 @@ def test_a_release_may_be_for_later(store: Broker, clock: FakeClock) -> None:
     (leased,) = take(store)
     store.consumer.settle(own, [Release(leased.tag, clock.now() + 5)])
     assert take(store) == []
-    assert store.admin.next_due(["q"]) == clock.now() + 5
+    assert next_due(store, ["q"]) == clock.now() + 5
     clock.advance(5)
     assert names(take(store)) == ["a"]
 
