@@ -260,7 +260,7 @@ def _serve(orders: SimpleQueue[_Order]) -> None:
         taken = False
         try:
             outcome = True, work()
-        except BaseException as error:  # noqa: BLE001 - it is for who ordered
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
             outcome = False, error
         _idle.append(orders)
         answer.put(outcome)

@@ -90,7 +90,7 @@ class ResultWatcher:
         self.loops = Attendant(self, "qworker-results", reads=self.backend.listens)
         self.promises = Attendant(self, "qworker-promises", patient=True)
 
-    # -- those who wait --
+    # -- waiters --
 
     def mark(self) -> int | None:
         """Call before reading all ids: wait() then considers notifications from this moment on; None: from
@@ -442,7 +442,7 @@ class ResultWatcher:
     # -- the end --
 
     def close(self) -> None:
-        """Close the source; those who wait continue, with another one. Idle threads end. Safe to call
+        """Close the source; waiters continue with another one. Idle threads end. Safe to call
         twice."""
         self.loops.dismiss()
         self.promises.dismiss()
@@ -541,7 +541,7 @@ class Attendant:
                 try:
                     for news in self._watcher.attend(self.waiter, POLL_SECONDS):
                         self._give(news)
-                except Exception as error:  # noqa: BLE001 - whatever the store says, those who wait are told
+                except Exception as error:  # noqa: BLE001 - any error of the store goes to the waiters
                     self._give(error)
         finally:
             self._watcher.leave(self.waiter)

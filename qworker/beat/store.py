@@ -215,5 +215,5 @@ class ScheduleStore(ABC):
     def sweep(self, before: float) -> int:
         """Delete some of the slots of due times before the epoch second *before*; return their number."""
 
-    def close(self) -> None:  # noqa: B027 - who has no connections has nothing to do
+    def close(self) -> None:  # noqa: B027 - without connections there is nothing to do
         """Close connections; the next use opens them again."""

@@ -80,7 +80,7 @@ def read(fields: Any, app: App) -> JoinBody:
     """Undo fields(). Raises TypeError, LookupError or PublishError for invalid data."""
     members = fields.get("members")
     if not isinstance(members, str | None):
-        raise TypeError("it does not say who the members are")
+        raise TypeError("it does not name its members")
     tentative = fields.get("tentative") is True
     if "task" in fields:
         call = {name: value for name, value in fields.items() if name not in ("members", "tentative")}

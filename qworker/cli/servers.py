@@ -145,7 +145,7 @@ def _ask_redis(url: str, setting: str, conf: Any) -> Iterator[Fact]:
         text = ask("INFO")
         try:
             save = ask("CONFIG", "GET", "save")[1].decode()
-        except Exception:  # noqa: BLE001 - forbidden by those who run servers for others
+        except Exception:  # noqa: BLE001 - often forbidden by hosting providers
             save = None
     finally:
         connection.disconnect()

@@ -324,7 +324,7 @@ class ResultSet(Generic[R]):
     parent: Any = None
 
     def forget(self) -> None:
-        """Delete what is stored of them and of the results before them."""
+        """Delete the stored results of them and of those before them."""
         tree.forget_line(self)
 
     def revoke(

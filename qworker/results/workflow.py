@@ -177,7 +177,7 @@ class Survey:
         except (DamagedResult, NotSupported, ValueError):
             return None
 
-    # -- what is told of --
+    # -- notifications --
 
     def _node(self, identity: str, is_group: bool = False) -> _Node:
         node = self._nodes.get(identity)

@@ -131,7 +131,7 @@ def options() -> SpoolerOptions:
     return _configured.options
 
 
-# -- what is there when a directory is configured --
+# -- available when a directory is configured --
 
 
 def _spool(*arguments: Any, **keywords: Any) -> bytes:
@@ -229,7 +229,7 @@ def _opt() -> dict[str, bytes]:
     return found
 
 
-# -- what is always there --
+# -- always available --
 
 
 def spooler_dir() -> bytes | None:

@@ -400,7 +400,7 @@ class Run:
         parts: Fields = ()
         # A message that was acknowledged before the run cannot go back.
         requeue = error.requeue and (self.context.is_eager or can_go_back(self.task, self.context))
-        if not requeue:  # it will never run: report its end to those who wait
+        if not requeue:  # it will never run: report its end to the waiters
             text = _format(error)
             row, follow = self._tell_failure(error, text), self._doomed(error, text)
             parts = self._parts(states.FAILURE, exception_to_dict(error))

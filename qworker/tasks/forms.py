@@ -148,7 +148,7 @@ class Forms:
                 return self._subclass(kind, value)
             plain = value.model_dump(**options)
             if self._exact and load(plain) != value:
-                raise Unfit(f"what is made of its JSON is not equal to this {kind.__name__}")
+                raise Unfit(f"the value decoded from its JSON is not equal to this {kind.__name__}")
             return plain
 
         return Form(kind.__name__, load, dump, typed=True)

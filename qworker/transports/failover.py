@@ -415,8 +415,8 @@ class FailoverBroker(Broker):
         def all_have(part: str) -> bool:
             return all(getattr(broker, part) is not None for broker in brokers)
 
-        # What is kept at one broker would not be found by who asks the other: no failed tasks, no results
-        # beside the messages, no exchanges.
+        # Data stored at one broker would not be found at the other: no failed tasks, no results beside the
+        # messages, no exchanges.
         kinds: list[Kind] = ["dead"] if all("dead" in broker.letters for broker in brokers) else []
         super().__init__(
             ";".join(broker.url for broker in brokers),

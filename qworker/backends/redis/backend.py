@@ -184,7 +184,7 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-# -- RedisSubscription: the channels on which results are told, for those who wait for them --
+# -- RedisSubscription: the channels for notifications of results --
 # Thread: one at a time: the leader.
 
 

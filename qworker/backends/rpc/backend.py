@@ -171,7 +171,7 @@ def _size(value: Value) -> int:
     return len(value[0]) + ENTRY_BYTES
 
 
-# -- Results on their way to the queues of those who called --
+# -- Results on their way to the callers' queues --
 # Thread: any; each has its own connection.
 
 _TRANSIENT = 1

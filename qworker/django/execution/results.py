@@ -147,7 +147,7 @@ class TaskResults(Backend):
         if self._made is not None:
             self.others.forget(task_id)
 
-    # -- what is no package --
+    # -- results without a package --
 
     def open_source(self) -> Source | None:
         return self.others.open_source()

@@ -104,7 +104,7 @@ def _may_differ(name: str) -> bool:
     return key is not None and key.alternative
 
 
-# -- what is wrong --
+# -- errors --
 
 
 def wrong_values() -> list[Mistake]:

@@ -120,7 +120,7 @@ def _taken(what: Look, where: TaskWatcher, told: Mapping[str, Any] | None) -> An
     return what.load(where, told["result"])  # the caller's transaction began before its end
 
 
-# -- what is looked for --
+# -- queries --
 
 
 def _task(task_id: str, cached: Any) -> Look:

@@ -125,7 +125,7 @@ def read_answer(image: bytes) -> Answer:
     return Answer(bool(image[3]), name, error_text, plain=False)
 
 
-# -- Signatures: a pair that shows that a job comes from somebody who has the key --
+# -- Signatures: a pair that proves that the sender has the key --
 # qw_sig    1:EXPIRES:HEX EXPIRES is in epoch seconds. HEX is the HMAC-SHA256, with the key, of these bytes:
 # ``qworker spool 1``, a line feed, EXPIRES, a line feed, the pairs as a packet in the order of their keys and
 # without this one, and the body. It protects all pairs and the body: nobody without the key can make a job or

@@ -218,7 +218,7 @@ class DirectoryConsumer(Consumer, Generic[L]):
         self._wakeup.close()
         self._generation = 0
 
-    # -- for who waits for other things, too --
+    # -- for a caller that also waits for other things --
 
     def files(self) -> list[int]:
         """Return the descriptors that are readable when there may be something to lease."""

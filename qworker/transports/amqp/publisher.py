@@ -186,7 +186,7 @@ class Publisher:
         except (BrokerUnavailable, QueueNotFound):
             self._whole = True  # otherwise it is closed
             raise
-        except BaseException:  # an interrupt: nobody can continue what is half sent, or half confirmed
+        except BaseException:  # an interrupt: nobody can continue a half sent, or half confirmed, message
             link.drop()
             raise
         self._whole = True

@@ -136,7 +136,7 @@ class DisqueQueue(ServerQueue):
     def take(self, count: int, seconds: float) -> list[Received]:
         return received(self._cluster, {self.name.encode(): self}, count, seconds)
 
-    # -- what was received --
+    # -- received messages --
 
     def extend(self, messages: Sequence[Received]) -> list[Received]:
         """Expired ones may belong to others by now, and are not extended."""

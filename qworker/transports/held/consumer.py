@@ -256,7 +256,7 @@ class HeldConsumer(Consumer, Hearing, ByQueue):
     def running_path(self) -> str | None:
         return None
 
-    # -- what is due later --
+    # -- delayed messages --
 
     def _keep(self, held: Held, due: float) -> None:
         """Keep *held* until *due*: here, in the server, or at the end of its queue."""

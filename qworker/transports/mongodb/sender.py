@@ -85,7 +85,7 @@ class MongoSender(Sender, Revoking):
         try:
             crash_point("publishing")
             self._server.run(work)
-        except Exception as error:  # noqa: BLE001 - it is returned to who pushed
+        except Exception as error:  # noqa: BLE001 - it is returned to the caller
             if not isinstance(error, QWorkerError):
                 return error
             ids = [document["_id"] for document in documents]

@@ -277,7 +277,7 @@ def _prepared(link: Link) -> None:
 
 
 class _NoTables(Exception):
-    """There are no tables, and who looks makes none."""
+    """There are no tables, and reading creates none."""
 
 
 def _looked_at(link: Link) -> None:
@@ -444,7 +444,7 @@ class Handle:
             link.close()
 
     def abandon(self) -> None:
-        """In a forked child: let go of what is the parent's."""
+        """In a forked child: leave the parent's connections to the parent."""
         self.lock = threading.Lock()
         link, self._link = self._link, None
         if link is not None:

@@ -95,7 +95,7 @@ class ResultTable:
         self._columns = tuple(name for name in found if name != "id")
 
     def forget_failures(self, link: Link, headers: Iterable[str]) -> None:
-        """Delete the failures of these messages, so that those who wait for a retried one see its new end."""
+        """Delete the failures of these messages, so that waiters of a retried one see its new end."""
         ids = [key_of(task_id) for text in headers if (task_id := _id(text)) is not None]
         if ids and link.columns(self._name):
             link.do(f"DELETE FROM {self._name} WHERE status = 'FAILURE' AND task_id = ANY(%s)", (ids,))

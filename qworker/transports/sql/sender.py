@@ -73,7 +73,7 @@ class SQLSender(Sender, Revoking):
         try:
             crash_point("publishing")
             self._handle.run_at_rest(work)
-        except Exception as error:  # noqa: BLE001 - it is returned to who pushed
+        except Exception as error:  # noqa: BLE001 - it is returned to the caller
             return error
         crash_point("published")
         return None

@@ -116,7 +116,7 @@ class _NotAllOursError(Exception):
 
 
 class SQLiteConsumer(LeaseConsumer):
-    """messages, results: notify those who wait for these. uptime: a clock shared by all processes of this
+    """messages, results: notify the waiters of these. uptime: a clock shared by all processes of this
     boot, which nobody sets, for leases. store_rows: stores the results of settlements."""
 
     def __init__(

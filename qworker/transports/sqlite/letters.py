@@ -22,7 +22,7 @@ WHERE (? IS NULL OR queue = ?){after} ORDER BY died_at DESC, tag DESC LIMIT ?"""
 AFTER = " AND (died_at, tag) < (coalesce((SELECT died_at FROM {kind} WHERE tag = ?), ?), ?)"
 INSERT = """INSERT INTO {kind} (tag, queue, reason, died_at, deliveries, priority, headers, properties, body)
 VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?)"""
-# So that those who wait for a task that is sent again see its new end.
+# So that waiters of a task that is sent again see its new end.
 FORGET_FAILURE = """DELETE FROM result WHERE status = 'FAILURE' AND task_id IN
 (SELECT CASE WHEN json_valid(headers) THEN json_extract(headers, '$.id') END FROM {kind} {where})"""
 _SEND = f"""INSERT INTO message (tag, queue, priority, state, sent, redelivered, headers, properties, body)

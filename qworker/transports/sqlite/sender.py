@@ -90,7 +90,7 @@ class SQLiteSender(Sender, Revoking):
 
         try:
             self._handle.use(work)
-        except Exception as error:  # noqa: BLE001 - it is returned to who pushed
+        except Exception as error:  # noqa: BLE001 - it is returned to the caller
             return error
         crash_point("published")
         self.notify()
