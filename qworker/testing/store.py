@@ -248,7 +248,7 @@ class MemoryStore(
         owner = memory.owners.get(self._generation)
         if owner is None:
             raise LeaseLost(
-                f"worker {self._generation} was silent for over {self._lease_seconds:g} s and taken for dead"
+                f"worker {self._generation} was silent for over {self._lease_seconds:g} s and considered dead"
             )
         owner.lease_until = self._uptime() + self._lease_seconds
         owner.presence = self._presence

@@ -325,7 +325,7 @@ class Consumer(ABC):
     def settled_before(self, tags: Collection[int]) -> Collection[int]:
         """Return those *tags* that settle() reported as no longer ours only because an earlier settle() had
         when its answer, or that of confirm(), was lost; () where that cannot be told from what others have.
-        Raises LeaseLost when this consumer was taken for dead: then others may have them."""
+        Raises LeaseLost when this consumer was considered dead: then others may have them."""
 
     @abstractmethod
     def confirm(self) -> None:

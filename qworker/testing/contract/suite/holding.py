@@ -81,7 +81,7 @@ def test_a_silent_holder_is_taken_for_dead(open_: Open, place: Place) -> None:
     assert frozen.consumer.settle(old, [Ack(leased.tag, ROW)]) == {leased.tag}
     assert place.result("task-1") is None
     well.sender.push([message("b")])
-    with pytest.raises(LeaseLost, match="taken for dead"):
+    with pytest.raises(LeaseLost, match="considered dead"):
         take(frozen)
     with pytest.raises(LeaseLost):
         frozen.consumer.extend()
