@@ -31,7 +31,7 @@ from django.db import Error, OperationalError, connections, transaction  # noqa:
 from django.test import override_settings  # noqa: E402
 
 from qworker import QWorker  # noqa: E402
-from qworker.django.brokers import get_broker, transported  # noqa: E402
+from qworker.django.brokers import get_broker, orm, transported  # noqa: E402
 from qworker.django.cluster import besides  # noqa: E402
 from qworker.django.clusters import engine  # noqa: E402
 from qworker.django.clusters.retention import TIDY_SECONDS  # noqa: E402
@@ -94,6 +94,7 @@ class InProject(Node):
         process.errors |= {"orm": OperationalError, "cache": ConnectionError}
         self.connection = made
         self._opened = stores.opened
+        self._opened.append(made)
         self._kept: list[Any] = [[], {}, {}, {}, made]
         with self.entered():
             super().__init__(process, time, stores, *more)
@@ -558,9 +559,8 @@ class DjangoRunning(Running):
     def close(self) -> None:
         try:
             super().close()
-            for node in self.processes.values():
-                node.connection.close()  # type: ignore[attr-defined]
         finally:
+            orm._joined.clear()  # its values lead to its keys, by the world's clock
             self.around.close()
 
 

@@ -466,7 +466,8 @@ class Oracle:
             later = [run.due for run in sorted(runs, key=lambda run: run.started)]
             if later != sorted(later):
                 self.found.append(f"{name} ran in another order than it was due: {later}")
-        if not self.troubles and not self.jumps and not self.silences and name not in self.damaged:
+        quiet = self.only_beats and not (self.troubles or self.jumps or self.silences)
+        if quiet and name not in self.damaged:
             self._replaced(name, every, runs)
         if (
             self.only_beats
