@@ -22,9 +22,10 @@ class Queue(ServerQueue):
         self.renewed: list[list[str]] = []
         self.gone: set[str] = set()
         self.away = False
+        self.away_after = -1
 
     def extend(self, messages: Sequence[Received]) -> list[Received]:
-        if self.away:
+        if self.away or len(self.renewed) == self.away_after:
             raise OSError("away")
         self.renewed.append([one.delivery_tag for one in messages])
         return [one for one in messages if one.delivery_tag in self.gone]
@@ -113,6 +114,20 @@ def test_what_was_not_renewed_is_tried_again(clock: Monotonic) -> None:
     clock.now += LOOK_SECONDS
     renewal.renew(messages)
     assert queue.renewed == [["a"]]
+
+
+def test_what_others_have_is_told_although_the_rest_could_not_be_renewed(clock: Monotonic) -> None:
+    """Until then it is not taken for renewed: a server may not tell who acknowledges a message."""
+    renewal, queue = Renewal(clock), Queue("q")
+    queue.gone, queue.away_after = {"a"}, 1
+    messages = [queue.given(id, 0.0) for id in "abc"]
+    with pytest.raises(OSError, match="away"):
+        renewal.renew(messages)
+    assert messages[0].expires == LEASE_SECONDS
+    queue.away_after = -1
+    clock.now += LOOK_SECONDS
+    assert renewal.renew(messages) == {id(messages[0])}
+    assert queue.renewed == [["a", "b"], ["a", "c"]]
 
 
 def test_what_may_have_been_given_back_is_not_renewed(clock: Monotonic) -> None:

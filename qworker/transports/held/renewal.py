@@ -34,11 +34,13 @@ class Renewal:
         stale_ones = (one for one in messages if now >= one.renew_at and not one.is_in_doubt)
         for queue, stale in by_queue(stale_ones):
             try:
-                gone.update(map(id, queue.extend(stale)))
+                lost = set(map(id, queue.extend(stale)))
             except NotAll as error:
                 _hidden(error.divide(stale)[0], now)
                 raise error.reason from error.reason.__cause__
-            _hidden(stale, now)
+            gone |= lost
+            # If a later call raises, those that are lost are found to be so again.
+            _hidden((one for one in stale if id(one) not in lost), now)
         return gone
 
 
