@@ -398,12 +398,39 @@ def test_a_server_that_is_only_told_of_is_gone_to(echo: Echo) -> None:
     client.release()
 
 
+def test_a_server_that_does_not_greet_leaves_time_for_the_others(echo: Echo) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = read_url(f"nats://127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{echo.port}")
+        for _ in range(8):  # either may be the first
+            Client(place, 1.0).release()
+
+
 def test_what_one_may_not_do_does_not_end_the_connection_of_others(shared: Client) -> None:
     words = 'Permissions Violation for Publish to "s"'
     with pytest.raises(ConnectionError, match="Permissions Violation"):
         shared.exchange([Post("s", f"-ERR '{words}'".encode())])
     assert [told.data for told in shared.exchange([Post("s", b"a")])] == [b"a"]
     assert shared.reconnects == 0
+
+
+def test_a_refusal_that_comes_before_its_sender_waits(
+    shared: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = threading.Event()
+    tell, send = shared._tell, shared._send
+
+    def hear(error: Exception) -> None:
+        tell(error)
+        refused.set()
+
+    def send_and_sleep(*given: Any) -> None:
+        send(*given)
+        assert refused.wait(PATIENCE)
+
+    monkeypatch.setattr(shared, "_tell", hear)
+    monkeypatch.setattr(shared, "_send", send_and_sleep)
+    with pytest.raises(ConnectionError, match="Permissions Violation"):
+        shared.exchange([Post("s", b"-ERR 'Permissions Violation for Publish to \"s\"'")], timeout=1.0)
 
 
 def test_a_server_that_says_nothing_any_more_is_left(echo: Echo) -> None:

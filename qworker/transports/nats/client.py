@@ -60,6 +60,11 @@ class Post(NamedTuple):
     answered: bool = True
     reply: str = ""
 
+    @property
+    def size(self) -> int:
+        """Bytes, as servers count them for max_payload."""
+        return len(_head(self.headers)) + len(self.data)
+
 
 class _Exchange:
     """The answers to messages published together. done: notified when all have arrived; None if the caller
@@ -147,6 +152,8 @@ class Client:
         done: SimpleQueue[bool | Exception] | None = None if self._reader is None else SimpleQueue()
         exchange = _Exchange(sum(post.answered for post in posts), done)
         self._exchanges[name] = exchange
+        if done is not None:
+            self._waiting.add(done)  # it may be refused at once
         try:
             self._send(wire, _framed(posts, f"{self._subject}.{name}."), end)
             if done is None:
@@ -157,6 +164,8 @@ class Client:
             return [exchange.answers[number] for number in range(exchange.wanted)]
         finally:
             del self._exchanges[name]
+            if done is not None:
+                self._waiting.discard(done)
 
     def ask(self, operation: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return JetStream's answer to *operation*. Raises Refused when that is an error."""
@@ -277,9 +286,10 @@ class Client:
         self._drop()
         errors: list[OSError] = []
         hosts = [*self._place.servers, *self._others]
-        for host in random.sample(hosts, len(hosts)):
+        for left, host in zip(range(len(hosts), 0, -1), random.sample(hosts, len(hosts)), strict=True):
             try:
-                wire = Wire(host, self._place, end)
+                # One that says nothing leaves time for the others
+                wire = Wire(host, self._place, end - left_until(end) * (left - 1) / left)
                 with self._order:
                     subjects = [(ANSWERS, f"{self._subject}.*.*")]
                     subjects += [(name, subject) for name, (subject, _) in self._hearers.items()]
