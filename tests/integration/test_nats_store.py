@@ -26,7 +26,7 @@ from qworker.transports.held.broker import HeldBroker
 from qworker.transports.held.port import ServerQueue
 from qworker.transports.lease import Ack, DeadLetter, Envelope, Release
 from qworker.transports.nats.client import Client, Post
-from qworker.transports.nats.queue import BATCH, NatsQueue
+from qworker.transports.nats.queue import BATCH, NatsQueue, publish
 from tests.acceptance.nats_server import Nats
 from tests.acceptance.private_servers import free_port, serving
 from tests.acceptance.proxy import REFUSE, Proxy
@@ -129,6 +129,20 @@ def test_what_is_too_large_is_refused_by_name(open_: Open, place: NatsPlace) -> 
     with pytest.raises(PublishError, match="max_payload"):
         store.sender.push([envelope("large", "q", body=b"x" * 1_100_000)])
     assert place.count() == 0
+
+
+def test_a_message_with_its_headers_is_as_large_as_the_server_takes(open_: Open, place: NatsPlace) -> None:
+    """To one that is larger the server says so, and disconnects."""
+    broker = open_()
+    broker.sender.push([envelope("a", "q")])
+    connection = broker.sender._connection
+    layout = broker.admin._server.layout
+    subject, id = layout.subject("q"), "an-id"
+    head = f"NATS/1.0\r\nNats-Msg-Id: {id}\r\nNats-Expected-Stream: {layout.stream}\r\n\r\n"
+    largest = connection.max_payload - len(head)
+    with pytest.raises(PublishError, match="max_payload"):
+        publish(connection, layout.stream, [Post(subject, b"x" * (largest + 1))], [id])
+    publish(connection, layout.stream, [Post(subject, b"x" * largest)], [id])
 
 
 def test_calls_are_few(open_: Open, place: NatsPlace) -> None:

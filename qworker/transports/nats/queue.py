@@ -154,15 +154,15 @@ def publish(connection: Client, stream: str, posts: Sequence[Post], ids: Iterabl
     """Publish *posts* to *stream*; it has stored them when this returns. Unanswered ones are sent again,
     once, under the same *ids*, and stored once. Raises PublishError for messages that it will never
     accept."""
-    largest = connection.max_payload
-    for post in posts:
-        if len(post.data) > largest:
-            raise PublishError(
-                f"a message of {len(post.data)} bytes is larger than the server takes ({largest}): raise its "
-                "max_payload, or send less"
-            )
     headers = [{"Nats-Msg-Id": id, "Nats-Expected-Stream": stream} for id, _ in zip(ids, posts, strict=False)]
     named = [post._replace(headers=own) for post, own in zip(posts, headers, strict=True)]
+    largest = connection.max_payload
+    for size in (post.size for post in named):
+        if size > largest:
+            raise PublishError(
+                f"a message of {size} bytes is larger than the server takes ({largest}): raise its "
+                "max_payload, or send less"
+            )
     for left in reversed(range(TRIES)):
         try:
             answers = connection.exchange(named, connection.timeout / TRIES)
