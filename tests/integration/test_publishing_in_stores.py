@@ -15,9 +15,11 @@ import pytest
 import sqlalchemy as sa
 
 from qworker import QWorker, chain, chord, graph, group
+from qworker.backends.joins import Join
 from qworker.canvas.plan import SEGMENT
 from qworker.errors import PublishError
 from qworker.testing import FakeClock, StepWorker
+from qworker.transports.lease import Part
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace
 from tests.servers import prefix_of, require
 
@@ -190,6 +192,32 @@ def test_what_cannot_be_sent_leaves_no_join_to_a_caller_who_commits(
             chord([house.s(1), house.s("x" * 3000)], house.s()).apply_async()
         connection.commit()
     assert (house.waiting(), house.app.backend.joins.count()) == (0, 0)
+
+
+@pytest.mark.parametrize("house", ["beside"], indirect=True)
+def test_what_is_dropped_and_existed_before_leaves_no_parts(
+    house: House, server: tuple[str, Connect]
+) -> None:
+    """SQLite numbers a later join like it, and a finished join is remembered."""
+    joins, sender, expires = house.app.backend.joins, house.app.broker.sender, time.time() + EXPIRES
+    joins.open([Join("finished", 1, b"", expires), Join("open", 2, b"", expires)])
+    joins.add([Part("finished", 0, "a", "SUCCESS"), Part("open", 0, "b", "SUCCESS")])
+    (finished,) = joins.claim(2, EXPIRES)
+    assert joins.finish(finished, [], sender)
+    with server[1]() as connection:
+        opening = joins.within(sender.join(connection))
+        assert opening is not None
+        opening.drop(["finished", "open"])
+        connection.commit()
+    joins.open([Join("finished", 1, b"", expires), Join("later", 2, b"", expires)])
+    joins.add([Part("later", 0, "c", "SUCCESS"), Part("later", 1, "d", "SUCCESS")])
+    assert [[found.id, *(part.task_id for part in found.parts)] for found in joins.claim(2, EXPIRES)] == [
+        ["later", "c", "d"]
+    ]
+    with server[1]() as connection:
+        table = "part" if house.app.broker.url.startswith("sqlite") else "qworker_part"
+        execute = getattr(connection, "exec_driver_sql", None) or connection.execute
+        assert sorted(execute(f"SELECT task_id FROM {table}")) == [("c",), ("d",)]
 
 
 @pytest.mark.parametrize("server", ["postgresql"], indirect=True)

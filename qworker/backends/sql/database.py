@@ -272,21 +272,22 @@ class SQLPlace:
 
         return Publishing(write, sender.notify)
 
-    def within(self, sender: Sender) -> tuple[Write, str] | None:
+    def within(self, sender: Sender) -> tuple[Write, JoinTables] | None:
         if not isinstance(sender, TransactionalSender) or self._server is None:
             return None
         if self._server != place_of(sender.url):
             return None
         self.make()  # not in the transaction: MySQL would commit it
         session = _Executing(sender.execute)
-        return lambda work: work(session), self._full_name()
+        return lambda work: work(session), self._full_names()
 
-    def _full_name(self) -> str:
-        """Return the table of joins with its schema: the caller's connection may have another search path."""
-        name = self.tables.join
+    def _full_names(self) -> JoinTables:
+        """Return the tables with their schema: the caller's connection may have another search path."""
+        join, part, locking = self.tables
         if self._dialect == "postgresql":
-            ((schema,),) = self.ask(_SCHEMA, (name,))
+            ((schema,),) = self.ask(_SCHEMA, (join,))
+            schema = schema.replace("%", "%%")
         else:
             ((database,),) = self.ask("SELECT database()")
             schema = self._database.engine.dialect.identifier_preparer.quote_identifier(database)
-        return f"{schema}.{name}".replace("%", "%%")
+        return JoinTables(f"{schema}.{join}", f"{schema}.{part}", locking)

@@ -73,25 +73,30 @@ class Place(Protocol):
     def publishing(self, sender: Sender) -> Publishing | None:
         """Return what publishes messages in a transaction of ours; None if *sender* uses another database."""
 
-    def within(self, sender: Sender) -> tuple[Write, str] | None:
-        """Return what writes in the caller's transaction in which *sender* publishes, and the name of the
-        table of joins there; None if that is in another database."""
+    def within(self, sender: Sender) -> tuple[Write, JoinTables] | None:
+        """Return what writes in the caller's transaction in which *sender* publishes, and the names of the
+        tables there; None if that is in another database."""
 
 
 class _Within(NamedTuple):
-    """Opens joins with *write*, in this table."""
+    """Opens joins with *write*, in these tables."""
 
     write: Write
-    table: str
+    tables: JoinTables
     keep: str
 
     def open(self, joins: Sequence[Join]) -> None:
-        self.write(partial(_open, self.table, self.keep, _rows(joins)))
+        self.write(partial(_open, self.tables.join, self.keep, _rows(joins)))
 
     def drop(self, joins: Collection[str]) -> None:
+        # One that existed before may have parts, or may be finished.
+        join, part, _ = self.tables
+
         def work(session: Session) -> None:
             for some in portions(sorted(joins)):
-                session.do(f"DELETE FROM {self.table} WHERE id IN ({places(some)})", some)
+                dropped = f"FROM {join} WHERE id IN ({places(some)}) AND remaining >= 0"
+                session.do(f"DELETE FROM {part} WHERE seq IN (SELECT seq {dropped})", some)
+                session.do(f"DELETE {dropped}", some)
 
         self.write(work)
 

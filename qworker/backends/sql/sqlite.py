@@ -144,10 +144,10 @@ class FilePlace:
 
         return Publishing(write, sender.notify)
 
-    def within(self, sender: Sender) -> tuple[Write, str] | None:
+    def within(self, sender: Sender) -> tuple[Write, JoinTables] | None:
         if not isinstance(sender, JoinedSender) or sender.path != self._database.path:
             return None
-        return (lambda work: sender.write(lambda connection: work(FileSession(connection)))), self.tables.join
+        return (lambda work: sender.write(lambda connection: work(FileSession(connection)))), self.tables
 
 
 class SQLiteBackend(Backend):
