@@ -7,6 +7,7 @@ Thread:      any; pure.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,7 +49,14 @@ OF_ENTRIES = ("entry-", "task-unknown", "unknown-task")
 
 
 def problems(seen: Seen) -> list[str]:
-    """What is wrong with a run."""
+    """What is wrong with a run. An error of the checks is a problem of its own, which ends no search."""
+    try:
+        return _problems(seen)
+    except Exception:  # noqa: BLE001 - a case that was made smaller may be one that is never drawn
+        return [f"the checks failed: {traceback.format_exc()}"]
+
+
+def _problems(seen: Seen) -> list[str]:
     if seen.broken:
         return [seen.broken]
     found = [f"a worker crashed: {text}" for text in seen.crashed]
@@ -296,7 +304,9 @@ def _after_losses(flow: Any) -> frozenset[int]:
 
 def _but(value: Any, places: frozenset[int]) -> Any:
     """*value*; of a list, without what stands at these *places*."""
-    return [each for place, each in enumerate(value) if place not in places] if places else value
+    if not places or not isinstance(value, list):
+        return value
+    return [each for place, each in enumerate(value) if place not in places]
 
 
 def _order_kept(seen: Seen, asked: Asked, want: Expected) -> list[str]:

@@ -26,13 +26,13 @@ from qworker.message.signing import Signer
 from qworker.publishing import call as publishing
 from qworker.transports import transfer
 from tests.simulation import case as cases
-from tests.simulation import drawing
+from tests.simulation import checks, drawing
 from tests.simulation.case import Call, Case, Chain, Chord, Errback, Fault, Group, Order, World
 from tests.simulation.checks import problems
 from tests.simulation.covering import Covered, labels, shown
 from tests.simulation.drawing import BLOCK, CHOICES, case_of
 from tests.simulation.figures import Figures
-from tests.simulation.run import run
+from tests.simulation.run import Seen, run
 from tests.simulation.seams import FORGETS
 from tests.simulation.search import Drawing, find, report, trace
 from tests.simulation.shrinking import as_test, kind_of, shrunk, written
@@ -286,6 +286,25 @@ def test_shrinking_ends_when_its_time_is_over() -> None:
     small = shrunk(Case(orders=(order, order), faults=(Fault(FORGETS, "caller0", "push"),)), 0.0)
     assert not small.finished
     assert len(small.case.orders) == 2
+
+
+def test_a_smaller_case_that_the_checks_cannot_read_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = Order(Call(number=0))
+    case = Case(orders=(order, order), faults=(Fault(FORGETS, "caller0", "push"),))
+
+    def check(seen: Seen, *more: object) -> list[str]:
+        if seen.case != case:
+            raise KeyError("a flow that is never drawn")
+        return ["result 0 has not ended"]
+
+    monkeypatch.setattr(checks, "_order", check)
+    small = shrunk(case)
+    assert small.finished
+    assert small.case == case
+    assert small.runs > 1
+    (problem,) = problems(run(replace(case, faults=())))
+    assert problem.startswith("the checks failed: ")
+    assert "a flow that is never drawn" in problem
 
 
 @pytest.mark.parametrize(
