@@ -460,6 +460,14 @@ class Oracle:
                 self.found.append(f"{name} ran {count} times for {self._shown(due)}")
             if not count and not can_miss:
                 self.found.append(f"{name} was called for {self._shown(due)}, and did not run")
+        # Of what add_periodic_task() adds it is an option of the call, and counts from then.
+        expires = [None if entry.source == "code" else entry.fields.get("expires") for entry in every]
+        if self.only_beats and not self.jumps and self.case.world.acks_late and None not in expires:
+            self.found += [
+                f"{name} began for {self._shown(run.due)} {late:.3f} s later, with expires={max(expires)}"
+                for run in runs
+                if (late := self._wall(run.given) - run.due) > max(expires) + TOLERANCE
+            ]
         shown = {tuple(entry.fields.get("args", ())) for entry in every}
         self.found += [f"{name} ran with {run.args}" for run in runs if tuple(run.args) not in shown]
         if self.only_beats and not self.jumps and self.story.together and self._is_alone:

@@ -140,6 +140,7 @@ class Pool(InlinePool):
 
     def submit(self, requests: Sequence[Request]) -> list[Request]:
         self.bell.set()
+        self.process.given.update(dict.fromkeys((each.id for each in requests), self.process.time.now))
         return super().submit(requests)
 
     def outcome_of(self, request: Request) -> Outcome:

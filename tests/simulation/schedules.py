@@ -95,13 +95,14 @@ def instants(fields: dict[str, Any], base: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of an entry's task. due: epoch seconds. started, ended: seconds of the world; ended is None for
-    one that was cut short."""
+    """A run of an entry's task. due: epoch seconds. given, started, ended: seconds of the world, of which the
+    first is when the pool was given it; ended is None for one that was cut short."""
 
     name: str
     due: float
     task_id: str
     args: tuple[Any, ...]
+    given: float
     started: float
     ended: float | None
 
@@ -356,7 +357,8 @@ def define(app: QWorker, process: Process, world: Schedules) -> None:
             ended = time.now
             raise
         finally:
-            story.runs.append(Run(request.periodic_task_name, due, request.id, args, started, ended))
+            given = process.given.get(request.id, started)
+            story.runs.append(Run(request.periodic_task_name, due, request.id, args, given, started, ended))
         return value
 
     def sleep() -> None:

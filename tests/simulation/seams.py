@@ -78,6 +78,8 @@ class Process:
         """How the child that runs has died: a kind of Outcome."""
         self.in_child = False
         self.calls: Counter[str] = Counter()
+        self.given: dict[str, float] = {}
+        """When its pool was given tasks, by their ids."""
         self.stack: list[str] = []
         self.faults = faults
         self.fired = fired
