@@ -8,15 +8,17 @@ Thread:      any; pure.
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from qworker.canvas.plan import SEGMENT
 from tests.simulation import figures
+from tests.simulation.case import Fault
 from tests.simulation.django_checks import django_problems
 from tests.simulation.due_times import Oracle
 from tests.simulation.nodes import Asked
-from tests.simulation.run import Seen
+from tests.simulation.run import OF_LISTENERS, Seen
 from tests.support.flows import (
     PENDING,
     Call,
@@ -99,6 +101,8 @@ def _problems(seen: Seen) -> list[str]:
         and not any(fault.kind == "stranger" for fault in seen.fired)
     ):
         found.append(f"dead letters: {seen.left['dead']}, not {dead.start} to {dead[-1]}")
+    if all(map(_repeats_nothing, seen.fired)):
+        found += seen.record.again
     if seen.left["joins"]:
         found.append(f"{seen.left['joins']} joins are left")
     found += [f"{kind} are left for ever: {count}" for kind, count in seen.left_for_ever.items()]
@@ -141,6 +145,8 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         return [f"cannot be called: {asked.refused[0]!r}"]
     if asked.unanswered and not seen.fired:
         found.append(f"cannot be asked for: {asked.unanswered[0]!r}")
+    if not asked.revoked:
+        found += _too_early(asked, want, ran)
     if asked.revoked or (seen.case.world.forgets and seen.fired):
         return found
     # Two calls have their results in common: what was lost in one may have succeeded in the other.
@@ -168,6 +174,14 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
         sure = [_but(each, unsure) for each in right]
         if _but(value, unsure) not in sure and not (_lost(value) and seen.may_lose):
             found.append(f"the caller was told {value!r}, not {' or '.join(map(repr, right))}")
+    world = seen.case.world
+    sent_once = is_line(asked.order.flow) or world.stores in ("memory", "sqlite")  # else a body may go twice
+    if not world.acks_late and sent_once and all(map(_repeats_nothing, seen.fired)):
+        found += [
+            f"{number} ran {ran[number]} times, not at most {count * calls}, though it is acknowledged first"
+            for number, count in want.runs.items()
+            if ran[number] > count * calls
+        ]
     if asked.refused or asked.forgotten or (seen.may_lose and _lost(seen.values.get(asked.name, []))):
         return found
     runs = {number: count * calls for number, count in (+want.runs).items()}
@@ -207,6 +221,25 @@ def _order(seen: Seen, asked: Asked, want: Expected, exact: bool) -> list[str]:
     if calls == 1 and exact:
         found += _order_kept(seen, asked, want)
     return found
+
+
+def _too_early(asked: Asked, want: Expected, ran: Counter[int]) -> list[str]:
+    """What ran, although a call that it waits for never did: a lost member of a chord, for one."""
+    flow = asked.order.flow
+    if isinstance(flow, Graph) and any(node.always for node in flow.nodes):
+        return []
+    return [
+        f"{other} ran, and {one} before it never did"
+        for one, other in sorted(want.before)
+        if ran[other] and want.runs.get(one) and not ran[one]
+    ]
+
+
+def _repeats_nothing(fault: Fault) -> bool:
+    """Whether *fault* has no message sent twice: it meets a worker, or what a listener asks the broker."""
+    if fault.method:
+        return fault.method in OF_LISTENERS and fault.kind not in ("twice", "late")
+    return fault.kind in ("freeze", "jump", "kill", "restart")
 
 
 def _unsigned(seen: Seen, asked: Asked) -> Iterator[str]:

@@ -18,7 +18,7 @@ from qworker.canvas.plan import SEGMENT
 from tests.simulation.case import Case, Django, Fault, Job, Order, World, replace
 from tests.simulation.django_checks import ALWAYS
 from tests.simulation.nodes import ASK, HOW, IN_TRANSACTIONS
-from tests.simulation.run import HAPPENINGS
+from tests.simulation.run import HAPPENINGS, STALLED
 from tests.simulation.stores import STORES
 from tests.support.flows import (
     ENDS,
@@ -421,14 +421,21 @@ def django_case(random: Random, made: World, jobs: int | None = None) -> Case:
 
 
 def lossless(random: Random, workers: int, orders: Sequence[Order]) -> Fault:
-    """What lets nobody lose a task that is acknowledged first, while one of *orders* is at work."""
-    kind, node = random.choice(("restart", "freeze", "stall")), f"worker{random.randrange(workers)}"
+    """What may cost a worker its lease while one of *orders* is at work, and lets nobody lose a task that is
+    acknowledged first."""
+    kind, node = random.choice(("restart", "freeze", "stall", "stall")), f"worker{random.randrange(workers)}"
     if kind == "stall":
-        method = random.choice(("lease", "extend"))
+        method = random.choice((*STALLED, "settle", "settle"))  # which tells what was lost meanwhile
         return Fault(kind, node, method, random.choice((1, 2, 3, 5, 8, 13)), seconds=6.0)
     seconds = random.choice((3.0, 6.0, 15.0)) if kind == "freeze" else 0.0
     at = round(random.choice(orders).at + random.choice((0.001, 0.002, 0.004, 0.01)), 3)
     return Fault(kind, node, at=at, seconds=seconds)
+
+
+def killed(random: Random, workers: int, orders: Sequence[Order]) -> Fault:
+    """What has a worker lose tasks that are acknowledged first, of one of *orders*."""
+    at = random.choice(orders).at + random.choice((0.001, 0.002, 0.004, 0.01))
+    return Fault("kill", f"worker{random.randrange(workers)}", at=round(at, 3))
 
 
 def amid(random: Random, fault: Fault, orders: Sequence[Order]) -> Fault:
@@ -480,8 +487,13 @@ def case(random: Random, orders: int | None = None, made: World | None = None) -
     if made.key and random.random() < 0.3:
         faults = (of_stranger(random), *faults)
     orders = tuple(callable_in(made, order(random)) for _ in range(count))
-    if not made.acks_late and random.random() < 0.3:
+    kind, linger = random.random(), random.random() < 0.1
+    if not made.acks_late and kind > 0.85:  # what waits for lost members fails when it is overdue
+        faults, linger = tuple(killed(random, made.workers, orders) for _ in range(made.workers)), True
+    elif kind < (0.15 if made.acks_late else 0.3):
         faults = tuple(lossless(random, made.workers, orders) for _ in range(random.choice((1, 2, 3))))
+        if made.acks_late:  # what ended after its lease was lost may come back: all others are busy
+            made = replace(made, concurrency=1, long=1.0)
     faults = tuple(amid(random, fault, orders) for fault in faults)
     if made.forgets and random.random() < 0.5:
         outlast(random, orders)
@@ -490,7 +502,7 @@ def case(random: Random, orders: int | None = None, made: World | None = None) -
         orders,
         faults,
         random.getrandbits(32),
-        random.random() < 0.1,
+        linger,
     )
 
 

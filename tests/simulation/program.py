@@ -73,6 +73,10 @@ class Record:
         """Ends that were not stored yet when they were told."""
         self.requeued: set[Any] = set()
         """The messages that their tasks have put back."""
+        self.ended: set[Any] = set()
+        """Deliveries that a process has run to their end."""
+        self.again: list[str] = []
+        """What the same process ran again then."""
         self.slots: dict[str, list[str]] = defaultdict(list)
         """Due times that tasks of schedules were told."""
         self.jobs: dict[str, Any] = {}
@@ -111,12 +115,17 @@ class Record:
         self.unseen.append(text)
 
     @contextmanager
-    def running(self, flow: str, number: int) -> Iterator[None]:
+    def running(self, flow: str, number: int, delivery: Any = None) -> Iterator[None]:
+        """delivery: what says which message this is, in which attempt and process."""
         start = next(self.tick)
+        if delivery in self.ended:
+            self.again.append(f"{flow}: {number} ran again where it had ended")
         try:
             yield
         finally:
             self.runs[flow].append((number, start, next(self.tick)))
+        if delivery is not None:
+            self.ended.add(delivery)
 
     def tell(self, flow: str, number: int) -> None:
         self.told[flow][number] += 1
@@ -247,8 +256,11 @@ def define(app: QWorker, process: Process, record: Record, base: str) -> None:
     def run(task: Any, given: Any, flow: str, number: int, fails: bool, retries: int) -> Any:
         refuse(flow, number)
         process.time.note(process.name, "runs", flow, number)
-        with record.running(flow, number):
-            known, request = record.of(flow), task.request
+        request = task.request
+        tag = (request.delivery_info or {}).get("delivery_tag")
+        delivery = None if request.is_eager else (process, tag, request.id, request.retries)
+        with record.running(flow, number, delivery):
+            known = record.of(flow)
             part = known.parts[number]
             seen = request.headers or {}
             if strange := {name for name in seen if seen[name] != SHOWN.get(name)}:

@@ -52,6 +52,8 @@ LOSES_NOTHING = frozenset({"freeze", "jump", "move", "restart", "retry dead", "s
 """Faults after which whoever has acknowledged a task first still runs it."""
 OF_LISTENERS = frozenset({"confirm", "extend", "lease", "reclaim", "settle"})
 """Calls of the broker that a listener makes again when no answer has come."""
+STALLED = ("confirm", "extend", "lease", "settle")
+"""Those during which a listener may stand still, and loses no task."""
 CALLERS = ("caller0", "caller1")
 AMID = 0.003
 """Seconds after a call at which the key is set: some of its tasks have run."""
@@ -112,7 +114,7 @@ class Seen:
     def _loses(self, fault: Fault) -> bool:
         known = not self.case.world.stores.startswith("kombu")  # whether the broker tells what it has heard
         answer_lost = fault.kind in ("before", "after") and fault.method in OF_LISTENERS
-        answer_lost |= fault.kind == "stall" and fault.method in ("lease", "extend")
+        answer_lost |= fault.kind == "stall" and fault.method in STALLED
         return fault.kind not in LOSES_NOTHING and not (known and answer_lost)
 
     @property
