@@ -19,7 +19,7 @@ from qworker.errors import BrokerUnavailable, LeaseLost, PublishError
 from qworker.transports.amqp.broker import AMQPBroker
 from qworker.transports.amqp.link import Link, address_of
 from qworker.transports.amqp.queues import OURS, Queues
-from qworker.transports.lease import Ack, DeadLetter, Leased, Release, Settlement
+from qworker.transports.lease import Ack, Dead, DeadLetter, Leased, Release, Settlement
 from qworker.transports.own_headers import DUE
 from tests.acceptance.proxy import Proxy
 from tests.servers import require
@@ -430,6 +430,14 @@ def test_what_could_not_be_sent_away_is_sent_later(open_: Open, prefix: str) -> 
     assert ids(receive(store, 1)) == ["a"]
     assert time.time() >= due
     assert len(failed) == 1
+
+
+def test_a_dead_letter_whose_time_is_none(open_: Open) -> None:
+    """Somebody else may have written it; no calendar has it."""
+    letters = open_().letters["dead"]
+    times = (1e300, -1.0, 5.0)
+    letters.push([Dead(0, "q", "why", time, 0, "{}", None, b"") for time in times])
+    assert [letter.died_at for letter in letters.newest()] == [5.0, 0.0, 0.0]
 
 
 def test_dead_letters_for_longer_than_the_server_can_be_told(open_: Open) -> None:

@@ -43,7 +43,17 @@ from qworker.transports.amqp.publisher import Publisher
 from qworker.transports.amqp.queues import DEAD, FAILED, LONGEST_TIME, Queues
 from qworker.transports.amqp.server import Server
 from qworker.transports.lease import Again, Dead, Envelope, Kind, Letters, page_of
-from qworker.transports.own_headers import DELIVERIES, DIED, DUE, MOVED, QUEUE, REASON, REDELIVERED, outline
+from qworker.transports.own_headers import (
+    DELIVERIES,
+    DIED,
+    DUE,
+    MOVED,
+    QUEUE,
+    REASON,
+    REDELIVERED,
+    instant,
+    outline,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +110,7 @@ def _letter(message: Delivery) -> Letter:
         tag_of(message, content),
         str(own.get(QUEUE, "")),
         str(reason),
-        float(died) if isinstance(died, int | float) else 0.0,
+        instant(died) or 0.0,
         deliveries if isinstance(deliveries, int) else 0,
         text,
         content.properties,
