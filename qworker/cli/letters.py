@@ -28,6 +28,7 @@ from qworker.cli.purge import confirm
 from qworker.control import dead_letters
 from qworker.control.failed import FailedTask
 from qworker.control.letters import chosen
+from qworker.errors import ConfigurationError
 from qworker.naming import DJANGO_PACKAGES, near_tasks
 from qworker.transports.lease import Dead
 
@@ -191,6 +192,12 @@ def _dead(app: QWorker, words: dict[str, Any], tags: list[int] | None = None) ->
     return chosen(app.broker.letters.get("dead"), tags, words.get("queue"), words.get("limit"))
 
 
+def _get_dead(app: QWorker, number: int) -> Dead:
+    for letter in _dead(app, {}, [number]):
+        return letter
+    raise ConfigurationError(f"there is no dead letter {number}; see `qworker dead list`")  # any more
+
+
 def _dead_row(letter: Dead, now: float) -> tuple[Any, ...]:
     why = cut(letter.reason, _LONGEST_WHY)
     return letter.tag, letter.queue, _task(letter), letter.deliveries, age(now - letter.died_at), why
@@ -253,7 +260,7 @@ DEAD = Kind(
     everything="All dead letters.",
     meant=_doubt_queue,
     find=_dead,
-    get=lambda app, number: next(iter(_dead(app, {}, [number]))),
+    get=_get_dead,
     discard=lambda app, numbers, words: app.broker.admin.dead_discard(numbers),
     heads=("tag", "queue", "task", "deliveries", "age", "reason"),
     numbers="tag deliveries age",

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from qworker.contracts import App
-from qworker.control.letters import Retried, Sending, chosen, id_of, send
+from qworker.control.letters import Retried, Sending, check_queue, chosen, id_of, send
 from qworker.errors import InvalidTaskMessage, MessageError, PublishError, SecurityError
 from qworker.message.protocol import encode_parts
 from qworker.message.reading import parse_headers, parse_properties
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def retry(app: App, tags: Sequence[int] | None = None, *, sign: Collection[int] = ()) -> Retried:
-    """Put dead letters back into their queues, and return how many, and which are refused.
+    """Put dead letters back into their queues, the oldest first, and return how many, and which are refused.
 
     - tags: of the letters; None for all.
     - sign: the tags of letters to sign although they are not signed with one of our keys. Anyone with write
@@ -38,8 +38,9 @@ def retry(app: App, tags: Sequence[int] | None = None, *, sign: Collection[int] 
     max_age = app.conf.security_max_age or math.inf
     sendings: dict[int, Sending] = {}
     refused: dict[int, str] = {}
-    for letter in chosen(letters, tags):
+    for letter in reversed(list(chosen(letters, tags))):
         try:
+            check_queue(letter)
             if signer is None or _is_valid(letter, signer, max_age, sign=letter.tag in sign):
                 sendings[letter.tag] = Sending(None, list(_ids_of(app, letter)))
             else:

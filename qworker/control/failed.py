@@ -16,7 +16,7 @@ from qworker.canvas.membership import calls_in, parts_of
 from qworker.canvas.plan import last_call
 from qworker.canvas.signatures import maybe_signature
 from qworker.contracts import App
-from qworker.control.letters import Retried, Sending, chosen, headers_of, id_of, send
+from qworker.control.letters import Retried, Sending, check_queue, chosen, headers_of, id_of, send
 from qworker.errors import (
     ChordError,
     ConfigurationError,
@@ -149,6 +149,7 @@ class Failed:
         refused: dict[int, str] = {}
         for letter in reversed(list(self._chosen(tags, task, error, queue))):
             try:
+                check_queue(letter)
                 _verify(app.signer, letter)
                 again = _again(app, letter, args, kwargs)
             except (MessageError, ChordError, PublishError) as why:

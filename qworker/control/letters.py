@@ -125,6 +125,13 @@ def _take_failures(app: App, ids: Collection[str]) -> dict[str, Meta]:
     return taken
 
 
+def check_queue(letter: Dead) -> None:
+    """Raise MessageError if nobody would find *letter* when it is sent again: something else than a worker
+    has put it among the letters."""
+    if not letter.queue:
+        raise MessageError("the message does not say to which queue it belongs")
+
+
 def id_of(app: App, message: Dead | Again) -> str | None:
     """Return the id of the call of *message*; None for one that no worker can read."""
     headers, properties, body = message.headers, message.properties, message.body

@@ -368,6 +368,14 @@ def test_a_dead_letter_is_named_by_the_id_that_logs_have_too(tasks, run, dead_le
     assert run("dead", "retry", "abc", str(letter["tag"])).stdout == "Put 1 message back.\n"
 
 
+def test_a_dead_letter_that_goes_while_it_is_looked_for(tasks, run, dead_letter, monkeypatch):
+    dead_letter(1)
+    monkeypatch.setattr("qworker.cli.letters.numbers_of", lambda *given: [999])
+    gone = run("dead", "show", "abc")
+    assert gone.exit_code == 1
+    assert "there is no dead letter 999" in gone.stderr
+
+
 def test_a_tag_names_no_call_whose_id_is_that_number(tasks, run, dead_letter):
     dead_letter(1)
     (letter,) = json.loads(run("dead", "list", "--json").stdout)

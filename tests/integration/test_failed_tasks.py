@@ -29,7 +29,7 @@ from qworker.message.reading import parse_headers
 from qworker.message.signing import Signer
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 from qworker.testing.store import MemoryLetters
-from qworker.transports.lease import Again, Envelope, Kind
+from qworker.transports.lease import Again, Dead, Envelope, Kind
 from tests.contract.place_nats import NatsPlace
 from tests.support.waiting import until
 
@@ -507,3 +507,30 @@ def test_a_dead_letter_that_the_broker_does_not_take_stays_alone() -> None:
         states = [app.AsyncResult(result.id).state for result in results]
         assert states == ["PENDING", "FAILURE", "PENDING"]
         assert [letter.tag for letter in app.broker.admin.dead()] == [letters[results[1].id]]
+
+
+@pytest.mark.parametrize("kind", ["dead", "failed"])
+def test_a_letter_that_nobody_would_find_is_not_sent(tmp_path: Path, kind: Kind) -> None:
+    """As where something else than a worker has put a message among the letters."""
+    with make(f"sqlite:///{tmp_path}/q.db") as app:
+        letters = app.broker.letters[kind]
+        letters.push([Dead(0, "", "not put here by qworker", 1.0, 0, "{}", None, b"")])
+        (stranger,) = letters.newest()
+        done = dead_letters.retry(app) if kind == "dead" else app.failed.retry()
+        assert done == (0, {stranger.tag: "the message does not say to which queue it belongs"})
+        assert list(letters.newest()) == [stranger]
+
+
+def test_the_oldest_dead_letter_is_sent_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make(f"sqlite:///{tmp_path}/q.db") as app:
+        letters, sent = app.broker.letters["dead"], list[int]()
+        letters.push([Dead(0, "q", "why", number, 0, "{}", None, b"") for number in (1.0, 2.0, 3.0)])
+        tags = [letter.tag for letter in letters.newest()]
+
+        def retry(these: Sequence[int]) -> int:
+            sent.extend(these)
+            return len(these)
+
+        monkeypatch.setattr(letters, "retry", retry)
+        assert dead_letters.retry(app).number == 3
+        assert sent == tags[::-1]
