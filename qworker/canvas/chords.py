@@ -9,7 +9,7 @@ Thread:      any.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from qworker import states
 from qworker.canvas.groups import OF_THE_GROUP, app_of, group, with_callback, with_links
@@ -21,6 +21,7 @@ from qworker.message.marks import over
 from qworker.naming import task_id as new_id
 
 if TYPE_CHECKING:
+    from qworker import QWorker
     from qworker.canvas.options import SignatureOptions
     from qworker.results.result import AsyncResult
 
@@ -98,9 +99,9 @@ class chord(Signature):
         self["kwargs"]["body"] = body
 
     @property
-    def app(self) -> App:
+    def app(self) -> QWorker:
         """The app that will make the calls: its own, the header's, or the body's."""
-        return app_of(self)
+        return cast("QWorker", app_of(self))
 
     def _copy(self) -> Any:
         copy = super()._copy()

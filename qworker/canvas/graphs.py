@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from qworker import states
 from qworker.canvas.groups import OF_THE_GROUP, with_links
@@ -32,6 +32,7 @@ from qworker.results.result import AsyncResult
 from qworker.safe_repr import safe_repr
 
 if TYPE_CHECKING:
+    from qworker import QWorker
     from qworker.canvas.options import SignatureOptions
 
 MAX_DEPENDANTS = MOST - 1
@@ -126,10 +127,9 @@ class graph(Signature):
         return self["kwargs"].get("gathered")  # type: ignore[no-any-return]
 
     @property
-    def app(self) -> App:
+    def app(self) -> QWorker:
         """The app that will make the calls: its own, or that of its first node."""
-        found: App = self._app or next(iter(self.nodes.values())).app
-        return found
+        return cast("QWorker", self._app or next(iter(self.nodes.values())).app)
 
     def levels(self) -> dict[str, int]:
         """Return the nodes in an order in which they may run, each with the length of the longest path before

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from qworker.canvas.plain import timed
 from qworker.canvas.signatures import KINDS, Frozen, Signature, listed, maybe_signature, member, signature
@@ -23,6 +23,7 @@ from qworker.naming import task_ids
 from qworker.results.group_result import GroupResult
 
 if TYPE_CHECKING:
+    from qworker import QWorker
     from qworker.canvas.options import SignatureOptions
 
 OF_THE_GROUP = frozenset(["task_id", "group_id", "group_index", "chord", "chain", "link", "link_error"])
@@ -44,9 +45,9 @@ class Several(Signature):
         self["kwargs"]["tasks"] = list(tasks)
 
     @property
-    def app(self) -> App:
+    def app(self) -> QWorker:
         """The app that will make the calls: its own, or its first part's."""
-        return app_of(self)
+        return cast("QWorker", app_of(self))
 
     def _copy(self) -> Any:
         copy = super()._copy()

@@ -11,7 +11,7 @@ its own, which KINDS loads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack, cast
 
 from qworker import canvas
 from qworker.canvas import stamping
@@ -24,6 +24,8 @@ from qworker.naming import task_id as new_id
 from qworker.results.result import AsyncResult
 
 if TYPE_CHECKING:
+    import qworker
+    from qworker import QWorker
     from qworker.canvas.options import SignatureOptions
 
 GRAPH = "qworker.graph"
@@ -88,9 +90,9 @@ class Signature(dict[str, Any]):
             self.setdefault("immutable", False)
 
     @property
-    def app(self) -> App:
+    def app(self) -> QWorker:
         """The app that will make the call."""
-        return self._app or get_current_app()
+        return cast("QWorker", self._app or get_current_app())
 
     @property
     def task(self) -> str:
@@ -104,7 +106,7 @@ class Signature(dict[str, Any]):
     name = task
 
     @property
-    def type(self) -> Task:
+    def type(self) -> qworker.Task[..., Any]:
         """The task. Raises NotRegistered when it is unknown here."""
         return self.app.tasks[self.task]
 

@@ -19,6 +19,7 @@ from qworker.results.result import AsyncResult
 from qworker.results.tree import Node, ResultTree
 
 if TYPE_CHECKING:
+    from qworker import QWorker
     from qworker.backends.base import Backend
 
 
@@ -61,7 +62,7 @@ class GraphResult:
         self.members.parent = parent
 
     @property
-    def app(self) -> App:
+    def app(self) -> QWorker:
         """The app whose result store is used."""
         return self.members.app
 

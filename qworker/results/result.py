@@ -32,6 +32,7 @@ from qworker.results.waiting import (
 )
 
 if TYPE_CHECKING:
+    from qworker import GroupResult, QWorker
     from qworker.results.dependencies import DependencyGraph, GraphFormatter
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class AsyncResult(Generic[R]):
         if backend is not None:
             raise NotAvailable(f"AsyncResult(backend=…) is not in qworker: {ONE_STORE}")
         self.id = id
-        self.parent = parent
+        self.parent: AsyncResult[Any] | GroupResult[Any] | None = parent
         self.ignored = ignored
         self._app = app
         self._queue = queue
@@ -91,11 +92,11 @@ class AsyncResult(Generic[R]):
         self._promises: list[Any] | None = None
 
     @property
-    def app(self) -> App:
+    def app(self) -> QWorker:
         """The app whose result store is used."""
         if self._app is None:
             self._app = get_current_app()
-        return self._app
+        return cast("QWorker", self._app)
 
     @property
     def backend(self) -> Any:

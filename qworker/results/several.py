@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import aclosing
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, overload
+from typing import TYPE_CHECKING, Any, Generic, cast, overload
 
 from qworker import states
 from qworker.conf.absent import RESULT, absent
@@ -23,6 +23,7 @@ from qworker.results.tree import Single
 from qworker.results.waiting import patience, refuse_to_wait_in_a_task
 
 if TYPE_CHECKING:
+    from qworker import GroupResult, QWorker
     from qworker.backends.base import Backend, Meta
 
 if TYPE_CHECKING:
@@ -51,11 +52,11 @@ class ResultSet(Generic[R]):
         self._app = app
 
     @property
-    def app(self) -> App:
+    def app(self) -> QWorker:
         """The app whose result store is used: the given one, the first member's, or the current one."""
         if self._app is None:
             self._app = self.results[0].app if self.results else get_current_app()
-        return self._app
+        return cast("QWorker", self._app)
 
     @app.setter
     def app(self, app: App) -> None:
@@ -321,7 +322,7 @@ class ResultSet(Generic[R]):
 
     # -- acting --
 
-    parent: Any = None
+    parent: AsyncResult[Any] | GroupResult[Any] | None = None
 
     def forget(self) -> None:
         """Delete the stored results of them and of those before them."""

@@ -126,7 +126,8 @@ def bind(task: AnyTask, app: App) -> None:
     for option, setting in task_options.FROM_SETTINGS.items():
         if getattr(task, option) is None:
             setattr(task, option, getattr(app.conf, setting))
-    task.on_bound(app)
+    on_bound: Any = task.on_bound  # takes the QWorker
+    on_bound(app)
 
 
 def task_class(name_or_class: str | type[AnyTask]) -> type[AnyTask]:

@@ -19,7 +19,6 @@ from qworker.canvas.signatures import Signature
 from qworker.conf import absent
 from qworker.conf.absent import refuse
 from qworker.context import get_current_app
-from qworker.contracts import App
 from qworker.errors import BrokerUnavailable, ConfigurationError, MaxRetriesExceeded, Retry
 from qworker.message.context import Context, context_of, current_context, is_entered, pop, push
 from qworker.publishing.arguments import has_plain_annotations, keywords, positional
@@ -29,6 +28,7 @@ from qworker.results.result import AsyncResult
 from qworker.tasks import next_attempt
 
 if TYPE_CHECKING:
+    from qworker import QWorker
     from qworker.backends.base import Backend
     from qworker.canvas.mapping import chunks, xmap, xstarmap
     from qworker.canvas.options import CallOptions, RetryOptions, SignatureOptions
@@ -65,7 +65,7 @@ class Task(Generic[P, R]):
     __module__ = "qworker"
 
     name: str = ""
-    app: App
+    app: QWorker
     bind: bool = False
     is_async: bool = False
     typing: bool = True
@@ -139,7 +139,7 @@ class Task(Generic[P, R]):
         cls.own_call = getattr(cls.__call__, "__module__", None) != __name__
 
     @classmethod
-    def on_bound(cls, app: App) -> None:
+    def on_bound(cls, app: QWorker) -> None:
         """Called when a task of this class is bound to *app* and its options are set."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:

@@ -115,6 +115,22 @@ def shared_tuned(self: Task, x: int) -> int:
     raise self.retry(countdown=5, queue="slow", priority=3)
 
 
+def whose(app: QWorker) -> str:
+    return app.main or ""
+
+
+@app.task(bind=True)
+def passing_its_app(self: Task, x: int) -> str:
+    assert_type(self.app.AsyncResult(self.request.id), AsyncResult[Any])
+    return whose(self.app)
+
+
+class Bound(Task):
+    @classmethod
+    def on_bound(cls, app: QWorker) -> None:
+        whose(app)
+
+
 def later(task: Task, *args: Any, **options: Unpack[CallOptions]) -> AsyncResult:
     options.setdefault("countdown", 60)
     return task.apply_async(args, **options)
@@ -128,6 +144,12 @@ def on_the_side(**options: Unpack[TaskOptions]) -> Any:
 of_a_middleware: dict[str, Any] = {"tenant": "acme"}
 
 assert_type(plainly.delay(1).get(), int)
+assert_type(add.delay(1).app, QWorker)
+assert_type(add.delay(1).parent, AsyncResult[Any] | GroupResult[Any] | None)
+assert_type(group([add.s(1)]).delay().app, QWorker)
+assert_type(group([add.s(1)]).app, QWorker)
+assert_type(add.s(1).app, QWorker)
+assert_type(add.s(1).type.delay(1), AsyncResult[Any])
 assert_type(tuned.delay(1, "a", "b", loud=True), AsyncResult[str])
 assert_type(shared_tuned.delay(1), AsyncResult[int])
 assert_type(later(add, 1, queue="slow"), AsyncResult[Any])
