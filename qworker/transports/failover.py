@@ -381,7 +381,8 @@ class FailoverLetters(Letters):
         return self._current.ask(lambda broker: call(broker.letters[self._kind]))
 
     def page(self, queue: str | None, limit: int, after: Dead | None) -> list[Dead]:
-        return self._ask(lambda letters: letters.page(queue, limit, after))
+        # The portion of another broker may be larger than this one reads at a time.
+        return self._ask(lambda letters: list(letters.newest(queue, limit, after)))
 
     def retry(self, tags: Sequence[int] | None = None) -> int:
         return self._ask(lambda letters: letters.retry(tags))

@@ -230,9 +230,12 @@ class Letters(ABC):
         """The newest *limit*, newest first; of those that follow *after*, the last of the page before, if
         there is one. queue: only those of it. There are fewer only at the end."""
 
-    def newest(self, queue: str | None = None, limit: int | None = None) -> Iterator[Dead]:
-        """The newest *limit* (None: all), newest first, read in portions as they are asked for."""
-        left, after = sys.maxsize if limit is None else limit, None
+    def newest(
+        self, queue: str | None = None, limit: int | None = None, after: Dead | None = None
+    ) -> Iterator[Dead]:
+        """The newest *limit* (None: all), newest first, read in portions as they are asked for. queue, after:
+        as in page()."""
+        left = sys.maxsize if limit is None else limit
         while left > 0:
             size = min(self.portion, left)
             page = self.page(queue, size, after)

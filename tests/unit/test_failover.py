@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
+import sys
 
 import pytest
 
 from qworker import QWorker
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.testing import FakeClock, MemoryStore, StepWorker
+from qworker.testing.store import MemoryLetters
 from qworker.transports import broker_urls, open_broker
 from qworker.transports.failover import (
     MARK_BITS,
     Brokers,
     FailoverBroker,
 )
-from qworker.transports.lease import Ack, Release
+from qworker.transports.lease import Ack, Dead, Release
 from tests.support.logging_events import logged
 from tests.support.messages import envelope
 
@@ -296,6 +298,30 @@ class Confirming(MemoryStore):
 
     def confirm(self) -> None:
         self.confirmed += 1
+
+
+def test_each_broker_reads_as_many_letters_at_a_time_as_it_does_alone() -> None:
+    """Some take all of them in hand; of the others that is too much at once."""
+    asked: list[int] = []
+
+    class Portions(MemoryLetters):
+        portion = 2
+
+        def page(self, queue: str | None, limit: int, after: Dead | None) -> list[Dead]:
+            asked.append(limit)
+            return super().page(queue, limit, after)
+
+    stores, _ = three()
+    dead = [Dead(0, "q", "why", float(number), 0, "{}", None, b"") for number in range(5)]
+    stores[0].letters = {"dead": Portions("dead", stores[0])}
+    stores[1].letters = {"dead": MemoryLetters("dead", stores[1])}
+    stores[1].letters["dead"].portion = sys.maxsize
+    broker = FailoverBroker(stores)
+    broker.letters["dead"].push(dead)
+    found = list(broker.letters["dead"].newest())
+    assert [letter.died_at for letter in found] == [4.0, 3.0, 2.0, 1.0, 0.0]
+    assert asked == [2, 2, 2]
+    assert broker.letters["dead"].page(None, 9, found[2]) == found[3:]
 
 
 def test_an_ack_is_confirmed_by_the_server_that_was_told() -> None:
