@@ -15,7 +15,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from qworker.conf.secrets import MASK
 from qworker.errors import ConfigurationError
+
+INVALID_HOST = (
+    'its host or port is not valid; in a password "/" is written %2F, "?" %3F, "#" %23, ":" %3A and "@" %40'
+)
+"""Shown instead of Python's error, which quotes the part that is no port: it may be of a password."""
 
 
 class Spelling(NamedTuple):
@@ -248,7 +254,8 @@ def refuse_parameters(url: str, setting: str) -> None:
     support."""
     query = url.partition("?")[2].partition("#")[0]
     if query:
-        name = query.partition("&")[0].partition("=")[0]
+        # With an "@" it may be the rest of a password.
+        name = MASK if "@" in query else query.partition("&")[0].partition("=")[0]
         raise ConfigurationError(
             f"{setting}: {url.partition(':')[0]}:// has no parameters, and the URL has {name!r}: remove it; "
             "a question mark in a path or a password is written %3F",

@@ -28,7 +28,7 @@ from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports.amqp.codec import DELIVER, Delivery, body_size, delivery, whole_delivery
 from qworker.transports.amqp.table import read_short
-from qworker.transports.connect_errors import RABBITMQ, explained, while_connecting
+from qworker.transports.connect_errors import INVALID_HOST, RABBITMQ, explained, while_connecting
 from qworker.transports.tls import Tls, of_rabbitmq
 
 _HEAD = Struct(">BHI")
@@ -72,8 +72,9 @@ def address_of(url: str, use_ssl: Any = None) -> Address:
     try:
         parts = parse_url(url.partition("?")[0])
         port = parts.get("port")
-    except ValueError as error:
-        raise ConfigurationError(f"broker_url: {mask_urls(url)}: {error}", setting="broker_url") from None
+    except ValueError:
+        text = f"broker_url: {mask_urls(url)}: {INVALID_HOST}"
+        raise ConfigurationError(text, setting="broker_url") from None
     host = parts.get("hostname") or "127.0.0.1"
     tls, name, _ = of_rabbitmq(url, use_ssl, host)
     if tls is not None:

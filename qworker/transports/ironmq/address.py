@@ -35,10 +35,10 @@ def address_of(url: str, environment: Mapping[str, str]) -> Address:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
+    except ValueError:
         raise ConfigurationError(
-            f"broker_url: this is not the address of an IronMQ server ({error}); write "
-            "ironmq://PROJECT:TOKEN@HOST and escape all but letters and digits in the token as %2F and so on",
+            "broker_url: this is not the address of an IronMQ server; write ironmq://PROJECT:TOKEN@HOST and "
+            "escape all but letters and digits in the token as %2F and so on",
             setting="broker_url",
         ) from None
     project = unquote(parts.username or "") or said("PROJECT_ID")

@@ -14,7 +14,9 @@ from string import ascii_letters, digits
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
+from qworker.conf.secrets import mask_urls
 from qworker.errors import ConfigurationError
+from qworker.transports.connect_errors import INVALID_HOST
 from qworker.transports.held.port import DEAD, FAILED
 from qworker.transports.tls import Tls, divided, tls_of
 
@@ -59,10 +61,9 @@ def read_url(url: str, use_ssl: Any = None) -> Place:
         login = {"user": unquote(user), "password": unquote(password)} if colon else {"token": unquote(user)}
     try:
         servers = [host_of(host) for host in (hosts or "127.0.0.1").split(",")]
-    except ValueError as error:
-        raise ConfigurationError(
-            f"broker_url: {error}: write host or host:port", setting="broker_url"
-        ) from None
+    except ValueError:
+        text = f"broker_url: {mask_urls(url)}: {INVALID_HOST}"
+        raise ConfigurationError(text, setting="broker_url") from None
     return Place(
         servers,
         login,

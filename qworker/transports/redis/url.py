@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from qworker.conf.secrets import mask_urls
 from qworker.errors import ConfigurationError
 from qworker.naming import install_command
-from qworker.transports.connect_errors import while_connecting
+from qworker.transports.connect_errors import INVALID_HOST, while_connecting
 from qworker.transports.redis.client_options import CONNECTION, NAMES, checked, read, split
 from qworker.transports.tls import Tls, divided, tls_of
 
@@ -234,11 +234,11 @@ def _within(timeout: float, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _address(url: str, text: str, port: int) -> tuple[str, int]:
-    parts = urlsplit(f"//{text}")
     try:
+        parts = urlsplit(f"//{text}")
         return parts.hostname or "127.0.0.1", parts.port or port
-    except ValueError as error:
-        raise _wrong(url, str(error)) from None
+    except ValueError:
+        raise _wrong(url, INVALID_HOST) from None
 
 
 def _wrong(url: str, why: str) -> ConfigurationError:

@@ -20,10 +20,11 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from qworker.conf.secrets import mask_urls
 from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError
 from qworker.naming import install_command
+from qworker.transports.connect_errors import INVALID_HOST, explained
 from qworker.transports.connect_errors import MYSQL as SPELLING
-from qworker.transports.connect_errors import explained
 from qworker.transports.lease import MAX_LEASE_BYTES
 from qworker.transports.sql.link import Claimed, ClaimOrder, DriverError, Link, MessageRow, Row, leased
 from qworker.transports.sql.many_rows import statements
@@ -96,11 +97,16 @@ _USUAL: Mapping[str, Any] = {
 
 def asked_by(url: str) -> Asked:
     """Return PyMySQL's arguments for *url*; ConfigurationError for unknown options."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        text = f"broker_url: {mask_urls(url)}: {INVALID_HOST}"
+        raise ConfigurationError(text, setting="broker_url") from None
     asked = asked_of(parse_qsl(parts.query, keep_blank_values=True), "broker_url")
     said = {
         "host": parts.hostname,
-        "port": parts.port,
+        "port": port,
         "user": unquote(parts.username or ""),
         "password": unquote(parts.password or ""),
         "database": unquote(parts.path.lstrip("/")),
