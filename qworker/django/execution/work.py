@@ -84,6 +84,7 @@ def run_package(*given: Any, **more: Any) -> Any:
             if context is not None and (context.delivery_info or {}).get("redelivered"):
                 # The previous process may have died before the hook was called.
                 note(package, ended.success, ended.result)
+                package["stopped"] = ended.stopped
                 _go_on_or_back(package)
             raise Ignore(f"the task {package['id']} of a schedule was sent twice, and has run already")
         value = run(package)

@@ -24,6 +24,7 @@ from qworker.django.models import Schedule, Task
 from qworker.django.signing import SignedPackage
 from qworker.django.transports.packages import text_of
 from qworker.errors import BrokerUnavailable, Ignore, Reject
+from qworker.message.context import Context, pop, push
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import Envelope
 from qworker.transports.sqlite import Database
@@ -188,6 +189,30 @@ def test_the_second_task_of_a_due_time_is_not_run(
         return
     with pytest.raises(Ignore, match="has run already"):
         twice(**more)
+
+
+heard: list[Task] = []
+
+
+@pytest.mark.parametrize("success", [True, False])
+def test_the_hook_of_a_task_that_is_delivered_again_hears_when_it_stopped(
+    bench: Bench, twice: Callable[..., Any], success: bool
+) -> None:
+    """Its process may have died before the hook was called."""
+    ended(bench.sender.ids[0], success)
+    stopped = DUE - timedelta(days=1)
+    Task.objects.update(stopped=stopped)
+    heard.clear()
+    again = Context(id=bench.sender.ids[0], delivery_info={"redelivered": True})
+    token = push(again, SimpleNamespace(name="run", app=SimpleNamespace(clock=bench.clock)))
+    try:
+        with pytest.raises(Ignore, match="has run already"):
+            twice(hook=f"{__name__}.heard.append")
+    finally:
+        pop(token)
+    (task,) = heard
+    assert (task.success, task.result, task.stopped) == (success, 2.0, stopped)
+    assert Task.objects.get().stopped == stopped
 
 
 def test_while_the_database_does_not_say_whether_it_has_run_it_goes_back(
