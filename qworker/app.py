@@ -421,7 +421,8 @@ class QWorker:
         - sig: a signature, a task, or the name of one. args, kwargs: put before and over those of a
           signature.
         - name (text): of the entry; by default the text of *sig*, as in Celery.
-        - options: fields of an entry, such as ``jitter=5``; any other option is passed to the call.
+        - options: fields of an entry, such as ``jitter=5``; any other option is passed to the call. So is
+          ``expires``, which counts from the call, not from the due time.
 
         An invalid entry is reported by ``qworker beat list`` and in the log, and stops no other.
         """

@@ -280,7 +280,10 @@ def fault(random: Random, workers: int) -> Fault:
         return Fault(what, node, method, random.choice((1, 1, 2, 3, 5)))
     if kind < 0.5:
         what, method = random.choice(CALL_FAULTS), random.choice(METHODS)
-        if (what, method) == ("after", "lease"):  # a consumer whose claim is not answered finds what it took
+        if method == "lease" and what in (
+            "after",
+            "child after",
+        ):  # a consumer whose claim is not answered finds what it took
             what = "before"
         if method in ("push", "join.open") and random.random() < 0.3 and what in ("before", "after", "twice"):
             node = random.choice(("caller0", "caller1"))
@@ -334,7 +337,7 @@ DJANGO_HAPPENINGS = ("kill", "freeze", "away", "full", "jump", "restart", "crash
 def django_fault(random: Random, workers: int) -> Fault:
     if random.random() < 0.6:
         what, method = random.choice(DJANGO_FAULTS), random.choice(DJANGO_METHODS)
-        if (what, method) == ("after", "lease"):
+        if method == "lease" and what in ("after", "child after"):
             what = "before"
         node = f"worker{random.randrange(workers)}"
         if what in ("before", "after") and random.random() < 0.2:
