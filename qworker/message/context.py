@@ -266,6 +266,11 @@ def carried_chain(context: Context) -> CarriedChain | None:
     return chain if type(chain) is CarriedChain else None
 
 
+def has_read_chain(context: Context) -> bool:
+    """Tell whether the task has read ``request.chain``: it may have passed it on to another call."""
+    return "chain" in vars(context)
+
+
 def calls_within(context: Context) -> bool:
     """Tell whether the message of *context* contains calls: callbacks, errbacks, a chain or a chord."""
     return any(context._embed.values())

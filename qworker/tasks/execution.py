@@ -37,7 +37,15 @@ from qworker.errors import (
     Terminated,
 )
 from qworker.interrupts import let_pass, within
-from qworker.message.context import Context, calls_within, enter_by, message_headers, pop, push
+from qworker.message.context import (
+    Context,
+    calls_within,
+    enter_by,
+    has_read_chain,
+    message_headers,
+    pop,
+    push,
+)
 from qworker.message.exceptions import exception_to_dict
 from qworker.message.marks import FAILED, kept_in
 from qworker.middleware import compose
@@ -344,8 +352,10 @@ class Run:
                 return Outcome(REPLACED, self.runtime, storable(str(error)))
             # Otherwise its chord, and callers of the rest of its chain, would wait forever.
             parts = self._parts(states.FAILURE, exception_to_dict(error))
-            ended = ChordError(f"Dependency {self.context.id} ended as {states.IGNORED}")
-            follow = self._doomed(ended, "")
+            follow: tuple[Followed, ...] = ()
+            if not has_read_chain(self.context):
+                ended = ChordError(f"Dependency {self.context.id} ended as {states.IGNORED}")
+                follow = self._doomed(ended, "")
             return Outcome(IGNORED, self.runtime, safe_repr(error), parts=parts, follow=follow)
         if isinstance(error, Reject):
             return self._rejected(error)

@@ -7,11 +7,12 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qworker import Middleware, QWorker, Task, signals, states
+from qworker import Middleware, QWorker, Task, chain, chord, signals, states
 from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.errors import (
     BackendError,
@@ -40,7 +41,7 @@ from qworker.tasks.outcome import (
     TERMINATED,
     Outcome,
 )
-from qworker.testing import FakeClock, MemoryStore
+from qworker.testing import FakeClock, MemoryStore, StepWorker
 
 Meta = dict[str, Any]
 ASYNC = pytest.mark.parametrize("kind", ["sync", "async"])
@@ -178,14 +179,34 @@ def test_the_calls_after_an_ignored_task_fail() -> None:
     bench = Bench()
     task = bench.task(raiser(Ignore()))
     bench.app.finalize()
-    context, body = bench.context(task)
-    context.chain = [task.s().set(task_id="id-3"), task.s().set(task_id="id-2")]
+    rest = [task.s().set(task_id="id-3"), task.s().set(task_id="id-2")]
+    context, body = bench.context(task, chain=rest)
     outcome = execute(bench.app, task, context, body)
     assert (outcome.kind, bench.stored) == (IGNORED, None)
     bench.app.backend.store_rows([row for row, _ in outcome.follow])
     for task_id in ("id-2", "id-3"):
         with pytest.raises(ChordError, match="Dependency id-1 ended as IGNORED"):
             bench.app.AsyncResult(task_id).get(timeout=0)
+
+
+def test_a_task_may_pass_its_chain_on_and_ignore_itself(tmp_path: Path) -> None:
+    """As Celery's replace() does it: the chord of the chain waits for the call in its place."""
+    app = QWorker("proj", broker=f"sqlite:///{tmp_path}/queue.db", set_as_current=False)
+
+    @app.task(bind=True)
+    def delegate(self: Any) -> None:
+        give.apply_async((), task_id=self.request.id, chain=self.request.chain)
+        raise Ignore("another call takes its place")
+
+    @app.task
+    def give(*given: Any) -> Any:
+        return given
+
+    result = chord([chain(delegate.s(), give.s()), give.s(1)], give.s()).apply_async()
+    with StepWorker(app) as worker:
+        worker.run()
+    assert result.get(timeout=0) == [[[[]], [1]]]
+    app.close()
 
 
 @ASYNC
