@@ -12,6 +12,7 @@ from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.testing import FakeClock
 from qworker.transports.held.broker import HeldBroker, held_broker
 from qworker.transports.held.holdings import FULL_SECONDS
+from qworker.transports.held.letters import HeldLetters
 from qworker.transports.held.port import (
     DEAD,
     ConnectionGone,
@@ -23,7 +24,7 @@ from qworker.transports.held.port import (
     Server,
     ServerQueue,
 )
-from qworker.transports.lease import Ack, Release
+from qworker.transports.lease import Ack, Dead, Release
 from tests.support.messages import envelope, ids
 
 PUSH_SECONDS = 10.0
@@ -38,6 +39,7 @@ class Memory(ServerQueue):
         self.server = server
         self.name = name
         self.texts: list[str] = []
+        self.finished = 0
 
     def send(self, entries: Sequence[Entry]) -> None:
         taken = list(entries)
@@ -68,6 +70,7 @@ class Memory(ServerQueue):
 
     def finish(self, messages: Sequence[Received]) -> list[Received]:
         self.server.asked()
+        self.finished += len(messages)
         return []
 
     def count(self) -> Count:
@@ -167,6 +170,47 @@ def test_a_connection_that_is_of_no_use_any_more_is_not_tried_again(
     assert (clock.slept, server.released) == ([], 1)
     push(store, "4")
     assert len(server.queues["q"].texts) == 3
+
+
+# -- letters --
+
+
+def dead_letters(store: HeldBroker, *bodies: str) -> HeldLetters:
+    letters = store.letters["dead"]
+    letters.push([Dead(0, "q", "why", 1.0, 0, "{}", None, body.encode()) for body in bodies])
+    return letters
+
+
+def test_a_server_that_goes_while_letters_are_sent_again_keeps_few_that_were_sent(
+    store: HeldBroker, server: InMemory
+) -> None:
+    letters = dead_letters(store, *"abcdef")
+    # It reads four times, sends two and deletes them, twice, and sends one more.
+    server.failures = [None] * 11 + 99 * [OSError("gone")]
+    with pytest.raises(BrokerUnavailable, match="gone"):
+        letters.retry()
+    assert (len(server.queues["q"].texts), server.queues[DEAD].finished) == (5, 4)
+
+
+class Again(Memory):
+    """What is taken comes again at once, behind the others."""
+
+    def take(self, count: int, seconds: float) -> list[Received]:
+        found = super().take(count, seconds)
+        self.texts += [message.receipt for message in found]
+        for message in found:
+            message.lease_seconds = 0.0
+        return found
+
+
+def test_letters_that_come_again_while_the_others_are_read_are_taken_once(
+    store: HeldBroker, server: InMemory
+) -> None:
+    """As when reading takes longer than they are hidden."""
+    server.queues[DEAD] = Again(server, DEAD)
+    letters = dead_letters(store, *"abc")
+    assert sorted(letter.body for letter in letters.newest()) == [b"a", b"b", b"c"]
+    assert letters.retry() == len(server.queues["q"].texts) == 3
 
 
 # -- the consumer --

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from qworker.interrupts import undisturbed
 from qworker.transports.held.messages import Outgoing, dead, outgoing, read
-from qworker.transports.held.port import PLACES, Received, Server, by_queue, close
+from qworker.transports.held.port import PLACES, Received, Server, ServerQueue, by_queue, close
 from qworker.transports.held.sender import HeldSender
 from qworker.transports.lease import Again, Dead, Kind, Letters, page_of
 from qworker.transports.own_headers import DELIVERIES, DIED, QUEUE, REASON, REDELIVERED
@@ -46,12 +47,10 @@ class HeldLetters(Letters):
                 with self._server.errors(connection):
                     queue = self._server.declare(connection, self._queue)
                     try:
-                        while found := queue.take(queue.batch, queue.look_seconds):
-                            taken += [(message, dead(read(message))) for message in found]
+                        _take_all(queue, taken)
                         yield taken
                     finally:
-                        for _, batch in by_queue(message for message, _ in taken if message.acknowledged):
-                            queue.finish(batch)
+                        _delete(message for message, _ in taken)
                         for _, batch in by_queue(one for one, _ in taken if not one.acknowledged):
                             queue.give_back(batch)
             finally:
@@ -65,33 +64,40 @@ class HeldLetters(Letters):
 
     @undisturbed
     def retry(self, tags: Sequence[int] | None = None) -> int:
-        count, chosen = 0, None if tags is None else set(tags)
+        chosen = None if tags is None else set(tags)
         with self.taken() as taken:
-            for message, letter in taken:
-                if chosen is None or letter.tag in chosen:
-                    same = Again(letter.tag, letter.headers, letter.properties, letter.body)
-                    self._send(message, letter, same, {REDELIVERED: True})
-                    count += 1
-        return count
+            return self._send(
+                (
+                    (each, Again(each[1].tag, each[1].headers, each[1].properties, each[1].body))
+                    for each in taken
+                    if chosen is None or each[1].tag in chosen
+                ),
+                {REDELIVERED: True},
+            )
 
     @undisturbed
     def send_again(self, calls: Sequence[Again]) -> int:
-        """See Letters.send_again(), but each in two steps: a crash in between leaves a message both sent and
-        kept."""
-        count = 0
+        """See Letters.send_again(), but a portion at a time, in two steps: a crash in between leaves its
+        messages both sent and kept."""
         with self.taken() as taken:
-            kept = {letter.tag: (message, letter) for message, letter in taken}
-            for call in calls:
-                if call.tag in kept:
-                    self._send(*kept.pop(call.tag), call, {})
-                    count += 1
-        return count
+            kept = {each[1].tag: each for each in taken}
+            return self._send(((kept.pop(call.tag), call) for call in calls if call.tag in kept), {})
 
-    def _send(self, message: Received, letter: Dead, call: Again, own: dict[str, bool]) -> None:
-        """Send *call* to replace *letter*, which is deleted."""
-        priority = read(message).priority
-        self._sender.send([outgoing(letter.queue, call.headers, call.properties, call.body, priority, own)])
-        message.ack()
+    def _send(self, calls: Iterable[tuple[tuple[Received, Dead], Again]], own: dict[str, bool]) -> int:
+        """Send *calls* to replace the letters beside them, which are deleted; return their number."""
+        count, sent = 0, list[Received]()
+        for (message, letter), call in calls:
+            priority = read(message).priority
+            self._sender.send([
+                outgoing(letter.queue, call.headers, call.properties, call.body, priority, own)
+            ])  # fmt: skip
+            message.ack()
+            count += 1
+            sent.append(message)
+            if len(sent) == message.queue.batch:
+                _delete(sent)
+                sent = []
+        return count
 
     @undisturbed
     def discard(self, tags: Sequence[int] | None = None) -> int:
@@ -111,3 +117,29 @@ class HeldLetters(Letters):
         _, queue, reason, died_at, deliveries, headers, properties, body = letter
         own = {QUEUE: queue, REASON: reason, DIED: died_at, DELIVERIES: deliveries}
         return outgoing(self._queue, headers, properties, body, 0, own)
+
+
+def _take_all(queue: ServerQueue, taken: list[tuple[Received, Dead]]) -> None:
+    """Add to *taken* all that is in *queue*. There may be so many that the first are hidden no longer when
+    the last are read, and come again."""
+    began = time.monotonic()
+    places: dict[str, int] = {}
+    while found := queue.take(queue.batch, queue.look_seconds):
+        count = len(taken)
+        for message in found:
+            each = (message, dead(read(message)))
+            place = places.setdefault(message.delivery_tag, len(taken))
+            if place < len(taken) and time.monotonic() - began >= message.lease_seconds:
+                taken[place] = each  # the newer receipt is valid
+            else:
+                taken.append(each)
+        if len(taken) == count:
+            return
+
+
+def _delete(messages: Iterable[Received]) -> None:
+    """Delete those of *messages* that are acknowledged."""
+    for queue, batch in by_queue(one for one in messages if one.acknowledged and not one.deleted):
+        queue.finish(batch)
+        for message in batch:
+            message.deleted = True
