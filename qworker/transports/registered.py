@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 GROUP = "qworker.brokers"
 OLDER = "does not do all that this version of qworker asks of a broker"
+OTHER_ARGUMENTS = ("abstract", "required keyword-only", "unexpected keyword argument")
 NEWER = "Install a version of it for this one; whoever writes it reads docs/how-to/write-a-broker.md"
 OURS: dict[str, str] = {}
 """The modules of our brokers by scheme, and PLAIN: the front door, which knows them, fills it in."""
@@ -77,6 +78,8 @@ def load(point: EntryPoint) -> Any:
     except ConfigurationError:
         raise  # it names what is missing
     except Exception as error:
+        if _is_of_another_version(error):
+            raise _failed(point, f"{OLDER}: {error}. {NEWER}") from error
         raise _failed(point, f"cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(function):
         raise _failed(point, "is not a function open_broker(url, conf)")
@@ -101,8 +104,8 @@ def opened(point: EntryPoint, kind: type, url: str | None, conf: Settings) -> An
     function = load(point)
     try:
         store = function(url, conf)
-    except TypeError as error:
-        if "abstract" in str(error) or "required keyword-only" in str(error):
+    except (TypeError, ImportError) as error:
+        if _is_of_another_version(error):
             raise _failed(point, f"{OLDER}: {error}. {NEWER}") from error
         raise
     if not isinstance(store, kind):
@@ -111,6 +114,13 @@ def opened(point: EntryPoint, kind: type, url: str | None, conf: Settings) -> An
     if missing := [name for name in fields if not hasattr(store, name)]:
         raise _failed(point, f"{OLDER}: its broker has no {', '.join(missing)}. {NEWER}")
     return store
+
+
+def _is_of_another_version(error: Exception) -> bool:
+    """Whether a package that was written for another version of qworker may raise *error*."""
+    if isinstance(error, ImportError):
+        return (error.name or "").partition(".")[0] == "qworker"
+    return isinstance(error, TypeError) and any(words in str(error) for words in OTHER_ARGUMENTS)
 
 
 def _failed(point: EntryPoint, what: str) -> ConfigurationError:

@@ -75,8 +75,10 @@ open_broker = lambda url, conf: {opened}
         ("OldBroker()", "its broker has no sender, consumer, admin, lacks, letters, revocations, presence"),
         ("OldAdmin()", "abstract class OldAdmin with abstract methods .*purge"),
         ("Bare(url, 1, 2, 3)", "missing 11 required keyword-only arguments: 'lacks', 'letters', 'revoc"),
+        ("MemoryStore(shelves=1)", "unexpected keyword argument 'shelves'"),
+        ("__import__('qworker.transports.of_old')", "No module named 'qworker.transports.of_old'"),
     ],
-    ids=["fields", "methods", "arguments"],
+    ids=["fields", "methods", "arguments", "more arguments", "modules"],
 )
 def test_one_for_an_older_promise_is_told_from_others(packages: Path, opened: str, said: str) -> None:
     name = f"old{len(opened)}"
@@ -134,3 +136,9 @@ def test_nats_is_registered_as_others_are() -> None:
     assert point is not None
     assert point.value == "qworker.transports.nats.broker:open_broker"
     assert capabilities_of("nats://h").name == "NATS JetStream"
+
+
+def test_a_module_of_ours_that_is_gone_is_told_from_others(packages: Path) -> None:
+    install(packages, "broker_moved", "moved", "import qworker.transports.of_old")
+    with pytest.raises(ConfigurationError, match=r"does not do all that this version.*of_old"):
+        open_broker("moved://here", Settings({}))
