@@ -71,7 +71,7 @@ class BeatProcess:
     @property
     def leads(self) -> bool:
         """Whether it leads, for all it knows."""
-        told = [line for line in self.log.splitlines() if "leads the schedules" in line]
+        told = [line for line in self.log.splitlines() if "leader of the schedulers" in line]
         return bool(told) and "] this process is now the leader of the schedulers" in told[-1]
 
     @property

@@ -64,7 +64,7 @@ def test_the_file_is_moved_away_without_its_log_and_back(site: Site) -> None:
     site.until(lambda: len(site.records(kind=STARTED)) >= 20, "some tasks to run")
     file, away = site.path / "broker.db", site.path / "away.db"
     file.rename(away)
-    with pytest.raises(BrokerUnavailable, match="put the file back"):
+    with pytest.raises(BrokerUnavailable, match="restore the file"):
         site.client.send_task("work", (0,))
     site.until(lambda: "put the file back" in worker.log, "the worker to say what is wrong")
     away.rename(file)

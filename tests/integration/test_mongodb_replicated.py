@@ -58,7 +58,7 @@ class Idle:
         consumer = self.broker.consumer
         while self.broker.consumer.lease(["q"], 10).messages:
             pass
-        until(lambda: not consumer.wait(0.05) and not self.broker._consumer._looking.is_due)
+        until(lambda: not consumer.wait(0.05) and not self.broker.consumer._looking.is_due)
         self.calls.names.clear()
 
     def is_told_of(self, news: Callable[[], object]) -> None:
@@ -137,7 +137,7 @@ def test_a_server_that_becomes_a_replica_set_is_asked_for_streams(tmp_path: Path
     file = ["--file", str(tmp_path / "mongo.db")]
     process, url = start_mongodb(*file)
     store = MongoBroker(url.replace("30000", "1000"))
-    consumer, looking = store.consumer, store._consumer._looking
+    consumer, looking = store.consumer, store.consumer._looking
     try:
         consumer.register("w@test", ["q"], 1)
         assert not consumer.wait(0.5)

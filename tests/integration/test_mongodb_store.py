@@ -120,7 +120,7 @@ def test_what_another_had_meanwhile_is_not_taken_as_it_was(
 
     def claim(found: Collections) -> list[dict[str, Any]]:
         found.message = Before(found.message, "update_many", meanwhile)
-        order = (found, store._consumer._generation, "q", 9)
+        order = (found, store.consumer._generation, "q", 9)
         return take_early(*order, until) if early else take_ready(*order, ["q"], time.time())[0]
 
     assert [each["headers"] for each in store._server.run(claim)] == [message("b").headers]
@@ -169,7 +169,7 @@ def test_what_another_has_put_off_meanwhile_is_taken_with_its_new_time(store: Mo
     def claim(found: Collections) -> list[dict[str, Any]]:
         put_off = partial(found.message.update_one, {}, {"$set": {"due": until + 300}})
         found.message = Before(found.message, "update_many", put_off)
-        return take_early(found, store._consumer._generation, "q", 9, until)
+        return take_early(found, store.consumer._generation, "q", 9, until)
 
     assert [each["due"] for each in store._server.run(claim)] == [until + 300]
 

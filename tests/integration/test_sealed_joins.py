@@ -144,7 +144,7 @@ def test_a_failed_chord_that_is_sent_again_gets_nothing_of_a_strangers(house: Ho
     house.run()
     (found,) = house.app.failed.list()
     assert found.id == result.id
-    with pytest.raises(ChordError, match="nobody knows"):
+    with pytest.raises(ChordError, match="not known any more"):
         house.app.failed.retry([found.tag])
     house.run()
     assert house.ran == []

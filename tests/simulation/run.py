@@ -200,6 +200,7 @@ class Running:
         self.restore: Callable[[], None] = lambda: None
         self.to_come = [fault for fault in case.faults if fault.kind not in HAPPENINGS]
         self.removed: list[Node] = []
+        self.begun: list[Process] = []
         self.processes: dict[str, Node] = {}
         self.workers: dict[str, WorkerNode] = {}
         table = case.schedules
@@ -246,6 +247,7 @@ class Running:
         if self.case.schedules is not None:
             skew = self.case.schedules.start
         process = Process(name, self.time, self.to_come, self.seen.fired)
+        self.begun.append(process)
         process.forge = lambda joins: forge(self.observer.app, joins)
         node = kind(process, self.time, self.stores, world, self.seen.record, self.keyed, skew)
         self.processes[name] = node
@@ -510,10 +512,10 @@ class Running:
             seen.left["failed"] = len(list(broker.letters["failed"].newest()))
 
     def close(self) -> None:
-        for node in self.processes.values():
-            node.process.alive = True
-            node.process.away.clear()
-            node.process.full.clear()
+        for process in self.begun:  # whoever closes an app that was left must not meet a dead process
+            process.alive = True
+            process.away.clear()
+            process.full.clear()
         if self.schedules is not None:
             self.schedules.close()
         self.stores.close()

@@ -410,7 +410,7 @@ def test_an_envelope_on_redis_is_read_in_linear_time(words: str) -> None:
 def test_a_table_that_goes_on_after_its_end_is_refused() -> None:
     inner = b"A\0\0\0\1" + b"S\0\0\0\5hello"  # one byte long, it says, and holds a text of ten
     table = b"\1a" + inner
-    with pytest.raises(ValueError, match="after the end"):
+    with pytest.raises(ValueError, match="beyond the end"):
         read_table(len(table).to_bytes(4, "big") + table, 0)
 
 

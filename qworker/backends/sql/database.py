@@ -21,7 +21,6 @@ from qworker.backends.sql.tables import JoinLayout, Layout, Tables
 from qworker.clock import Clock
 from qworker.errors import BackendError, EncodeError
 from qworker.interrupts import apart
-from qworker.process.crash_points import crash_point
 from qworker.transports.connect_errors import MYSQL, POSTGRESQL, explained
 from qworker.transports.lease import Envelope, Part, Sender
 from qworker.transports.sql.join_rows import JoinTables, Row, Session, postgresql_record, record
@@ -253,7 +252,6 @@ class SQLPlace:
             record(session, self.tables, parts)
         elif (statement := postgresql_record(self.tables, parts)) is not None:
             session.do(*statement)
-        crash_point("recording-parts")
 
     def hold(self, body: str, publication: int, seconds: float) -> int:
         return self._hold(f"body-{body}", publication, seconds)

@@ -156,8 +156,12 @@ class SQLJoins(Joins):
         return self._transact(work) if self._place.are_there() else None
 
     def add(self, parts: Sequence[Part]) -> None:
+        def work(session: Session) -> None:
+            self._place.record(session, parts)
+            crash_point("recording-parts")
+
         if parts and self._place.are_there():
-            self._transact(lambda session: self._place.record(session, parts))
+            self._transact(work)
             crash_point("parts-recorded")
 
     # -- claims --
