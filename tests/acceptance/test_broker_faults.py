@@ -380,7 +380,7 @@ def test_what_comes_of_an_end_is_sent_when_the_broker_is_back(
     broken.server.kill()
     file.touch()
     # RabbitMQ takes back at once what was held: then there is nothing to tell.
-    said = ("cannot be reported now", "goes to others") if how == "die" else ("cannot be sent",)
+    said = ("cannot be reported now", "go to others") if how == "die" else ("cannot be sent",)
     remote.until(lambda: any(words in worker.log for words in said), "the first to end")
     broken.server.start()
     remote.ended(*ids)
