@@ -66,7 +66,7 @@ def test_the_file_is_moved_away_without_its_log_and_back(site: Site) -> None:
     file.rename(away)
     with pytest.raises(BrokerUnavailable, match="restore the file"):
         site.client.send_task("work", (0,))
-    site.until(lambda: "put the file back" in worker.log, "the worker to say what is wrong")
+    site.until(lambda: "restore the file" in worker.log, "the worker to say what is wrong")
     away.rename(file)
     site.finished(*ids)
     worker.stop()
