@@ -87,6 +87,7 @@ _ANSWERS: dict[str, Any] = {
     "settled_before": (),
     "revoked_since": (0, []),
     "wait": False,
+    "newest": [],
     "depths": [],
     "sweep": 0,
     "reclaim": [],
@@ -155,7 +156,9 @@ def forgotten(
         value = getattr(thing, name, None)
         if callable(value):
             value(*_ARGUMENTS.get(name, ()))
-        return name in inner.asked or (not callable(value) and name in made_with)
+        # A page may be made of those that newest() yields.
+        asked = name in inner.asked or (name == "page" and "newest" in inner.asked)
+        return asked or (not callable(value) and name in made_with)
 
     last = ("close", "deregister")
     for field, places in promise.items():
