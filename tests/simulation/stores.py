@@ -168,15 +168,15 @@ class Stores:
         return {kind: count for kind, count in found.items() if count}
 
     def close(self) -> None:
-        if self._messages == "kombu":  # which keeps them for the whole process
-            Channel.queues.clear()
-            Transport.global_state.clear()
         for each in self.opened:
             each.__dict__.pop("_watcher", None)
             try:
                 each.close()
             except BaseException:  # noqa: BLE001 - of a node that was killed
                 pass
+        if self._messages == "kombu":  # which keeps them for the whole process, and got back what was held
+            Channel.queues.clear()
+            Transport.global_state.clear()
 
 
 def type_with_joins(backend: Any, joins: Any) -> None:

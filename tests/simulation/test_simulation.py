@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kombu.transport.memory import Channel
 
 from qworker.components.status.counters import Counters
 from qworker.message.signing import Signer
@@ -121,6 +122,11 @@ def test_a_case_runs_the_same_each_time_and_in_each_process() -> None:
         [sys.executable, "-c", LOGS], env=environment, capture_output=True, text=True, check=True
     )
     assert there.stdout.split() == here
+
+
+def test_messages_held_at_the_end_do_not_reach_the_next_case() -> None:
+    run(case_of(2026113308))
+    assert Channel.queues == {}
 
 
 def test_a_case_can_be_pasted() -> None:
