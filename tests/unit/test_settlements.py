@@ -88,7 +88,7 @@ def test_the_failure_says_why(caplog: pytest.LogCaptureFixture) -> None:
     desk.carry_out(Ack(tag, desk.row("culprit", result="BAD")))
     (message,) = desk.stored("culprit")["result"]["exc_message"]
     assert message == "the broker refused how it ended: ValueError: not this\\x00one"
-    assert "'culprit'" in caplog.text
+    assert f"task 'culprit' in message {tag}: the broker refused how it ended" in caplog.text
 
 
 def test_a_state_that_is_not_final_stays_what_it_is() -> None:

@@ -184,9 +184,10 @@ def _portions(settlements: Sequence[Settlement]) -> Iterator[Sequence[Settlement
 
 def _named(settlement: Settlement) -> str:
     row = None if isinstance(settlement, Release) else settlement.row
-    if row is not None:
-        return f"task {safe_repr(row[0], 80)}"
-    return "a message" if isinstance(settlement, Store) else f"message {settlement.tag}"
+    names = [] if row is None else [f"task {safe_repr(row[0], 80)}"]
+    if not isinstance(settlement, Store):
+        names.append(f"message {settlement.tag}")
+    return " in ".join(names) or "parts of a join"
 
 
 def _size(row: ResultRow) -> int:

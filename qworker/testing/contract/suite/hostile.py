@@ -11,6 +11,7 @@ Thread:      the test's.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -216,7 +217,9 @@ def settle_all(desk: Desk, batch: Sequence[Case], caplog: pytest.LogCaptureFixtu
             assert name in dead
         else:
             ended.add(name)
-            refused = any(f"(message {tag})" in text for text in caplog.messages)
+            refused = any(
+                re.search(rf"\bmessage {tag}\b.*: the broker refused", text) for text in caplog.messages
+            )
             assert not case.innocent or not refused
             if each.row is not None and (desk.keeps_rows or refused):
                 assert desk.stored(each.row) or (refused and name in dead), caplog.text
