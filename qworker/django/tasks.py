@@ -28,7 +28,7 @@ from qworker.django.models import Part, Schedule, Task
 from qworker.django.models.task import ID_LENGTH
 from qworker.django.several import Chain, Iter, async_chain, async_iter
 from qworker.django.waiting import fetching
-from qworker.django.waiting.cached_calls import (
+from qworker.django.waiting.fetching import (
     count_group_cached,
     delete_group_cached,
     fetch_cached,

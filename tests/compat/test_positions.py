@@ -154,7 +154,7 @@ def test_positions_of_django_q2() -> None:
     if where is None or where.origin is None:
         pytest.skip("django-q2 is not installed; the test extra has it")
     theirs = written(Path(where.origin).parent / "tasks.py")
-    files = ("tasks.py", "several.py", "execution/calls.py", "waiting/cached_calls.py")
+    files = ("tasks.py", "several.py", "execution/calls.py", "waiting/fetching.py")
     ours = written(*(OURS / "django" / file for file in files))
     assert theirs.keys() - ours.keys() == set()
     assert [wrong for name in theirs if (wrong := disagreement(name, theirs[name], ours[name]))] == []

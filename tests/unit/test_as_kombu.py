@@ -17,7 +17,7 @@ from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports import SCHEMES, broker_urls, open_broker, register
 from qworker.transports.as_kombu.desk import Desk
 from qworker.transports.as_kombu.exchanges import KNOWN_SECONDS, LIFE_SECONDS, Exchanges, matching
-from qworker.transports.as_kombu.options import max_deliveries_of, settings_of, url_of
+from qworker.transports.as_kombu.transport import max_deliveries_of, settings_of, url_of
 from qworker.transports.capabilities import KNOWN
 from qworker.transports.redis.client_options import CONNECTION
 from qworker.transports.redis.envelope import layout

@@ -2,8 +2,8 @@
 
 Modules, in reading order: ``pickles`` (displays a pickle, without importing its classes), ``columns``
 (display of large columns and times), ``results`` (tasks that succeeded or failed, and sending them again),
-``exposure`` (which functions people may schedule), ``schedules``, ``queue`` (waiting tasks, where the
-database is the broker).
+``schedules`` (and which functions people may schedule), ``queue`` (waiting tasks, where the database is the
+broker).
 """
 
 from contextlib import suppress

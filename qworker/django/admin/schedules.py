@@ -1,27 +1,94 @@
-"""schedules: the list of schedules, and the page of one.
+"""schedules: the list of schedules, the page of one, and which functions people may schedule.
 
-Comes from:  Django's admin.
+Comes from:  Django's admin; the setting QWORKER_SCHEDULE_ALLOW and the registered tasks.
 Goes to:     the model Schedule; the last tasks, by one subquery for each column.
 Thread:      that of the request.
+
+Whoever may schedule any importable function can run any program on the workers' machines. So that takes a
+separate permission; without it, only functions named by the project can be chosen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from fnmatch import fnmatchcase
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.contrib import admin
 from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
 from django.db.models import OuterRef, Subquery
+from django.utils.module_loading import import_string
 from django.utils.translation import gettext_lazy as _
 
+import qworker
 from qworker.django.admin.columns import instant
-from qworker.django.admin.exposure import exposed_names, is_exposed, is_harmless, may_schedule_any
 from qworker.django.models import Schedule, Task, literals
 from qworker.django.models.schedule import link_to
 from qworker.django.transports.packages import options_apart
-from qworker.errors import InvalidSchedule
+from qworker.errors import ConfigurationError, InvalidSchedule
+from qworker.naming import own_tasks
+
+SETTING = "QWORKER_SCHEDULE_ALLOW"
+NOBODY = "exposed"
+"""The value of the setting that makes the permission void, also for superusers."""
+_HARMLESS = frozenset({"hook", "group", "save", "timeout", "cached", "ack_failure", "cluster", "task_name"})
+_BUILT_IN = ("celery.", "qworker.")
+
+
+def may_schedule_any(user: Any, permission: str) -> bool:
+    """Return whether *user* may name any function: with *permission*, unless the setting is "exposed"."""
+    return getattr(settings, SETTING, ()) != NOBODY and bool(user.has_perm(permission))
+
+
+def exposed_names() -> list[str]:
+    """Return the paths that can be chosen, sorted: the registered tasks, and the full names in the
+    setting."""
+    registered = own_tasks(_registered())
+    return sorted({*registered} | {path for path in _allowed() if "*" not in path})
+
+
+def is_exposed(path: str) -> bool:
+    """Return whether the dotted *path* can be chosen.
+
+    In the setting, ``*`` stands for any characters. Such a pattern covers functions defined in the modules
+    that it names, and not their imports.
+    """
+    if path in exposed_names():
+        return True
+    return any(fnmatchcase(path, pattern) for pattern in _allowed()) and _is_at_home(path)
+
+
+def is_harmless(options: Mapping[str, Any]) -> bool:
+    """Return whether the options of a task name no callables, except exposed hooks."""
+    hook = options.get("hook")
+    return options.keys() <= _HARMLESS and (hook is None or (isinstance(hook, str) and is_exposed(hook)))
+
+
+def _is_at_home(path: str) -> bool:
+    """Return whether the object at *path* is defined there."""
+    try:
+        found = import_string(path)
+    except ImportError:
+        return False
+    home = f"{getattr(found, '__module__', None)}.{getattr(found, '__qualname__', None)}"
+    return callable(found) and home == path
+
+
+def _registered() -> list[str]:
+    """Return the names of the tasks of the current app; none without an app."""
+    try:
+        return list(qworker.current_app.tasks)
+    except ConfigurationError:
+        return []
+
+
+def _allowed() -> tuple[str, ...]:
+    found = getattr(settings, SETTING, ())
+    return () if isinstance(found, str) else tuple(found)
+
 
 # -- schedules: what may be saved as a schedule, and by whom --
 # A user without the permission ``schedule_any_callable`` chooses among the exposed functions. Schedules of

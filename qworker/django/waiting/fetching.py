@@ -17,13 +17,59 @@ from typing import Any, NamedTuple
 from asgiref.sync import sync_to_async
 from django.db import router
 
+from qworker.django.brokers import Broker
 from qworker.django.conf import conf, logger
 from qworker.django.execution import cached as cache
 from qworker.django.models import Task
 from qworker.django.transports.databases import is_in_memory
+from qworker.django.waiting import fetching
 from qworker.django.waiting.watcher import TaskWatcher, group_key, task_key, watcher_of
 from qworker.results.awaiting import ended
 from qworker.safe_repr import safe_repr, storable
+
+
+def result_cached(task_id: str, wait: int = 0, broker: Broker | None = None) -> Any:
+    """Like result(), in the cache."""
+    found = fetching.task(task_id, wait, True)
+    return None if found is None else found.result
+
+
+def fetch_cached(task_id: str, wait: int = 0, broker: Broker | None = None) -> Task | None:
+    """Like fetch(), in the cache."""
+    return fetching.task(task_id, wait, True)
+
+
+def result_group_cached(
+    group_id: str,
+    failures: bool = False,
+    wait: int = 0,
+    count: int | None = None,
+    broker: Broker | None = None,
+) -> list[Any] | None:
+    """Like result_group(), in the cache."""
+    return fetching.results(group_id, failures, wait, count, True)
+
+
+def fetch_group_cached(
+    group_id: str,
+    failures: bool = True,
+    wait: int = 0,
+    count: int | None = None,
+    broker: Broker | None = None,
+) -> Any:
+    """Like fetch_group(), in the cache."""
+    return fetching.members(group_id, failures, wait, count, True)
+
+
+def count_group_cached(group_id: str, failures: bool = False, broker: Broker | None = None) -> int | None:
+    """Like count_group(), in the cache."""
+    return fetching.size(group_id, failures, True)
+
+
+def delete_group_cached(group_id: str, broker: Broker | None = None) -> int:
+    """Like delete_group() with its tasks, in the cache."""
+    return fetching.delete_group(group_id, True, True)
+
 
 FOREVER = -1
 LOOK_SECONDS = 0.5

@@ -1,7 +1,8 @@
 """The broker of a server that reserves messages, consisting of the modules in this package.
 
-Comes from:  the ``open_broker`` of each such transport.
-Goes to:     the sender, the consumer, the administration and the letters beside this module.
+Comes from:  the ``open_broker`` of each such transport; users and tools, through ``Broker.admin``.
+Goes to:     the sender, the consumer and the letters beside this module; the administration asks on a
+             connection for each question.
 Thread:      any; one connection publishes, in turn, one belongs to the listener; neither crosses a fork.
 
 It supports what the server supports (see ``transports/capabilities.py``).
@@ -10,19 +11,69 @@ It supports what the server supports (see ``transports/capabilities.py``).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.interrupts import undisturbed
 from qworker.process.forked import forgetful
 from qworker.process.wakeup import WakeupPipe
 from qworker.transports.capabilities import capabilities_of
-from qworker.transports.held.admin import HeldAdmin
 from qworker.transports.held.consumer import NEWS, HeldConsumer
 from qworker.transports.held.letters import HeldLetters
-from qworker.transports.held.port import DEAD, PLACES, Server
+from qworker.transports.held.port import DEAD, FAILED, PLACES, Server, close, depths
 from qworker.transports.held.sender import HeldSender
-from qworker.transports.lease import Broker, Kind, Revocations
+from qworker.transports.lease import Admin, Broker, Kind, QueueInfo, Revocations
+
+
+class HeldAdmin(Admin):
+    """known: queues to be listed, besides those that *sender* has published to and those that the server
+    knows of."""
+
+    def __init__(self, server: Server, sender: HeldSender, known: Sequence[str]) -> None:
+        self._server = server
+        self._sender = sender
+        self._known = frozenset(known)
+
+    @property
+    def purges_leased(self) -> bool:
+        return self._server.purges_leased
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        connection = self._server.connect()
+        try:
+            with self._server.errors(connection):
+                yield connection
+        finally:
+            close(connection)
+
+    @undisturbed
+    def queues(self) -> list[QueueInfo]:
+        with self._connected() as connection:
+            names = {*self._known, *self._sender.known, *self._server.names(connection)} - {DEAD, FAILED}
+            standing = {info.queue: info for info in self._server.standing(connection, sorted(names))}
+        dead = Counter(letter.queue for letter in self.dead(None, sys.maxsize))
+        found = [
+            standing.get(name, QueueInfo(name))._replace(dead=dead[name])
+            for name in sorted({*names, *standing, *dead})
+        ]
+        return [info for info in found if info.ready or info.delayed or info.leased or info.dead]
+
+    @undisturbed
+    def depths(self, queues: Sequence[str]) -> list[QueueInfo]:
+        with self._connected() as connection:
+            return depths(self._server, connection, queues)
+
+    @undisturbed
+    def purge(self, queue: str) -> int:
+        with self._connected() as connection:
+            return self._server.declare(connection, queue).purge()
+
 
 _brokers = forgetful()
 

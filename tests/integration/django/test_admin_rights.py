@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from qworker import QWorker
 from qworker.django import tasks
-from qworker.django.admin import ScheduleAdmin, exposure
+from qworker.django.admin import ScheduleAdmin, schedules
 from qworker.django.admin.results import resubmit
 from qworker.django.execution import calls
 from qworker.django.humanhash import humanize
@@ -271,8 +271,8 @@ def test_a_list_that_can_be_edited_is_no_way_around(
 @override_settings(QWORKER_SCHEDULE_ALLOW="exposed")
 def test_a_project_may_close_it_for_everybody() -> None:
     assert REFUSED in save(logged_in(superuser=True), func="os.system")
-    assert exposure.exposed_names() == exposure.exposed_names()
-    assert not exposure.is_exposed("e")
+    assert schedules.exposed_names() == schedules.exposed_names()
+    assert not schedules.is_exposed("e")
     assert Schedule.objects.count() == 0
 
 
