@@ -16,7 +16,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -126,13 +126,15 @@ class SpoolAdmin:
             job = job._replace(path=own, attempts=note.attempts)
         return Examined(job, found, note)
 
-    def remove(self, name: str, *, dead: bool = False) -> None:
-        """Remove a job that waits. dead: one that was set aside, with its note."""
+    def remove(self, name: str, *, dead: bool = False, first: Callable[[], object] = lambda: None) -> None:
+        """Remove a job that waits. dead: one that was set aside, with its note. first: called while the job
+        is locked and there, before it is removed."""
         path = job_path(name)
         own = _own(path)
         if dead:
             path = f"{DEAD}/{own}"
         with self._held(path) as held:
+            first()
             os.unlink(own, dir_fd=held.folder)
             if dead:
                 self._remove_note(own)
@@ -160,16 +162,17 @@ class SpoolAdmin:
             finally:
                 os.close(file)
 
-    def retry(self, name: str, *, due: float | None = None, returns: int = 0) -> str:
+    def retry(self, name: str, *, dead: bool = False, due: float | None = None, returns: int = 0) -> str:
         """Have a job run now, as if it had never been tried, and return its path: one that waits, or one that
         was set aside, which goes back to where it was.
 
-        due: the time that its file gets; None for now. returns: how often it counts as given back.
+        dead: only one that was set aside. due: the time that its file gets; None for now. returns: how often
+        it counts as given back.
         """
         times = None if due is None else (due, due)
         path = job_path(name)
         own = _own(path)
-        if self._is_there(path):
+        if not dead and self._is_there(path):
             with self._held(path) as held:
                 self._never_tried(held.file, own, returns)
                 os.utime(held.file, times)

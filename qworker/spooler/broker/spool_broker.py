@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -361,18 +362,22 @@ class SpoolLetters(Letters):
         return page_of(sorted(letters, key=lambda letter: -letter.tag), limit, after)
 
     def retry(self, tags: Sequence[int] | None = None) -> int:
-        return self._each(tags, lambda admin, name: admin.retry(name, due=AT_ONCE, returns=1))
+        return self._each(tags, lambda admin, name: admin.retry(name, dead=True, due=AT_ONCE, returns=1))
 
     def send_again(self, calls: Sequence[Again]) -> int:
         """As Letters does, but each in two steps: a crash between them leaves a message both sent and
         kept."""
         kept = {letter.tag: (letter, queue, name) for letter, queue, name in self._dead(None)}
-        found = [(call, *kept[call.tag]) for call in calls if call.tag in kept]
-        for call, letter, queue, name in found:
-            self._sender.push([Envelope(letter.queue, call.headers, call.properties, call.body)])
-            with self._place.administer(queue) as admin, suppress(SpoolError):
-                admin.remove(name, dead=True)
-        return len(found)
+        number = 0
+        for call in calls:
+            if call.tag not in kept:
+                continue
+            letter, queue, name = kept[call.tag]
+            again = Envelope(letter.queue, call.headers, call.properties, call.body)
+            with self._place.administer(queue) as admin, suppress(SpoolError):  # another process has it
+                admin.remove(name, dead=True, first=partial(self._sender.push, [again]))
+                number += 1
+        return number
 
     def discard(self, tags: Sequence[int] | None = None) -> int:
         return self._each(tags, lambda admin, name: admin.remove(name, dead=True))

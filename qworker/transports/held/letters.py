@@ -84,20 +84,22 @@ class HeldLetters(Letters):
             return self._send(((kept.pop(call.tag), call) for call in calls if call.tag in kept), {})
 
     def _send(self, calls: Iterable[tuple[tuple[Received, Dead], Again]], own: dict[str, bool]) -> int:
-        """Send *calls* to replace the letters beside them, which are deleted; return their number."""
+        """Send *calls* to replace the letters beside them, which are deleted; return how many were deleted.
+
+        Where a letter that is read is not hidden, another process may send it at the same time: both send it
+        under the letter's id, and one of them deletes it.
+        """
         count, sent = 0, list[Received]()
         for (message, letter), call in calls:
             priority = read(message).priority
-            self._sender.send([
-                outgoing(letter.queue, call.headers, call.properties, call.body, priority, own)
-            ])  # fmt: skip
+            again = outgoing(letter.queue, call.headers, call.properties, call.body, priority, own)
+            self._sender.send([again._replace(once=f"{self._queue}.{message.delivery_tag}")])
             message.ack()
-            count += 1
             sent.append(message)
             if len(sent) == message.queue.batch:
-                _delete(sent)
+                count += _delete(sent)
                 sent = []
-        return count
+        return count + _delete(sent)
 
     @undisturbed
     def discard(self, tags: Sequence[int] | None = None) -> int:
@@ -137,9 +139,11 @@ def _take_all(queue: ServerQueue, taken: list[tuple[Received, Dead]]) -> None:
             return
 
 
-def _delete(messages: Iterable[Received]) -> None:
-    """Delete those of *messages* that are acknowledged."""
+def _delete(messages: Iterable[Received]) -> int:
+    """Delete those of *messages* that are acknowledged; return how many were there."""
+    count = 0
     for queue, batch in by_queue(one for one in messages if one.acknowledged and not one.deleted):
-        queue.finish(batch)
+        count += len(batch) - len(queue.finish(batch))
         for message in batch:
             message.deleted = True
+    return count

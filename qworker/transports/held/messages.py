@@ -41,11 +41,13 @@ _NAMES = ("correlation_id", "reply_to", "message_id", "timestamp", "type", "app_
 
 
 class Outgoing(NamedTuple):
-    """The arguments of Producer.publish, besides the queue."""
+    """The arguments of Producer.publish, besides the queue. once: an id under which a server that remembers
+    ids stores the message once, whoever sends it; "": an id of its own."""
 
     queue: str
     body: bytes
     options: dict[str, Any]
+    once: str = ""
 
 
 class Read(NamedTuple):

@@ -118,7 +118,7 @@ class HeldSender(Sender, Revoking):
             with self._server.errors(self._connection):
                 queue = self._queue(name)
             entries = (
-                Entry(queue.text(message), self._delay(message, queue), id)
+                Entry(queue.text(message), self._delay(message, queue), message.once or id)
                 for message, id in zip(messages, ids, strict=False)
                 if message.queue == name
             )

@@ -39,7 +39,8 @@ class KombuQueue(ServerQueue):
     def send(self, entries: Sequence[Entry]) -> None:
         if self._producer is None:
             self._producer = kombu.Producer(self._bound.channel)
-        for (queue, body, options), _, _ in entries:
+        for message, _, _ in entries:
+            queue, body, options = message[:3]
             self._producer.publish(body, exchange="", routing_key=queue, serializer=None, **options)
 
     def take(self, count: int, seconds: float) -> list[Received]:

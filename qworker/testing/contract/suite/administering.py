@@ -112,6 +112,34 @@ def test_dead_letters_are_retried_with_a_clean_count(store: Broker, open_: Open,
     assert store.admin.dead_retry() == 0
 
 
+@pytest.mark.parametrize("as_given", [False, True])
+def test_letters_that_two_processes_retry_at_once_are_sent_once(
+    store: Broker, open_: Open, as_given: bool
+) -> None:
+    kind: Kind = "failed" if "failed" in store.letters and as_given else "dead"
+    named = [f"m{number}" for number in range(40)]
+    end_all(store, kind, *named)
+    found = [
+        Again(letter.tag, letter.headers, letter.properties, letter.body)
+        for letter in store.letters[kind].newest()
+    ]
+    other, both, counts = open_(), threading.Barrier(2), list[int]()
+
+    def retry(broker: Broker) -> None:
+        letters = broker.letters[kind]
+        both.wait(30)
+        counts.append(letters.send_again(found) if as_given else letters.retry())
+
+    threads = [threading.Thread(target=retry, args=[broker]) for broker in (store, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sum(counts) == len(named)
+    assert sorted(names(take(store, limit=100))) == sorted(named)
+    assert list(store.letters[kind].newest()) == []
+
+
 @asks(RESULTS)
 def test_a_retried_dead_letter_leaves_no_failure_behind(store: Broker, place: Place) -> None:
     own = generation(store)
