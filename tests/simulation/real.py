@@ -141,7 +141,7 @@ class RealRunning:
         self.wanted: dict[str, Expected] = {}
         self.errors = list(fleet.record.errors)
         self.ended_at = -RECOVERY
-        """When the last fault ended."""
+        """When the last fault ended, or one of a server began."""
         fleet.record.trouble = False
 
     def go(self) -> Seen:
@@ -210,6 +210,7 @@ class RealRunning:
             self._harm(fault, fleet.running[fault.node])
         elif fault.kind in OF_SERVERS and fleet.faults is not None:
             fleet.faults.begin(fault)
+            self.ended_at = time.monotonic()  # a connection that is cut has no later end
         else:
             meddle(fault.kind, fleet.observer.app, fleet.note)
 

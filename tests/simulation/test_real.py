@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from qworker import QWorker
 from tests.servers import new_prefix, require
 from tests.simulation.case import Call, Case, Chord, Errback, Fault, Group, Order, Pipe
 from tests.simulation.checks import problems
-from tests.simulation.real import run_real, sailing
+from tests.simulation.real import RealRunning, run_real, sailing
 from tests.simulation.real_drawing import cases_of, world_of
 from tests.simulation.real_record import KeptRecord
 from tests.simulation.real_servers import STORES, results_url
@@ -69,6 +70,18 @@ def test_what_ran_is_kept_when_a_process_dies_over_it(tmp_path: Path) -> None:
     ((number, start, end),) = found.runs["f0"]
     assert (number, start < end) == (3, True)
     assert found.told["f0"] == {1: 1}
+
+
+def test_a_case_does_not_end_right_after_connections_were_cut(tmp_path: Path) -> None:
+    """A worker that had no server yet was told of in the next case."""
+    noted: list[Any] = []
+    faults = SimpleNamespace(begin=noted.append)
+    fleet: Any = SimpleNamespace(record=KeptRecord(tmp_path), note=lambda *_: None, faults=faults)
+    cut = Fault("cut", "broker")
+    running = RealRunning(Case(faults=(cut,)), fleet)
+    running._begin(cut)
+    assert noted == [cut]
+    assert running._busy() == "workers may be without their server"
 
 
 def test_a_seed_makes_the_same_cases_each_time() -> None:
