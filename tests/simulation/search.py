@@ -256,6 +256,8 @@ class Search:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 1 when a case failed."""
     options = _parsed(arguments)
+    if options.only == "schedules" and options.case is not None:
+        options.case = -abs(options.case)
     drawing = Drawing(tuple(options.world), options.orders, options.only)
     out = open(options.out, "w", encoding="utf-8") if options.out else None  # noqa: SIM115
 

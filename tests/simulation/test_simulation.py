@@ -413,6 +413,11 @@ def test_the_command_runs_seeds_and_tells_what_it_covered(tmp_path: Path) -> Non
     assert out.read_text() == done.stdout
 
 
+def test_the_command_runs_the_case_of_schedules_that_was_asked_for() -> None:
+    for options in (["--only", "schedules", "--case", "7"], ["--case", "-7"]):
+        assert "schedules=Timetable(" in command(*options, "--shrink", "0").stdout
+
+
 def test_the_command_refuses_a_dimension_that_is_none() -> None:
     done = command("--world", "wrkers=1")
     assert done.returncode == 2
