@@ -519,6 +519,8 @@ class DjangoRunning(Running):
     def quiet(self) -> bool:
         if not super().quiet():
             return False
+        if any(self.time.now < until for until in self.time.frozen.values()):
+            return False  # what is beyond the limit is deleted afterwards
         with self.observer.entered():
             return not Schedule.objects.exclude(repeats=0).filter(next_run__isnull=False).exists()
 

@@ -59,6 +59,8 @@ class Name:
     strange: Entry | None = None
     unsure: bool = False
     lives: list[Life] = field(default_factory=list)
+    gone: list[float] = field(default_factory=list)
+    """When it was removed, or replaced by what cannot be called."""
 
     @property
     def there(self) -> bool:
@@ -149,6 +151,8 @@ class Oracle:
                     self._live(each, done.at, each.entry())
             return
         self._change(edit, known)
+        if known.entry() is None:
+            known.gone.append(done.at)
         self._live(known, done.at, known.entry())
 
     def _refusal(self, edit: Edit, known: Name) -> str:
@@ -458,7 +462,7 @@ class Oracle:
             count = counted[round(due, 6)]
             if count > most:
                 self.found.append(f"{name} ran {count} times for {self._shown(due)}")
-            if not count and not can_miss:
+            if not (count or can_miss or self._was_owed(name, known, due)):
                 self.found.append(f"{name} was called for {self._shown(due)}, and did not run")
         # Of what add_periodic_task() adds it is an option of the call, and counts from then.
         expires = [None if entry.source == "code" else entry.fields.get("expires") for entry in every]
@@ -488,6 +492,18 @@ class Oracle:
                 for run, later in pairwise(ordered)
                 if run.ended is None or run.ended > later.started
             ]
+
+    def _was_owed(self, name: str, known: Name, due: float) -> bool:
+        """Whether the entry was gone before the message for *due* could be sent."""
+        if self.story.together or self.story.slots is None:
+            return False
+        called = [at - self.story.base for each, at, _ in self.story.slots[name] if abs(each - due) < 1e-5]
+        return any(
+            start - self.skew <= at <= end + self.skew and at - SEEN_SECONDS <= gone <= end + SEEN_SECONDS
+            for at in called
+            for start, end in self.troubles
+            for gone in known.gone
+        )
 
     @property
     def _is_alone(self) -> bool:

@@ -498,3 +498,27 @@ def test_a_run_is_ended_while_its_worker_is_told_to_end() -> None:
 def test_a_task_that_ignores_itself_keeps_no_join_open(flow: object) -> None:
     """The calls after it never ended, and what joined them waited until results expire."""
     assert problems(run(case_of(flow, world=World(segment=2)))) == []
+
+
+def test_a_cluster_is_frozen_while_tasks_end() -> None:
+    """All was taken for quiet while nobody could delete what is beyond the limit."""
+    frozen = Fault("freeze", "worker0", at=0.8, seconds=15.0)
+    group = Django(
+        (Job("group", at=1.55, size=3, sync=True, save=True),), save_limit=2, save_limit_per="group"
+    )
+    assert problems(run(Case(World(workers=1, skew=2.0), faults=(frozen,), django=group))) == []
+
+
+@pytest.mark.parametrize(
+    ("world", "entry", "store", "removed", "away_at"),
+    [
+        (World("memory+sqlite"), Entry("e2", ("every", 1.0)), "", 5.0, 0.0),
+        (World(), Entry("e2"), "other", 21.0, 19.8),
+    ],
+)
+def test_an_entry_is_removed_before_its_message_can_be_sent(
+    world: World, entry: Entry, store: str, removed: float, away_at: float
+) -> None:
+    away = Fault("away", "broker", at=away_at, seconds=10.0)
+    table = Timetable(store=store, entries=(entry,), edits=(Edit("remove", "e2", removed),))
+    assert problems(run(Case(world, faults=(away,), schedules=table))) == []
