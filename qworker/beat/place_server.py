@@ -51,17 +51,6 @@ statement: PostgreSQL's timeout runs until a message is complete, and each state
 _places = forgetful()
 
 
-class LinkSession:
-    """A Link in a transaction."""
-
-    def __init__(self, link: Link) -> None:
-        self.link = link
-        self.ask, self.do = link.ask, link.do
-
-    def do_many(self, statement: str, rows: Sequence[Any]) -> None:
-        self.link.do_many(statement, rows)
-
-
 class ServerPlace:
     """A database at *url*, in the notation of SQLAlchemy or of its driver, with or without ``db+``.
 
@@ -88,18 +77,16 @@ class ServerPlace:
         return apart(lambda: self._try(work, Link.transaction))
 
     def read(self, query: str, values: Sequence[Any]) -> list[Any]:
-        return apart(lambda: self._try(lambda session: session.ask(query, values), nullcontext))
+        return apart(lambda: self._try(lambda link: link.ask(query, values), nullcontext))
 
-    def _try(
-        self, work: Callable[[LinkSession], T], within: Callable[[Link], AbstractContextManager[Any]]
-    ) -> T:
+    def _try(self, work: Callable[[Link], T], within: Callable[[Link], AbstractContextManager[Any]]) -> T:
         # Errors raised by *work*, which have nothing to do with the connection
         theirs: list[QWorkerError] = []
 
         def whole(link: Link) -> T:
             with within(link):
                 try:
-                    return work(LinkSession(link))
+                    return work(link)
                 except QWorkerError as error:
                     theirs.append(error)
                     raise
@@ -126,7 +113,7 @@ class ServerPlace:
         place = place_of(self._url)
         if not isinstance(sender, SQLSender) or place is None or place != place_of(sender.url):
             return None
-        return lambda session, envelopes: sender.push_in(session.link, envelopes)
+        return lambda session, envelopes: sender.push_in(session, envelopes)
 
     def pushed(self, sender: Sender) -> None:
         if isinstance(sender, SQLSender):

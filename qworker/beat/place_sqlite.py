@@ -21,26 +21,6 @@ from qworker.transports.sqlite.sender import SQLiteSender
 T = TypeVar("T")
 
 
-class SQLiteSession:
-    """A connection to the embedded file."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.connection = connection
-
-    def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        return self.connection.execute(_in_our_words(statement), values).fetchall()
-
-    def do(self, statement: str, values: Sequence[Any] = ()) -> int:
-        return self.connection.execute(_in_our_words(statement), values).rowcount
-
-    def do_many(self, statement: str, rows: Sequence[Any]) -> None:
-        self.connection.executemany(_in_our_words(statement), rows)
-
-
-def _in_our_words(statement: str) -> str:
-    return statement.replace("%s", "?")
-
-
 class SQLitePlace:
     """The embedded file, or a similar one."""
 
@@ -52,10 +32,10 @@ class SQLitePlace:
         self._handle = Handle(database, "NORMAL")
 
     def transact(self, work: Callable[[Any], T]) -> T:
-        return self._explained(lambda: self._handle.write(lambda connection: work(SQLiteSession(connection))))
+        return self._explained(lambda: self._handle.transact(work))
 
     def read(self, query: str, values: Sequence[Any]) -> list[Any]:
-        return self._explained(lambda: self._handle.read(_in_our_words(query), values))
+        return self._explained(lambda: self._handle.read(query.replace("%s", "?"), values))
 
     def _explained(self, work: Callable[[], T]) -> T:
         try:

@@ -28,6 +28,7 @@ from qworker.transports.sql.join_rows import JoinTables, Row, Session
 from qworker.transports.sqlite import (
     UPSERT_RESULT,
     Database,
+    FileSession,
     Handle,
     NotificationPipe,
     Notifier,
@@ -85,19 +86,6 @@ class PipeSource:
     abandon = close
 
 
-class FileSession:
-    """A Session of ``joins.py`` by *connection*."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.connection = connection
-
-    def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
-        return self.connection.execute(statement.replace("%s", "?"), values).fetchall()
-
-    def do(self, statement: str, values: Sequence[Any] = ()) -> int:
-        return self.connection.execute(statement.replace("%s", "?"), values).rowcount
-
-
 class FilePlace:
     """The Place of ``joins.py`` in the file. handle: the connection to *database*."""
 
@@ -120,7 +108,7 @@ class FilePlace:
         return as_backend_error(lambda: self._handle.read(statement.replace("%s", "?"), values))
 
     def transact(self, work: Callable[[Session], T]) -> T:
-        return as_backend_error(lambda: self._handle.write(lambda connection: work(FileSession(connection))))
+        return as_backend_error(lambda: self._handle.transact(work))
 
     def record(self, session: Session, parts: Sequence[Part]) -> None:
         assert isinstance(session, FileSession)

@@ -15,7 +15,7 @@ with the ack), ``reclaim`` (from dead workers), ``damage`` (bad rows).
 """
 
 from qworker.transports.sqlite.database import Database, transaction, write
-from qworker.transports.sqlite.handle import Handle
+from qworker.transports.sqlite.handle import FileSession, Handle
 from qworker.transports.sqlite.notify import REVOKED, NotificationPipe, Notifier
 from qworker.transports.sqlite.path import DEFAULT_PATH, NETWORK_FILE_SYSTEMS, database_path, file_system
 from qworker.transports.sqlite.schema import (
@@ -31,6 +31,6 @@ from qworker.transports.sqlite.schema import (
 __all__ = [
     "DEFAULT_PATH", "DELAYED", "LEASED", "NETWORK_FILE_SYSTEMS", "NEXT_NUMBER", "NEXT_TAG", "READY",
     "REVOKED",
-    "SCHEMA_VERSION", "UPSERT_RESULT", "Database", "Handle", "NotificationPipe", "Notifier",
+    "SCHEMA_VERSION", "UPSERT_RESULT", "Database", "FileSession", "Handle", "NotificationPipe", "Notifier",
     "database_path", "file_system", "transaction", "write",
 ]  # fmt: skip

@@ -31,6 +31,23 @@ from qworker.transports.sqlite.database import BUSY_SECONDS, Database, broken, e
 T = TypeVar("T")
 
 
+class FileSession:
+    """A connection for statements with %s placeholders, as results, joins and schedules write them for any
+    database."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        return self.connection.execute(statement.replace("%s", "?"), values).fetchall()
+
+    def do(self, statement: str, values: Sequence[Any] = ()) -> int:
+        return self.connection.execute(statement.replace("%s", "?"), values).rowcount
+
+    def do_many(self, statement: str, rows: Sequence[Any]) -> None:
+        self.connection.executemany(statement.replace("%s", "?"), rows)
+
+
 class Handle:
     """The connection to *database*: ``handle.run(work)`` in turn, with its errors explained; ``with handle as
     connection`` does the same on a thread that signals do not interrupt, such as the listener's.
@@ -67,6 +84,10 @@ class Handle:
                 return work(connection)
 
         return self.run(whole)
+
+    def transact(self, work: Callable[[FileSession], T]) -> T:
+        """write(), with a FileSession."""
+        return self.write(lambda connection: work(FileSession(connection)))
 
     def read(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         """Return the rows of *statement*; [] if there is no file: reading does not create one.
