@@ -427,10 +427,20 @@ class Running:
             return False
         observer = self.observer
         broker = observer.app.broker
-        waits = self.schedules is None or not self.schedules.table.calls_nobody
-        if any(info.ready or (info.delayed and waits) or info.leased for info in broker.admin.queues()):
+        if any(
+            info.ready or info.leased or (info.delayed and self._waits(info.queue))
+            for info in broker.admin.queues()
+        ):
             return False
         return self.seen.excused or self.joins() == 0
+
+    def _waits(self, queue: str) -> bool:
+        """Whether a delayed message of *queue* will run: one for a task that no worker knows comes back for
+        long."""
+        if self.schedules is None or not self.schedules.table.calls_nobody:
+            return True
+        delayed = self.observer.app.broker.admin.peek(queue, "delayed", 1000)  # type: ignore[attr-defined]
+        return any(json.loads(each.headers).get("task") != "nobody" for each in delayed)
 
     def joins(self) -> int:
         """How many joins are open."""

@@ -522,3 +522,14 @@ def test_an_entry_is_removed_before_its_message_can_be_sent(
     away = Fault("away", "broker", at=away_at, seconds=10.0)
     table = Timetable(store=store, entries=(entry,), edits=(Edit("remove", "e2", removed),))
     assert problems(run(Case(world, faults=(away,), schedules=table))) == []
+
+
+def test_a_call_waits_for_the_result_store_among_calls_of_nobody() -> None:
+    """All was taken for quiet before its message, which had been put back, was due again."""
+    away = Fault("away", "results", at=9.6, seconds=10.0)
+    edits = (
+        Edit(entry=Entry(task="nobody")),
+        Edit("add", at=11.0, entry=Entry(when=("every", 1.0), fields={"overlap": "skip"})),
+    )
+    table = Timetable(store="other", seconds=20.0, edits=edits)
+    assert problems(run(Case(faults=(away,), schedules=table))) == []
