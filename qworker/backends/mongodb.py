@@ -30,6 +30,7 @@ from qworker.transports.lease import ResultRow
 from qworker.transports.mongodb.layout import DATABASE, Document, Names
 from qworker.transports.mongodb.result_documents import pack, store
 from qworker.transports.mongodb.server import Collections, Server, epoch_of, errors, pymongo, storable_value
+from qworker.transports.portions import portions
 
 KEYS = "qworker_keyvalue"
 PORTION = 500
@@ -99,10 +100,8 @@ class MongoBackend(Backend):
 
     def read_many(self, ids: Collection[str]) -> dict[str, Found]:
         found: dict[str, Found] = {}
-        wanted = [task_id for task_id in ids if storable_value(task_id)]
-        for start in range(0, len(wanted), PORTION):
-            some = {"_id": {"$in": wanted[start : start + PORTION]}}
-            for stored in self._do(partial(_find, some)):
+        for portion in portions(filter(storable_value, ids), PORTION):
+            for stored in self._do(partial(_find, {"_id": {"$in": portion}})):
                 each = self._fields.found(stored)
                 if each is not None:
                     found[stored["_id"]] = each
@@ -112,10 +111,8 @@ class MongoBackend(Backend):
         self.forget_many([task_id])
 
     def forget_many(self, ids: Iterable[str]) -> None:
-        wanted = [task_id for task_id in ids if storable_value(task_id)]
-        for start in range(0, len(wanted), PORTION):
-            some = {"_id": {"$in": wanted[start : start + PORTION]}}
-            self._do(partial(_delete, some))
+        for portion in portions(filter(storable_value, ids), PORTION):
+            self._do(partial(_delete, {"_id": {"$in": portion}}))
 
     # -- locks and counters --
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo
 
 from qworker import signals
@@ -36,13 +36,13 @@ from qworker.beat.stores import open_store
 from qworker.components.component import ThreadComponent
 from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, NotSupported, QWorkerError
 from qworker.transports.lease import Envelope
+from qworker.transports.portions import portions
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 MOST_AT_ONCE = 1000
 """Calls made in one step of the store; the last entry may add as many more to catch up."""
@@ -223,7 +223,7 @@ class Beat(ThreadComponent):
             row.name: row.version for row in rows if row.name not in self._base and says_nothing(row)
         }
         agenda = Agenda(self._zone, self.app.conf.beat_history_expires)
-        for some in _portions(self._listed.values()):
+        for some in portions(self._listed.values(), PORTION):
             self._go_on_leading()
             self.store.note(lease, agenda.update(some, self.clock.now()))
             self._call(agenda)  # due entries need not wait for the others
@@ -244,7 +244,7 @@ class Beat(ThreadComponent):
         assert lease is not None
         assert agenda is not None
         rows = self.store.rows(self._version)
-        for some in _portions(rows):
+        for some in portions(rows, PORTION):
             self._go_on_leading()
             self._take_in(some, lease, agenda)
         self._version = max([lease.version, *(row.version for row in rows)])  # some are newer than the lease
@@ -556,13 +556,6 @@ class Beat(ThreadComponent):
         except QWorkerError as error:
             logger.debug("the lease of the schedules will expire: %s", error)
         self.store.close()
-
-
-def _portions(every: Iterable[T]) -> Iterator[Sequence[T]]:
-    """Yield *every* in portions, between which other work is done."""
-    rest = iter(every)
-    while some := list(islice(rest, PORTION)):
-        yield some
 
 
 def _trim() -> None:

@@ -35,6 +35,7 @@ from qworker.errors import BackendError, BrokerUnavailable, LeaseLost
 from qworker.interrupts import deferred, let_pass
 from qworker.process.crash_points import crash_point
 from qworker.transports.lease import Sender
+from qworker.transports.portions import portions
 from qworker.transports.redis.connection import Link, Links, Script
 from qworker.transports.redis.sender import PUBLISH, RedisSender
 from qworker.transports.redis.url import Endpoint, endpoint
@@ -297,16 +298,13 @@ class RedisScheduleStore(ScheduleStore):
         return bool(self._call(_EDIT, name, known, edit or b"", tries=1))
 
     def note(self, lease: Lease, states: Mapping[str, State]) -> None:
-        every = list(states.items())
-        for start in range(0, len(every), PORTION):
-            some = every[start : start + PORTION]
+        for some in portions(states.items(), PORTION):
             pairs = [part for name, state in some for part in (name, _packed(state))]
             self._call(_NOTE, lease.holder, lease.generation, *pairs)
 
     def prune(self, lease: Lease, versions: Mapping[str, int]) -> None:
-        every = list(versions.items())
-        for start in range(0, len(every), PORTION):
-            pairs = [part for pair in every[start : start + PORTION] for part in pair]
+        for some in portions(versions.items(), PORTION):
+            pairs = [part for pair in some for part in pair]
             self._call(_PRUNE, lease.holder, lease.generation, *pairs)
 
     # -- slots --

@@ -32,6 +32,8 @@ from qworker.clock import Clock
 from qworker.errors import BackendError, LeaseLost
 from qworker.process.crash_points import crash_point
 from qworker.transports.lease import Envelope, Sender
+from qworker.transports.portions import portions
+from qworker.transports.sql.join_rows import places
 
 T = TypeVar("T")
 
@@ -356,9 +358,9 @@ class SQLScheduleStore(ScheduleStore):
         """Return those *firings* that have a slot already."""
         found: set[tuple[str, int]] = set()
         wanted = sorted({(each.name, micro(each.due)) for each in firings})
-        for some in _portions(wanted):
+        for some in portions(wanted, PORTION):
             names, dues = zip(*some, strict=True)
-            which = f"IN ({_places(some)})" if self._is_file else "= ANY(%s)"
+            which = f"IN ({places(some)})" if self._is_file else "= ANY(%s)"
             query = (
                 f"SELECT name, due FROM qworker_slot WHERE scope = %s AND name {which} "
                 "AND due BETWEEN %s AND %s"
@@ -424,7 +426,7 @@ def _do(session: Session, statements: Iterable[str]) -> None:
 
 
 def _one(columns: Sequence[str]) -> str:
-    return f"VALUES ({_places(columns)})"
+    return f"VALUES ({places(columns)})"
 
 
 def _many(columns: Sequence[str]) -> str:
@@ -478,12 +480,3 @@ def _plain(text: str) -> str:
 
 def _seconds(micro: Any) -> float | None:
     return None if micro is None else int(micro) / MICROSECONDS
-
-
-def _places(values: Iterable[Any]) -> str:
-    return ", ".join("%s" for _ in values)
-
-
-def _portions(values: Sequence[T]) -> Iterable[Sequence[T]]:
-    for start in range(0, len(values), PORTION):
-        yield values[start : start + PORTION]

@@ -34,6 +34,7 @@ from qworker.message.reading import parse_headers
 from qworker.naming import hostname, task_id
 from qworker.transports import SCHEMES
 from qworker.transports.lease import Ack, Broker, Dead, Envelope, Leased, Letters, QueueInfo
+from qworker.transports.portions import portions
 from qworker.transports.sqlite.path import database_path
 
 BATCH = 100
@@ -246,8 +247,7 @@ def _move_dead(source: Broker, target: Broker, queues: Sequence[str] | None) -> 
     letters = _dead(source, queues)
     arrived = Counter(_key(letter) for letter in _dead(target, queues)) if letters else Counter()
     letters.sort(key=lambda letter: (letter.died_at, letter.tag))
-    for start in range(0, len(letters), BATCH):
-        batch = letters[start : start + BATCH]
+    for batch in portions(letters, BATCH):
         missing = []
         for letter in batch:
             key = _key(letter)

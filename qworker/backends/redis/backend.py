@@ -23,6 +23,7 @@ from qworker.clock import Clock
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
 from qworker.interrupts import deferred, let_pass
 from qworker.transports.lease import ResultRow
+from qworker.transports.portions import portions
 from qworker.transports.redis.connection import Link, Links, Script, checked, pack
 from qworker.transports.redis.join_rows import join_keys
 from qworker.transports.redis.result_rows import GROUP_PREFIX, STORE_ROWS, TASK_PREFIX, row_arguments
@@ -114,9 +115,7 @@ class RedisBackend(Backend):
 
     def read_many(self, ids: Collection[str]) -> dict[str, Found]:
         found: dict[str, Found] = {}
-        wanted = list(ids)
-        for start in range(0, len(wanted), MAX_KEYS):
-            chunk = wanted[start : start + MAX_KEYS]
+        for chunk in portions(ids, MAX_KEYS):
             values = self._ask("MGET", *(self._key(TASK_PREFIX, task_id) for task_id in chunk))
             found.update(
                 (task_id, self.found(data, task_id))
@@ -130,9 +129,7 @@ class RedisBackend(Backend):
         self._ask("DEL", key, f"{key}.status")
 
     def forget_many(self, ids: Iterable[str]) -> None:
-        keys = [self._key(TASK_PREFIX, task_id) for task_id in ids]
-        for start in range(0, len(keys), MAX_KEYS):
-            chunk = keys[start : start + MAX_KEYS]
+        for chunk in portions((self._key(TASK_PREFIX, task_id) for task_id in ids), MAX_KEYS):
             self._ask("DEL", *chunk, *(f"{key}.status" for key in chunk))
 
     def open_source(self) -> RedisSubscription:

@@ -35,6 +35,7 @@ from qworker.process.crash_points import crash_point
 from qworker.states import FAILURE
 from qworker.transports.join_parts import check_join
 from qworker.transports.lease import Envelope, Part, Sender
+from qworker.transports.portions import portions
 from qworker.transports.redis.connection import Link, Script
 from qworker.transports.redis.join_rows import (
     JOIN_KEYS,
@@ -309,8 +310,8 @@ class RedisJoins(Joins):
         return None if number is None else int(number)
 
     def add(self, parts: Sequence[Part]) -> None:
-        for start in range(0, len(parts), PORTION):
-            arguments = part_arguments(parts[start : start + PORTION], self._keys)
+        for some in portions(parts, PORTION):
+            arguments = part_arguments(some, self._keys)
             if not arguments:
                 continue
             crash_point("recording-parts")
@@ -393,9 +394,8 @@ class RedisJoins(Joins):
         return bool(ours) or not here
 
     def drop(self, joins: Collection[str]) -> None:
-        names = list(joins)
-        for start in range(0, len(names), PORTION):
-            self._call(_DROP, *names[start : start + PORTION])
+        for some in portions(joins, PORTION):
+            self._call(_DROP, *some)
 
     def hold(self, body: str, publication: int, seconds: float) -> int:
         return int(self._call(_HOLD, body, publication, math.ceil(seconds)))

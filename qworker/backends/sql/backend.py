@@ -15,7 +15,7 @@ PostgreSQL notifies waiters of results; on other databases they poll.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -35,6 +35,7 @@ from qworker.backends.sql.tables import connect, make_join_layout, make_tables
 from qworker.clock import Clock, from_epoch, isoformat, parse_iso
 from qworker.errors import EncodeError
 from qworker.transports.lease import ResultRow
+from qworker.transports.portions import portions
 from qworker.transports.sql.result_rows import key_of, latest, pack, place_of, unpack
 from qworker.transports.sql.result_upserts import COUNTING, UPSERTS, channel_of, lock_of
 
@@ -141,7 +142,7 @@ class SQLBackend(Backend):
     def read_many(self, ids: Collection[str]) -> dict[str, Found]:
         found: dict[str, Found] = {}
         names = {key_of(task_id): task_id for task_id in ids}
-        for portion in _portions(names):
+        for portion in portions(names, PORTION):
             found.update(self._read(portion, names))
         return found
 
@@ -171,7 +172,7 @@ class SQLBackend(Backend):
 
     def forget_many(self, ids: Iterable[str]) -> None:
         task = self._tables.task
-        for portion in _portions([key_of(task_id) for task_id in ids]):
+        for portion in portions((key_of(task_id) for task_id in ids), PORTION):
             self._database.execute(task.delete().where(task.c.task_id.in_(portion)))
 
     def open_source(self) -> ListenConnection | None:
@@ -248,9 +249,3 @@ class SQLBackend(Backend):
     def close(self) -> None:
         super().close()
         self._database.close()
-
-
-def _portions(ids: Collection[str]) -> Iterator[list[str]]:
-    wanted = list(ids)
-    for start in range(0, len(wanted), PORTION):
-        yield wanted[start : start + PORTION]

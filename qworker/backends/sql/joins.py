@@ -22,7 +22,8 @@ from qworker.errors import EncodeError, PublishError
 from qworker.process.crash_points import crash_point
 from qworker.transports.join_parts import check_join
 from qworker.transports.lease import Envelope, Part, Sender
-from qworker.transports.sql.join_rows import PORTION, JoinTables, Row, Session, places, portions
+from qworker.transports.portions import portions
+from qworker.transports.sql.join_rows import PORTION, JoinTables, Row, Session, places
 
 T = TypeVar("T")
 
@@ -93,7 +94,7 @@ class _Within(NamedTuple):
         join, part, _ = self.tables
 
         def work(session: Session) -> None:
-            for some in portions(sorted(joins)):
+            for some in portions(sorted(joins), PORTION):
                 dropped = f"FROM {join} WHERE id IN ({places(some)}) AND remaining >= 0"
                 session.do(f"DELETE FROM {part} WHERE seq IN (SELECT seq {dropped})", some)
                 session.do(f"DELETE {dropped}", some)
@@ -112,8 +113,7 @@ def _rows(joins: Sequence[Join]) -> list[Row]:
 
 
 def _open(table: str, keep: str, rows: Sequence[Row], session: Session) -> None:
-    for start in range(0, len(rows), OPENED_AT_ONCE):
-        some = rows[start : start + OPENED_AT_ONCE]
+    for some in portions(rows, OPENED_AT_ONCE):
         values = ", ".join(["(%s, %s, %s, %s, %s, %s)"] * len(some))
         statement = f"INSERT INTO {table} (id, size, remaining, due, expires, body) VALUES {values} {keep}"
         session.do(statement, [value for row in some for value in row])
@@ -182,7 +182,7 @@ class SQLJoins(Joins):
             self._delete(session, [seq for (seq,) in session.ask(past, (now, PORTION))])
             found = {seq: row for seq, *row in session.ask(due, (now, limit))}
             claimed: list[int] = fitting((seq, size) for seq, (size, *_) in found.items())
-            for some in portions(claimed):
+            for some in portions(claimed, PORTION):
                 session.do(
                     f"UPDATE {self._join} SET due = %s, token = %s WHERE seq IN ({places(some)})",
                     (now + seconds, token, *some),
@@ -259,7 +259,7 @@ class SQLJoins(Joins):
             self._delete(session, [seq for seq, remaining in found if remaining >= 0])
 
         if self._place.are_there():
-            for some in portions(sorted(joins)):
+            for some in portions(sorted(joins), PORTION):
                 self._transact(partial(work, some=some))
 
     def hold(self, body: str, publication: int, seconds: float) -> int:

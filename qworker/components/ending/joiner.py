@@ -39,6 +39,7 @@ from qworker.tasks import followup
 from qworker.tasks.outcome import Followed
 from qworker.tasks.unsent import is_away
 from qworker.transports.lease import Envelope, Part
+from qworker.transports.portions import portions
 
 if TYPE_CHECKING:
     from qworker.app import QWorker
@@ -253,8 +254,8 @@ class Joiner(ThreadComponent):
         ]
         ids = [part.task_id for part, is_wanted in zip(join.parts, wanted, strict=True) if is_wanted]
         found: dict[str, Any] = {}
-        for start in range(0, len(ids), PORTION):
-            found.update(self._app.backend.read_many(ids[start : start + PORTION]))
+        for some in portions(ids, PORTION):
+            found.update(self._app.backend.read_many(some))
         values: list[Any] = []
         for part, is_wanted in zip(join.parts, wanted, strict=True):
             meta = found.get(part.task_id)

@@ -29,6 +29,7 @@ from qworker.django.models import Failure, Task
 from qworker.django.signing import PickleSerializer, SignedPackage
 from qworker.errors import QWorkerError
 from qworker.interrupts import let_pass
+from qworker.transports.portions import portions
 
 # -- filters: the values of a column to choose from, without reading the whole table --
 
@@ -259,10 +260,10 @@ def resubmit(queryset: Any) -> Resubmission:
     alias = queryset._db or router.db_for_write(queryset.model)
     rows = queryset.model._base_manager.using(alias)
     keys = list(queryset.order_by("started").values_list("pk", flat=True))
-    for start in range(0, len(keys), PORTION):
+    for some in portions(keys, PORTION):
         texts = {f"{name}_text": as_text(name) for name in ("args", "kwargs")}
-        found = rows.defer(*PICKLED).annotate(**texts).in_bulk(keys[start : start + PORTION])
-        for task in (found[key] for key in keys[start : start + PORTION] if key in found):
+        found = rows.defer(*PICKLED).annotate(**texts).in_bulk(some)
+        for task in (found[key] for key in some if key in found):
             try:
                 call = _call_of(task)
             except Exception as error:  # noqa: BLE001 - it may hold anything, and the others are sent

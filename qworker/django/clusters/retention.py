@@ -27,6 +27,7 @@ from qworker.django.execution import connections as task_connections
 from qworker.django.execution import parts
 from qworker.django.models import Success, Task
 from qworker.errors import BackendError
+from qworker.transports.portions import portions
 
 LOOK_SECONDS = 1.0
 TIDY_SECONDS = 60.0
@@ -113,8 +114,7 @@ def sweep(since: datetime | None = None, most: int = MOST) -> int:
         recent = set(ended.iterator())  # SQLite would do DISTINCT by another index
         full = [None] if None in recent else []  # which IN does not find
         named = [each for each in recent if each is not None]
-        for start in range(0, len(named), COUNTED_AT_ONCE):
-            portion = named[start : start + COUNTED_AT_ONCE]
+        for portion in portions(named, COUNTED_AT_ONCE):
             full += [each[field] for each in counted.filter(**{f"{field}__in": portion})]
     return sum(_beyond(successes.filter(**_same(field, each)), limit, most) for each in full)
 

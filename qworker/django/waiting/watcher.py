@@ -25,6 +25,7 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.django.models import Task
 from qworker.django.transports.databases import own_connection
 from qworker.django.transports.notifications import Notifications, open_notifications
+from qworker.transports.portions import portions
 from qworker.transports.sql.link import blind
 
 LINGER_SECONDS = 1.0
@@ -72,10 +73,10 @@ class TaskWatcher:
         """
         keys = [key for key in ids if "\0" not in key]  # a database refuses such keys
         found: dict[str, Found] = {}
-        for some in _portions([key for key in keys if key.startswith(_TASK)]):
+        for some in portions((key for key in keys if key.startswith(_TASK)), PORTION):
             found |= self._tasks(some)
         for kind, only in ((_GROUP, Q()), (_SUCCESSES, Q(success=True))):
-            for some in _portions([key for key in keys if key.startswith(kind)]):
+            for some in portions((key for key in keys if key.startswith(kind)), PORTION):
                 found |= self._groups(some, only)
         return found
 
@@ -203,11 +204,6 @@ def _asked(query: QuerySet[Any], connection: Any) -> list[Any]:
 
 def _ended(result: Any) -> dict[str, Any]:
     return {"status": states.SUCCESS, "result": result}
-
-
-def _portions(keys: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(keys), PORTION):
-        yield keys[start : start + PORTION]
 
 
 _watchers: dict[tuple[str, str], TaskWatcher] = {}

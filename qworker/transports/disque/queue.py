@@ -27,6 +27,7 @@ from qworker.transports.disque.link import Command, Refusal
 from qworker.transports.disque.nodes import Answer, Cluster, refused
 from qworker.transports.disque.url import Address
 from qworker.transports.held.port import Count, Entry, NotAll, Received, ServerQueue, Source, by_lease
+from qworker.transports.portions import portions
 
 logger = logging.getLogger(__name__)
 
@@ -189,8 +190,8 @@ class DisqueQueue(ServerQueue):
             if copies[0]["waits"] or any(job["state"] == b"queued" for job in copies)
         ]
         done = 0
-        for start in range(0, len(ids), BATCH):
-            done += self._cluster.ask([("ACKJOB", *ids[start : start + BATCH])]).replies[0]
+        for some in portions(ids, BATCH):
+            done += self._cluster.ask([("ACKJOB", *some)]).replies[0]
         return done
 
 

@@ -17,7 +17,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from qworker.conf.secrets import mask_urls
@@ -25,6 +24,7 @@ from qworker.errors import BrokerUnavailable
 from qworker.interrupts import let_pass
 from qworker.transports.held.messages import Content, Outgoing, parsed, written
 from qworker.transports.lease import Kind, QueueInfo, Revocation
+from qworker.transports.portions import portions
 
 DEAD = "qworker.dead"
 """The queue of dead letters."""
@@ -221,28 +221,6 @@ class ServerQueue(Source):
         """Delete all that waits; return how many messages that were, about."""
 
 
-def portions(queue: ServerQueue, entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """*entries*, as many at a time as *queue* takes."""
-    found: list[Entry] = []
-    size = 0
-    for entry in entries:
-        length = len(entry.text)
-        if found and (len(found) == queue.batch or size + length > queue.portion_bytes):
-            yield found
-            found, size = [], 0
-        found.append(entry)
-        size += length
-    if found:
-        yield found
-
-
-def batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """*items*, up to *size* at a time."""
-    left = iter(items)
-    while batch := list(islice(left, size)):
-        yield batch
-
-
 def by_lease(messages: Iterable[Received]) -> tuple[list[Received], list[Received]]:
     """Return those that are still ours, and those that others may have by now."""
     now = time.monotonic()
@@ -259,7 +237,7 @@ def by_queue(messages: Iterable[Received]) -> Iterator[tuple[ServerQueue, list[R
     for message in messages:
         found.setdefault(message.queue, []).append(message)
     for queue, ones in found.items():
-        for batch in batches(ones, queue.batch):
+        for batch in portions(ones, queue.batch):
             yield queue, batch
 
 

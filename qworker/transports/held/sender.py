@@ -24,10 +24,10 @@ from qworker.transports.held.port import (
     Server,
     ServerQueue,
     close,
-    portions,
 )
 from qworker.transports.lease import Envelope, Revoking, Sender
 from qworker.transports.own_headers import DUE
+from qworker.transports.portions import portions_by_size
 
 LONGEST_PAUSE = 2.0
 """Seconds between two tries of a portion."""
@@ -122,7 +122,9 @@ class HeldSender(Sender, Revoking):
                 for message, id in zip(messages, ids, strict=False)
                 if message.queue == name
             )
-            for portion in portions(queue, entries):
+            for portion in portions_by_size(
+                entries, queue.batch, queue.portion_bytes, lambda entry: len(entry.text)
+            ):
                 self._send(name, portion, timeout, taken, len(messages))
                 taken += len(portion)
 

@@ -14,7 +14,7 @@ under the tag that it had, and what was kept goes last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from qworker.transports.lease import Again, Dead, Kind, Letters
 from qworker.transports.mongodb import result_documents
 from qworker.transports.mongodb.layout import READY, Document, new_tags
 from qworker.transports.mongodb.server import Collections, Server
+from qworker.transports.portions import portions
 
 R = TypeVar("R")
 
@@ -62,8 +63,8 @@ class MongoLetters(Letters):
         now = self._clock.now()
 
         def work(found: Collections, kept: Any) -> int:
-            portions = _portions(kept, tags)
-            return sum(found.atomically(partial(_retry, found, kept, portion, now)) for portion in portions)
+            some = _portions(kept, tags)
+            return sum(found.atomically(partial(_retry, found, kept, portion, now)) for portion in some)
 
         return self._sent(self._run(work))
 
@@ -116,11 +117,11 @@ def _dead(row: Document) -> Dead:
     return Dead(int(row["_id"]), row["q"], *told, bytes(row["body"]))
 
 
-def _portions(kept: Any, tags: Sequence[int] | None) -> list[list[int]]:
+def _portions(kept: Any, tags: Sequence[int] | None) -> Iterator[list[int]]:
     """Yield *tags* (None: all) in portions."""
     if tags is None:
         tags = [each["_id"] for each in kept.find({}, {"_id": 1}, sort=[("_id", 1)])]
-    return [list(tags[start : start + CHANGED_AT_ONCE]) for start in range(0, len(tags), CHANGED_AT_ONCE)]
+    return portions(tags, CHANGED_AT_ONCE)
 
 
 def _as_message(letter: Document, now: float) -> Document:

@@ -15,12 +15,13 @@ from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.interrupts import let_pass
 from qworker.naming import task_ids
 from qworker.transports.connect_errors import NATS, explained, while_connecting
-from qworker.transports.held.port import FAILED, QueueGone, Server, ServerQueue, Source, batches
+from qworker.transports.held.port import FAILED, QueueGone, Server, ServerQueue, Source
 from qworker.transports.nats.client import Client, Post, Refused
 from qworker.transports.nats.letters import LetterQueue
 from qworker.transports.nats.queue import BATCH, NatsQueue, publish
 from qworker.transports.nats.revocations import Revocations, encoded
 from qworker.transports.nats.url import LETTERS, Layout, Place
+from qworker.transports.portions import portions
 
 NO_STREAM, NO_CONSUMER, OTHERWISE_CONFIGURED, NO_JETSTREAM = 10059, 10014, 10058, 10076
 GONE = frozenset({NO_STREAM, NO_CONSUMER, 503, 409})
@@ -156,7 +157,7 @@ class NatsServer(Server):
     def revoke(self, connection: Client, ids: Sequence[str], terminate: bool, signal: str) -> None:
         self.declare_revocations(connection)
         posts = (Post(self.layout.revoked_subject, encoded(id, terminate, signal)) for id in ids)
-        for batch in batches(posts, BATCH):
+        for batch in portions(posts, BATCH):
             publish(connection, self.layout.revoked_stream, batch, task_ids())
 
     def revocations(self, connection: Client, ring: Callable[[], None]) -> Revocations:

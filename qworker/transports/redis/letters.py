@@ -9,11 +9,12 @@ Thread:      any; constants.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from qworker.naming import task_id
 from qworker.transports.lease import Again, Dead, Envelope, Kind, Leased, Letters
+from qworker.transports.portions import portions
 from qworker.transports.redis.connection import Script
 from qworker.transports.redis.database import Database
 from qworker.transports.redis.envelope import Layout, from_payload, moment, route, to_payload, whole
@@ -206,8 +207,7 @@ class RedisLetters(Letters):
 
     def send_again(self, calls: Sequence[Again]) -> int:
         count = 0
-        for start in range(0, len(calls), PORTION):
-            some = calls[start : start + PORTION]
+        for some in portions(calls, PORTION):
             arguments: list[str | int | bytes] = []
             for call, (queue, payload) in zip(some, self._kept([call.tag for call in some]), strict=True):
                 if queue is not None and payload is not None:
@@ -229,9 +229,9 @@ class RedisLetters(Letters):
 
     def push(self, letters: Sequence[Dead]) -> None:
         scale = self._layout.scale
-        for start in range(0, len(letters), PORTION):
+        for some in portions(letters, PORTION):
             arguments: list[Any] = []
-            for letter in letters[start : start + PORTION]:
+            for letter in some:
                 _, queue, reason, died_at, deliveries, headers, properties, body = letter
                 step, tail = route(queue, 0, scale)
                 payload = to_payload(Envelope(queue, headers, properties, body), b"null", tail, task_id())
@@ -247,11 +247,11 @@ class RedisLetters(Letters):
             tuple(reply) for reply in self._database.ask([("HMGET", key, "queue", "payload") for key in keys])
         ]
 
-    def _portions(self, tags: Sequence[int] | None) -> list[Sequence[int]]:
+    def _portions(self, tags: Sequence[int] | None) -> Iterator[Sequence[int]]:
         if tags is None:
             known = map(whole, self._database.ask([("ZRANGE", self._layout.key(self._kind), 0, -1)])[0])
             tags = [tag for tag in known if tag]
-        return [tags[start : start + PORTION] for start in range(0, len(tags), PORTION)]
+        return portions(tags, PORTION)
 
 
 def result_key(layout: Layout, message: Leased) -> str:

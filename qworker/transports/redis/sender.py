@@ -18,6 +18,7 @@ from typing import Any
 from qworker.naming import task_ids
 from qworker.process.crash_points import crash_point
 from qworker.transports.lease import Envelope, Revocation, Revoking, Sender
+from qworker.transports.portions import portions
 from qworker.transports.redis.connection import SURELY_TAKEN, Link, Script, checked, pack, refuse_too_large
 from qworker.transports.redis.database import Database
 from qworker.transports.redis.envelope import SEPARATOR, USUAL, Layout, route, to_payload, whole
@@ -101,8 +102,8 @@ class RedisSender(Sender, Revoking):
         link = links.take()
         try:
             link.ask(pack(("MULTI",)), 1, timeout)
-            for start in range(0, len(envelopes), PORTION):
-                writes = self._gather(envelopes[start : start + PORTION])
+            for some in portions(envelopes, PORTION):
+                writes = self._gather(some)
                 for reply in link.ask(*self._packed(writes), timeout):
                     checked(link, reply)
                 for queue, more in self._queues(writes).items():

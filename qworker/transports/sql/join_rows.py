@@ -13,14 +13,14 @@ it is ``due``.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from qworker.transports.join_parts import by_join
 from qworker.transports.lease import Part
+from qworker.transports.portions import portions
 
-T = TypeVar("T")
 Row = tuple[Any, ...]
 
 PORTION = 500
@@ -57,7 +57,7 @@ def record(session: Session, tables: JoinTables, parts: Sequence[Part]) -> None:
     """Record *parts*; those of missing joins, or with too large numbers, leave nothing behind."""
     numbered = by_join(parts)
     found: dict[int, tuple[str, int]] = {}
-    for ids in portions(list(numbered)):
+    for ids in portions(numbered, PORTION):
         query = f"SELECT seq, id, size FROM {tables.join} WHERE id IN ({places(ids)}) ORDER BY id"
         found.update((seq, (name, size)) for seq, name, size in session.ask(query + tables.locking, ids))
     wanted = [
@@ -67,7 +67,7 @@ def record(session: Session, tables: JoinTables, parts: Sequence[Part]) -> None:
         if number < size
     ]
     new: dict[int, int] = defaultdict(int)
-    for rows in portions(wanted):
+    for rows in portions(wanted, PORTION):
         there = _there(session, tables, rows)
         adding = [row for row in rows if row[:2] not in there]
         if adding:
@@ -96,7 +96,7 @@ def _count(session: Session, tables: JoinTables, new: Mapping[int, int]) -> None
     for seq, count in new.items():
         alike[count].append(seq)
     for count, every in sorted(alike.items()):
-        for some in portions(every):
+        for some in portions(every, PORTION):
             # MySQL sets columns from left to right, and would use the new value.
             session.do(
                 f"UPDATE {tables.join} SET due = CASE WHEN remaining <= %s AND token IS NULL THEN 0 ELSE due "
@@ -134,9 +134,3 @@ FROM counted WHERE standing.seq = counted.seq"""
 def places(values: Sequence[object]) -> str:
     """Return placeholders for so many values."""
     return ", ".join(["%s"] * len(values))
-
-
-def portions(every: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Yield *every* in portions of one statement."""
-    for start in range(0, len(every), PORTION):
-        yield every[start : start + PORTION]

@@ -8,11 +8,12 @@ Thread:      any; they share one connection with publishers, in turn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from qworker.clock import Clock
 from qworker.transports.lease import Again, Dead, Kind, Letters
+from qworker.transports.portions import portions
 from qworker.transports.sql.link import Handle, Link
 from qworker.transports.sql.results import ResultTable
 from qworker.transports.sql.schema import LETTERS
@@ -82,8 +83,7 @@ class SQLLetters(Letters):
 
     def discard(self, tags: Sequence[int] | None = None) -> int:
         def work(link: Link) -> int:
-            portions = self._portions(link, tags)
-            return sum(link.do(self._named(DISCARD), (portion,)) for portion in portions)
+            return sum(link.do(self._named(DISCARD), (some,)) for some in self._portions(link, tags))
 
         return self._handle.look(work, 0)
 
@@ -94,11 +94,10 @@ class SQLLetters(Letters):
 
         self._handle.transact(work)
 
-    def _portions(self, link: Link, tags: Sequence[int] | None) -> list[list[int]]:
+    def _portions(self, link: Link, tags: Sequence[int] | None) -> Iterator[list[int]]:
         if tags is None:
             tags = [tag for (tag,) in link.ask(self._named("SELECT tag FROM {table} ORDER BY tag"))]
-        starts = range(0, len(tags), CHANGED_AT_ONCE)
-        return [list(tags[start : start + CHANGED_AT_ONCE]) for start in starts]
+        return portions(tags, CHANGED_AT_ONCE)
 
     def _named(self, statement: str) -> str:
         return statement.replace("{table}", self._table)

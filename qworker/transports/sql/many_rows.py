@@ -8,8 +8,11 @@ Thread:      any; pure functions.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from qworker.transports.portions import portions_by_size
 
 LARGE = 64 * 1024
 """Bytes of a value that is no longer written by two characters for each."""
@@ -25,16 +28,11 @@ def statements(
     head, _, rest = statement.partition(" VALUES (")
     _, _, tail = rest.partition(")")
     begin, end = f"{head} VALUES ".encode(encoding), tail.encode(encoding)
-    some: list[bytes] = []
-    size = 0
-    for row in rows:
-        text = f"({','.join([literal(value, escape) for value in row])})".encode(encoding, "surrogateescape")
-        if some and size + len(text) > most:
-            yield begin + b",".join(some) + end
-            some, size = [], 0
-        some.append(text)
-        size += len(text) + 1
-    if some:
+    texts = (
+        f"({','.join([literal(value, escape) for value in row])})".encode(encoding, "surrogateescape")
+        for row in rows
+    )
+    for some in portions_by_size(texts, sys.maxsize, most + 1, lambda text: len(text) + 1):
         yield begin + b",".join(some) + end
 
 

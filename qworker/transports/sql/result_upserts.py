@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from qworker import states
+from qworker.transports.portions import length_of, portions_by_size
 from qworker.transports.sql.result_rows import DIGEST
 
 Row = tuple[Any, ...]
@@ -100,7 +101,7 @@ def mysql_upsert(
     changes = ", ".join(f"{name} = IF({may_replace}, VALUES({name}), {name})" for name in order)
     key, value = ("", "") if makes_ids else ("id, ", "nextval(task_id_sequence), ")
     one = f"({value}{', '.join([place] * len(columns))})"
-    for portion in _portions(rows):
+    for portion in portions_by_size(rows, MAX_ROWS, MAX_BYTES, length_of):
         yield (
             f"INSERT INTO {table} ({key}{', '.join(columns)}) VALUES {', '.join([one] * len(portion))} "
             f"ON DUPLICATE KEY UPDATE {changes}",
@@ -115,7 +116,7 @@ def sqlite_upsert(
     changes = ", ".join(f"{name} = excluded.{name}" for name in columns if name != "task_id")
     one = f"({', '.join([place] * len(columns))})"
     may_replace = _MAY_REPLACE.format(old=f"{table}.status", new="excluded.status")
-    for portion in _portions(rows):
+    for portion in portions_by_size(rows, MAX_ROWS, MAX_BYTES, length_of):
         yield (
             f"INSERT INTO {table} ({', '.join(columns)}) VALUES {', '.join([one] * len(portion))} "
             f"ON CONFLICT (task_id) DO UPDATE SET {changes} WHERE {may_replace}",
@@ -125,20 +126,6 @@ def sqlite_upsert(
 
 def _for_sqlite(value: Any) -> Any:
     return value.isoformat(" ", "microseconds") if isinstance(value, datetime) else value
-
-
-def _portions(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    portion: list[Row] = []
-    size = 0
-    for row in rows:
-        length = sum(len(value) for value in row if isinstance(value, bytes | str))
-        if portion and (len(portion) == MAX_ROWS or size + length > MAX_BYTES):
-            yield portion
-            portion, size = [], 0
-        portion.append(row)
-        size += length
-    if portion:
-        yield portion
 
 
 UPSERTS: dict[str, Upsert] = {

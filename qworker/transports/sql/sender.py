@@ -15,6 +15,7 @@ from qworker.errors import ConfigurationError
 from qworker.process.crash_points import crash_point
 from qworker.process.group_commit import GroupCommit
 from qworker.transports.lease import Envelope, Revoking, Sender
+from qworker.transports.portions import portions
 from qworker.transports.sql.link import Handle, Link, MessageRow
 from qworker.transports.sql.schema import DELAYED, NEW_COLUMNS, NEXT_NUMBER, READY
 
@@ -152,8 +153,7 @@ class TransactionalSender(Sender):
         """Insert *envelopes*. An error is the driver's own, since the caller's transaction has failed with
         it."""
         rows = self._rows_of(envelopes)
-        for start in range(0, len(rows), PORTION):
-            portion = rows[start : start + PORTION]
+        for portion in portions(rows, PORTION):
             values = tuple(value for row in portion for value in row)
             places = ", ".join([_PLACES] * len(portion))
             self.execute(f"INSERT INTO {self._table} ({NEW_COLUMNS}) VALUES {places}", values)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from qworker.clock import Clock
 from qworker.transports.lease import Again, Dead, Kind, Letters
+from qworker.transports.portions import portions
 from qworker.transports.sqlite import NEXT_TAG, READY, Handle, Notifier
 
 MOST_VARIABLES = 500
@@ -104,6 +105,7 @@ def selections(tags: Sequence[int] | None) -> list[tuple[str, tuple[int, ...]]]:
     """Return the WHERE clauses that select *tags*, in portions allowed by SQLite's limit of variables."""
     if tags is None:
         return [("", ())]
-    starts = range(0, len(tags), MOST_VARIABLES)
-    portions = [tuple(tags[start : start + MOST_VARIABLES]) for start in starts]
-    return [(f"WHERE tag IN ({','.join('?' * len(portion))})", portion) for portion in portions]
+    return [
+        (f"WHERE tag IN ({','.join('?' * len(some))})", tuple(some))
+        for some in portions(tags, MOST_VARIABLES)
+    ]

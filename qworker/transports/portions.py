@@ -1,0 +1,43 @@
+"""Many values in portions, for servers that take only so many at a time, or should not take all at once.
+
+Comes from:  transports, backends and schedules.
+Goes to:     nothing.
+Thread:      any; pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def portions(values: Iterable[T], most: int) -> Iterator[list[T]]:
+    """Yield *values*, at most so many at a time."""
+    rest = iter(values)
+    while portion := list(islice(rest, most)):
+        yield portion
+
+
+def portions_by_size(
+    values: Iterable[T], most: int, largest: int, size_of: Callable[[T], int]
+) -> Iterator[list[T]]:
+    """Like portions(); the sizes of a portion have at most the sum *largest*, unless it is a single value."""
+    portion: list[T] = []
+    total = 0
+    for value in values:
+        size = size_of(value)
+        if portion and (len(portion) == most or total + size > largest):
+            yield portion
+            portion, total = [], 0
+        portion.append(value)
+        total += size
+    if portion:
+        yield portion
+
+
+def length_of(row: Iterable[Any]) -> int:
+    """Return the size of *row*: the sum of the lengths of its texts and bytes."""
+    return sum(len(value) for value in row if isinstance(value, bytes | str))
