@@ -14,7 +14,7 @@ import marshal
 import math
 import pickle
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from functools import cache
@@ -30,6 +30,7 @@ from qworker.errors import EncodeError
 from qworker.interrupts import let_pass
 from qworker.safe_repr import safe_repr
 from qworker.transports.lease import ResultRow
+from qworker.transports.portions import length_of, portions_by_size
 from qworker.transports.sql import refusals
 
 MARK = b"\x00task"
@@ -211,20 +212,8 @@ def statements(
     table = Task._meta.db_table
     return [
         (statement(vendor, table, len(some), place), tuple(value for row in some for value in row))
-        for some in _portions(latest(rows))
+        for some in portions_by_size(latest(rows), PORTION, PORTION_BYTES, length_of)
     ]
-
-
-def _portions(rows: Sequence[tuple[Any, ...]]) -> Iterator[Sequence[tuple[Any, ...]]]:
-    start = size = 0
-    for position, row in enumerate(rows):
-        length = sum(len(value) for value in row if isinstance(value, str))
-        if position - start == PORTION or (position > start and size + length > PORTION_BYTES):
-            yield rows[start:position]
-            start, size = position, 0
-        size += length
-    if rows:
-        yield rows[start:]
 
 
 def store_in_file(connection: Any, rows: Sequence[ResultRow]) -> list[ResultRow]:
