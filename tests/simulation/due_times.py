@@ -286,7 +286,8 @@ class Oracle:
         calls = sorted((at, due) for due, at, _ in slots)
         if not self.jumps and [due for _, due in calls] != sorted(due for _, due in calls):
             self.found.append(f"{name} was not called in the order of its due times: {calls}")
-        says = [entry.fields for life in known.lives for _, entry in life.says]
+        said = [each for life in known.lives for each in life.says]
+        says = [entry.fields for _, entry in said]
         unsure = [done.edit for done in self.story.edits if done.edit.name == name and done.unsure]
         says += [edit.fields if edit.entry is None else edit.entry.fields for edit in unsure]
         jitter = max((fields.get("jitter", 0.0) for fields in says), default=0.0)
@@ -296,9 +297,7 @@ class Oracle:
             troubled = any(start <= second + jitter and second <= end for start, end in self.troubles)
             if late < -TOLERANCE - self.skew:
                 self.found.append(f"{name} was called {-late:.3f} s before {self._shown(due)}")
-            edited = any(
-                done.edit.name == name and second <= done.at <= second + late for done in self.story.edits
-            )
+            edited = any(second <= since <= second + late for since, _ in said)
             excused = troubled or edited or known.unsure or self.jumps or self.silences
             if late > jitter + 1.0 and not excused:
                 self.found.append(f"{name} was called {late:.3f} s after {self._shown(due)}")

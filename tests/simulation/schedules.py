@@ -175,6 +175,8 @@ class Schedules:
         self.beats: dict[str, BeatNode] = {}
         self.over = False
         self.stores: list[Any] = []
+        self._edited: list[tuple[str, range]] = []
+        """Callers whose edits have ended, with the lines of the log meanwhile."""
 
     # -- each node --
 
@@ -297,13 +299,17 @@ class Schedules:
         self.time.note(caller.name, edit.what, edit.name, done.error or "done")
 
     def _place(self, began: int, caller: Caller) -> int:
-        """Where the log has the last that an edit of *caller* has written, or else read, since *began*."""
-        lines = list(enumerate(self.time.log[began:], began))
+        """Where the log has the last that an edit of *caller* has written, or else read, since *began*.
+        Others of *caller* may have begun and ended meanwhile."""
+        ended = len(self.time.log)
+        others = {place for name, lines in self._edited if name == caller.name for place in lines}
+        lines = [(place, self.time.log[place]) for place in range(began, ended) if place not in others]
+        self._edited.append((caller.name, range(began, ended)))
         for what in ("beat.edit", "beat."):
             for place, line in reversed(lines):
                 if f" {caller.name} {what}" in line:
                     return place
-        return began + len(lines)
+        return ended
 
     def _write(self, edit: Edit, caller: Caller) -> None:
         """Write a row as somebody does who has no key."""

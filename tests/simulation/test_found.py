@@ -533,3 +533,19 @@ def test_a_call_waits_for_the_result_store_among_calls_of_nobody() -> None:
     )
     table = Timetable(store="other", seconds=20.0, edits=edits)
     assert problems(run(Case(faults=(away,), schedules=table))) == []
+
+
+@pytest.mark.parametrize(("store", "signed"), [("", 14.0), ("other", 17.0)])
+def test_an_entry_is_called_late_once_it_is_signed(store: str, signed: float) -> None:
+    """It is due again from the call before a stranger's edit on."""
+    entry = Entry("e1", ("every", 2.5))
+    edits = (Edit("stranger", "e1", entry=entry), Edit("sign", at=signed))
+    table = Timetable(store=store, entries=(entry,), edits=edits)
+    assert problems(run(Case(World("sqlite", key="signed"), schedules=table))) == []
+
+
+def test_an_entry_is_removed_while_a_call_by_hand_waits_for_the_broker() -> None:
+    """The oracle took the removal, which the same caller made meanwhile, for the first of the two."""
+    away = Fault("away", "broker", at=6.0, seconds=10.0)
+    edits = (Edit("add", entry=Entry()), Edit("run", at=12.0), Edit("pause"), Edit("remove", at=13.0))
+    assert problems(run(Case(World("sqlite"), faults=(away,), schedules=Timetable(edits=edits)))) == []
