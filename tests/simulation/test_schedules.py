@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.case import Case, Entry, Fault, Timetable, World
+from qworker.beat.service import Beat
+from tests.simulation.case import Case, Edit, Entry, Fault, Timetable, World
 from tests.simulation.checks import problems
 from tests.simulation.nodes import IN_TRANSACTIONS
 from tests.simulation.run import run
@@ -60,3 +61,16 @@ def test_the_oracle_tells_of_what_is_missed_repeated_and_not_due() -> None:
     story.runs[:] = [*runs, last]
     story.slots["e0"] = [*slots, (last.due - 1.0, last.due, "id")]
     assert "e0 was called for 19.000000, when it was not due" in problems(seen)
+
+
+@pytest.mark.parametrize("edit", [Edit("remove", at=35.0), Edit("pause", at=21.0)])
+def test_the_oracle_tells_of_a_call_that_was_owed_and_dropped(
+    edit: Edit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = Fault("away", "broker", at=19.8, seconds=10.0)
+    table = Timetable(store="other", entries=(Entry("e0"),), edits=(edit,))
+    assert problems(run(Case(faults=(away,), schedules=table))) == []
+    monkeypatch.setattr(Beat, "_left_behind", lambda self, slot: [])
+    assert problems(run(Case(faults=(away,), schedules=table))) == [
+        "e0 was called for 20.000000, and did not run"
+    ]
