@@ -117,7 +117,7 @@ def file_of(url: str) -> str | None:
     """Return the path of the file or directory of a result store at *url*; None for servers and memory."""
     scheme, _, rest = url.partition(":")
     if scheme == "sqlite":
-        from qworker.transports.sqlite.path import database_path  # its package loads sqlite3
+        from qworker.transports.sql.embedded.path import database_path  # its package loads sqlite3
 
         return str(database_path(url))
     if scheme == "file":

@@ -15,8 +15,8 @@ from qworker.beat.store_sql import Pusher
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
 from qworker.interrupts import let_pass
 from qworker.transports.lease import Sender
-from qworker.transports.sqlite import Database, Handle
-from qworker.transports.sqlite.sender import SQLiteSender
+from qworker.transports.sql.embedded import Database, Handle
+from qworker.transports.sql.embedded.sender import SQLiteSender
 
 T = TypeVar("T")
 

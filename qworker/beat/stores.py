@@ -16,7 +16,7 @@ from qworker.beat.store_memory import MemoryScheduleStore
 from qworker.beat.store_sql import SQLScheduleStore
 from qworker.contracts import App
 from qworker.errors import ConfigurationError
-from qworker.transports.sqlite import Database, database_path
+from qworker.transports.sql.embedded import Database, database_path
 
 REDIS = frozenset(["redis", "rediss", "valkey", "valkeys", "unix", "sentinel"])
 SQL = frozenset(["postgresql", "postgres", "mysql", "mariadb"])

@@ -8,9 +8,9 @@ Modules, in reading order: ``lease`` (the interface of a broker), ``presence`` (
 ``capabilities`` (what it may lack), ``registered`` (which module opens it, ours or another package's),
 ``lease_consumer`` (shared code of consumers), ``failover`` (several brokers in turn), ``connect_errors``,
 ``tls``, ``own_headers`` (internal headers beside a message), ``join_parts`` (a message's parts of joins),
-``recent``, ``portions``, ``transfer`` (moving messages between brokers). Packages: ``sqlite``, ``redis``,
-``amqp``, ``sql``, ``mongodb``, ``held`` (brokers of servers that reserve delivered messages), ``kombu``,
-``sqs``, ``ironmq``, ``disque``, ``nats``; the table of the architecture says which of them import another.
+``recent``, ``portions``, ``transfer`` (moving messages between brokers). Packages: ``sql``, ``redis``,
+``amqp``, ``mongodb``, ``held`` (brokers of servers that reserve delivered messages), ``kombu``, ``sqs``,
+``ironmq``, ``disque``, ``nats``; the table of the architecture says which of them import another.
 ``as_kombu`` offers all of them to users of kombu, ``registry`` stores its queues and bindings.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from qworker.transports.lease import Broker
 
 SCHEMES = {
-    "sqlite": "qworker.transports.sqlite.broker",
+    "sqlite": "qworker.transports.sql.embedded.broker",
     **dict.fromkeys(
         ("redis", "rediss", "valkey", "valkeys", "unix", "sentinel"), "qworker.transports.redis.broker"
     ),

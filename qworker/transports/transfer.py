@@ -35,7 +35,7 @@ from qworker.naming import hostname, task_id
 from qworker.transports import SCHEMES
 from qworker.transports.lease import Ack, Broker, Dead, Envelope, Leased, Letters, QueueInfo
 from qworker.transports.portions import portions
-from qworker.transports.sqlite.path import database_path
+from qworker.transports.sql.embedded.path import database_path
 
 BATCH = 100
 EVER = 100 * 365 * 86400.0

@@ -44,7 +44,7 @@ IN_A_FILE = """
 import sqlite3
 from qworker.testing.contract import Place
 from qworker.testing.contract.suite import *
-from qworker.transports.sqlite.broker import SQLiteBroker
+from qworker.transports.sql.embedded.broker import SQLiteBroker
 
 class OwnPlace(Place):
     def open(self, **options):

@@ -18,7 +18,7 @@ import json, os, sys
 from pathlib import Path
 from qworker.errors import BrokerUnavailable, ConfigurationError
 from qworker.transports.lease import Ack, DeadLetter, Envelope
-from qworker.transports.sqlite.broker import SQLiteBroker
+from qworker.transports.sql.embedded.broker import SQLiteBroker
 
 disk = Path(sys.argv[1])
 said = {}

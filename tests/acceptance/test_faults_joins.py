@@ -21,7 +21,7 @@ from tests.acceptance.ledger import STARTED, messages_run
 pytestmark = [pytest.mark.acceptance, pytest.mark.fault, pytest.mark.timeout(120)]
 
 CALL = re.compile(r"""crash_point\("([^"]+)"\)""")
-OWN = ("components/ending/joiner.py", "transports/sqlite/join_rows.py", "backends/sql/joins.py")
+OWN = ("components/ending/joiner.py", "transports/sql/embedded/join_rows.py", "backends/sql/joins.py")
 POINTS = sorted(
     {name for path in OWN for name in CALL.findall((REPOSITORY / "qworker" / path).read_text())}
     - {"body-sent"}  # where messages are kept elsewhere

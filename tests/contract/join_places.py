@@ -21,7 +21,7 @@ from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf import Settings
 from qworker.transports.lease import Broker
-from qworker.transports.sqlite.broker import SQLiteBroker
+from qworker.transports.sql.embedded.broker import SQLiteBroker
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
 

@@ -14,7 +14,7 @@ from typing import Any
 from qworker.testing.contract import Place
 from qworker.transports.failover import FailoverBroker
 from qworker.transports.lease import Broker
-from qworker.transports.sqlite.broker import SQLiteBroker
+from qworker.transports.sql.embedded.broker import SQLiteBroker
 
 
 class SQLitePlace(Place):

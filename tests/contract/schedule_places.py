@@ -21,7 +21,7 @@ from qworker.beat.store_memory import MemoryScheduleStore
 from qworker.beat.stores import open_store
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.transports.lease import Broker
-from qworker.transports.sqlite.broker import SQLiteBroker
+from qworker.transports.sql.embedded.broker import SQLiteBroker
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace, SQLPlace
 

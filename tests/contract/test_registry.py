@@ -11,7 +11,7 @@ import pytest
 
 from qworker.transports.lease import Broker
 from qworker.transports.registry import LocalRegistry, Registry
-from qworker.transports.sqlite.broker import SQLiteBroker
+from qworker.transports.sql.embedded.broker import SQLiteBroker
 from tests.contract.place_mongodb import MongoPlace
 from tests.contract.place_redis import RedisPlace
 from tests.contract.place_sql import MySQLPlace, PostgreSQLPlace

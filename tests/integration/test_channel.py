@@ -28,7 +28,7 @@ from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
 from qworker.transports import register
 from qworker.transports.as_kombu.exchanges import KNOWN_SECONDS, LIFE_SECONDS, Exchanges
 from qworker.transports.lease import Ack, DeadLetter, Envelope
-from qworker.transports.sqlite.broker import SQLiteBroker
+from qworker.transports.sql.embedded.broker import SQLiteBroker
 
 pytestmark = pytest.mark.integration
 

@@ -21,7 +21,7 @@ from qworker.errors import Reject, TaskRevoked
 from qworker.message.protocol import TaskMessage, encode
 from qworker.testing import FakeClock, MemoryStore, StepWorker
 from qworker.transports.lease import Broker, Dead, DeadLetter, Envelope
-from qworker.transports.sqlite.broker import SQLiteBroker
+from qworker.transports.sql.embedded.broker import SQLiteBroker
 from qworker.transports.transfer import move
 
 pytestmark = pytest.mark.integration

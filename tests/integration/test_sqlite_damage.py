@@ -15,8 +15,8 @@ from qworker import QWorker
 from qworker.errors import PublishError
 from qworker.testing.worker import StepWorker
 from qworker.transports.lease import Dead, DeadLetter, Envelope, Release
-from qworker.transports.sqlite import Database, database
-from qworker.transports.sqlite.broker import SQLiteBroker
+from qworker.transports.sql.embedded import Database, database
+from qworker.transports.sql.embedded.broker import SQLiteBroker
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,7 @@ import pytest
 
 from qworker.errors import BrokerUnavailable, LeaseLost
 from qworker.transports.lease import Ack
-from qworker.transports.sqlite.broker import SQLiteBroker
+from qworker.transports.sql.embedded.broker import SQLiteBroker
 from tests.support.messages import message
 from tests.support.waiting import until
 

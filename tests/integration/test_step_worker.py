@@ -21,7 +21,7 @@ from qworker.errors import BackendError, Reject, TaskRevoked, Terminated, TimeLi
 from qworker.tasks.outcome import LOST, TIME_LIMIT
 from qworker.testing import FakeClock, MemoryStore, StepWorker, stepping
 from qworker.transports.lease import Broker, Envelope, Release
-from qworker.transports.sqlite.broker import SQLiteBroker
+from qworker.transports.sql.embedded.broker import SQLiteBroker
 
 pytestmark = pytest.mark.integration
 

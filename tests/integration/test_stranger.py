@@ -29,7 +29,7 @@ from qworker.states import SUCCESS
 from qworker.testing import StepWorker
 from qworker.testing.contract import Place
 from qworker.transports.lease import Envelope
-from qworker.transports.sqlite.broker import SQLiteBroker
+from qworker.transports.sql.embedded.broker import SQLiteBroker
 from qworker.transports.transfer import move
 from tests.contract.place_amqp import AMQPPlace
 from tests.contract.place_redis import RedisPlace

@@ -25,7 +25,7 @@ from qworker import Middleware, QWorker, Task, chain, chord, graph, group, signa
 from qworker.message.marks import JOINS, MARKS
 from qworker.signals import before_task_publish
 from qworker.testing import FakeClock, MemoryStore, StepWorker
-from qworker.transports.sqlite.broker import SQLiteBroker
+from qworker.transports.sql.embedded.broker import SQLiteBroker
 from tests.support import flows
 from tests.support.flow_runs import Ledger, is_ready, tree, value_of
 from tests.support.flows import canvas, expected

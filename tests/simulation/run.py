@@ -30,7 +30,7 @@ from qworker.publishing import workflows
 from qworker.publishing.transactions import holding_back
 from qworker.testing import MemoryStore
 from qworker.transports.lease import DeadLetter, Envelope, Part
-from qworker.transports.sqlite.broker import SQLiteBroker
+from qworker.transports.sql.embedded.broker import SQLiteBroker
 from qworker.transports.transfer import move
 from tests.simulation.case import Case, Fault, Order
 from tests.simulation.nodes import Asked, Caller, Node, WorkerNode, is_ready, value_of

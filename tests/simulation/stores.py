@@ -21,7 +21,7 @@ from qworker.backends import open_backend
 from qworker.backends.keyvalue.memory import MemoryBackend
 from qworker.testing import MemoryStore
 from qworker.transports.kombu.broker import kombu_broker
-from qworker.transports.sqlite.broker import SQLiteBroker
+from qworker.transports.sql.embedded.broker import SQLiteBroker
 from tests.simulation.seams import BACKEND, BROKER, JOINS, LETTERS, Process, watch
 from tests.simulation.world import Clock, Time
 

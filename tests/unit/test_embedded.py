@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from qworker import states
 from qworker.errors import BrokerUnavailable, ConfigurationError, LeaseLost
-from qworker.transports.sqlite import (
+from qworker.transports.sql.embedded import (
     NEXT_TAG,
     SCHEMA_VERSION,
     UPSERT_RESULT,
@@ -29,7 +29,7 @@ from qworker.transports.sqlite import (
     file_system,
     transaction,
 )
-from qworker.transports.sqlite.database import busy
+from qworker.transports.sql.embedded.database import busy
 from tests.support.waiting import readable
 
 # -- where it is --

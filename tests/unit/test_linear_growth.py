@@ -49,10 +49,12 @@ LARGEST = 64 * 1024
 ROUNDS = 6
 
 REGEXES: dict[str, Callable[[], list[Any]]] = {
-    "qworker.transports.sqlite.database:_STRICTLY": lambda: _named(
-        "qworker.transports.sqlite.database:_STRICTLY"
+    "qworker.transports.sql.embedded.database:_STRICTLY": lambda: _named(
+        "qworker.transports.sql.embedded.database:_STRICTLY"
     ),
-    "qworker.transports.sqlite.path:_ESCAPED": lambda: _named("qworker.transports.sqlite.path:_ESCAPED"),
+    "qworker.transports.sql.embedded.path:_ESCAPED": lambda: _named(
+        "qworker.transports.sql.embedded.path:_ESCAPED"
+    ),
     "qworker.transports.redis.envelope:_HEAD": lambda: _named("qworker.transports.redis.envelope:_HEAD"),
     "qworker.transports.connect_errors:_HANGING_UP": lambda: _named(
         "qworker.transports.connect_errors:_HANGING_UP"

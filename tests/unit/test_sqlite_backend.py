@@ -13,7 +13,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.conf import Settings
 from qworker.errors import BackendError
 from qworker.testing.clock import FakeClock
-from qworker.transports.sqlite import UPSERT_RESULT
+from qworker.transports.sql.embedded import UPSERT_RESULT
 
 
 def opened(path: Path, clock: Clock = SYSTEM_CLOCK) -> Backend:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from qworker.transports.lease import MAX_LEASE_BYTES
-from qworker.transports.sqlite import Database
-from qworker.transports.sqlite.consumer import CLAIM, CLAIM_DELAYED
+from qworker.transports.sql.embedded import Database
+from qworker.transports.sql.embedded.consumer import CLAIM, CLAIM_DELAYED
 
 
 def steps(path: Path, waiting: int, state: int, statement: str, *values: Any) -> int:

@@ -15,8 +15,8 @@ from qworker.spooler.watching.directory import SpoolDirectory
 from qworker.testing import FakeClock
 from qworker.transports.failover import ROUND_ROBIN, Brokers, FailoverBroker, FailoverConsumer
 from qworker.transports.lease import Admin, Letters, Sender
+from qworker.transports.sql.embedded.sender import JoinedSender
 from qworker.transports.sql.sender import TransactionalSender
-from qworker.transports.sqlite.sender import JoinedSender
 from tests.support.promise import BESIDES, FIELDS, Noting, forgotten, not_defined
 
 NOT_WITH_FAILOVER = {

@@ -5,7 +5,7 @@ Goes to:     the tables of joins and parts; the table of messages, when the brok
 Thread:      any; the Place gives each its connection.
 
 If the broker is the same database, its consumer records parts itself, in the transaction of the ack
-(``transports/sql/join_rows.py``, ``transports/sqlite/join_rows.py``), and a body is published in the
+(``transports/sql/join_rows.py``, ``transports/sql/embedded/join_rows.py``), and a body is published in the
 transaction that finishes its join.
 """
 

@@ -24,8 +24,7 @@ from qworker.clock import Clock
 from qworker.errors import BackendError, BrokerUnavailable, ConfigurationError
 from qworker.interrupts import let_pass
 from qworker.transports.lease import Envelope, Part, ResultRow, Sender
-from qworker.transports.sql.join_rows import JoinTables, Row, Session
-from qworker.transports.sqlite import (
+from qworker.transports.sql.embedded import (
     UPSERT_RESULT,
     Database,
     FileSession,
@@ -34,8 +33,9 @@ from qworker.transports.sqlite import (
     Notifier,
     database_path,
 )
-from qworker.transports.sqlite.join_rows import record
-from qworker.transports.sqlite.sender import JoinedSender, SQLiteSender
+from qworker.transports.sql.embedded.join_rows import record
+from qworker.transports.sql.embedded.sender import JoinedSender, SQLiteSender
+from qworker.transports.sql.join_rows import JoinTables, Row, Session
 
 T = TypeVar("T")
 

@@ -35,7 +35,7 @@ from qworker.tasks.forms import Forms
 from qworker.transports import broker_urls
 from qworker.transports.lease import QueueInfo
 from qworker.transports.presence import Presence, held_seconds
-from qworker.transports.sqlite.path import database_path
+from qworker.transports.sql.embedded.path import database_path
 
 # RETURNING, which claims and settles in one statement.
 _OLDEST_SQLITE = (3, 35, 0)

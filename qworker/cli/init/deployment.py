@@ -28,7 +28,7 @@ from qworker.conf.sources import ENVIRONMENT_PREFIX, ENVIRONMENT_RESERVED
 from qworker.errors import ConfigurationError
 from qworker.naming import DISTRIBUTION
 from qworker.transports import broker_urls
-from qworker.transports.sqlite.path import database_path
+from qworker.transports.sql.embedded.path import database_path
 
 USER_ID = 10001
 """The user in containers. A number, because only then Kubernetes knows that it is not root."""

@@ -23,7 +23,7 @@ from qworker.naming import import_object
 from qworker.transports.lease import Envelope, Sender
 from qworker.transports.sql.schema import LEASED
 
-SQLITE = "qworker.transports.sqlite.sender"
+SQLITE = "qworker.transports.sql.embedded.sender"
 """The module that only an SQLite database needs."""
 
 

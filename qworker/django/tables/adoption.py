@@ -21,8 +21,8 @@ from qworker.django.tables.predecessor import LABEL
 from qworker.django.tables.store import drop_tables, is_broker
 from qworker.django.transports import packages
 from qworker.errors import InvalidTaskMessage
+from qworker.transports.sql.embedded.schema import NEXT_TAG
 from qworker.transports.sql.schema import READY
-from qworker.transports.sqlite.schema import NEXT_TAG
 
 logger = logging.getLogger(__name__)
 

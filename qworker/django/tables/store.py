@@ -21,9 +21,9 @@ from django.db.migrations.recorder import MigrationRecorder
 
 from qworker.django.conf import conf
 from qworker.errors import ConfigurationError
+from qworker.transports.sql.embedded.database import schema_statements
+from qworker.transports.sql.embedded.schema import ADDED_COLUMNS
 from qworker.transports.sql.schema import ADDITIONS, BELLS, MYSQL, POSTGRESQL, VERSION
-from qworker.transports.sqlite.database import schema_statements
-from qworker.transports.sqlite.schema import ADDED_COLUMNS
 
 QUEUE_MIGRATION = "0004_queue"
 """The last of the migrations that make them."""

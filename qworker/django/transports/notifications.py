@@ -22,8 +22,8 @@ from qworker.django.conf import conf
 from qworker.django.transports.databases import is_in_memory, own_connection, url_of
 from qworker.interrupts import let_pass
 from qworker.naming import import_object
+from qworker.transports.sql.embedded import Database, NotificationPipe, Notifier, database_path
 from qworker.transports.sql.result_upserts import LOOK, channel_of, lock_of
-from qworker.transports.sqlite import Database, NotificationPipe, Notifier, database_path
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ def database_broker(alias: str, lease_seconds: float = 15.0, clock: Clock = SYST
     """
     url, vendor = url_of(alias), connections[alias].vendor
     if vendor == "sqlite":
-        from qworker.transports.sqlite.broker import SQLiteBroker
+        from qworker.transports.sql.embedded.broker import SQLiteBroker
 
         return SQLiteBroker(
             url, lease_seconds=lease_seconds, clock=clock, uptime=clock.uptime, store_rows=_store_in_file
@@ -48,7 +48,7 @@ def database_broker(alias: str, lease_seconds: float = 15.0, clock: Clock = SYST
 def _store_in_file(connection: Any, rows: Any) -> None:
     others = task_rows.store_in_file(connection, rows)
     if others:
-        from qworker.transports.sqlite.consumer import store_rows
+        from qworker.transports.sql.embedded.consumer import store_rows
 
         store_rows(connection, others)
 

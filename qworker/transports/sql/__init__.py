@@ -1,4 +1,4 @@
-"""PostgreSQL, MySQL, MariaDB: messages are rows, which workers take with SKIP LOCKED.
+"""SQL databases: messages are rows, which workers take with SKIP LOCKED on PostgreSQL, MySQL and MariaDB.
 
 Modules, in reading order: ``schema``, ``link`` (one connection, and what differs between databases),
 ``postgresql`` and ``mysql`` with ``timeout_connection``, ``mysql_options``, ``limited_connection`` and
@@ -6,5 +6,5 @@ Modules, in reading order: ``schema``, ``link`` (one connection, and what differ
 ``broker`` with its ``sender``, ``consumer`` and ``admin``, ``letters`` (dead letters and failed tasks),
 ``claim``, ``settle``, ``reclaim`` (from dead workers), ``results`` with ``result_rows`` and
 ``result_upserts`` (beside the ack), ``join_rows`` (parts of joins, beside it too), ``registry`` (kombu's
-exchanges).
+exchanges). Package: ``embedded``, the broker in an SQLite file.
 """

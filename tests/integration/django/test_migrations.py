@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from qworker.transports.sqlite.database import Database
+from qworker.transports.sql.embedded.database import Database
 from tests.conftest import REPOSITORY
 from tests.support.django_places import KINDS, Place
 

@@ -27,7 +27,7 @@ from qworker.errors import BrokerUnavailable, Ignore, Reject
 from qworker.message.context import Context, pop, push
 from qworker.testing.clock import FakeClock
 from qworker.transports.lease import Envelope
-from qworker.transports.sqlite import Database
+from qworker.transports.sql.embedded import Database
 
 DUE = datetime(2024, 3, 1, 12, tzinfo=UTC)
 

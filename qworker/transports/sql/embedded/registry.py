@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from qworker.transports.registry import Registry
-from qworker.transports.sqlite.handle import Handle
+from qworker.transports.sql.embedded.handle import Handle
 
 PREFIX = "registry:"
 """Prefix of keys. The expiry is in the value, because the table's own ``expires`` would delete it unseen."""

@@ -23,7 +23,7 @@ from qworker.transports.lease import (
     StoredResults,
 )
 from qworker.transports.presence import Presence, from_text
-from qworker.transports.sqlite import DELAYED, LEASED, READY, Handle, Notifier
+from qworker.transports.sql.embedded import DELAYED, LEASED, READY, Handle, Notifier
 
 FLUSH = f"UPDATE message SET state = {READY}, due = NULL WHERE queue = ? AND state = {DELAYED}"
 QUEUES = """SELECT queue, 'ready', count, (SELECT sent FROM message WHERE tag = first)

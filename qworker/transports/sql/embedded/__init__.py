@@ -14,11 +14,16 @@ Modules, in reading order: ``path`` (the path of the file), ``schema``, ``databa
 with the ack), ``reclaim`` (from dead workers), ``damage`` (bad rows).
 """
 
-from qworker.transports.sqlite.database import Database, transaction, write
-from qworker.transports.sqlite.handle import FileSession, Handle
-from qworker.transports.sqlite.notify import REVOKED, NotificationPipe, Notifier
-from qworker.transports.sqlite.path import DEFAULT_PATH, NETWORK_FILE_SYSTEMS, database_path, file_system
-from qworker.transports.sqlite.schema import (
+from qworker.transports.sql.embedded.database import Database, transaction, write
+from qworker.transports.sql.embedded.handle import FileSession, Handle
+from qworker.transports.sql.embedded.notify import REVOKED, NotificationPipe, Notifier
+from qworker.transports.sql.embedded.path import (
+    DEFAULT_PATH,
+    NETWORK_FILE_SYSTEMS,
+    database_path,
+    file_system,
+)
+from qworker.transports.sql.embedded.schema import (
     DELAYED,
     LEASED,
     NEXT_NUMBER,

@@ -20,7 +20,7 @@ from qworker.errors import ConfigurationError
 from qworker.process.crash_points import crash_point
 from qworker.process.group_commit import GroupCommit
 from qworker.transports.lease import Envelope, Revoking, Sender
-from qworker.transports.sqlite import (
+from qworker.transports.sql.embedded import (
     DELAYED,
     NEXT_NUMBER,
     NEXT_TAG,
@@ -31,7 +31,7 @@ from qworker.transports.sqlite import (
     transaction,
     write,
 )
-from qworker.transports.sqlite.database import BUSY_SECONDS
+from qworker.transports.sql.embedded.database import BUSY_SECONDS
 
 INSERT = f"""INSERT INTO message (tag, queue, priority, due, state, sent, headers, properties, body)
 VALUES ({NEXT_TAG}, ?, ?, ?, ?, ?, ?, ?, ?)"""

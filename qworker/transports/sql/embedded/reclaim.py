@@ -19,7 +19,7 @@ from qworker.process import owner_files
 from qworker.process.crash_points import crash_point
 from qworker.safe_repr import printable
 from qworker.transports.lease import Reclaimed
-from qworker.transports.sqlite import READY, Database, transaction
+from qworker.transports.sql.embedded import READY, Database, transaction
 
 HELD = "SELECT tag FROM message WHERE owner = ? AND state = 2"
 

@@ -32,7 +32,7 @@ from qworker.transports.lease import (
     Store,
 )
 from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, WorkerRecord
-from qworker.transports.sqlite import (
+from qworker.transports.sql.embedded import (
     DELAYED,
     LEASED,
     NEXT_NUMBER,
@@ -44,9 +44,9 @@ from qworker.transports.sqlite import (
     Notifier,
     transaction,
 )
-from qworker.transports.sqlite.damage import NO_TIME, is_strict, mend_dues, without_damaged
-from qworker.transports.sqlite.join_rows import record
-from qworker.transports.sqlite.reclaim import reclaim
+from qworker.transports.sql.embedded.damage import NO_TIME, is_strict, mend_dues, without_damaged
+from qworker.transports.sql.embedded.join_rows import record
+from qworker.transports.sql.embedded.reclaim import reclaim
 
 COLUMNS = "tag, queue, priority, due, deliveries, redelivered, parked, headers, properties, body"
 # The innermost select is limited before anything is summed up: a claim's cost depends on what it takes, not

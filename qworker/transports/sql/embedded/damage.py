@@ -15,7 +15,7 @@ import math
 import sqlite3
 
 from qworker.transports.lease import Leased
-from qworker.transports.sqlite import DELAYED, READY
+from qworker.transports.sql.embedded import DELAYED, READY
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from qworker.errors import LeaseLost, QWorkerError
 from qworker.interrupts import in_turn
-from qworker.transports.sqlite.database import BUSY_SECONDS, Database, broken, explained, transaction
+from qworker.transports.sql.embedded.database import BUSY_SECONDS, Database, broken, explained, transaction
 
 T = TypeVar("T")
 

@@ -25,12 +25,12 @@ from qworker.clock import SYSTEM_CLOCK, Clock, boottime
 from qworker.process.forked import forgetful
 from qworker.transports.capabilities import Capabilities
 from qworker.transports.lease import Broker, Kind, Revocations, Workers
-from qworker.transports.sqlite import Database, Handle, Notifier, database_path
-from qworker.transports.sqlite.admin import SQLiteAdmin
-from qworker.transports.sqlite.consumer import SQLiteConsumer, StoreRows, store_rows
-from qworker.transports.sqlite.letters import SQLiteLetters
-from qworker.transports.sqlite.registry import SQLiteRegistry
-from qworker.transports.sqlite.sender import SQLiteSender
+from qworker.transports.sql.embedded import Database, Handle, Notifier, database_path
+from qworker.transports.sql.embedded.admin import SQLiteAdmin
+from qworker.transports.sql.embedded.consumer import SQLiteConsumer, StoreRows, store_rows
+from qworker.transports.sql.embedded.letters import SQLiteLetters
+from qworker.transports.sql.embedded.registry import SQLiteRegistry
+from qworker.transports.sql.embedded.sender import SQLiteSender
 
 if TYPE_CHECKING:
     from qworker.conf import Settings

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from qworker.clock import Clock
 from qworker.transports.lease import Again, Dead, Kind, Letters
 from qworker.transports.portions import portions
-from qworker.transports.sqlite import NEXT_TAG, READY, Handle, Notifier
+from qworker.transports.sql.embedded import NEXT_TAG, READY, Handle, Notifier
 
 MOST_VARIABLES = 500
 PAGE = """SELECT tag, CAST(queue AS TEXT), CAST(reason AS TEXT), CAST(died_at AS REAL),

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from qworker.errors import BrokerUnavailable, ConfigurationError, PublishError, QWorkerError
-from qworker.transports.sqlite.path import NETWORK_FILE_SYSTEMS, file_system
-from qworker.transports.sqlite.schema import ADDED_COLUMNS, SCHEMA, SCHEMA_VERSION
+from qworker.transports.sql.embedded.path import NETWORK_FILE_SYSTEMS, file_system
+from qworker.transports.sql.embedded.schema import ADDED_COLUMNS, SCHEMA, SCHEMA_VERSION
 
 BUSY_SECONDS = 30.0
 """How long a writer waits for the write lock before it gives up."""
