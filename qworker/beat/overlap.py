@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from qworker import states
 from qworker.beat.agenda import Due
 from qworker.beat.entry import ALLOW, REPLACE, SKIP, Entry
+from qworker.beat.store import NO_RESULT
 from qworker.contracts import App
 from qworker.errors import BackendError, DamagedResult, NotSupported
 from qworker.transports.capabilities import FANOUT
@@ -96,17 +97,20 @@ class Overlaps:
     def before(self, found: Iterable[Due]) -> dict[str, Before]:
         """Return the state of the previous calls of the entries in *found*, by name; entries that do not need
         it are left out."""
-        asking: dict[str, Due] = {}
+        known: dict[str, Before] = {}
+        asking: list[tuple[str, Due]] = []
         for each in found:
-            if each.entry.overlap == ALLOW or each.state.task_id is None:
+            task_id = each.state.task_id
+            if each.entry.overlap == ALLOW or task_id is None or hindrance(self._app, each.entry):
                 continue
-            if hindrance(self._app, each.entry) is None:
-                asking[each.name] = each
-        if not asking:
-            return {}
-        ids = {each.state.task_id for each in asking.values() if each.state.task_id is not None}
-        answer = self._answer(ids)
-        return {name: self._told(each, answer.get(each.state.task_id or "")) for name, each in asking.items()}
+            if task_id.endswith(NO_RESULT):  # revoking an ended call does no harm
+                known[each.name] = Before.LIVES if each.entry.overlap == REPLACE else Before.ENDED
+            else:
+                asking.append((task_id, each))
+        if asking:
+            answer = self._answer({task_id for task_id, _ in asking})
+            known.update((each.name, self._told(each, answer.get(task_id))) for task_id, each in asking)
+        return known
 
     def _answer(self, ids: Collection[str]) -> Mapping[str, Answer]:
         """Return the stored results of *ids*; missing ones are left out."""

@@ -31,7 +31,7 @@ from qworker.beat.caution import Caution, N
 from qworker.beat.entry import ALLOW, REPLACE, Entry
 from qworker.beat.leadership import Leadership
 from qworker.beat.overlap import Before, Overlaps, hindrance, without_result
-from qworker.beat.store import LOOK_SECONDS, Firing, Lease, Row, ScheduleStore, Slot, State
+from qworker.beat.store import LOOK_SECONDS, NO_RESULT, Firing, Lease, Row, ScheduleStore, Slot, State
 from qworker.beat.stores import open_store
 from qworker.components.component import ThreadComponent
 from qworker.errors import BackendError, BrokerUnavailable, LeaseLost, NotSupported, QWorkerError
@@ -448,7 +448,7 @@ class Beat(ThreadComponent):
         numbered = not self.store.is_with(self.app.broker.sender)
         state = before._replace(last_due=upto)
         # Without a result, asking later whether the call has ended would wait until results expire.
-        is_asked = entry.overlap == REPLACE or without_result(self.app, entry) is None
+        mark = "" if without_result(self.app, entry) is None else NO_RESULT
         if lives and entry.overlap != REPLACE:
             return _Call(due, (), state, None)
         made: list[Firing] = []
@@ -462,12 +462,13 @@ class Beat(ThreadComponent):
                 return _Call(due, (), self._failed(due, error), None)
             state = state._replace(
                 last_run=self.clock.now(),
-                task_id=task_id if is_asked else None,
+                task_id=task_id + mark,
                 runs=state.runs + 1,
                 error=None,
             )
             made.append(Firing(name, each, task_id, envelopes, state))
-        return _Call(due, made, state, before.task_id if lives else None)
+        replaced = (before.task_id or "").removesuffix(NO_RESULT) if lives else None
+        return _Call(due, made, state, replaced)
 
     def _failed(self, due: Due, error: Exception) -> State:
         """Return the state of an entry whose call for *due* cannot be made; the error is reported once."""

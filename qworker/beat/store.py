@@ -39,14 +39,17 @@ class Lease(NamedTuple):
     about: str = ""
 
 
+NO_RESULT = " without result"
+
+
 class State(NamedTuple):
     """The state of an entry. All times are epoch seconds.
 
     - seen (text): its schedule when it was last examined; with another one the entry begins anew.
     - since: only due times after this count.
     - last_due, last_run: the due time called last, and when that was.
-    - task_id: of that call; None if its result is not available, and it cannot be revoked. runs: number of
-      calls. error: of the last attempt.
+    - task_id: of that call; followed by NO_RESULT if its result is not available. runs: number of calls.
+      error: of the last attempt.
     """
 
     seen: str = ""

@@ -549,3 +549,11 @@ def test_an_entry_is_removed_while_a_call_by_hand_waits_for_the_broker() -> None
     away = Fault("away", "broker", at=6.0, seconds=10.0)
     edits = (Edit("add", entry=Entry()), Edit("run", at=12.0), Edit("pause"), Edit("remove", at=13.0))
     assert problems(run(Case(World("sqlite"), faults=(away,), schedules=Timetable(edits=edits)))) == []
+
+
+def test_a_call_without_a_result_may_be_replaced_and_then_keeps_no_other_waiting() -> None:
+    """Once the entry said "skip" and had a task with results, it was not called until results expire."""
+    entry = Entry("e4", task="quiet", fields={"overlap": "replace"})
+    edit = Edit("stranger", "e4", 11.7, Entry(fields={"overlap": "skip"}))
+    table = Timetable(store="other", entries=(entry,), edits=(edit,))
+    assert problems(run(Case(schedules=table))) == []

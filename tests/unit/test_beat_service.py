@@ -712,14 +712,24 @@ def test_a_call_without_a_result_lives_no_longer_than_results_are_kept(
     assert len(bench.calls) == called
 
 
-def test_a_call_that_leaves_no_result_keeps_no_later_one_waiting() -> None:
+@pytest.mark.parametrize("before", ["allow", "replace"])
+def test_a_call_that_leaves_no_result_keeps_no_later_one_waiting(before: str) -> None:
     """When the entry is told to skip, or its task to keep results, after that call."""
-    bench = Bench({"a": hourly()}, task_ignore_result=True)
+    bench = Bench({"a": hourly(overlap=before)}, task_ignore_result=True)
     bench.at(FIRST)
     bench.app.conf.task_ignore_result = False
     bench.schedules.set("a", overlap="skip")
     bench.at(FIRST + HOUR + 1)
     assert len(bench.calls) == 2
+
+
+@pytest.mark.parametrize("before", ["allow", "replace"])
+def test_a_call_that_leaves_no_result_is_replaced(before: str) -> None:
+    bench = Bench({"a": hourly(overlap=before)}, task_ignore_result=True)
+    bench.at(FIRST)
+    bench.schedules.set("a", overlap="replace")
+    bench.at(FIRST + HOUR + 1)
+    assert [ids for ids, _, _ in bench.broker.revoked] == [[id_of("proj", "a", FIRST)]]
 
 
 def test_a_store_that_takes_the_place_of_another_is_asked_itself() -> None:
