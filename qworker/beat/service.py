@@ -467,8 +467,7 @@ class Beat(ThreadComponent):
                 error=None,
             )
             made.append(Firing(name, each, task_id, envelopes, state))
-        replaced = (before.task_id or "").removesuffix(NO_RESULT) if lives else None
-        return _Call(due, made, state, replaced)
+        return _Call(due, made, state, before.called_id if lives else None)
 
     def _failed(self, due: Due, error: Exception) -> State:
         """Return the state of an entry whose call for *due* cannot be made; the error is reported once."""

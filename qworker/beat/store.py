@@ -60,6 +60,11 @@ class State(NamedTuple):
     runs: int = 0
     error: str | None = None
 
+    @property
+    def called_id(self) -> str | None:
+        """The id of that call, without the mark."""
+        return self.task_id and self.task_id.removesuffix(NO_RESULT)
+
     @classmethod
     def read(cls, values: Sequence[Any]) -> State | None:
         """Return the state stored as *values*; None if invalid, so that the entry begins anew."""

@@ -21,6 +21,7 @@ from qworker.beat.service import Beat
 from qworker.beat.store import LEASE_SECONDS, PENDING, Firing, Lease, Slot, State
 from qworker.beat.store_memory import MemoryScheduleStore
 from qworker.beat.written import to_json
+from qworker.cli.beat.shown import whole
 from qworker.errors import BackendError
 from qworker.testing.clock import START, FakeClock
 from qworker.testing.store import MemoryStore
@@ -730,6 +731,14 @@ def test_a_call_that_leaves_no_result_is_replaced(before: str) -> None:
     bench.schedules.set("a", overlap="replace")
     bench.at(FIRST + HOUR + 1)
     assert [ids for ids, _, _ in bench.broker.revoked] == [[id_of("proj", "a", FIRST)]]
+
+
+def test_the_id_of_a_call_that_leaves_no_result_is_shown() -> None:
+    """Also when its due time is no longer remembered."""
+    bench = Bench({"a": hourly()}, task_ignore_result=True)
+    bench.at(FIRST)
+    assert bench.store.sweep(FIRST + 1) == 1
+    assert whole(bench.app, bench.schedules["a"])["task_id"] == id_of("proj", "a", FIRST)
 
 
 def test_a_store_that_takes_the_place_of_another_is_asked_itself() -> None:

@@ -99,7 +99,7 @@ def whole(app: QWorker, found: Listed) -> dict[str, Any]:
     return {
         **shown,
         "fields": _fields(found),
-        "task_id": last[0].task_id if last else found.state and found.state.task_id,
+        "task_id": last[0].task_id if last else found.state and found.state.called_id,
         "next": [due.isoformat() for due in dues],
         "last": [_slot(app, slot) for slot in last],
     }
