@@ -22,7 +22,7 @@ from qworker.transports.lease import Claim, Kind, Leased, Reclaimed, Release, Re
 from qworker.transports.lease_consumer import NOT_REGISTERED, LeaseConsumer, WorkerRecord
 from qworker.transports.recent import Recent
 from qworker.transports.sql.link import Claimed, ClaimOrder, Handle, Link, earliest
-from qworker.transports.sql.reclaim import HELD, forget_silent, reclaim, sweep, sweep_letters
+from qworker.transports.sql.reclaim import HELD, Tables, forget_silent, others, reclaim, sweep, sweep_letters
 from qworker.transports.sql.results import ResultTable
 from qworker.transports.sql.schema import (
     CLAIM_AGAIN,
@@ -116,7 +116,7 @@ class SQLConsumer(LeaseConsumer):
             ended = recent.ended()
             if (recent.held or ended) and link.ask(STANDING, (self._generation,)):
                 link.do(CLAIM_AGAIN, (self._generation, list(recent.held | ended)))
-            ours = {tag for (tag,) in link.ask(HELD, (self._generation,))}
+            ours = {tag for (tag,) in link.ask(HELD.format(message="qworker_message"), (self._generation,))}
             orphaned = ours - recent.held
             for settlements in recent.of(orphaned):
                 settle_within(link, self._generation, settlements, self._results, self._clock.now())
@@ -273,7 +273,11 @@ class SQLConsumer(LeaseConsumer):
 
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         now = None if self._leases_on is None else self._leases_on()
-        return self._run(lambda link: reclaim(link, self._generation, now, silent))
+
+        def work(link: Link) -> list[Reclaimed]:
+            return reclaim(link, Tables(), others(link, self._generation, now, silent), link.notify)
+
+        return self._run(work)
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         now = self._clock.now()

@@ -1,7 +1,7 @@
 """Reclaiming messages of dead consumers, and deleting old data.
 
-Comes from:  ``consumer.py``, about once a second.
-Goes to:     the tables ``qworker_owner`` and ``qworker_message``.
+Comes from:  ``consumer.py`` and ``embedded/consumer.py``, about once a second.
+Goes to:     the tables of consumers and messages.
 Thread:      the listener's.
 
 On one machine the lock of a dead consumer shows its death at once (``process/owner_files.py``); elsewhere its
@@ -12,68 +12,105 @@ delivery: its running file lists them, or, if that is not accessible, the copy i
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from qworker.clock import boot_id
 from qworker.process import owner_files
+from qworker.process.crash_points import crash_point
 from qworker.transports.lease import Reclaimed
-from qworker.transports.sql.link import Link, Row
-from qworker.transports.sql.results import PORTION, ResultTable
+from qworker.transports.portions import portions
+from qworker.transports.sql.join_rows import PORTION as PLACES
+from qworker.transports.sql.join_rows import Session, places
 from qworker.transports.sql.schema import NOW
+
+if TYPE_CHECKING:
+    from qworker.transports.sql.link import Link
+    from qworker.transports.sql.results import ResultTable
 
 OWNERS = (
     f"SELECT id, name, boot, lock_path, marks, running, lease_until, {NOW} FROM qworker_owner WHERE id <> %s"
 )
-HELD = "SELECT tag FROM qworker_message WHERE owner = %s AND state = 2"
+HELD = "SELECT tag FROM {message} WHERE owner = %s AND state = 2"
+COUNT = "UPDATE {message} SET deliveries = deliveries + 1 WHERE tag"
+PUT_BACK = "UPDATE {message} SET state = 0, owner = NULL, redelivered = 1 WHERE owner = %s AND state = 2"
+PORTION = 1000
+"""Rows that are deleted at once."""
 SILENT_SECONDS = 3600.0
 """After so long without a word, the row of a consumer that holds nothing goes as well."""
 
 
-def reclaim(link: Link, generation: int, now: float | None, silent_too: bool) -> list[Reclaimed]:
-    """Put back what dead consumers other than that of *generation* held. now: on the clock of the leases,
-    None: the database's. silent_too: as in ``Consumer.reclaim()``."""
+class Owner(NamedTuple):
+    """A consumer, as others find it. dead: certainly. silent: its lease has expired by *now*. forgotten: so
+    long ago that its row goes even if it holds nothing. copied: the tags in its row."""
+
+    id: int
+    name: str
+    dead: bool
+    silent: bool
+    forgotten: bool
+    now: float
+    lock: str
+    running: str
+    copied: str
+
+
+class Tables(NamedTuple):
+    """The names of the tables. locking: the end of a SELECT that locks its rows."""
+
+    message: str = "qworker_message"
+    owner: str = "qworker_owner"
+    locking: str = " FOR UPDATE"
+
+
+class Transacting(Session, Protocol):
+    def transaction(self) -> AbstractContextManager[object]:
+        """Run the block in one transaction."""
+
+
+def reclaim(
+    session: Transacting, tables: Tables, owners: Iterable[Owner], notify: Callable[[], object]
+) -> list[Reclaimed]:
+    """Put back what dead and silent *owners* held. notify: called within the transaction."""
     found = []
-    began = time.monotonic()
-    owners = link.ask(OWNERS, (generation,))
-    silent_too = silent_too and time.monotonic() - began < owner_files.PROMPT_SECONDS
+    held = HELD.format(message=tables.message)
     for owner in owners:
-        id, lock, lease_until = owner[0], owner[3], owner[6]
-        current = float(owner[7]) if now is None else now
-        dead = owner_files.died(lock, owner[2])
-        silent = silent_too and lease_until < current and bool(link.ask(f"{HELD} LIMIT 1", (id,)))
-        if not dead and not silent:
+        silent = owner.silent and (owner.forgotten or session.ask(f"{held} LIMIT 1", (owner.id,)))
+        if not owner.dead and not silent:
             continue
-        with link.transaction():
+        with session.transaction():
             # Another consumer may have been quicker; and the silent one may have renewed since we read it.
-            spoken = "" if dead else " AND lease_until <= %s"
-            if not link.do(
-                f"DELETE FROM qworker_owner WHERE id = %s{spoken}", (id,) if dead else (id, current)
-            ):
+            last = 1e300 if owner.dead else owner.now
+            statement = f"DELETE FROM {tables.owner} WHERE id = %s AND lease_until <= %s"
+            if not session.do(statement, (owner.id, last)):
                 continue
-            reclaimed = _put_back(link, owner)
-            if reclaimed.returned:
-                link.notify()
-        found.append(reclaimed)
-        if dead:
-            owner_files.bury(lock)
+            tags = {tag for (tag,) in session.ask(f"{held}{tables.locking}", (owner.id,))}
+            running = owner_files.running_tags(owner.running)
+            running = tags & (owner_files.copied_tags(owner.copied) if running is None else running)
+            for some in portions(running, PLACES):
+                session.do(f"{COUNT.format(message=tables.message)} IN ({places(some)})", some)
+            session.do(PUT_BACK.format(message=tables.message), (owner.id,))
+            found.append(Reclaimed(owner.name, len(tags), len(running)))
+            crash_point("reclaiming")
+            if tags:
+                notify()
+        if owner.dead:
+            owner_files.bury(owner.lock)
     return found
 
 
-def _put_back(link: Link, owner: Row) -> Reclaimed:
-    id, name, boot, _, running_file, copied, *_ = owner
-    tags = {tag for (tag,) in link.ask(f"{HELD} FOR UPDATE", (id,))}
-    running = owner_files.running_tags(running_file) if boot == boot_id() else None
-    if running is None:
-        running = owner_files.copied_tags(copied)
-    running &= tags
-    if running:
-        link.do(
-            "UPDATE qworker_message SET deliveries = deliveries + 1 WHERE tag = ANY(%s)", (list(running),)
-        )
-    link.do(
-        "UPDATE qworker_message SET state = 0, owner = NULL, redelivered = 1 WHERE owner = %s AND state = 2",
-        (id,),
-    )
-    return Reclaimed(name, len(tags), len(running))
+def others(link: Link, generation: int, now: float | None, silent_too: bool) -> Iterator[Owner]:
+    """Yield the consumers besides that of *generation*. now: on the clock of the leases, None: the
+    database's. silent_too: as in ``Consumer.reclaim()``."""
+    began = time.monotonic()
+    rows = link.ask(OWNERS, (generation,))
+    silent_too = silent_too and time.monotonic() - began < owner_files.PROMPT_SECONDS
+    for id, name, boot, lock, running, copied, until, clock in rows:
+        current = float(clock) if now is None else now
+        dead, silent = owner_files.died(lock, boot), silent_too and until < current
+        file = running if boot == boot_id() else ""
+        yield Owner(id, name, dead, silent, False, current, lock, file, copied)
 
 
 def forget_silent(link: Link) -> int:

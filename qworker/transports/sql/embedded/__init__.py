@@ -11,7 +11,7 @@ commit.
 Modules, in reading order: ``path`` (the path of the file), ``schema``, ``database`` (a connection),
 ``handle`` (sharing a connection), ``notify``, ``broker``, and its parts: ``sender``, ``consumer``, ``admin``,
 ``letters`` (dead letters and failed tasks), ``registry`` (kombu's exchanges); ``join_rows`` (parts of joins,
-with the ack), ``reclaim`` (from dead workers), ``damage`` (bad rows).
+with the ack), ``damage`` (bad rows).
 """
 
 from qworker.transports.sql.embedded.database import Database, transaction, write

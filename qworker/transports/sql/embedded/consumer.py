@@ -8,15 +8,17 @@ Thread:      listener only, except wake().
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from qworker.clock import Clock
+from qworker.clock import Clock, boot_id
 from qworker.errors import LeaseLost
 from qworker.process.crash_points import crash_point
+from qworker.process.owner_files import LONG_DEAD, died, lock_beside
 from qworker.process.wakeup import WakeupPipe
+from qworker.safe_repr import printable
 from qworker.transports.lease import (
     MAX_LEASE_BYTES,
     Ack,
@@ -39,6 +41,7 @@ from qworker.transports.sql.embedded import (
     READY,
     UPSERT_RESULT,
     Database,
+    FileSession,
     Handle,
     NotificationPipe,
     Notifier,
@@ -46,7 +49,7 @@ from qworker.transports.sql.embedded import (
 )
 from qworker.transports.sql.embedded.damage import NO_TIME, is_strict, mend_dues, without_damaged
 from qworker.transports.sql.embedded.join_rows import record
-from qworker.transports.sql.embedded.reclaim import reclaim
+from qworker.transports.sql.reclaim import Owner, Tables, reclaim
 
 COLUMNS = "tag, queue, priority, due, deliveries, redelivered, parked, headers, properties, body"
 # The innermost select is limited before anything is summed up: a claim's cost depends on what it takes, not
@@ -97,6 +100,9 @@ EXPIRED = (
     ("key_value", "key", "SELECT key FROM key_value WHERE expires < ?"),
 )  # fmt: skip
 """What sweep() deletes besides letters: table, key, and the selection by one limit."""
+TABLES = Tables("message", "owner", "")  # a writer locks the whole file
+OTHERS = """SELECT id, CAST(name AS TEXT), CAST(boot AS TEXT), CAST(lease_until AS REAL), CAST(marks AS TEXT)
+FROM owner WHERE id <> %s"""
 LAST_REVOCATION = "SELECT ifnull(max(seq), 0) FROM revoked"
 SWEEP_ROWS = 1000
 LOOK_SECONDS = 0.1
@@ -337,10 +343,17 @@ class SQLiteConsumer(LeaseConsumer):
 
     def reclaim(self, silent: bool = True) -> list[Reclaimed]:
         with self._held() as connection:
-            found = reclaim(connection, self._database, self._generation, self._uptime(), silent)
-        if any(dead.returned for dead in found):
-            self._messages.notify()
-        return found
+            session = FileSession(connection)
+            return reclaim(session, TABLES, self._others(session, silent), self._messages.notify)
+
+    def _others(self, session: FileSession, silent_too: bool) -> Iterator[Owner]:
+        now = self._uptime()
+        for id, name, boot, until, marks in session.ask(OTHERS, (self._generation,)):
+            running = str(self._database.owners / marks.replace("\0", ""))
+            lock = lock_beside(running)
+            dead, silent = boot != boot_id() or died(lock, boot), silent_too and until < now
+            forgotten = until < now - LONG_DEAD
+            yield Owner(id, printable(name), dead, silent, forgotten, now, lock, running, "")
 
     def revoked_since(self, cursor: int) -> tuple[int, list[Revocation]]:
         with self._held() as connection:

@@ -21,6 +21,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -43,6 +44,9 @@ class FileSession:
 
     def do(self, statement: str, values: Sequence[Any] = ()) -> int:
         return self.connection.execute(statement.replace("%s", "?"), values).rowcount
+
+    def transaction(self) -> AbstractContextManager[object]:
+        return transaction(self.connection)
 
     def do_many(self, statement: str, rows: Sequence[Any]) -> None:
         self.connection.executemany(statement.replace("%s", "?"), rows)
