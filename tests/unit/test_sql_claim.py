@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from qworker.transports.sql.claim import CLAIM, CLAIM_AFTER, LONG_DRAIN, PROMOTE_DUE, Claims
 from qworker.transports.sql.link import ClaimOrder
+from qworker.transports.sql.postgresql import CLAIM, CLAIM_AFTER, LONG_DRAIN, PROMOTE_DUE, Claims
 
 BATCH = LONG_DRAIN // 2
 

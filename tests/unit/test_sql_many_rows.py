@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qworker.transports.sql.many_rows import LARGE, literal, statements
+from qworker.transports.sql.mysql import LARGE, literal, statements
 
 STATEMENT = "INSERT INTO t (a, b) VALUES (%s, %s) ON DUPLICATE KEY UPDATE b = VALUES(b)"
 

@@ -1,10 +1,10 @@
 """SQL databases: messages are rows, which workers take with SKIP LOCKED on PostgreSQL, MySQL and MariaDB.
 
 Modules, in reading order: ``schema``, ``link`` (one connection, and what differs between databases),
-``postgresql`` and ``mysql`` with ``timeout_connection``, ``mysql_options``, ``limited_connection`` and
-``many_rows``, ``links`` (which of them a URL needs), ``refusals`` (what a database will never take),
-``broker`` with its ``sender``, ``consumer`` and ``admin``, ``letters`` (dead letters and failed tasks),
-``claim``, ``settle``, ``reclaim`` (from dead workers), ``results`` with ``result_rows`` and
-``result_upserts`` (beside the ack), ``join_rows`` (parts of joins, beside it too), ``registry`` (kombu's
-exchanges). Package: ``embedded``, the broker in an SQLite file.
+``postgresql`` and ``mysql`` with ``timeout_connection``, ``mysql_options`` and ``limited_connection``,
+``links`` (which of them a URL needs), ``refusals`` (what a database will never take), ``broker`` with its
+``sender``, ``consumer`` and ``admin``, ``letters`` (dead letters and failed tasks), ``settle``, ``reclaim``
+(from dead workers, also in SQLite), ``results`` with ``result_rows`` and ``result_upserts`` (beside the ack),
+``join_rows`` (parts of joins, beside it too), ``registry`` (kombu's exchanges). Package: ``embedded``, the
+broker in an SQLite file.
 """

@@ -14,8 +14,9 @@ and waiting workers poll the sum: often after recent traffic, rarely otherwise.
 from __future__ import annotations
 
 import random
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -26,8 +27,8 @@ from qworker.naming import install_command
 from qworker.transports.connect_errors import INVALID_HOST, explained
 from qworker.transports.connect_errors import MYSQL as SPELLING
 from qworker.transports.lease import MAX_LEASE_BYTES
+from qworker.transports.portions import portions_by_size
 from qworker.transports.sql.link import Claimed, ClaimOrder, DriverError, Link, MessageRow, Row, leased
-from qworker.transports.sql.many_rows import statements
 from qworker.transports.sql.mysql_options import Asked, asked_of
 from qworker.transports.sql.refusals import refused
 from qworker.transports.sql.result_upserts import mysql_upsert
@@ -425,3 +426,44 @@ def _fitting(rows: Sequence[Row]) -> list[int]:
         total += size
         tags.append(tag)
     return tags
+
+
+# -- Many rows in few statements: PyMySQL writes each value by five calls, which takes more than the server
+# needs to store it --
+
+LARGE = 64 * 1024
+"""Bytes of a value that is no longer written by two characters for each."""
+
+
+def statements(
+    statement: str, rows: Sequence[Sequence[Any]], most: int, encoding: str, escape: Callable[[Any], str]
+) -> Iterator[bytes]:
+    """Yield *statement*, an INSERT with VALUES (%s, …), with the values of some of *rows* at a time.
+
+    most: bytes of one, unless a row is longer. escape: writes values not written here.
+    """
+    head, _, rest = statement.partition(" VALUES (")
+    _, _, tail = rest.partition(")")
+    begin, end = f"{head} VALUES ".encode(encoding), tail.encode(encoding)
+    texts = (
+        f"({','.join([literal(value, escape) for value in row])})".encode(encoding, "surrogateescape")
+        for row in rows
+    )
+    for some in portions_by_size(texts, sys.maxsize, most + 1, lambda text: len(text) + 1):
+        yield begin + b",".join(some) + end
+
+
+def literal(value: Any, escape: Callable[[Any], str]) -> str:
+    """Return *value* in SQL syntax, where a backslash escapes."""
+    kind = type(value)
+    if kind is str:
+        if "\\" in value or "'" in value or "\0" in value:
+            return escape(value)
+        return f"'{value}'"
+    if value is None:
+        return "NULL"
+    if kind is int:
+        return str(value)
+    if kind is bytes and len(value) < LARGE:
+        return f"x'{value.hex()}'"
+    return escape(value)
