@@ -75,7 +75,7 @@ def test_a_directory_that_vanishes_is_told_of_and_waited_for(
     """It vanishes after the first look and is there again after the second."""
     steps: list[Callable[[], object]] = [lambda: shutil.rmtree(place), place.mkdir, lambda: None]
     look = watch._look
-    monkeypatch.setattr(watch, "_look", lambda census: (look(census), steps.pop(0)())[0])
+    monkeypatch.setattr(watch, "_look", lambda counter: (look(counter), steps.pop(0)())[0])
     result = run("spool", "watch", str(place), "--json", "--count", "3", "--every", "0")
     there, gone, back = map(json.loads, result.stdout.splitlines())
     assert (there["due"], gone["error"], back["due"]) == (0, "No such file or directory", 0)

@@ -217,10 +217,10 @@ def test_the_example_runs_outside_it(example: Path) -> None:
     assert sorted(subjects(example / "outbox")) == ["A letter", "first", "now", "soon"]
     signals = """
         import mails
-        from qworker.spooler.uwsgi.clockwork import Clockwork
-        clockwork = Clockwork(uwsgi_api.signal_table)
-        clockwork.due(0)
-        for signum, target in clockwork.due(1):
+        from qworker.spooler.uwsgi.timers import SignalTimers
+        timers = SignalTimers(uwsgi_api.signal_table)
+        timers.due(0)
+        for signum, target in timers.due(1):
             assert target == "spooler" and uwsgi_api.run_signal(signum)
     """
     python(example, shim, signals)

@@ -1,7 +1,7 @@
 """`qworker spool watch`: spool directories, refreshed each second.
 
 Comes from:  users, and programs that read lines of JSON.
-Goes to:     ``qworker.spooler.administration.census``, and the terminal.
+Goes to:     ``qworker.spooler.administration.counts``, and the terminal.
 Thread:      main.
 """
 
@@ -21,7 +21,7 @@ import click
 from qworker.cli.options import Number, SettingValue
 from qworker.cli.output import age, on_screen, print_table, visible
 from qworker.clock import SYSTEM_CLOCK
-from qworker.spooler.administration.census import Census, Counts, Flow
+from qworker.spooler.administration.counts import Counts, Flow, JobCounter
 from qworker.spooler.files.place import existing
 
 _SHORTEST_WAIT = 0.05
@@ -60,55 +60,55 @@ def watch(directories: tuple[str, ...], as_json: bool, count: int | None, every:
     """
     places = list(dict.fromkeys(existing(name, writable=False) for name in directories))
     moving = not as_json and on_screen()
-    censuses = [Census(place) for place in places]
+    counters = [JobCounter(place) for place in places]
     try:
         with _keys() as pressed:
-            _watch(censuses, max(every, _SHORTEST_WAIT), count, _printer(as_json, moving), pressed)
+            _watch(counters, max(every, _SHORTEST_WAIT), count, _printer(as_json, moving), pressed)
     except KeyboardInterrupt:
         if moving:
             click.echo()
     finally:
-        for census in censuses:
-            census.close()
+        for counter in counters:
+            counter.close()
 
 
 def _watch(
-    censuses: list[Census],
+    counters: list[JobCounter],
     every: float,
     count: int | None,
     show: Callable[[list[_Seen]], None],
-    pressed: Callable[[list[Census], float], bool],
+    pressed: Callable[[list[JobCounter], float], bool],
 ) -> None:
     done = 0
     while True:
         moment = time.monotonic()
-        show([_look(census) for census in censuses])
+        show([_look(counter) for counter in counters])
         done += 1
         if done == count:
             return
         # Reading a hundred thousand files takes long; at most half of the time is spent reading.
         until = max(moment + every, time.monotonic() + (time.monotonic() - moment))
         while (left := until - time.monotonic()) > 0:
-            if pressed(censuses, left):
+            if pressed(counters, left):
                 return
-            for census in censuses:
-                census.listen()
+            for counter in counters:
+                counter.listen()
 
 
-def _look(census: Census) -> _Seen:
+def _look(counter: JobCounter) -> _Seen:
     now = SYSTEM_CLOCK.now()
     try:
-        return _Seen(census.path, now, *census.look())
+        return _Seen(counter.path, now, *counter.look())
     except OSError as error:
-        return _Seen(census.path, now, None, None, error.strerror or str(error))
+        return _Seen(counter.path, now, None, None, error.strerror or str(error))
 
 
 @contextmanager
-def _keys() -> Iterator[Callable[[list[Census], float], bool]]:
+def _keys() -> Iterator[Callable[[list[JobCounter], float], bool]]:
     """Return a function that waits for a key, so many seconds at most, and tells whether it was "q"."""
     keyboard = _keyboard()
     if keyboard < 0:
-        yield lambda censuses, seconds: _wait(censuses, -1, seconds)
+        yield lambda counters, seconds: _wait(counters, -1, seconds)
         return
     import termios
     import tty
@@ -116,7 +116,7 @@ def _keys() -> Iterator[Callable[[list[Census], float], bool]]:
     before = termios.tcgetattr(keyboard)
     try:
         tty.setcbreak(keyboard, termios.TCSANOW)  # a key counts at once; ctrl-c still interrupts
-        yield lambda censuses, seconds: _wait(censuses, keyboard, seconds)
+        yield lambda counters, seconds: _wait(counters, keyboard, seconds)
     finally:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
@@ -131,8 +131,8 @@ def _keyboard() -> int:
         return -1
 
 
-def _wait(censuses: list[Census], keyboard: int, seconds: float) -> bool:
-    files = [census.fileno() for census in censuses if census.fileno() >= 0]
+def _wait(counters: list[JobCounter], keyboard: int, seconds: float) -> bool:
+    files = [counter.fileno() for counter in counters if counter.fileno() >= 0]
     waiting = select.poll()
     for file in files + ([keyboard] if keyboard >= 0 else []):
         waiting.register(file, select.POLLIN)

@@ -1,4 +1,4 @@
 """Administration: spool directories for operators.
 
-Modules, in reading order: ``census`` (counts), ``admin`` (lists, shows, removes, retries and moves jobs).
+Modules, in reading order: ``counts`` (of jobs), ``admin`` (lists, shows, removes, retries and moves jobs).
 """

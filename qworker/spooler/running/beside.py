@@ -18,7 +18,7 @@ from contextlib import closing
 
 from qworker.clock import Clock
 from qworker.process.wakeup import WakeupPipe
-from qworker.spooler.administration.census import Census
+from qworker.spooler.administration.counts import JobCounter
 from qworker.spooler.running.consumer import Order
 from qworker.spooler.running.dispatch import JobDispatch
 from qworker.spooler.running.job_messages import queue_name
@@ -275,9 +275,9 @@ class SpoolDepths(Admin):
         return [*(self._own.depths(others) if others else ()), *jobs]
 
     def _count(self, directory: str) -> QueueInfo:
-        with closing(Census(directory, clock=self._clock)) as census:
+        with closing(JobCounter(directory, clock=self._clock)) as counter:
             try:
-                counts, _ = census.look()
+                counts, _ = counter.look()
             except OSError:
                 return QueueInfo(queue_name(directory))
         return QueueInfo(

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.spooler.running.consumer import DirectoryConsumer, Lane, Order
 from qworker.spooler.running.job_messages import MakeMessage, signal_message
-from qworker.spooler.uwsgi.clockwork import Due, SignalSource
+from qworker.spooler.uwsgi.timers import Due, SignalSource
 from qworker.spooler.watching.directory import SpoolDirectory
 from qworker.transports.lease import Ack, Leased, Release
 

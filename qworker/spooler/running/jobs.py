@@ -136,7 +136,7 @@ class JobRunner:
         self._options = options
         self._results = results
         self._seconds = seconds
-        self._policy = Policy(options.max_attempts, options.backoff, options.backoff_max)
+        self._policy = RetryPolicy(options.max_attempts, options.backoff, options.backoff_max)
         self._places: dict[tuple[int, str], _Place] = {}  # by process
         self._bridge: Callable[[Env], Any] | None = None
         self._told: set[str] = set()
@@ -382,10 +382,10 @@ def _working_directory() -> Iterator[bool]:
         os.close(before)
 
 
-# -- Policy: what becomes of a job that did not succeed --
+# -- RetryPolicy: what becomes of a job that did not succeed --
 
 
-class Policy(NamedTuple):
+class RetryPolicy(NamedTuple):
     """A job is set aside when it was begun *max_attempts* times (None: never). It waits before the second
     attempt for *backoff* seconds, which double with each one, up to *most*."""
 

@@ -27,8 +27,8 @@ from qworker.spooler.running.dispatch import MOST, JobDispatch, JobLane
 from qworker.spooler.running.job_messages import SHOWN, job_messages
 from qworker.spooler.running.jobs import add_spool_tasks
 from qworker.spooler.uwsgi import job_context
-from qworker.spooler.uwsgi.clockwork import SignalSource
 from qworker.spooler.uwsgi.runtime import frequency_of
+from qworker.spooler.uwsgi.timers import SignalSource
 from qworker.spooler.watching.directory import SpoolDirectory
 
 if TYPE_CHECKING:

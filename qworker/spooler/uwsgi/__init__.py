@@ -2,5 +2,5 @@
 
 Modules, in reading order: ``enqueueing`` (``uwsgi.spool()``), ``runtime`` (the processes of a directory),
 ``job_context`` (the job that runs), ``introspection`` (the jobs that wait); signals: ``signal_table``,
-``clockwork`` (which are due), ``signal_socket`` (those of other processes).
+``timers`` (which are due), ``signal_socket`` (those of other processes).
 """

@@ -1,7 +1,7 @@
 """SignalTable: the application's handlers of uWSGI's signals, and the sources of signals.
 
 Comes from:  the application, when it is imported: through ``uwsgi_api`` or the decorators.
-Goes to:     ``clockwork`` (when), and a process of the spooler (which function).
+Goes to:     ``timers`` (when), and a process of the spooler (which function).
 Thread:      that which imports the application; others only read.
 
 A child that is forked has the table of its parent. A signal is a number from 0 to 255, and has one target:

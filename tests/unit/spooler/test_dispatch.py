@@ -25,8 +25,8 @@ from qworker.spooler.running.dispatch import (
     JobLane,
 )
 from qworker.spooler.running.job_messages import RUN, job_id, job_messages, signal_message
-from qworker.spooler.uwsgi.clockwork import SignalSource
 from qworker.spooler.uwsgi.signal_table import SignalTable
+from qworker.spooler.uwsgi.timers import SignalSource
 from qworker.spooler.watching.directory import COARSE, SpoolDirectory
 from qworker.testing import FakeClock
 from qworker.transports.lease import Ack, DeadLetter, Leased, Release, Store

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from qworker.spooler.uwsgi import runtime, signal_socket
-from qworker.spooler.uwsgi.clockwork import SignalSource
 from qworker.spooler.uwsgi.signal_table import SignalTable
+from qworker.spooler.uwsgi.timers import SignalSource
 from tests.support.waiting import readable
 
 

@@ -1,4 +1,4 @@
-"""Clockwork: which signals are due, by the timers, crons and file monitors of a table.
+"""SignalTimers: which signals are due, by the timers, crons and file monitors of a table.
 
 Comes from:  the runner's thread, with the time.
 Goes to:     that thread: signals for a spooler, and when to ask again.
@@ -51,7 +51,7 @@ class _Running:
         self.stamp: Stamp | None = None
 
 
-class Clockwork:
+class SignalTimers:
     """local: the local time of an instant. stamp: what changes when the file at a path does."""
 
     def __init__(
@@ -145,15 +145,15 @@ def stamp_of(path: str) -> Stamp:
 class SignalSource:
     """For a runner of *directories*, at least one. start() and stop() may be called twice.
 
-    clockwork: None for one that goes by the local time.
+    timers: None for timers in local time.
     """
 
     def __init__(
-        self, directories: Sequence[str], table: SignalTable, *, clockwork: Clockwork | None = None
+        self, directories: Sequence[str], table: SignalTable, *, timers: SignalTimers | None = None
     ) -> None:
         self._directories = tuple(map(os.path.realpath, directories))
         self._table = table
-        self._clockwork = Clockwork(table) if clockwork is None else clockwork
+        self._timers = SignalTimers(table) if timers is None else timers
         self._sockets: dict[str, SignalSocket] = {}
 
     def start(self) -> None:
@@ -183,7 +183,7 @@ class SignalSource:
         Never waits."""
         found = [
             Due(signum, self._directories[0] if target == SPOOLER else os.path.realpath(target))
-            for signum, target in self._clockwork.due(now)
+            for signum, target in self._timers.due(now)
         ]
         for directory, receiver in self._sockets.items():
             for signum in receiver.read():
@@ -195,4 +195,4 @@ class SignalSource:
 
     def next_time(self, now: float) -> float:
         """Return when to call again if nothing is readable before; infinity for never."""
-        return self._clockwork.next_time(now)
+        return self._timers.next_time(now)

@@ -1,4 +1,4 @@
-"""Census: how many jobs a spool directory has of each kind, and how many come and go.
+"""JobCounter: how many jobs a spool directory has of each kind, and how many come and go.
 
 Comes from:  `qworker spool watch`.
 Goes to:     the directory's names, times and locks, read only; no packet is read.
@@ -22,7 +22,7 @@ from qworker.spooler.watching.inotify import Inotify
 from qworker.spooler.watching.scanning import Entry
 
 LOCKS = 2000
-"""Locks checked at most in one census; checking more would take too long."""
+"""Locks checked at most in one count; checking more would take too long."""
 
 _COMES = inotify.MOVED_TO | inotify.CREATE
 _GOES = inotify.MOVED_FROM | inotify.DELETE
@@ -57,7 +57,7 @@ class Flow(NamedTuple):
     complete: bool
 
 
-class Census:
+class JobCounter:
     """path: a directory, which may vanish and come back. lock: None for the best that the system has."""
 
     def __init__(self, path: str, *, lock: FileLock | None = None, clock: Clock = SYSTEM_CLOCK) -> None:

@@ -1,4 +1,4 @@
-"""The census of a spool directory: what is there, and what came and went."""
+"""Counts of a spool directory: what is there, and what came and went."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from qworker.spooler.administration import census
-from qworker.spooler.administration.census import Census
+from qworker.spooler.administration import counts as counts_module
+from qworker.spooler.administration.counts import JobCounter
 from qworker.spooler.files.writing import Writer
 from qworker.spooler.watching.directory import SpoolDirectory
 from tests.support.spools import clock_of_files
@@ -25,18 +25,18 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def counting(place: Path) -> Iterator[Census]:
-    with closing(Census(str(place), clock=clock_of_files(60))) as found:
+def counting(place: Path) -> Iterator[JobCounter]:
+    with closing(JobCounter(str(place), clock=clock_of_files(60))) as found:
         yield found
 
 
-def test_nothing_is_there(counting: Census) -> None:
+def test_nothing_is_there(counting: JobCounter) -> None:
     counts, flow = counting.look()
     assert counts == (0, 0, 0, 0, None, None, True)
     assert flow is None
 
 
-def test_each_job_is_counted_as_what_it_is(place: Path, counting: Census) -> None:
+def test_each_job_is_counted_as_what_it_is(place: Path, counting: JobCounter) -> None:
     clock = clock_of_files(60)
     writer = Writer(place, clock=clock)
     writer.write({"n": "1"})
@@ -58,7 +58,7 @@ def test_each_job_is_counted_as_what_it_is(place: Path, counting: Census) -> Non
     assert counts.next_due == int(clock.now() + 50)
 
 
-def test_what_came_and_went_between_two_looks(place: Path, counting: Census) -> None:
+def test_what_came_and_went_between_two_looks(place: Path, counting: JobCounter) -> None:
     counting.look()
     writer = Writer(place)
     for number in range(5):
@@ -77,7 +77,7 @@ def test_what_came_and_went_between_two_looks(place: Path, counting: Census) -> 
     assert (flow.came, flow.went) == (0, 0)
 
 
-def test_a_priority_that_is_new_may_have_had_more(place: Path, counting: Census) -> None:
+def test_a_priority_that_is_new_may_have_had_more(place: Path, counting: JobCounter) -> None:
     counting.look()
     writer = Writer(place)
     writer.write({"n": 1}, priority=1)
@@ -90,7 +90,7 @@ def test_a_priority_that_is_new_may_have_had_more(place: Path, counting: Census)
     assert (flow.came, flow.complete) == (1, True)
 
 
-def test_more_than_the_system_keeps(place: Path, counting: Census) -> None:
+def test_more_than_the_system_keeps(place: Path, counting: JobCounter) -> None:
     counting.look()
     most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     link = place / "uwsgi_spoolfile_on_x"
@@ -103,7 +103,7 @@ def test_more_than_the_system_keeps(place: Path, counting: Census) -> None:
     assert 0 < flow.came <= most
 
 
-def test_a_directory_that_vanishes_and_comes_back(place: Path, counting: Census) -> None:
+def test_a_directory_that_vanishes_and_comes_back(place: Path, counting: JobCounter) -> None:
     counting.look()
     shutil.rmtree(place)
     with pytest.raises(FileNotFoundError):
@@ -117,7 +117,7 @@ def test_a_directory_that_vanishes_and_comes_back(place: Path, counting: Census)
     assert (counts.due, flow.came, flow.complete) == (2, 1, True)
 
 
-def test_another_directory_in_its_place(place: Path, counting: Census) -> None:
+def test_another_directory_in_its_place(place: Path, counting: JobCounter) -> None:
     counting.look()
     place.rename(place.with_name("old"))
     place.mkdir()
@@ -129,23 +129,23 @@ def test_another_directory_in_its_place(place: Path, counting: Census) -> None:
     assert flow.came == 1
 
 
-def test_a_file_in_its_place(place: Path, counting: Census) -> None:
+def test_a_file_in_its_place(place: Path, counting: JobCounter) -> None:
     place.rmdir()
     place.touch()
     with pytest.raises(NotADirectoryError):
         counting.look()
 
 
-def test_not_all_locks_are_asked_for(place: Path, counting: Census) -> None:
+def test_not_all_locks_are_asked_for(place: Path, counting: JobCounter) -> None:
     content = Path(Writer(place).write({"n": 1})).read_bytes()
-    for number in range(census.LOCKS):
+    for number in range(counts_module.LOCKS):
         (place / f"uwsgi_spoolfile_on_x_{number}").write_bytes(content)
         os.utime(place / f"uwsgi_spoolfile_on_x_{number}", (1, 1))  # the clock stands, and this takes a while
     counts, _ = counting.look()
-    assert (counts.due, counts.complete) == (census.LOCKS + 1, False)
+    assert (counts.due, counts.complete) == (counts_module.LOCKS + 1, False)
 
 
-def test_nothing_is_changed(place: Path, counting: Census) -> None:
+def test_nothing_is_changed(place: Path, counting: JobCounter) -> None:
     path = Writer(place).write({"n": 1})
     before = os.stat(path)
     counting.look()
@@ -154,7 +154,7 @@ def test_nothing_is_changed(place: Path, counting: Census) -> None:
 
 
 def test_closed_twice(place: Path) -> None:
-    counting = Census(str(place))
+    counting = JobCounter(str(place))
     counting.close()
     counting.close()
     assert counting.fileno() == -1

@@ -1,4 +1,4 @@
-"""The clockwork, by a clock that it is told, and the table that it reads."""
+"""The timers of signals, with a clock set by the test, and the table that they read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.spooler.uwsgi.clockwork import Clockwork, Due, stamp_of
 from qworker.spooler.uwsgi.signal_table import CronFields, SignalTable
+from qworker.spooler.uwsgi.timers import Due, SignalTimers, stamp_of
 
 MIDNIGHT = 1_704_067_200.0  # 2024-01-01 00:00 UTC, a Monday
 
@@ -25,11 +25,11 @@ def table() -> SignalTable:
     return table
 
 
-def clockwork(table: SignalTable) -> Clockwork:
-    return Clockwork(table, local=time.gmtime)
+def timers(table: SignalTable) -> SignalTimers:
+    return SignalTimers(table, local=time.gmtime)
 
 
-def times(work: Clockwork, begin: float, end: float) -> list[float]:
+def times(work: SignalTimers, begin: float, end: float) -> list[float]:
     """When it fires, counted from *begin*, if it is asked when it wants to be, as the runner does."""
     found = []
     now = begin
@@ -43,19 +43,19 @@ def times(work: Clockwork, begin: float, end: float) -> list[float]:
 
 def test_a_timer_fires_after_its_seconds_and_again(table: SignalTable) -> None:
     table.add_timer(1, 10)
-    assert times(clockwork(table), 1000.5, 1041) == [10, 20, 30, 40]
+    assert times(timers(table), 1000.5, 1041) == [10, 20, 30, 40]
 
 
 def test_a_timer_may_have_an_end(table: SignalTable) -> None:
     table.add_timer(1, 0.25, 3)
-    work = clockwork(table)
+    work = timers(table)
     assert times(work, 0, 100) == [0.25, 0.5, 0.75]
     assert work.next_time(100) == math.inf
 
 
 def test_what_was_missed_fires_once(table: SignalTable) -> None:
     table.add_timer(1, 10)
-    work = clockwork(table)
+    work = timers(table)
     assert work.due(0) == []
     assert work.due(95) == [Due(1, "spooler")]
     assert work.due(104) == []
@@ -65,7 +65,7 @@ def test_what_was_missed_fires_once(table: SignalTable) -> None:
 def test_a_clock_that_is_set_back_stops_nothing(table: SignalTable) -> None:
     table.add_timer(1, 10)
     table.add_cron(1, CronFields())
-    work = clockwork(table)
+    work = timers(table)
     work.due(100_000)
     work.due(100_010)
     assert times(work, 50_000, 50_061) == [0, 10, 20, 30, 40, 50, 60, 60]
@@ -82,13 +82,13 @@ def test_a_clock_that_is_set_back_stops_nothing(table: SignalTable) -> None:
 )
 def test_a_cron_fires_once_in_its_minutes(table: SignalTable, fields: CronFields, fired: list[float]) -> None:
     table.add_cron(1, fields)
-    assert times(clockwork(table), MIDNIGHT, MIDNIGHT + 300) == fired
+    assert times(timers(table), MIDNIGHT, MIDNIGHT + 300) == fired
 
 
 def test_a_cron_fires_at_the_start_when_its_minute_is_running(table: SignalTable) -> None:
     """As uWSGI's does, which then is silent for 60 seconds."""
     table.add_cron(1, CronFields())
-    assert times(clockwork(table), MIDNIGHT + 30, MIDNIGHT + 200) == [0, 60, 120]
+    assert times(timers(table), MIDNIGHT + 30, MIDNIGHT + 200) == [0, 60, 120]
 
 
 @given(st.integers(-5, 59), st.integers(-3, 23), st.integers(0, 86_400))
@@ -99,7 +99,7 @@ def test_it_is_never_too_late_for_a_cron(minute: int, hour: int, begin: int) -> 
         table = SignalTable()
         table.register(1, "spooler", print)
         table.add_cron(1, CronFields(minute or -1, hour or -1))
-        work = clockwork(table)
+        work = timers(table)
         now, end = MIDNIGHT + begin, MIDNIGHT + begin + 4000
         fired = []
         while now <= end:
@@ -112,14 +112,14 @@ def test_it_is_never_too_late_for_a_cron(minute: int, hour: int, begin: int) -> 
 
 def test_local_time_is_what_counts(table: SignalTable) -> None:
     table.add_cron(1, CronFields(0, 5))
-    work = Clockwork(table, local=lambda now: time.gmtime(now + 5 * 3600))
+    work = SignalTimers(table, local=lambda now: time.gmtime(now + 5 * 3600))
     assert work.due(MIDNIGHT) == [Due(1, "spooler")]
 
 
 def test_a_file_that_changes(table: SignalTable, tmp_path: Path) -> None:
     file = tmp_path / "file"
     table.add_monitor(1, str(file))
-    work = clockwork(table)
+    work = timers(table)
     assert [work.due(0), work.due(1)] == [[], []]
     file.write_text("1")
     assert work.due(1.5) == [], "it is looked at every second"
@@ -140,13 +140,13 @@ def test_only_signals_for_spoolers_are_due(table: SignalTable, caplog: pytest.Lo
     table.register(4, "/var/jobs", print)
     for signum in (1, 2, 3, 4, 5):
         table.add_timer(signum, 1)
-    work = clockwork(table)
+    work = timers(table)
     work.due(0)
     assert work.due(1) == [Due(1, "spooler"), Due(4, "/var/jobs")]
 
 
 def test_what_is_registered_later_counts_too(table: SignalTable) -> None:
-    work = clockwork(table)
+    work = timers(table)
     assert work.next_time(7) == math.inf
     table.add_timer(1, 10)
     assert work.next_time(7) == 7
