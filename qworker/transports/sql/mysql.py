@@ -440,7 +440,7 @@ def statements(
 ) -> Iterator[bytes]:
     """Yield *statement*, an INSERT with VALUES (%s, …), with the values of some of *rows* at a time.
 
-    most: bytes of one, unless a row is longer. escape: writes values not written here.
+    most: bytes of the values of one, unless a row is longer. escape: writes values not written here.
     """
     head, _, rest = statement.partition(" VALUES (")
     _, _, tail = rest.partition(")")
@@ -449,7 +449,7 @@ def statements(
         f"({','.join([literal(value, escape) for value in row])})".encode(encoding, "surrogateescape")
         for row in rows
     )
-    for some in portions_by_size(texts, sys.maxsize, most + 1, lambda text: len(text) + 1):
+    for some in portions_by_size(texts, sys.maxsize, most, len):
         yield begin + b",".join(some) + end
 
 
